@@ -1,0 +1,141 @@
+"""Interfaces of this host, and what one TCP connection attempt says about the road.
+
+The only module that classifies connection errors, so that every check uses the same words.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_ARP_SECONDS = 0.8
+"""EHOSTUNREACH earlier than this came in an ICMP message; the kernel's own neighbour look-up gives
+up only after about three seconds (three ARP requests, net.ipv4.neigh.*.retrans_time_ms = 1000)."""
+
+_CLASSES = {
+    errno.ECONNREFUSED: "refused",
+    errno.ENETUNREACH: "unreachable",
+    errno.ENETDOWN: "unreachable",
+    errno.EADDRNOTAVAIL: "unreachable",
+    errno.ETIMEDOUT: "dropped",
+    errno.EACCES: "rejected",
+    errno.EPERM: "rejected",
+    errno.ECONNRESET: "refused",
+}
+
+
+@dataclass(frozen=True)
+class Dial:
+    """How one TCP connection attempt ended.
+
+    `outcome` is one of
+    `connected`; `refused` (a reset: the host answers, nothing listens there);
+    `dropped` (no answer at all within the time: a silent firewall, or a host that is off);
+    `rejected` (an ICMP "prohibited" or a local rule: a firewall that says so);
+    `unreachable` (this host has no route); `no-neighbour` (nobody has that address on the local
+    network); `error` (anything else, see `errno`).
+    """
+
+    outcome: str
+    errno: int | None
+    detail: str
+    duration_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def dial(address: str, port: int, timeout_s: float) -> tuple[Dial, socket.socket | None]:
+    """Try one TCP connection to a numeric address; never raises OSError.
+
+    Returns: how it ended, and the connected socket (blocking, timeout `timeout_s`) or None.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    started = time.monotonic()
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect((address, port))
+    except TimeoutError as error:
+        sock.close()
+        took = time.monotonic() - started
+        return Dial("dropped", error.errno or errno.ETIMEDOUT, "no answer", took), None
+    except OSError as error:
+        sock.close()
+        took = time.monotonic() - started
+        if error.errno == errno.EHOSTUNREACH:
+            outcome = "rejected" if took < _ARP_SECONDS else "no-neighbour"
+        else:
+            outcome = _CLASSES.get(error.errno or 0, "error")
+        return Dial(outcome, error.errno, str(error), took), None
+    return Dial("connected", None, "", time.monotonic() - started), sock
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One network interface, in the order in which getifaddrs lists it.
+
+    `addresses` are numeric IPv4 and IPv6 addresses without a zone, IPv4 first. `running` is
+    IFF_RUNNING: administratively up *and* with a carrier.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    running: bool
+    loopback: bool
+    mtu: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "addresses": list(self.addresses)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Interface:
+        """Inverse of `to_json`."""
+        return cls(**{**data, "addresses": tuple(data["addresses"])})
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Every interface of this network namespace."""
+    import psutil
+
+    stats = psutil.net_if_stats()
+    found = []
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = tuple(
+            entry.address.split("%")[0]
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for entry in entries
+            if entry.family == family
+        )
+        stat = stats.get(name)
+        flags = set(getattr(stat, "flags", "").split(",")) if stat else set()
+        found.append(
+            Interface(
+                name=name,
+                addresses=addresses,
+                up=bool(stat and ("up" in flags or stat.isup)),
+                running="running" in flags,
+                loopback="loopback" in flags or name == "lo",
+                mtu=stat.mtu if stat else 0,
+            )
+        )
+    return tuple(found)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address is 127.0.0.0/8 or ::1 (also v4-mapped)."""
+    ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return bool((mapped or ip).is_loopback)
+
+
+def is_link_local(address: str) -> bool:
+    """Whether a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
+    return bool(ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_link_local)

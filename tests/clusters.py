@@ -1,0 +1,104 @@
+"""Made-up clusters: what a judge sees, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.launch import Launch
+from nccl_doctor.model import ALONE, Cluster, Host, Level, Outcome, OutcomeStatus, Rank
+
+
+def outcome(value: Mapping[str, Any] | Outcome) -> dict[str, Any]:
+    if isinstance(value, Outcome):
+        return value.to_json()
+    return Outcome(OutcomeStatus.OK, facts=dict(value)).to_json()
+
+
+def make_cluster(
+    hosts: Sequence[str] = ("nd0", "nd1"),
+    nproc: int = 2,
+    *,
+    check: str = "",
+    by_host: Mapping[str, Any] | None = None,
+    by_rank: Mapping[int, Any] | None = None,
+    round_name: str = ALONE,
+    absent_nodes: Sequence[int] = (),
+    backend: str = "gloo",
+    env: Mapping[int, Mapping[str, str]] | None = None,
+    **cluster_fields: Any,
+) -> Cluster:
+    """A cluster of `len(hosts)` x `nproc` ranks, healthy but for what is said.
+
+    `by_host` and `by_rank` are the facts (or a whole `Outcome`) of `check` in `round_name`; a host
+    or rank that is not in them has no outcome at all. Nodes in `absent_nodes` never signed in.
+    Change single ranks afterwards with `change_rank`.
+    """
+    world = len(hosts) * nproc
+    made_hosts = []
+    ranks = []
+    for node, name in enumerate(hosts):
+        gone = node in absent_nodes
+        facts = (by_host or {}).get(name)
+        made_hosts.append(
+            Host(
+                id=node,
+                name=None if gone else name,
+                node_rank=node,
+                reported=not gone,
+                addresses=() if gone else (f"192.168.77.{node + 1}",),
+                facts={} if facts is None or gone else {check: {round_name: outcome(facts)}},
+            )
+        )
+        for local in range(nproc):
+            number = node * nproc + local
+            mine = (by_rank or {}).get(number)
+            ranks.append(
+                Rank(
+                    seat=number,
+                    rank=number,
+                    local_rank=local,
+                    host=made_hosts[-1],
+                    reported=not gone,
+                    launch=None
+                    if gone
+                    else Launch(
+                        launcher="torchrun",
+                        rank=number,
+                        world_size=world,
+                        local_rank=local,
+                        local_world_size=nproc,
+                        node_rank=node,
+                        nnodes=len(hosts),
+                        master_addr=hosts[0],
+                        master_port=29500,
+                    ),
+                    env=(env or {}).get(number, {}),
+                    pid=None if gone else 1000 + number,
+                    facts={} if mine is None or gone else {check: {round_name: outcome(mine)}},
+                )
+            )
+    cluster = Cluster(
+        world_size=world,
+        nnodes=len(hosts),
+        backend=backend,
+        level=Level.STANDARD,
+        hosts=tuple(made_hosts),
+        ranks=tuple(ranks),
+    )
+    return replace(cluster, **cluster_fields)
+
+
+def change_rank(
+    cluster: Cluster, seat: int, *, launch: Mapping[str, Any] | None = None, **fields: Any
+) -> Cluster:
+    """A copy of the cluster with one participant changed; `launch` changes its launch record."""
+    ranks = []
+    for rank in cluster.ranks:
+        if rank.seat == seat:
+            if launch is not None and rank.launch is not None:
+                fields["launch"] = replace(rank.launch, **launch)
+            rank = replace(rank, **fields)
+        ranks.append(rank)
+    return replace(cluster, ranks=tuple(ranks))
