@@ -1,0 +1,106 @@
+"""Serve the run's store at MASTER_PORT, where no launcher's agent does it.
+
+The port is bound by hand, exactly as the job would (every address, IPv6 and IPv4), so that a
+failure leaves an errno and not a text; the store then runs in a process of its own, because its
+thread does name look-ups and must not be busy when the supervisor forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor import probe
+
+_BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
+
+
+class Door:
+    """How the store is served, seen from one participant; `facts` is `Context.door`."""
+
+    def __init__(self, server: str, error: OSError | None = None, pid: int = 0) -> None:
+        self.server = server
+        self.error = error
+        self._pid = pid
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """As checks see it: `server` (agent, self, other), `bind_errno`, `bind_error`."""
+        return {
+            "server": self.server,
+            "bind_errno": self.error.errno if self.error else None,
+            "bind_error": str(self.error) if self.error else "",
+        }
+
+    def close(self) -> None:
+        """Stop serving."""
+        if self._pid:
+            probe.stop_service(self._pid)
+            self._pid = 0
+
+
+def serve(port: int) -> Door:
+    """Bind MASTER_PORT and serve a store there until `close`, or until this process is gone."""
+    try:
+        listener = _bind(port)
+    except OSError as error:
+        return Door("self", error)
+    pid = probe.fork_service("doorkeeper", lambda: _keep(listener))
+    listener.close()
+    return Door("self", pid=pid)
+
+
+def _bind(port: int) -> socket.socket:
+    with contextlib.suppress(OSError):
+        return _listener(socket.AF_INET6, "::", port)
+    return _listener(socket.AF_INET, "0.0.0.0", port)
+
+
+def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((address, port))
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _keep(listener: socket.socket) -> None:
+    bound_resolver()
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)  # the store logs every look-up that fails
+    os.dup2(null, 2)
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=datetime.timedelta(seconds=30),
+        master_listen_fd=listener.detach(),
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    while store is not None:
+        time.sleep(3600)
+
+
+def bound_resolver() -> None:
+    """Let no look-up of the control plane take longer than a second.
+
+    A TCPStore looks up the name of every peer, only to log it; with a name server that does not
+    answer this costs 5–10 s each. What the job itself would suffer is measured by a check, in a
+    child that was forked before this is set.
+    """
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")

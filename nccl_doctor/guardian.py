@@ -1,0 +1,70 @@
+"""Last resort of every supervisor: it leaves at the deadline or at a signal, whatever is stuck.
+
+A thread, because the main thread may sit in C++ code where Python handles no signal. It kills the
+children, has the last words written, and ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from nccl_doctor import probe
+
+LAST_WORDS_S = 5
+"""Seconds for the last words; then SIGALRM ends the process without them."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Guardian:
+    """Watches the deadline and the signals of this process."""
+
+    def __init__(self, deadline: float, last_words: Callable[[str], int]) -> None:
+        """Start watching; only from the main thread.
+
+        Args:
+            deadline: `time.monotonic()` second by which this process is gone.
+            last_words: writes what is known, given why; returns the exit code. It runs in the
+                guardian's thread while the main thread may be stuck anywhere.
+        """
+        self._deadline = deadline
+        self._last_words = last_words
+        self._leaving = threading.Lock()
+        self._wake, wake_end = os.pipe()
+        os.set_blocking(wake_end, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)  # the wake-up pipe tells the thread
+        threading.Thread(target=self._watch, name="guardian", daemon=True).start()
+
+    def stand_down(self) -> bool:
+        """The main thread is about to write the report itself.
+
+        Returns: False when the guardian is already leaving; then only wait for the end.
+        """
+        if not self._leaving.acquire(blocking=False):
+            return False
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(max(1, int(self._deadline - time.monotonic()) + LAST_WORDS_S))
+        return True
+
+    def _watch(self) -> None:
+        reason = f"the deadline passed (pid {os.getpid()})"
+        left = max(0.0, self._deadline - time.monotonic())
+        readable, _, _ = select.select([self._wake], [], [], left)
+        if readable:
+            reason = f"received {signal.Signals(os.read(self._wake, 1)[0]).name}"
+        if not self._leaving.acquire(blocking=False):
+            return
+        code = 3
+        try:
+            signal.alarm(LAST_WORDS_S)
+            probe.kill_living()
+            code = self._last_words(reason)
+        finally:
+            os._exit(code)

@@ -1,0 +1,84 @@
+"""Who and where this participant is: what it says when it signs in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from nccl_doctor.net import interfaces, is_link_local, is_loopback
+
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+_AMD_GPUS = Path("/dev/kfd")
+
+
+def host_name() -> str:
+    """The name that this host calls itself."""
+    return socket.gethostname()
+
+
+def host_key() -> str:
+    """What tells hosts apart even if they share a name: kernel boot and network namespace.
+
+    Containers that share one network are one host to the network; network namespaces of one kernel
+    are several.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        boot = platform.node()
+    try:
+        namespace = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        namespace = 0
+    return f"{host_name()}|{boot}|{namespace}"
+
+
+def host_addresses() -> tuple[str, ...]:
+    """Numeric addresses that another host could use for this one."""
+    return tuple(
+        address
+        for interface in interfaces()
+        for address in interface.addresses
+        if not is_loopback(address) and not is_link_local(address)
+    )
+
+
+def num_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that this process may use, counted without touching CUDA.
+
+    A supervisor must never initialise CUDA: its children could not use it after the fork.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
+    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        return 0
+    try:
+        present = len(list(_NVIDIA_GPUS.iterdir()))
+    except OSError:
+        present = _amd_gpus()
+    if visible is None:
+        return present
+    return min(present, len([entry for entry in visible.split(",") if entry.strip()]))
+
+
+def _amd_gpus() -> int:
+    if not _AMD_GPUS.exists():
+        return 0
+    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
+    found = 0
+    for properties in nodes.glob("*/properties"):
+        try:
+            words = properties.read_text(encoding="utf-8").split()
+        except OSError:
+            continue
+        found += words[words.index("simd_count") + 1] != "0" if "simd_count" in words else 0
+    return found
+
+
+def resolve_backend(wanted: str, environ: Mapping[str, str]) -> str:
+    """`auto` is nccl where there is a GPU, else gloo."""
+    if wanted != "auto":
+        return wanted
+    return "nccl" if num_gpus(environ) else "gloo"

@@ -1,0 +1,155 @@
+"""What one process has been told so far, and the cluster that it makes of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor.launch import Launch
+from nccl_doctor.model import Cluster, Host, Outcome, Rank, Scope
+from nccl_doctor.options import Options
+
+
+class Ledger:
+    """Letters of the participants, by seat. The coordinator has everybody's, a lost one its own.
+
+    A letter is `{"token", "pid", "launch", "env", "device", "host": {"name", "key", "addresses"},
+    "facts": {check: {round: outcome}}}`.
+    """
+
+    def __init__(self, launch: Launch, scopes: Mapping[str, Scope]) -> None:
+        """`launch` is the owner's own: its world size and node count are the ones expected."""
+        self._launch = launch
+        self._scopes = scopes
+        self._letters: dict[int, Mapping[str, Any]] = {}
+        self._signed_in_s: dict[int, float] = {}
+        self._facts: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        """Seats that have signed in."""
+        return tuple(self._letters)
+
+    def sign_in(self, seat: int, letter: Mapping[str, Any], after_s: float) -> None:
+        """Take a participant's letter, `after_s` seconds after the roll call was opened."""
+        self._letters[seat] = letter
+        self._signed_in_s[seat] = after_s
+        for check, rounds in letter.get("facts", {}).items():
+            self._facts[seat].setdefault(check, {}).update(rounds)
+
+    def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
+        """Take one outcome."""
+        self._facts[seat].setdefault(check, {})[round_name] = outcome.to_json()
+
+    def token(self, seat: int) -> str:
+        """What a participant chose to recognise its own sign-in by."""
+        return str(self._letters[seat]["token"])
+
+    def ranks_here(self) -> set[int]:
+        """Distinct ranks that have signed in."""
+        claimed = (letter["launch"].get("rank") for letter in self._letters.values())
+        return {rank for rank in claimed if rank is not None}
+
+    def missing(self) -> list[int]:
+        """Expected ranks that have not."""
+        return sorted(set(range(self._launch.world_size or 0)) - self.ranks_here())
+
+    def cluster(self, options: Options, backend: str, *, complete: bool = True) -> Cluster:
+        """Everything so far, as `judge` sees it.
+
+        With `complete` False nobody else is expected: one participant's own view.
+        """
+        hosts: dict[str, Host] = {}
+        facts_of: dict[str, dict[str, Any]] = defaultdict(dict)
+        keys = {}
+        for seat, letter in sorted(self._letters.items(), key=_by_local_rank):
+            keys[seat] = self._host_key(letter)
+            for check, rounds in self._facts[seat].items():
+                if self._scopes.get(check) is Scope.HOST:
+                    facts_of[keys[seat]].setdefault(check, {}).update(rounds)
+        for seat, letter in sorted(self._letters.items()):
+            key = keys[seat]
+            if key not in hosts:
+                hosts[key] = Host(
+                    id=len(hosts),
+                    name=letter["host"]["name"],
+                    node_rank=letter["launch"].get("node_rank"),
+                    reported=True,
+                    addresses=tuple(letter["host"]["addresses"]),
+                    facts=facts_of[key],
+                )
+        ranks = [self._rank(seat, hosts[keys[seat]]) for seat in sorted(self._letters)]
+        absent_hosts: tuple[Host, ...] = ()
+        if complete:
+            absent_hosts, absent = self._absent(tuple(hosts.values()))
+            ranks += absent
+        return Cluster(
+            world_size=self._launch.world_size or len(ranks),
+            nnodes=self._launch.nnodes or len(hosts),
+            backend=backend,
+            level=options.level,
+            hosts=(*hosts.values(), *absent_hosts),
+            ranks=tuple(ranks),
+            join_timeout_s=options.join_timeout_s,
+            complete=complete,
+            expected=options.expected,
+        )
+
+    @staticmethod
+    def _host_key(letter: Mapping[str, Any]) -> str:
+        # Two node ranks on one machine are two hosts to the job (and a finding to the judge).
+        return f"{letter['host']['key']}|{letter['launch'].get('node_rank')}"
+
+    def _rank(self, seat: int, host: Host) -> Rank:
+        letter = self._letters[seat]
+        facts = self._facts[seat]
+        return Rank(
+            seat=seat,
+            rank=letter["launch"].get("rank"),
+            local_rank=letter["launch"].get("local_rank"),
+            host=host,
+            reported=True,
+            launch=Launch.from_json(letter["launch"]),
+            env=letter["env"],
+            device=letter["device"],
+            pid=letter["pid"],
+            signed_in_s=round(self._signed_in_s[seat], 3),
+            last_breadcrumb=_last_breadcrumb(facts),
+            facts={c: r for c, r in facts.items() if self._scopes.get(c) is not Scope.HOST},
+        )
+
+    def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
+        """Expected ranks nobody signed in for, on the hosts that they would be on."""
+        per_node = self._launch.local_world_size or 0
+        made: dict[int | None, Host] = {}
+        known = {host.node_rank: host for host in hosts if host.node_rank is not None}
+        ranks = []
+        seat = max(self._letters, default=-1)
+        for rank in self.missing():
+            node = rank // per_node if per_node else None
+            host = known.get(node) if node is not None else None
+            if host is None:
+                host = made.setdefault(node, Host(len(hosts) + len(made), None, node, False))
+            seat += 1
+            local = rank % per_node if per_node else None
+            ranks.append(Rank(seat, rank, local, host, reported=False))
+        return tuple(made.values()), ranks
+
+
+def _by_local_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
+    """Higher local ranks first, so that the rank that speaks for a host overwrites the others."""
+    seat, letter = item
+    return -(letter["launch"].get("local_rank") or 0), -seat
+
+
+def _last_breadcrumb(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The last step of the last outcome that did not end well, else of the last at all."""
+    steps = [
+        (outcome["status"] != "ok", str(outcome["breadcrumbs"][-1]["step"]))
+        for rounds in facts.values()
+        for outcome in rounds.values()
+        if outcome.get("breadcrumbs")
+    ]
+    bad = [step for is_bad, step in steps if is_bad]
+    return (bad or [step for _, step in steps] or [None])[-1]

@@ -1,0 +1,217 @@
+"""JSON letters over a `torch.distributed.TCPStore`: the whole control plane.
+
+A star over one store, no collective, so nothing in it can deadlock. Every operation has a deadline
+that holds even when the store's host is frozen: the store client blocks in C++ without one, so it
+runs in a thread that can be given up.
+
+Letters are compressed JSON, never pickle, size-bounded, and travel in pieces that fit into a small
+packet, each acknowledged before the next is sent: a path that swallows large packets (an MTU black
+hole) must not swallow the report about itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import queue
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+PIECE_BYTES = 900
+"""With key and headers below 1200 bytes, which the smallest common tunnels let through."""
+MAX_LETTER_BYTES = 32 << 20
+OPERATION_S = 10.0
+"""One store operation takes a millisecond; after this long its host is frozen or cut off."""
+
+
+class MailboxLost(ConnectionError):
+    """The store cannot be reached, broke off, or did not answer in time."""
+
+
+class MailboxTimeout(TimeoutError):
+    """The store answers, but the letter did not come in time."""
+
+
+class Mailbox:
+    """One connection to the run's store; every key lies under `prefix`."""
+
+    def __init__(self, host: str, port: int, *, timeout_s: float, prefix: str) -> None:
+        """Connect, retrying until `timeout_s` seconds have passed.
+
+        Raises:
+            MailboxLost: nobody answered as a TCPStore in time.
+        """
+        self.host, self.port, self._prefix = host, port, prefix
+        self._worker = _Worker()
+
+        def connect() -> Any:
+            from torch.distributed import TCPStore
+
+            return TCPStore(
+                host,
+                port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=datetime.timedelta(seconds=timeout_s),
+            )
+
+        # A client retries on its own clock and may take up to twice its timeout.
+        self._store = self._worker.call(connect, timeout_s + 1.0)
+
+    def put(self, key: str, value: Any, timeout_s: float = OPERATION_S) -> None:
+        """Publish a JSON-able value.
+
+        Raises:
+            MailboxLost: the store did not take it in time.
+            ValueError: it is larger than `MAX_LETTER_BYTES` when compressed.
+        """
+        data = zlib.compress(json.dumps(value).encode(), 6)
+        if len(data) > MAX_LETTER_BYTES:
+            raise ValueError(f"{key}: {len(data)} bytes is more than {MAX_LETTER_BYTES}")
+        name = self._prefix + key
+        pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
+
+        def send() -> None:
+            for index, piece in enumerate(pieces[1:], start=1):
+                self._store.set(f"{name}#{index}", piece)
+                self._store.check([f"{name}#{index}"])  # its answer acknowledges the piece
+            # The first piece last: who sees it can read the whole.
+            self._store.set(name, len(pieces).to_bytes(4, "big") + pieces[0])
+            self._store.check([name])
+
+        self._worker.call(send, timeout_s)
+
+    def get(self, key: str, timeout_s: float, tick: Callable[[], None] = lambda: None) -> Any:
+        """Wait for a letter.
+
+        Raises:
+            MailboxTimeout: it did not come.
+            MailboxLost: the store is gone.
+        """
+        if not self.wait([key], timeout_s, tick):
+            raise MailboxTimeout(f"nothing under {key} after {timeout_s:.1f} s")
+        name = self._prefix + key
+
+        def receive() -> bytes:
+            first = self._store.get(name)
+            pieces = [first[4:]]
+            for index in range(1, int.from_bytes(first[:4], "big")):
+                pieces.append(self._store.get(f"{name}#{index}"))
+            return b"".join(pieces)
+
+        data = self._worker.call(receive, OPERATION_S)
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(data, MAX_LETTER_BYTES)
+        if not unpacker.eof:
+            raise ValueError(f"{key}: not a whole letter of at most {MAX_LETTER_BYTES} bytes")
+        return json.loads(text)
+
+    def wait(
+        self, keys: Iterable[str], timeout_s: float, tick: Callable[[], None] = lambda: None
+    ) -> set[str]:
+        """Wait until all letters are there, or for `timeout_s`; returns the keys that are.
+
+        It polls: a wait in the store would log a warning for each time-out, and could not be left.
+        """
+        wanted = list(keys)
+        names = [self._prefix + key for key in wanted]
+        until = time.monotonic() + timeout_s
+        pause = 0.002
+        while not self._worker.call(lambda: self._store.check(names), OPERATION_S):
+            if time.monotonic() >= until:
+                present = self._worker.call(
+                    lambda: [self._store.check([name]) for name in names], OPERATION_S
+                )
+                return {key for key, there in zip(wanted, present, strict=True) if there}
+            tick()
+            time.sleep(pause)
+            pause = min(pause * 1.3, 0.03)
+        return set(wanted)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a shared counter; returns the new value. `add(key, 0)` reads it."""
+        name = self._prefix + key
+        return int(self._worker.call(lambda: self._store.add(name, amount), OPERATION_S))
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Delete keys, so that a later run in the same store starts afresh."""
+        names = [self._prefix + key for key in keys]
+        self._worker.call(lambda: [self._store.delete_key(name) for name in names], OPERATION_S)
+
+    def raw(self, name: str) -> Any:
+        """A `torch.distributed.PrefixStore` below this mailbox, for a process group."""
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"{self._prefix}{name}", self._store)
+
+
+class RoundPeers:
+    """The `Peers` of one round: connects on first use, in the probe child itself."""
+
+    def __init__(
+        self, host: str, port: int, prefix: str, group: tuple[int, ...], seat: int
+    ) -> None:
+        self._address = (host, port)
+        self._prefix, self._group, self._seat = prefix, group, seat
+        self._box: Mailbox | None = None
+
+    @property
+    def _mailbox(self) -> Mailbox:
+        if self._box is None:
+            host, port = self._address
+            self._box = Mailbox(host, port, timeout_s=OPERATION_S, prefix=self._prefix)
+        return self._box
+
+    def post(self, tag: str, value: Any) -> None:
+        """See `api.Peers`."""
+        self._mailbox.put(f"{tag}/{self._seat}", value)
+
+    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+        """See `api.Peers`."""
+        keys = {f"{tag}/{seat}": seat for seat in self._group}
+        there = self._mailbox.wait(keys, timeout_s)
+        return {
+            seat: self._mailbox.get(key, OPERATION_S) for key, seat in keys.items() if key in there
+        }
+
+    def store(self) -> Any:
+        """See `api.Peers`."""
+        return self._mailbox.raw("process-group")
+
+
+class _Worker:
+    """Runs one call at a time in a daemon thread; a call that outlives its deadline is given up."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]]
+        self._calls = queue.SimpleQueue()
+        self._lost = ""
+        threading.Thread(target=self._serve, name="mailbox", daemon=True).start()
+
+    def call(self, function: Callable[[], T], timeout_s: float) -> T:
+        if self._lost:
+            raise MailboxLost(self._lost)
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._calls.put((function, answer))
+        try:
+            value, error = answer.get(timeout=timeout_s)
+        except queue.Empty:
+            self._lost = f"no answer from the store for {timeout_s:.0f} s"
+            raise MailboxLost(self._lost) from None
+        if error is not None:
+            self._lost = str(error).partition("\n")[0]
+            raise MailboxLost(self._lost) from error
+        return value  # type: ignore[no-any-return]
+
+    def _serve(self) -> None:
+        while True:
+            function, answer = self._calls.get()
+            try:
+                answer.put((function(), None))
+            except RuntimeError as error:  # base of every torch.distributed error
+                answer.put((None, error))

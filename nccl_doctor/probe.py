@@ -1,0 +1,351 @@
+"""One `observe()` in a forked child that may hang, crash or be killed without harming the run.
+
+A child announces every step before it blocks (a breadcrumb), sends its facts as one JSON line, and
+leaves. One that misses its deadline is first examined as a person would (what was its last step,
+its Python stack, its /proc state, the end of its output), then killed with all it started.
+
+Forking from a supervisor that has imported torch costs some 10 ms; importing torch again would cost
+1–5 s. The supervisor must have no busy thread of its own while it forks: a lock that such a thread
+holds at that moment stays locked in the child for ever (seen with torch's store server, whose
+thread does name look-ups; hence `doorkeeper` runs it in a process of its own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from nccl_doctor.api import Skip, Untested
+from nccl_doctor.model import Outcome, OutcomeStatus
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""More than this from one child is a fault of the check, not a fact."""
+MAX_BREADCRUMBS = 40
+LOG_TAIL_BYTES = 4000
+STACK_BYTES = 16000
+STACK_WAIT_S = 0.3
+REAP_WAIT_S = 1.0
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+Work = Callable[[Callable[..., None]], Mapping[str, Any]]
+"""Runs in the child: is given the breadcrumb function, returns the facts."""
+
+living: set[int] = set()
+"""Process ids of the children of this process, for whoever has to kill them in a hurry."""
+
+
+@dataclass
+class Job:
+    """One piece of work for one child.
+
+    `deadline` is a `time.monotonic()` second. `name` becomes the child's process name.
+    """
+
+    name: str
+    work: Work
+    deadline: float
+    _pid: int = 0
+    _pipe: int = -1
+    _log: int = -1
+    _stack: int = -1
+    _started: float = 0.0
+    _buffer: bytearray = field(default_factory=bytearray)
+    _received: int = 0
+    _breadcrumbs: list[dict[str, Any]] = field(default_factory=list)
+    _result: dict[str, Any] | None = None
+
+    def start(self) -> None:
+        """Fork the child."""
+        read_end, write_end = os.pipe()
+        self._log = os.memfd_create(f"{self.name}-log")
+        self._stack = os.memfd_create(f"{self.name}-stack")
+        self._started = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            _child(self, write_end, parent)
+        os.close(write_end)
+        self._pid, self._pipe = pid, read_end
+        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+            os.setpgid(pid, pid)
+        living.add(pid)
+
+    def pump(self) -> bool:
+        """Read what the child has sent. Returns False when it will send no more."""
+        data = os.read(self._pipe, 1 << 16)
+        self._received += len(data)
+        if self._received > MAX_MESSAGE_BYTES:
+            self._result = {"raised": f"sent more than {MAX_MESSAGE_BYTES} bytes"}
+            return False
+        self._buffer += data
+        if b"\n" not in data:
+            return bool(data)
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        for line in lines:
+            message = json.loads(line)
+            if "crumb" in message:
+                self._breadcrumbs = [*self._breadcrumbs[-MAX_BREADCRUMBS + 1 :], message["crumb"]]
+            else:
+                self._result = message
+        return bool(data)
+
+    def conclude(self, *, late: bool) -> Outcome:
+        """End the child and say how it ended."""
+        state = wchan = ""
+        if late:
+            state, wchan = self._examine()
+        status = _end(self._pid, patient=not late)
+        living.discard(self._pid)
+        outcome = self._outcome(late, status, state, wchan)
+        for fd in (self._pipe, self._log, self._stack):
+            os.close(fd)
+        return outcome
+
+    def _examine(self) -> tuple[str, str]:
+        """State letter and wait channel of a stuck child; makes it write its Python stack."""
+        state, wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+        if state not in ("T", "t", "Z", ""):  # a stopped process would not answer
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGUSR1)
+            until = time.monotonic() + STACK_WAIT_S
+            while time.monotonic() < until and not os.fstat(self._stack).st_size:
+                time.sleep(0.01)
+            time.sleep(0.02)  # the handler writes thread by thread
+        return state, wchan
+
+    def _outcome(self, late: bool, status: int | None, state: str, wchan: str) -> Outcome:
+        common: dict[str, Any] = {
+            "breadcrumbs": tuple(self._breadcrumbs),
+            "duration_s": time.monotonic() - self._started,
+        }
+        result = self._result
+        if result is not None and "facts" in result:
+            return Outcome(OutcomeStatus.OK, facts=result["facts"], **common)
+        if result is not None and "skip" in result:
+            return Outcome(OutcomeStatus.SKIPPED, reason=result["skip"], **common)
+        if result is not None and "untested" in result:
+            return Outcome(OutcomeStatus.UNTESTED, reason=result["untested"], **common)
+        common["log_tail"] = _tail(self._log, LOG_TAIL_BYTES)
+        if result is not None:
+            return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)
+        common["stack"] = _tail(self._stack, STACK_BYTES, from_start=True)
+        if late:
+            return Outcome(OutcomeStatus.HUNG, state=state, wchan=wchan, **common)
+        if status is not None and os.WIFSIGNALED(status):
+            name = _signal_name(os.WTERMSIG(status))
+            return Outcome(OutcomeStatus.DIED, signal=name, **common)
+        code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        return Outcome(OutcomeStatus.DIED, exit_code=code, **common)
+
+
+def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
+    """Run every job at once, each in its own child, and wait for all.
+
+    Args:
+        jobs: what to run; returns by the latest of their deadlines, plus a second to collect.
+        tick: called several times a second while waiting.
+
+    Returns: outcomes in the order of `jobs`.
+    """
+    started = list(jobs)
+    for job in started:
+        job.start()
+    outcomes: dict[int, Outcome] = {}
+    waiting = dict(enumerate(started))
+    while waiting:
+        now = time.monotonic()
+        for index, job in list(waiting.items()):
+            if now >= job.deadline:
+                del waiting[index]
+                outcomes[index] = job.conclude(late=True)
+        if not waiting:
+            break
+        pipes = {job._pipe: index for index, job in waiting.items()}
+        nearest = min(job.deadline for job in waiting.values())
+        patience = min(max(0.0, nearest - time.monotonic()), 0.2)
+        readable, _, _ = select.select(list(pipes), [], [], patience)
+        for fd in readable:
+            index = pipes[fd]
+            if not waiting[index].pump():
+                outcomes[index] = waiting.pop(index).conclude(late=False)
+        tick()
+    return [outcomes[index] for index in range(len(started))]
+
+
+def kill_living() -> None:
+    """Kill every child at once, with all it started; for the last resort."""
+    for pid in list(living):
+        _kill(pid)
+
+
+def fork_service(name: str, serve: Callable[[], None]) -> int:
+    """Fork a process that runs `serve` until it is killed or this process is gone.
+
+    Returns: its process id, registered in `living`.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _settle(name, parent)
+            serve()
+            code = 0
+        finally:
+            os._exit(code)
+    living.add(pid)
+    return pid
+
+
+def stop_service(pid: int) -> None:
+    """Kill and reap a process started by `fork_service`."""
+    _end(pid, patient=False)
+    living.discard(pid)
+
+
+def _settle(name: str, parent: int) -> None:
+    """What every forked process does first: die with the parent, own process group, own signals."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the parent died before the line above
+        os._exit(1)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    libc.prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    living.clear()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+
+
+def _child(job: Job, pipe: int, parent: int) -> NoReturn:
+    """Body of the child; never returns."""
+    code = 1
+    try:
+        _settle(job.name, parent)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(job._log, 1)
+        os.dup2(job._log, 2)
+        faulthandler.enable(file=job._stack, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=job._stack, all_threads=True)
+        send = _Sender(pipe, job._started)
+        send.message(_result(job.work, send))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _result(work: Work, send: _Sender) -> dict[str, Any]:
+    try:
+        return {"facts": work(send.breadcrumb)}
+    except Skip as reason:
+        return {"skip": str(reason)}
+    except Untested as reason:
+        return {"untested": str(reason)}
+    except Exception:  # the boundary that turns whatever a check did into a fact
+        return {"raised": traceback.format_exc(limit=-8)[-LOG_TAIL_BYTES:]}
+
+
+class _Sender:
+    """The child's end of the pipe; whole lines, from any thread."""
+
+    def __init__(self, pipe: int, started: float) -> None:
+        self._pipe = pipe
+        self._started = started
+        self._lock = threading.Lock()
+
+    def message(self, message: Mapping[str, Any]) -> None:
+        try:
+            line = json.dumps(message)
+        except (TypeError, ValueError) as error:
+            line = json.dumps({"raised": f"the facts are not JSON: {error}"})
+        data = memoryview(line.encode() + b"\n")
+        with self._lock:
+            while data:
+                data = data[os.write(self._pipe, data) :]
+
+    def breadcrumb(self, step: str, **details: Any) -> None:
+        at_s = round(time.monotonic() - self._started, 4)
+        self.message({"crumb": {"step": step, "at_s": at_s, **details}})
+
+
+def _end(pid: int, *, patient: bool) -> int | None:
+    """Reap a child, killing it and its process group; None for one that cannot be killed.
+
+    A patient end lets a child that has closed its pipe leave by itself first.
+    """
+    until = time.monotonic() + REAP_WAIT_S
+    if not patient:
+        _kill(pid)
+    pause = 0.001
+    while time.monotonic() < until + REAP_WAIT_S:
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if reaped:
+            _kill(pid, group_only=True)  # whatever it started and left behind
+            return status
+        if time.monotonic() > until:
+            _kill(pid)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return None
+
+
+def _kill(pid: int, *, group_only: bool = False) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    if not group_only:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _proc_text(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""
+
+
+def _proc_state(pid: int) -> str:
+    """State letter of /proc/PID/stat; the process name before it may hold any character."""
+    after_name = _proc_text(pid, "stat").rpartition(")")[2].split()
+    return after_name[0] if after_name else ""
+
+
+def _tail(fd: int, limit: int, *, from_start: bool = False) -> str:
+    size = os.fstat(fd).st_size
+    start = 0 if from_start else max(0, size - limit)
+    return os.pread(fd, limit, start).decode("utf-8", "replace").strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
