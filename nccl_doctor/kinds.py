@@ -1,0 +1,75 @@
+"""What the engine itself may find: an examination that could not be completed.
+
+None of these says that the cluster is broken, and none says that it is fit: a run with one of them
+is `unknown` unless something else failed.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Kind, Layer, Severity
+
+CHECK_UNUSABLE = Kind(
+    code="check-unusable",
+    layer=Layer.LAUNCH,
+    title="A check could not be loaded and was left out",
+    why="What it looks for was not looked for, so the run cannot vouch for it.",
+    fix="repair or uninstall the named distribution, or run with --ignore check-unusable",
+    severity=Severity.WARN,
+)
+
+CHECK_BROKE = Kind(
+    code="check-broke",
+    layer=Layer.LAUNCH,
+    title="The rules of a check broke on what was observed",
+    why="Its facts were gathered but could not be judged completely, so a fault may be hidden.",
+    fix="report it with the JSON report of this run (--json); --ignore CHECK leaves the check out",
+    severity=Severity.WARN,
+)
+
+RANK_SILENT = Kind(
+    code="rank-silent",
+    layer=Layer.RANKS,
+    title="A participant signed in and then fell silent",
+    why="It was killed, frozen or cut off during the examination; the job would lose it the same "
+    "way, and the other ranks would wait for it until a time-out.",
+    fix="look at that process and its host: `dmesg -T | tail`, the scheduler's log, and whether "
+    "the process is stopped (state T in `ps`)",
+    severity=Severity.WARN,
+)
+
+RUN_INTERRUPTED = Kind(
+    code="run-interrupted",
+    layer=Layer.RANKS,
+    title="The run was stopped before it was complete",
+    why="What was not examined by then is not known to be good.",
+    fix="run again, with a longer --timeout if it was the deadline that ended it",
+    severity=Severity.WARN,
+)
+
+COORDINATOR_LOST = Kind(
+    code="coordinator-lost",
+    layer=Layer.STORE,
+    title="This host never reached the coordinator, or lost it",
+    why="These findings are this host's own view; the other hosts were not compared with it.",
+    fix="read the report of rank 0, and the findings about MASTER_ADDR and MASTER_PORT here",
+    severity=Severity.WARN,
+)
+
+STORE_LOST = Kind(
+    code="store-lost",
+    layer=Layer.STORE,
+    title="The store that ranks meet at went away during the run",
+    why="The job's own rendezvous lives in the same store; ranks that lose it abort.",
+    fix="find out why the process that serves MASTER_PORT ended: the launcher's log on the master",
+    severity=Severity.WARN,
+)
+
+ENGINE_KINDS = (
+    CHECK_UNUSABLE,
+    CHECK_BROKE,
+    RANK_SILENT,
+    RUN_INTERRUPTED,
+    COORDINATOR_LOST,
+    STORE_LOST,
+)
+ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)

@@ -1,0 +1,216 @@
+"""Which checks there are: the built-in ones, and those of other distributions.
+
+The engine knows no check by name. A check that cannot be used is left out and becomes a finding:
+it never stops the examination, and never goes unmentioned.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from nccl_doctor.api import Check
+from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_CODES, ENGINE_KINDS
+from nccl_doctor.model import Finding, Kind, Layer, Level, Scope
+
+GROUP = "nccl_doctor.checks"
+"""Entry point group of third-party checks; also the package of the built-in ones."""
+
+_BUILT_IN = "nccl-doctor"
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+
+
+class UnknownName(ValueError):
+    """A check name or finding code that nothing installed has."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?` for a near miss, else the empty string."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The checks of one run.
+
+    `checks` are those selected, by layer, then name. `kinds` maps every installed code, selected or
+    not, to its kind and check (None: the engine's own). `origins` maps every installed check name
+    to the distribution that it came with.
+    """
+
+    checks: tuple[Check, ...]
+    problems: tuple[Finding, ...]
+    kinds: Mapping[str, tuple[Kind, Check | None]]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    select: frozenset[str] = frozenset()
+    ignore: frozenset[str] = frozenset()
+
+    def wanted(self, code: str) -> bool:
+        """Whether a finding of this code belongs in the report, after --select and --ignore.
+
+        What the engine itself has to say is dropped only when it is ignored by its code.
+        """
+        check = self.kinds[code][1] if code in self.kinds else None
+        names = {code} if check is None else {code, check.name}
+        if names & self.ignore:
+            return False
+        return check is None or not self.select or bool(names & self.select)
+
+
+def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
+    """Find every check, and choose among them.
+
+    Args:
+        select: check names and finding codes; none selects all. A code selects its check.
+        ignore: check names and finding codes to leave out.
+
+    Raises:
+        UnknownName: something to select or to ignore is not the name or code of any check.
+    """
+    shelf = _Shelf()
+    package = importlib.import_module(GROUP)
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        target = f"{GROUP}.{info.name}"
+        shelf.add(target, _BUILT_IN, partial(importlib.import_module, target))
+    for point in sorted(metadata.entry_points(group=GROUP), key=_place_of):
+        shelf.add(f"{point.name} = {point.value}", _distribution(point), point.load)
+    return shelf.choose(frozenset(select), frozenset(ignore))
+
+
+def page(check: Check) -> str:
+    """The check's own page: the docstring of its module, or else of its class."""
+    module = inspect.getmodule(type(check))
+    return inspect.getdoc(module) or inspect.getdoc(type(check)) or ""
+
+
+class _Shelf:
+    """Checks in the order in which they were found; the first to use a name or code keeps it."""
+
+    def __init__(self) -> None:
+        self.checks: dict[str, Check] = {}
+        self.origins: dict[str, str] = {}
+        self.problems: list[Finding] = []
+        self.kinds: dict[str, tuple[Kind, Check | None]] = {
+            kind.code: (kind, None) for kind in ENGINE_KINDS
+        }
+
+    def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:
+        try:
+            # Foreign code runs at import: whatever it raises, sys.exit() included, is its fault
+            # and must not stop the examination.
+            check = _check_of(find())
+            self._refuse_duplicates(check)
+        except (Exception, SystemExit) as error:
+            text = (
+                str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
+            )
+            self.problems.append(
+                Finding(
+                    CHECK_UNUSABLE,
+                    f"{origin} ({target}): {text}",
+                    evidence={"distribution": origin, "target": target, "error": text},
+                )
+            )
+            return
+        self.checks[check.name] = check
+        self.origins[check.name] = origin
+        self.kinds.update({kind.code: (kind, check) for kind in check.kinds})
+
+    def _refuse_duplicates(self, check: Check) -> None:
+        if check.name in self.checks:
+            raise _Unusable(f'the check name "{check.name}" belongs to {self.origins[check.name]}')
+        for kind in check.kinds:
+            if kind.code in self.kinds:
+                other = self.kinds[kind.code][1]
+                owner = "the engine" if other is None else f"check {other.name}"
+                raise _Unusable(f'the finding code "{kind.code}" belongs to {owner}')
+
+    def choose(self, select: frozenset[str], ignore: frozenset[str]) -> Registry:
+        known = {*self.checks, *self.kinds}
+        for option, names in (("--select", select), ("--ignore", ignore)):
+            for name in sorted(names - known):
+                hint = suggest(name, known) or "; `nccl-doctor checks` lists them"
+                if self.problems:
+                    hint += f"; not loaded: {self.problems[0].message}"
+                raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
+        for name in sorted(select & ENGINE_CODES):
+            raise UnknownName(f'--select: "{name}" is the engine\'s own and cannot be selected')
+        every = sorted(self.checks.values(), key=lambda check: (check.layer.order, check.name))
+        all_of_it = Registry((), (), self.kinds, self.origins, select, ignore)
+        return replace(
+            all_of_it,
+            # A check none of whose findings is wanted would run for nothing and then read "pass".
+            checks=tuple(c for c in every if any(all_of_it.wanted(k.code) for k in c.kinds)),
+            problems=tuple(p for p in self.problems if all_of_it.wanted(p.code)),
+        )
+
+
+class _Unusable(Exception):
+    """Why a check cannot be used, in words that stand alone."""
+
+
+def _check_of(found: Any) -> Check:
+    if isinstance(found, ModuleType):
+        classes = [
+            value
+            for value in vars(found).values()
+            if inspect.isclass(value)
+            and issubclass(value, Check)
+            and value.__module__ == found.__name__
+        ]
+        if len(classes) != 1:
+            raise _Unusable(f"the module defines {len(classes)} checks; one is needed")
+        found = classes[0]
+    if not (inspect.isclass(found) and issubclass(found, Check) and found is not Check):
+        raise _Unusable(f"{found!r} is neither a module with a check nor a Check class")
+    check = found()
+    for problem in _invalid(check):
+        raise _Unusable(f"{found.__name__}: {problem}")
+    return check
+
+
+def _invalid(check: Check) -> Iterable[str]:
+    for name, what in (("name", str), ("layer", Layer), ("scope", Scope), ("level", Level)):
+        if not isinstance(getattr(check, name, None), what):
+            yield f"`{name}` is not a {what.__name__}"
+            return
+    if not _NAME.fullmatch(check.name):
+        yield f'`name` is "{check.name}", not snake_case'
+    kinds = getattr(check, "kinds", None)
+    if not isinstance(kinds, tuple) or not kinds or not all(isinstance(k, Kind) for k in kinds):
+        yield "`kinds` is not a tuple of one or more Kind"
+        return
+    codes = [kind.code for kind in kinds]
+    for code in codes:
+        if not _CODE.fullmatch(code):
+            yield f'the finding code "{code}" is not kebab-case'
+        if codes.count(code) > 1:
+            yield f'the finding code "{code}" stands twice in `kinds`'
+    if not all(isinstance(layer, Layer) for layer in check.needs):
+        yield "`needs` holds something that is not a Layer"
+    if not isinstance(check.deadline_s, (int, float)) or not check.deadline_s > 0:
+        yield f"`deadline_s` is {check.deadline_s!r}, not a positive number"
+    for method in ("observe", "judge"):
+        if getattr(type(check), method) is getattr(Check, method):
+            yield f"`{method}` is missing"
+
+
+def _distribution(point: metadata.EntryPoint) -> str:
+    if point.dist is None:
+        return "an unnamed distribution"
+    return f"{point.dist.name} {point.dist.version}"
+
+
+def _place_of(point: metadata.EntryPoint) -> tuple[str, str, str]:
+    return _distribution(point), point.name, point.value

@@ -1,0 +1,374 @@
+"""The report as data: what every renderer reads, and what is saved as JSON.
+
+A report holds everything that was gathered, so a saved one can be judged again elsewhere, with
+newer rules: `cluster_of` is the inverse of `record`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from nccl_doctor.launch import Launch, LaunchProblem
+from nccl_doctor.model import (
+    CheckResult,
+    Cluster,
+    Confidence,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Level,
+    OutcomeStatus,
+    Rank,
+    Scope,
+    Severity,
+    Status,
+    Where,
+)
+
+SCHEMA_VERSION = "1"
+VERDICTS = ("pass", "warn", "fail", "unknown")
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report. `hosts` and `ranks` are plain JSON data, as `record` makes them.
+
+    `root_causes` are findings too, the most important first; each also stands in `findings`.
+    """
+
+    verdict: str
+    exit_code: int
+    summary: str
+    run: Mapping[str, Any]
+    root_causes: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+    hosts: tuple[Mapping[str, Any], ...] = ()
+    ranks: tuple[Mapping[str, Any], ...] = ()
+    tool: Mapping[str, Any] = field(default_factory=dict)
+    redacted: bool = False
+    schema_version: str = SCHEMA_VERSION
+
+    def to_json(self) -> Json:
+        """The report as `schema.json` describes it."""
+        return {
+            "schema_version": self.schema_version,
+            "tool": dict(self.tool),
+            "verdict": self.verdict,
+            "exit_code": self.exit_code,
+            "summary": self.summary,
+            "run": dict(self.run),
+            "root_causes": [_finding_json(finding) for finding in self.root_causes],
+            "findings": [_finding_json(finding) for finding in self.findings],
+            "checks": [check.to_json() for check in self.checks],
+            "hosts": [dict(host) for host in self.hosts],
+            "ranks": [dict(rank) for rank in self.ranks],
+            "redacted": self.redacted,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Report:
+        """Inverse of `to_json`; keys that this version does not know are ignored.
+
+        Raises:
+            ValueError: this is not a report of a known schema version; says where it goes wrong.
+        """
+        root = _Node("report", data)
+        version = root.get("schema_version", str)
+        if version != SCHEMA_VERSION:
+            raise ValueError(
+                f'report: schema_version is "{version}"; '
+                f'this version of nccl-doctor reads "{SCHEMA_VERSION}"'
+            )
+        verdict = root.get("verdict", str)
+        if verdict not in VERDICTS:
+            raise ValueError(f'report.verdict is "{verdict}", not one of {", ".join(VERDICTS)}')
+        report = cls(
+            verdict=verdict,
+            exit_code=root.get("exit_code", int),
+            summary=root.get("summary", str),
+            run=root.get("run", dict),
+            root_causes=root.each("root_causes", _finding),
+            findings=root.each("findings", _finding),
+            checks=root.each("checks", _check),
+            hosts=root.each("hosts", _plain),
+            ranks=root.each("ranks", _plain),
+            tool=root.get("tool", dict),
+            redacted=root.get("redacted", bool),
+        )
+        cluster_of(report)
+        return report
+
+
+def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
+    """Hosts and ranks as the report holds them, nothing left out."""
+    hosts = [
+        {
+            "id": host.id,
+            "host": host.name,
+            "node_rank": host.node_rank,
+            "reported": host.reported,
+            "addresses": list(host.addresses),
+            "facts": _facts_json(host.facts),
+        }
+        for host in cluster.hosts
+    ]
+    ranks = [
+        {
+            "seat": rank.seat,
+            "rank": rank.rank,
+            "local_rank": rank.local_rank,
+            "host": rank.host.name,
+            "host_id": rank.host.id,
+            "device": rank.device,
+            "reported": rank.reported,
+            "last_breadcrumb": rank.last_breadcrumb,
+            "launch": None if rank.launch is None else launch_json(rank.launch),
+            "env": dict(rank.env),
+            "pid": rank.pid,
+            "signed_in_s": rank.signed_in_s,
+            "facts": _facts_json(rank.facts),
+        }
+        for rank in cluster.ranks
+    ]
+    return hosts, ranks
+
+
+def run_of(cluster: Cluster) -> Json:
+    """The part of `run` that a cluster knows, and needs again to be judged."""
+    return {
+        "world_size": cluster.world_size,
+        "nnodes": cluster.nnodes,
+        "backend": cluster.backend,
+        "level": cluster.level.value,
+        "join_timeout_s": cluster.join_timeout_s,
+        "complete": cluster.complete,
+        "expected": dict(cluster.expected),
+    }
+
+
+def cluster_of(report: Report) -> Cluster:
+    """What was gathered, from a report: the inverse of `record` and `run_of`.
+
+    Raises:
+        ValueError: the report does not hold a whole cluster; says what is wrong.
+    """
+    run = _Node("report.run", dict(report.run))
+    hosts = tuple(
+        _host(_Node(f"report.hosts[{i}]", dict(host))) for i, host in enumerate(report.hosts)
+    )
+    by_id = {host.id: host for host in hosts}
+    ranks = tuple(
+        _rank(_Node(f"report.ranks[{i}]", dict(rank)), by_id) for i, rank in enumerate(report.ranks)
+    )
+    return Cluster(
+        world_size=run.get("world_size", int),
+        nnodes=run.get("nnodes", int),
+        backend=run.get("backend", str),
+        level=run.choice("level", Level),
+        hosts=hosts,
+        ranks=ranks,
+        join_timeout_s=run.get("join_timeout_s", float, 60.0),
+        complete=run.get("complete", bool, True),
+        expected=run.get("expected", dict, {}),
+    )
+
+
+def launch_json(launch: Launch) -> Json:
+    """One launch record as plain data."""
+    data = {item.name: getattr(launch, item.name) for item in fields(launch)}
+    data["sources"] = dict(launch.sources)
+    data["problems"] = [problem.to_json() for problem in launch.problems]
+    return data
+
+
+def launch_of(data: Mapping[str, Any]) -> Launch:
+    """Inverse of `launch_json`; unknown keys are ignored.
+
+    Raises:
+        ValueError: a problem lacks its code or message.
+    """
+    known = {item.name: data[item.name] for item in fields(Launch) if item.name in data}
+    try:
+        problems = tuple(LaunchProblem.from_json(item) for item in data.get("problems", ()))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"launch.problems is not readable: {error!r}") from error
+    return Launch(**{**known, "problems": problems})
+
+
+def _facts_json(facts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Json:
+    return {
+        check: {name: dict(outcome) for name, outcome in rounds.items()}
+        for check, rounds in facts.items()
+    }
+
+
+def _finding_json(finding: Finding) -> Json:
+    return {**finding.to_json(), "why": finding.kind.why}
+
+
+class _Node:
+    """One object of the report, with its path, so that an error can say where it is."""
+
+    def __init__(self, path: str, data: Any) -> None:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{path} is {_type(data)}, not an object")
+        self.path = path
+        self.data = data
+
+    def get(self, key: str, what: type[T], *default: T) -> T:
+        """A value of the right type; a missing one takes the default, where there is one."""
+        if key not in self.data and default:
+            return default[0]
+        value = self._value(key)
+        if what is float and isinstance(value, int) and not isinstance(value, bool):
+            return value  # type: ignore[return-value]
+        if not isinstance(value, what) or (what is int and isinstance(value, bool)):
+            raise ValueError(f"{self.path}.{key} is {_type(value)}, not {_NAMES[what]}")
+        return value
+
+    def maybe(self, key: str, what: type[T]) -> T | None:
+        """As `get`, but null and absence are None."""
+        return None if self.data.get(key) is None else self.get(key, what)
+
+    def choice(self, key: str, what: type[E]) -> E:
+        """A member of an enumeration of strings."""
+        value = self.get(key, str)
+        try:
+            return what(value)
+        except ValueError:
+            known = ", ".join(str(item.value) for item in what)
+            raise ValueError(f'{self.path}.{key} is "{value}", not one of {known}') from None
+
+    def each(self, key: str, make: Callable[[_Node], T]) -> tuple[T, ...]:
+        """Every item of a list of objects."""
+        items = self.get(key, list)
+        return tuple(make(_Node(f"{self.path}.{key}[{i}]", item)) for i, item in enumerate(items))
+
+    def many(self, key: str, what: type[T]) -> tuple[T, ...]:
+        """A list of plain values of one type; absence is the empty one."""
+        items: Sequence[Any] = self.get(key, list, [])
+        return tuple(_Node(self.path, {f"{key}[]": item}).get(f"{key}[]", what) for item in items)
+
+    def _value(self, key: str) -> Any:
+        if key not in self.data:
+            raise ValueError(f'{self.path} has no "{key}"')
+        return self.data[key]
+
+
+_NAMES: Mapping[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _type(value: Any) -> str:
+    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+
+
+def _plain(node: _Node) -> Mapping[str, Any]:
+    return node.data
+
+
+def _finding(node: _Node) -> Finding:
+    where = _Node(f"{node.path}.where", node.get("where", dict))
+    links = where.get("links", list, [])
+    if not all(
+        isinstance(link, list) and len(link) == 2 and all(isinstance(end, str) for end in link)
+        for link in links
+    ):
+        raise ValueError(f"{where.path}.links is not a list of pairs of host names")
+    kind = Kind(
+        code=node.get("code", str),
+        layer=node.choice("layer", Layer),
+        title=node.get("title", str),
+        why=node.get("why", str, ""),
+        fix=node.get("fix", str),
+        severity=node.choice("severity", Severity),
+    )
+    return Finding(
+        kind=kind,
+        message=node.get("message", str),
+        where=Where(
+            hosts=where.many("hosts", str),
+            ranks=where.many("ranks", int),
+            links=tuple((link[0], link[1]) for link in links),
+            devices=where.many("devices", str),
+            interfaces=where.many("interfaces", str),
+            nodes=where.many("nodes", int),
+        ),
+        evidence=node.get("evidence", dict),
+        confidence=node.choice("confidence", Confidence),
+        explained_by=node.maybe("explained_by", str),
+        check=node.get("check", str),
+    )
+
+
+def _check(node: _Node) -> CheckResult:
+    return CheckResult(
+        name=node.get("name", str),
+        layer=node.choice("layer", Layer),
+        scope=node.choice("scope", Scope),
+        status=node.choice("status", Status),
+        reason=node.get("reason", str, ""),
+        duration_s=node.get("duration_s", float, 0.0),
+        tested=node.many("hosts_or_ranks_tested", str),
+    )
+
+
+def _host(node: _Node) -> Host:
+    return Host(
+        id=node.get("id", int),
+        name=node.maybe("host", str),
+        node_rank=node.maybe("node_rank", int),
+        reported=node.get("reported", bool),
+        addresses=node.many("addresses", str),
+        facts=_facts(node),
+    )
+
+
+def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
+    host_id = node.get("host_id", int)
+    if host_id not in hosts:
+        raise ValueError(f"{node.path}.host_id is {host_id}, which is the id of no host")
+    launch = node.maybe("launch", dict)
+    return Rank(
+        seat=node.get("seat", int),
+        rank=node.maybe("rank", int),
+        local_rank=node.maybe("local_rank", int),
+        host=hosts[host_id],
+        reported=node.get("reported", bool),
+        launch=None if launch is None else launch_of(launch),
+        env=node.get("env", dict, {}),
+        device=node.maybe("device", str),
+        pid=node.maybe("pid", int),
+        signed_in_s=node.get("signed_in_s", float, 0.0),
+        last_breadcrumb=node.maybe("last_breadcrumb", str),
+        facts=_facts(node),
+    )
+
+
+def _facts(node: _Node) -> Mapping[str, Any]:
+    facts = node.get("facts", dict, {})
+    for check, rounds in facts.items():
+        place = _Node(f"{node.path}.facts.{check}", rounds)
+        for name in rounds:
+            outcome = _Node(f"{place.path}.{name}", place.get(name, dict))
+            outcome.choice("status", OutcomeStatus)
+            outcome.get("facts", dict, {})
+            outcome.get("breadcrumbs", list, [])
+            outcome.get("reason", str, "")
+            outcome.get("duration_s", float, 0.0)
+    return facts
