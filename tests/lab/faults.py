@@ -1,0 +1,121 @@
+"""Faults of real clusters, as they are injected into the lab.
+
+Rules match the first packet of a connection (SYN without ACK) where the fault is about who may
+connect: a rule on all packets would also eat the replies to connections of the other direction.
+All rules carry `iifname eth0`, so that a host still reaches its own address.
+"""
+
+from __future__ import annotations
+
+from tests.lab.lab import EPHEMERAL, MASTER_PORT, Host, Lab, Process
+
+_SYN = "tcp flags & (fin | syn | rst | ack) == syn"
+_PORTS = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
+
+
+def incoming(host: Host, rule: str) -> None:
+    """Add one rule for packets that come in by eth0."""
+    host.nft(
+        f"""
+        table inet fault {{
+            chain input {{
+                type filter hook input priority 0; policy accept;
+                iifname eth0 {rule}
+            }}
+        }}
+        """
+    )
+
+
+def drop_master_port(host: Host, port: int = MASTER_PORT) -> None:
+    """A silent firewall in front of the master port."""
+    incoming(host, f"tcp dport {port} drop")
+
+
+def reject_master_port(host: Host, how: str, port: int = MASTER_PORT) -> None:
+    """A firewall that says no. `how`: `icmp type admin-prohibited` or `tcp reset`."""
+    incoming(host, f"meta nfproto ipv4 tcp dport {port} reject with {how}")
+
+
+def drop_ephemeral(host: Host, source: Host | None = None) -> None:
+    """A firewall that lets in the master port alone; `source`: only from there."""
+    origin = f"ip saddr {source.address} " if source else ""
+    incoming(host, f"{origin}tcp dport {_PORTS} {_SYN} drop")
+
+
+def break_pair(one: Host, other: Host) -> None:
+    """Neither of two hosts can open a new connection to the other's ephemeral ports."""
+    drop_ephemeral(one, source=other)
+    drop_ephemeral(other, source=one)
+
+
+def black_hole_large_packets(lab: Lab, host: Host, size: int = 1200) -> None:
+    """A path that loses packets over `size` bytes and says nothing.
+
+    Offloads are turned off on both ends of the wire, else large segments would pass uncut.
+    """
+    off = ("tso", "off", "gso", "off", "gro", "off")
+    for each in lab.hosts:
+        each.call("ethtool", "-K", "eth0", *off)
+        lab.in_switch("ethtool", "-K", f"p{each.index}", *off)
+    host.nft(
+        f"""
+        table inet fault {{
+            chain input {{
+                type filter hook input priority 0; policy accept;
+                iifname eth0 meta length > {size} drop
+            }}
+            chain output {{
+                type filter hook output priority 0; policy accept;
+                oifname eth0 meta length > {size} drop
+            }}
+        }}
+        """
+    )
+
+
+_SERVER = """
+import socket, sys, time
+server = socket.create_server(("0.0.0.0", int(sys.argv[1])), backlog=128)
+print("listening", flush=True)
+kept = []
+while True:
+    client, _ = server.accept()
+    kept.append(client)
+    if sys.argv[2] == "http":
+        client.recv(4096)
+        client.sendall(b"HTTP/1.1 400 Bad Request\\r\\nConnection: close\\r\\n\\r\\n")
+        client.close()
+"""
+
+
+def foreign_server(host: Host, port: int = MASTER_PORT, behaviour: str = "http") -> Process:
+    """Some other program on a port: answers in HTTP, or (`mute`) accepts and never says a word."""
+    process = host.python(_SERVER, str(port), behaviour)
+    process.wait_for("listening", 10)
+    return process
+
+
+def intercept_ephemeral(host: Host, port: int = 15001) -> Process:
+    """A proxy, as of a service mesh, that accepts every connection and passes nothing on."""
+    process = foreign_server(host, port, "mute")
+    host.nft(
+        f"""
+        table inet fault {{
+            chain prerouting {{
+                type nat hook prerouting priority -100; policy accept;
+                iifname eth0 tcp dport {_PORTS} redirect to :{port}
+            }}
+        }}
+        """
+    )
+    return process
+
+
+def pid_inside(process: Process) -> int:
+    """Process id as the host itself sees it."""
+    with open(f"/proc/{process.pid}/status") as status:
+        for line in status:
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    raise AssertionError("the kernel says no NSpid")
