@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.gpus import VISIBLE, host_gpus, start_cuda_driver, torch_devices
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model import (
     ALONE,
@@ -39,15 +40,30 @@ from nccl_doctor.model import (
     Where,
     number_range,
 )
+from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
+from nccl_doctor.storeping import StoreAnswer, ask_store, store_accepts
+from nccl_doctor.versions import (
+    OLDEST_DRIVER,
+    Difference,
+    arch_runs_on,
+    differences,
+    major,
+    minor_of,
+    public,
+)
 
 __all__ = [
     "ALONE",
+    "OLDEST_DRIVER",
+    "SLOW_S",
+    "VISIBLE",
     "Check",
     "Cluster",
     "Confidence",
     "Context",
     "Dial",
+    "Difference",
     "Evidence",
     "Finding",
     "Host",
@@ -58,6 +74,7 @@ __all__ = [
     "Layer",
     "Level",
     "LinkBlame",
+    "LookUp",
     "Odd",
     "Outcome",
     "OutcomeStatus",
@@ -67,15 +84,28 @@ __all__ = [
     "Scope",
     "Severity",
     "Skip",
+    "StoreAnswer",
     "Untested",
     "Where",
+    "arch_runs_on",
+    "ask_store",
     "blame_links",
     "dial",
+    "differences",
+    "has_route",
+    "host_gpus",
     "interfaces",
     "is_link_local",
     "is_loopback",
+    "look_up",
+    "major",
+    "minor_of",
     "number_range",
     "odd_ones_out",
+    "public",
+    "start_cuda_driver",
+    "store_accepts",
+    "torch_devices",
 ]
 
 

@@ -1,0 +1,509 @@
+"""Backend, builds and GPUs, on made-up clusters and on this machine."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Context,
+    Finding,
+    Kind,
+    Launch,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    arch_runs_on,
+    differences,
+    host_gpus,
+)
+from tests.clusters import change_rank, make_cluster
+
+module = importlib.import_module("nccl_doctor.checks.backend_device")
+check = module.BackendDevice()
+
+H100 = "NVIDIA H100 80GB HBM3"
+ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+def gpu(node: int, index: int, name: str = H100, capability: tuple[int, int] = (9, 0)) -> dict:
+    return {
+        "index": index,
+        "name": name,
+        "uuid": f"GPU-{node}-{index}",
+        "memory_bytes": 80 << 30,
+        "capability": list(capability),
+        "arch": None,
+    }
+
+
+def facts(node: int, local: int, gpus: int = 8, **changes: Any) -> dict[str, Any]:
+    """What a rank of a healthy host with `gpus` H100s observes."""
+    devices = changes.pop("devices", [gpu(node, index) for index in range(gpus)])
+    made = {
+        "python": "3.11.7",
+        "torch": "2.13.0+cu130",
+        "torch_git": "cf30153c4c131c8164ee7798e5022d810682e2cb",
+        "cuda": "13.0",
+        "rocm": None,
+        "nccl_built": True,
+        "gloo_built": True,
+        "nccl": "2.28.9",
+        "wheels": {"deepspeed": "0.19.8", "nvidia-nccl-cu13": "2.28.9"},
+        "visible": {},
+        "host_gpus": {"nodes": gpus, "proc": gpus, "kfd": 0, "driver": "580.95.05"},
+        "driver_cuda": "13.0",
+        "driver_error": None,
+        "devices": devices,
+        "device": local % len(devices) if devices else None,
+        "arch_list": ARCHS,
+    }
+    return {**made, **changes}
+
+
+def cpu_facts(**changes: Any) -> dict[str, Any]:
+    """What a rank of a machine without GPUs observes, with the CPU build of torch."""
+    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
+    cpu = {
+        "torch": "2.13.0+cpu",
+        "cuda": None,
+        "nccl_built": False,
+        "nccl": None,
+        "host_gpus": none,
+        "driver_cuda": None,
+        "arch_list": [],
+        "devices": [],
+    }
+    return facts(0, 0, **{**cpu, **changes})
+
+
+def cluster_of(
+    by_rank: Mapping[int, Any] | None = None,
+    *,
+    hosts: int = 2,
+    nproc: int = 8,
+    backend: str = "nccl",
+    healthy: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> Cluster:
+    """`hosts` x `nproc` healthy ranks, but for the facts in `by_rank`; through JSON and back."""
+    every: dict[int, Any] = {
+        node * nproc + local: facts(node, local, **(healthy or {}))
+        for node in range(hosts)
+        for local in range(nproc)
+    }
+    every |= by_rank or {}
+    plain = {
+        rank: value if isinstance(value, Outcome) else json.loads(json.dumps(value))
+        for rank, value in every.items()
+    }
+    return make_cluster(
+        [f"nd{node}" for node in range(hosts)],
+        nproc,
+        check="backend_device",
+        by_rank=plain,
+        backend=backend,
+        **fields,
+    )
+
+
+def judge(cluster: Cluster) -> list[Finding]:
+    return list(check.judge(cluster))
+
+
+def places(found: list[Finding]) -> set[tuple[str, Severity, tuple[str, ...], tuple[int, ...]]]:
+    return {(f.code, f.level, f.where.hosts, f.where.ranks) for f in found}
+
+
+def one_host(node: int, nproc: int, **changes: Any) -> dict[int, Any]:
+    """The same change on every rank of one host."""
+    return {node * nproc + local: facts(node, local, **changes) for local in range(nproc)}
+
+
+def error(code: int | None, name: str, text: str) -> dict[str, Any]:
+    return {"code": code, "name": name, "text": text}
+
+
+def test_eight_healthy_gpus_on_each_of_two_hosts_give_no_finding() -> None:
+    assert judge(cluster_of()) == []
+
+
+def test_a_machine_without_gpus_is_fit_for_gloo() -> None:
+    by_rank = {rank: cpu_facts() for rank in range(4)}
+    assert judge(cluster_of(by_rank, nproc=2, backend="gloo")) == []
+
+
+def test_a_cuda_build_on_a_machine_without_gpus_is_fit_for_gloo() -> None:
+    missing = error(None, "libcuda.so.1", "cannot open shared object file")
+    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
+    by_rank = {r: facts(0, 0, devices=[], host_gpus=none, driver_error=missing) for r in range(4)}
+    assert judge(cluster_of(by_rank, nproc=2, backend="gloo")) == []
+
+
+def test_rank_per_gpu_binding_by_visible_devices_is_only_a_risk() -> None:
+    by_rank = {
+        local: facts(
+            0, local, devices=[gpu(0, local)], visible={"CUDA_VISIBLE_DEVICES": str(local)}
+        )
+        for local in range(8)
+    }
+    found = judge(cluster_of(by_rank))
+    assert places(found) == {("gpu-hidden", Severity.WARN, ("nd0",), tuple(range(8)))}
+
+
+def test_nccl_with_a_cpu_build_blames_the_ranks_with_that_build_alone() -> None:
+    host = {"nodes": 8, "proc": 8, "kfd": 0, "driver": "580.95.05"}
+    found = judge(cluster_of({r: cpu_facts(host_gpus=host) for r in range(8, 16)}))
+    expected = {("backend-device-mismatch", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
+    assert places(found) == expected
+    assert "CUDA build of torch 2.13.0" in found[0].fix
+
+
+def test_nccl_with_a_cpu_build_on_a_machine_without_gpus_points_to_gloo() -> None:
+    found = judge(cluster_of({0: cpu_facts()}, hosts=1, nproc=1))
+    assert places(found) == {("backend-device-mismatch", Severity.FAIL, ("nd0",), (0,))}
+    assert "gloo" in found[0].fix
+
+
+def test_a_cuda_build_without_nccl() -> None:
+    found = judge(cluster_of({5: facts(0, 5, nccl_built=False, nccl=None)}))
+    assert places(found) == {("nccl-unavailable", Severity.FAIL, ("nd0",), (5,))}
+
+
+def test_gloo_although_gpus_are_there() -> None:
+    found = judge(cluster_of(hosts=1, nproc=2, backend="gloo"))
+    assert places(found) == {
+        ("backend-device-mismatch", Severity.WARN, ("nd0",), (rank,)) for rank in range(2)
+    }
+    assert len({f.message for f in found}) == 1
+
+
+def test_gloo_without_gloo_in_the_build() -> None:
+    found = judge(cluster_of({0: cpu_facts(gloo_built=False)}, hosts=1, nproc=1, backend="gloo"))
+    assert places(found) == {("backend-device-mismatch", Severity.FAIL, ("nd0",), (0,))}
+
+
+def test_one_lost_gpu_names_the_host_and_the_rank_that_is_left_without() -> None:
+    lost = [gpu(1, index) for index in range(7)]
+    found = judge(cluster_of(one_host(1, 8, devices=lost)))
+    assert places(found) == {("gpu-missing", Severity.FAIL, ("nd1",), (15,))}
+    assert found[0].message == "7 visible GPUs, 8 local ranks"
+
+
+def test_more_ranks_than_gpus() -> None:
+    by_rank = {rank: facts(0, rank, gpus=2) for rank in range(4)}
+    found = judge(cluster_of(by_rank, hosts=1, nproc=4))
+    assert places(found) == {("gpu-missing", Severity.FAIL, ("nd0",), (2, 3))}
+    assert "--nproc-per-node 2" in found[0].fix
+
+
+def test_no_gpu_at_all_under_nccl() -> None:
+    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
+    missing = error(None, "libcuda.so.1", "cannot open shared object file")
+    found = judge(cluster_of(one_host(1, 8, devices=[], host_gpus=none, driver_error=missing)))
+    assert places(found) == {("gpu-missing", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
+
+
+def test_driver_reports_no_device_although_the_kernel_shows_some() -> None:
+    no_device = error(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
+    found = judge(
+        cluster_of({3: facts(0, 3, devices=[], driver_error=no_device) | {"device": None}})
+    )
+    assert places(found) == {("gpu-missing", Severity.FAIL, ("nd0",), (3,))}
+
+
+def test_fewer_gpus_than_configured() -> None:
+    few = {0: facts(0, 0, gpus=4), 1: facts(0, 1, gpus=4)}
+    found = judge(cluster_of(few, nproc=2, expected={"gpus_per_host": 8}))
+    assert ("gpu-missing", Severity.FAIL, ("nd0",), ()) in places(found)
+    assert {f.code for f in found} == {"gpu-missing"}
+
+
+def test_visible_devices_hide_all_gpus() -> None:
+    no_device = error(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
+    hidden = facts(
+        0, 3, devices=[], driver_error=no_device, visible={"CUDA_VISIBLE_DEVICES": ""}
+    )  # fmt: skip
+    found = judge(cluster_of({3: hidden}))
+    assert places(found) == {("gpu-hidden", Severity.FAIL, ("nd0",), (3,))}
+    assert found[0].message == "CUDA_VISIBLE_DEVICES='' hides all 8 GPUs"
+    assert found[0].fix == "unset CUDA_VISIBLE_DEVICES"
+
+
+def test_visible_devices_leave_too_few() -> None:
+    two = [gpu(1, 0), gpu(1, 1)]
+    found = judge(
+        cluster_of(one_host(1, 4, devices=two, visible={"CUDA_VISIBLE_DEVICES": "0,1"}), nproc=4)
+    )
+    assert places(found) == {("gpu-hidden", Severity.FAIL, ("nd1",), (6, 7))}
+    assert "leaves 2 of 8 GPUs; 4 local ranks" in found[0].message
+
+
+def test_one_gpu_for_two_ranks_by_uuid() -> None:
+    found = judge(cluster_of({3: facts(0, 3) | {"device": 2}}))
+    assert places(found) == {("gpu-shared-by-ranks", Severity.FAIL, ("nd0",), (2, 3))}
+    assert found[0].where.devices == ("GPU-0-2",)
+
+
+def test_one_visible_device_twice_is_named_once() -> None:
+    by_rank = {
+        local: facts(0, local, devices=[gpu(0, seen)], visible={"CUDA_VISIBLE_DEVICES": str(seen)})
+        for local, seen in enumerate([0, 0, 2, 3])
+    }
+    by_rank[3] |= {"devices": [gpu(0, n) for n in range(8)], "device": 3, "visible": {}}
+    found = judge(cluster_of(by_rank, nproc=4))
+    assert places(found) == {("gpu-shared-by-ranks", Severity.FAIL, ("nd0",), (0, 1))}
+
+
+def test_a_gpu_of_two_containers_is_a_risk() -> None:
+    shared = {rank: facts(0, 0, devices=[gpu(0, 0)]) for rank in range(2)}
+    found = judge(cluster_of(shared, nproc=1))
+    assert places(found) == {("gpu-shared-by-ranks", Severity.WARN, ("nd0", "nd1"), (0, 1))}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {rank: {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} for rank in range(4)},
+        {rank: {"NCCL_HOSTID": f"h{rank}"} for rank in range(4)},
+    ],
+)
+def test_sharing_that_is_meant_is_information(env: dict[int, dict[str, str]]) -> None:
+    by_rank = {rank: facts(0, rank, gpus=1) for rank in range(4)}
+    found = judge(cluster_of(by_rank, hosts=1, nproc=4, env=env))
+    assert places(found) == {("gpu-shared-by-ranks", Severity.INFO, ("nd0",), (0, 1, 2, 3))}
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "text", "expected", "fix"),
+    [
+        (802, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized", "gpu-unhealthy",
+         "nvidia-fabricmanager"),
+        (803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "mismatch", "driver-mismatch", "reboot"),
+        (804, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE", "compat", "driver-mismatch", "compat"),
+        (801, "CUDA_ERROR_NOT_SUPPORTED", "not supported", "driver-mismatch", "vGPU"),
+        (34, "CUDA_ERROR_STUB_LIBRARY", "stub library", "driver-mismatch", "stubs"),
+        (999, "CUDA_ERROR_UNKNOWN", "unknown error", "gpu-unhealthy", ""),
+        (None, "libcuda.so.1", "no such file", "driver-mismatch", "libcuda"),
+    ],
+)  # fmt: skip
+def test_driver_errors(code: int | None, name: str, text: str, expected: str, fix: str) -> None:
+    broken = one_host(1, 8, devices=[], driver_error=error(code, name, text))
+    found = judge(cluster_of(broken))
+    assert places(found) == {(expected, Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
+    assert fix in found[0].fix
+    assert len({f.message for f in found}) == 1
+
+
+def test_a_broken_driver_is_a_warning_for_gloo() -> None:
+    broken = facts(0, 0, devices=[], driver_error=error(802, "CUDA_ERROR_SYSTEM_NOT_READY", "x"))
+    found = judge(cluster_of({0: broken}, hosts=1, nproc=1, backend="gloo"))
+    assert places(found) == {("gpu-unhealthy", Severity.WARN, ("nd0",), (0,))}
+
+
+def test_driver_older_than_the_toolkit() -> None:
+    old = facts(
+        1,
+        0,
+        devices=[],
+        driver_cuda="12.4",
+        driver_error=error(None, "torch.cuda.init", "The NVIDIA driver on your system is too old"),
+        host_gpus={"nodes": 8, "proc": 8, "kfd": 0, "driver": "550.54.15"},
+    )
+    found = [f for f in judge(cluster_of({8: old})) if f.code != "version-differs"]
+    assert places(found) == {("driver-mismatch", Severity.FAIL, ("nd1",), (8,))}
+    assert found[0].message == "driver 550.54.15 runs CUDA up to 12.4, torch needs CUDA 13.0"
+    assert "580.65.06" in found[0].fix
+
+
+def test_no_code_for_this_gpu() -> None:
+    v100 = [gpu(1, n, "Tesla V100-SXM2-16GB", (7, 0)) for n in range(8)]
+    found = judge(cluster_of(one_host(1, 8, devices=v100)))
+    arch = [f for f in found if f.code == "arch-unsupported"]
+    assert places(arch) == {
+        ("arch-unsupported", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)
+    }
+    assert "Tesla V100-SXM2-16GB is sm_70" in arch[0].message
+    assert "sm_75 sm_80" in arch[0].message
+    assert {f.code for f in found} == {"arch-unsupported", "gpu-differs"}
+
+
+def test_rocm_is_compared_by_its_own_names() -> None:
+    mi300 = {**gpu(0, 0, "AMD Instinct MI300X"), "arch": "gfx942"}
+    rocm = {"cuda": None, "rocm": "7.1", "devices": [mi300], "arch_list": ["gfx90a", "gfx942"]}
+    assert judge(cluster_of({0: facts(0, 0, **rocm)}, hosts=1, nproc=1)) == []
+    found = judge(
+        cluster_of({0: facts(0, 0, **{**rocm, "arch_list": ["gfx90a"]})}, hosts=1, nproc=1)
+    )
+    assert places(found) == {("arch-unsupported", Severity.FAIL, ("nd0",), (0,))}
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        ("sm_80", (8, 6), True),
+        ("sm_86", (8, 0), False),
+        ("sm_80", (9, 0), False),
+        ("sm_90a", (9, 0), True),
+        ("sm_90a", (10, 0), False),
+        ("compute_90", (12, 0), True),
+        ("compute_90a", (10, 0), False),
+        ("compute_120", (9, 0), False),
+        ("sm_100f", (10, 3), True),
+        ("sm_100f", (12, 0), False),
+        ("gfx942", (9, 4), False),
+    ],
+)
+def test_binary_compatibility(arch: str, capability: tuple[int, int], runs: bool) -> None:
+    assert arch_runs_on(arch, capability) is runs
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "message"),
+    [
+        ({"nccl": "2.27.3"}, Severity.FAIL, "NCCL 2.27.3; the others have NCCL 2.28.9"),
+        ({"torch": "2.12.1+cu130", "torch_git": "aa"}, Severity.FAIL,
+         "torch 2.12.1; the others have torch 2.13.0"),
+        ({"torch": "2.13.1+cu130", "torch_git": "aa"}, Severity.WARN,
+         "torch 2.13.1; the others have torch 2.13.0"),
+        ({"wheels": {}}, Severity.WARN,
+         "DeepSpeed not installed; the others have DeepSpeed 0.19.8"),
+        ({"python": "3.12.1"}, Severity.WARN, "Python 3.12; the others have Python 3.11"),
+        ({"cuda": "12.8", "nccl": "2.27.3", "python": "3.10.2"}, Severity.FAIL,
+         "CUDA 12.8, NCCL 2.27.3, Python 3.10; the others have CUDA 13.0, NCCL 2.28.9, "
+         "Python 3.11"),
+    ],
+)  # fmt: skip
+def test_the_minority_of_three_to_one_is_blamed(
+    changes: dict[str, Any], severity: Severity, message: str
+) -> None:
+    found = judge(cluster_of(one_host(2, 2, **changes), hosts=4, nproc=2))
+    assert places(found) == {("version-differs", severity, ("nd2",), (4, 5))}
+    assert found[0].message == message
+
+
+def test_a_python_patch_is_no_difference() -> None:
+    assert judge(cluster_of({0: facts(0, 0, python="3.11.9")})) == []
+
+
+def test_a_tie_is_said_to_be_a_tie() -> None:
+    found = judge(cluster_of(one_host(1, 1, nccl="2.27.3"), nproc=1))
+    assert places(found) == {("version-differs", Severity.FAIL, ("nd0", "nd1"), (0, 1))}
+    assert found[0].message == "a tie, by rank: NCCL 2.28.9 on 0, 2.27.3 on 1"
+
+
+def test_nccl_versions_do_not_stop_gloo() -> None:
+    by_rank = {0: cpu_facts(), 1: cpu_facts(), 2: cpu_facts(), 3: cpu_facts(nccl="2.27.3")}
+    found = judge(cluster_of(by_rank, hosts=4, nproc=1, backend="gloo"))
+    assert found == []  # one rank alone has a value: nothing to compare with
+
+
+def test_another_model_on_one_host() -> None:
+    a100 = [gpu(2, n, "NVIDIA A100-SXM4-80GB", (8, 0)) for n in range(8)]
+    found = judge(cluster_of(one_host(2, 8, devices=a100), hosts=3))
+    assert places(found) == {("gpu-differs", Severity.WARN, ("nd2",), ())}
+    assert found[0].message == f"8 x NVIDIA A100-SXM4-80GB; the others have 8 x {H100}"
+
+
+def test_differences_of_two_kinds_come_apart() -> None:
+    stacks = {n: {"torch": "2.13.0", "NCCL": "2.28.9"} for n in range(5)}
+    stacks[1] = {"torch": "2.12.0", "NCCL": "2.28.9"}
+    stacks[3] = {"torch": "2.13.0", "NCCL": "2.27.3"}
+    assert [(d.places, d.values) for d in differences(stacks)] == [
+        ((1,), {"torch": "2.12.0"}),
+        ((3,), {"NCCL": "2.27.3"}),
+    ]
+
+
+def crumbs(step: str) -> tuple[dict[str, Any], ...]:
+    return ({"step": step, "at_s": 0.1, "call": "cuInit", "gpus": 8},)
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        Outcome(OutcomeStatus.HUNG, breadcrumbs=crumbs(module.DRIVER_STEP), state="D"),
+        Outcome(OutcomeStatus.DIED, breadcrumbs=crumbs(module.DRIVER_STEP), signal="SIGBUS"),
+    ],
+)
+def test_a_wedged_driver_blames_its_own_rank(ended: Outcome) -> None:
+    found = judge(cluster_of({11: ended}))
+    assert places(found) == {("gpu-unhealthy", Severity.FAIL, ("nd1",), (11,))}
+    assert "cuInit" in found[0].message
+
+
+def test_a_child_that_hung_before_the_driver_is_not_the_gpus_fault() -> None:
+    hung = Outcome(OutcomeStatus.HUNG, breadcrumbs=crumbs("importing"))
+    assert judge(cluster_of({11: hung, 12: Outcome(OutcomeStatus.HUNG)})) == []
+
+
+def test_silent_hosts_and_ranks_without_numbers_are_left_alone() -> None:
+    cluster = cluster_of({r: facts(0, r) for r in range(8)}, absent_nodes=[1])
+    assert judge(cluster) == []
+    nameless = change_rank(cluster_of(nproc=2), 3, rank=None, local_rank=None)
+    assert judge(nameless) == []
+
+
+def test_every_kind_is_declared_once() -> None:
+    kinds = [value for value in vars(module).values() if isinstance(value, Kind)]
+    assert set(kinds) == set(check.kinds)
+    assert len({kind.code for kind in kinds}) == len(kinds)
+
+
+def test_the_page_has_its_headings() -> None:
+    for heading in ("What it checks", "Why it matters", "How to fix", "When it is wrong"):
+        assert f"\n{heading}\n---" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n", "550.54.15"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\n",
+         "580.95.05"),
+        ("something else\n", None),
+    ],
+)  # fmt: skip
+def test_gpus_as_the_kernel_shows_them(tmp_path: Path, text: str, driver: str | None) -> None:
+    for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    for bus in ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"):
+        (gpus / bus).mkdir(parents=True)
+    (gpus.parent / "version").write_text(text)
+    assert host_gpus(tmp_path) == {"nodes": 2, "proc": 3, "kfd": 0, "driver": driver}
+    (tmp_path / "dev/kfd").touch()
+    (tmp_path / "dev/dri").mkdir()
+    (tmp_path / "dev/dri/renderD128").touch()
+    assert host_gpus(tmp_path)["kfd"] == 1
+
+
+def test_observe_on_this_machine() -> None:
+    import torch
+
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("a GPU build: observed by tests/gpu in a child process")
+    steps: list[str] = []
+    ctx = Context(
+        launch=Launch(rank=0, local_rank=0, world_size=1),
+        env={"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/somewhere"},
+        breadcrumb=lambda step, **_: steps.append(step),
+    )
+    seen = json.loads(json.dumps(check.observe(ctx)))
+    assert seen["torch"] == torch.__version__
+    assert seen["gloo_built"] is True
+    assert seen["devices"] == []
+    assert seen["visible"] == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert set(seen) == set(facts(0, 0))
+    assert steps == []  # a CPU build never touches a driver
+    cluster = cluster_of({0: seen}, hosts=1, nproc=1, backend="gloo")
+    assert next(cluster.evidence("backend_device", ALONE).__iter__()).outcome.facts == seen
+    assert {f.level for f in judge(cluster)} <= {Severity.WARN}
