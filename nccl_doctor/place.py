@@ -1,0 +1,135 @@
+"""Which place covers which: how a finding explains another, and an outcome that is missing.
+
+A place names hosts, ranks and links in words of the job; here they become the hosts and
+participants of one cluster, so that "rank 3" is known to be on "nd1", and "node 1" to be "nd1".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from nccl_doctor.model import Cluster, Host, Rank, Where
+
+Key = Hashable
+"""A host: its id in the cluster, or the name of one that the cluster does not know."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A `Where`, with its hosts and ranks looked up.
+
+    `whole` are hosts meant as a whole: a host that stands beside some of its ranks only says where
+    they are. `ends` are the hosts that links touch. `things` are devices and interfaces.
+    """
+
+    whole: frozenset[Key]
+    ranks: frozenset[int]
+    links: frozenset[frozenset[str]]
+    ends: frozenset[Key]
+    things: frozenset[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.ranks or self.links or self.things)
+
+
+class Map:
+    """Hosts and ranks of one cluster, by the names that findings use."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._by_name: dict[str, set[Key]] = defaultdict(set)
+        self._by_node: dict[int, set[Key]] = defaultdict(set)
+        self._hosts_of: dict[int, set[Key]] = defaultdict(set)
+        self._ranks_on: dict[Key, set[int]] = defaultdict(set)
+        self._names: dict[Key, str] = {}
+        for host in cluster.hosts:
+            self._names[host.id] = host.label
+            if host.name is not None:
+                self._by_name[host.name].add(host.id)
+            if host.node_rank is not None:
+                self._by_node[host.node_rank].add(host.id)
+        for rank in cluster.ranks:
+            if rank.rank is not None:
+                self._hosts_of[rank.rank].add(rank.host.id)
+                self._ranks_on[rank.host.id].add(rank.rank)
+
+    def place(self, where: Where) -> Place:
+        """Look a place up."""
+        hosts = self._named(where.hosts)
+        for node in where.nodes:
+            hosts |= self._by_node.get(node, {f"node {node}"})
+        narrowed = {host for rank in where.ranks for host in self._hosts_of.get(rank, ())}
+        return Place(
+            whole=frozenset(hosts - narrowed),
+            ranks=frozenset(where.ranks),
+            links=frozenset(frozenset(link) for link in where.links),
+            ends=frozenset(self._named(end for link in where.links for end in link)),
+            things=frozenset({*where.devices, *where.interfaces}),
+        )
+
+    def covers(self, one: Place, other: Place) -> bool:
+        """Whether all of the other place lies in this one. No place at all is everywhere.
+
+        A host covers its ranks and every link that touches it; all ranks of a host cover the host;
+        a link covers itself in both directions, and nothing else.
+        """
+        if not one:
+            return True
+        if not (other.whole or other.ranks or other.links):
+            return bool(other.things) and other.things <= one.things
+        return (
+            all(self._covers_rank(one, rank) for rank in other.ranks)
+            and all(self._covers_host(one, host) for host in other.whole)
+            and all(
+                link in one.links or bool(self._named(link) & one.whole) for link in other.links
+            )
+        )
+
+    def meets(self, one: Place, other: Place) -> bool:
+        """Whether the two have anything in common. No place at all is everywhere."""
+        if not one or not other:
+            return True
+        mine, theirs = one.whole | one.ends, other.whole | other.ends
+        return bool(
+            mine & theirs
+            or one.ranks & other.ranks
+            or one.things & other.things
+            or mine & self._under(other)
+            or theirs & self._under(one)
+        )
+
+    def hosts(self, places: Iterable[Place]) -> tuple[str, ...]:
+        """Names of every host that the places touch, sorted."""
+        touched = {key for place in places for key in place.whole | place.ends | self._under(place)}
+        return tuple(sorted(self._names.get(key, str(key)) for key in touched))
+
+    def _covers_rank(self, place: Place, rank: int) -> bool:
+        hosts = self._hosts_of.get(rank, set())
+        return rank in place.ranks or bool(hosts and hosts <= place.whole)
+
+    def _covers_host(self, place: Place, host: Key) -> bool:
+        ranks = self._ranks_on.get(host, set())
+        return host in place.whole or bool(ranks and ranks <= place.ranks)
+
+    def _named(self, names: Iterable[str]) -> set[Key]:
+        found: set[Key] = set()
+        for name in names:
+            found |= self._by_name.get(name, {name})
+        return found
+
+    def _under(self, place: Place) -> set[Key]:
+        return {host for rank in place.ranks for host in self._hosts_of.get(rank, ())}
+
+
+def host_where(host: Host) -> Where:
+    """A whole host, by name or else by node rank."""
+    if host.name is not None:
+        return Where(hosts=(host.name,))
+    return Where(nodes=() if host.node_rank is None else (host.node_rank,))
+
+
+def rank_where(rank: Rank) -> Where:
+    """One participant and its host; of a participant without a rank, its host."""
+    here = host_where(rank.host)
+    return here if rank.rank is None else here | Where(ranks=(rank.rank,))
