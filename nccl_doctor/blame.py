@@ -49,7 +49,8 @@ class LinkBlame(Generic[P]):
     """What explains a set of failed ordered pairs.
 
     `hosts` explain every failed pair that touches them; `links` are the pairs left over.
-    `certain` is False where the pairs alone cannot tell a host from a link (two hosts).
+    `certain` is False where some pair left over has an end that was not seen to work with anybody
+    else: then the pairs alone cannot tell a host from a link (always so with two hosts).
     """
 
     hosts: tuple[P, ...]
@@ -60,38 +61,31 @@ class LinkBlame(Generic[P]):
 def blame_links(tested: Iterable[tuple[P, P]], failed: Iterable[tuple[P, P]]) -> LinkBlame[P]:
     """Tell a bad host from a bad link.
 
-    A host is to blame when every pair tested with it, in both directions or in one and the same
-    direction, failed, with at least two partners of which one is good elsewhere. What remains are
-    links.
+    A host is to blame when every pair tested with it in one direction failed, and at least two of
+    these partners work in that direction with somebody else. One such partner is not enough: a bad
+    link beside a bad host would make a victim of the third. What remains are links.
 
     Args:
-        tested: ordered pairs (from, to) that were tried, failed ones included.
+        tested: ordered pairs (from, to) that were tried; failed ones are taken as tested.
         failed: those that failed.
+
+    Returns: a result that does not depend on the order of the pairs. Where everything failed,
+    nobody is blamed.
     """
-    tried = set(tested)
-    left = set(failed)
-    partners = {host: _partners(host, tried) for pair in tried for host in pair}
-    hosts: list[P] = []
-    suspects = sorted(partners, key=lambda host: (-sum(host in pair for pair in left), str(host)))
-    for host in suspects:
-        outgoing = {pair for pair in tried if pair[0] == host}
-        incoming = {pair for pair in tried if pair[1] == host}
-        bad = {
-            direction
-            for direction in (frozenset(outgoing), frozenset(incoming))
-            if direction and direction <= left
-        }
-        if bad and len(partners[host]) >= 2:
-            hosts.append(host)
-            left -= outgoing | incoming
-    certain = not failed_on_two_hosts_only(partners, left)
+    bad = set(failed)
+    outgoing: dict[P, set[P]] = {}
+    incoming: dict[P, set[P]] = {}
+    for source, target in {*tested, *bad}:
+        outgoing.setdefault(source, set()).add(target)
+        incoming.setdefault(target, set()).add(source)
+    sends = {a for a, targets in outgoing.items() if any((a, b) not in bad for b in targets)}
+    receives = {b for b, sources in incoming.items() if any((a, b) not in bad for a in sources)}
+    hosts = {
+        host
+        for own, partners, good in ((sends, outgoing, receives), (receives, incoming, sends))
+        for host, others in partners.items()
+        if host not in own and len(others & good) >= 2
+    }
+    left = {pair for pair in bad if hosts.isdisjoint(pair)}
+    certain = all(a in sends and b in receives for a, b in left)
     return LinkBlame(tuple(sorted(hosts, key=str)), tuple(sorted(left, key=str)), certain)
-
-
-def _partners(host: P, pairs: Iterable[tuple[P, P]]) -> set[P]:
-    return {b if a == host else a for a, b in pairs if host in (a, b)}
-
-
-def failed_on_two_hosts_only(partners: Mapping[P, set[P]], left: Iterable[tuple[P, P]]) -> bool:
-    """Whether some failed pair has ends that were tried with nobody else."""
-    return any(len(partners[a]) < 2 and len(partners[b]) < 2 for a, b in left)
