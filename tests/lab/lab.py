@@ -42,6 +42,9 @@ JOIN_S = 6.0
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
 
+_PATH = os.pathsep.join(
+    [str(Path(sys.executable).parent), "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+)
 _NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
 _FORK = ["--propagation", "private", "--fork", "--kill-child", "--mount-proc"]
 
@@ -82,10 +85,10 @@ class LabError(RuntimeError):
     """A command of the lab itself failed: not the fault of what is tested."""
 
 
-def trouble() -> str | None:
+def trouble(path: str = _PATH) -> str | None:
     """Why no lab can be built here and what to do about it, or None where one can."""
     missing = sorted(
-        {package for tool, package in TOOLS.items() if not shutil.which(tool, path=_PATH)}
+        {package for tool, package in TOOLS.items() if not shutil.which(tool, path=path)}
     )
     if sys.platform != "linux":
         return "the lab needs Linux (network namespaces)"
@@ -108,11 +111,6 @@ def trouble() -> str | None:
         "run it as root" if os.geteuid() else "it needs CAP_SYS_ADMIN and CAP_NET_ADMIN"
     ) + " (in Docker: --privileged)"
     return f"the lab cannot make namespaces here ({done.stderr.strip()}); {how}"
-
-
-_PATH = os.pathsep.join(
-    [str(Path(sys.executable).parent), "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
-)
 
 
 def _user_namespace() -> list[str]:
@@ -639,8 +637,8 @@ class Lab:
                     "WORLD_SIZE": str(len(self.hosts) * nproc),
                     "LOCAL_RANK": str(local),
                     "LOCAL_WORLD_SIZE": str(nproc),
-                    "GROUP_RANK": str(host.index),
-                    "GROUP_WORLD_SIZE": str(len(self.hosts)),
+                    "NODE_RANK": str(host.index),
+                    "NNODES": str(len(self.hosts)),
                     "MASTER_ADDR": self.names[0],
                     "MASTER_PORT": str(MASTER_PORT),
                     **(env or {}),

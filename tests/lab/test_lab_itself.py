@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import Host, Lab, LabError, Process
+from tests.lab.lab import Host, Lab, LabError, Process, trouble
 
 _ECHO = """
 import socket, sys, threading
@@ -174,3 +176,31 @@ def test_nothing_outlives_the_lab(tmp_path: Path, make_lab: Callable[..., Lab]) 
         assert len(running) >= 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in [*inits, *running])
     assert set(os.listdir("/sys/class/net")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its capabilities away")
+@pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
+def test_where_no_lab_can_be_built(ci: str, outcome: str) -> None:
+    root = Path(__file__).parents[2]
+    test = "tests/lab/test_lab_itself.py::test_hosts_have_their_own_identity"
+    done = subprocess.run(
+        [
+            *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
+            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test),
+        ],
+        cwd=root,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert outcome in done.stdout, done.stdout
+    assert "the lab cannot make namespaces here" in done.stdout
+    assert (done.returncode == 0) is (not ci)
+
+
+def test_missing_tools_are_named(tmp_path: Path) -> None:
+    reason = trouble(path=str(tmp_path))
+    assert reason is not None
+    assert "apt-get install -y ethtool iproute2 mount nftables util-linux" in reason

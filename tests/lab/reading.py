@@ -1,0 +1,120 @@
+"""Reading a run of the doctor as a person would: what is wrong, where, and who is left alone."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+import nccl_doctor
+from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Run
+
+START_S = 10.0
+"""From exec to the first line of the doctor: importing torch, many at once on a small machine."""
+SETTLE_S = 5.0
+"""What the doctor allows a participant, beyond a deadline, to examine a stuck child."""
+
+Report = Mapping[str, Any]
+
+
+@functools.cache
+def _schema() -> Any:
+    path = Path(nccl_doctor.__file__).parent / "report" / "schema.json"
+    return jsonschema.Draft202012Validator(json.loads(path.read_text()))
+
+
+def loud(report: Report) -> list[Mapping[str, Any]]:
+    """Findings above info."""
+    return [found for found in report["findings"] if found["severity"] != "info"]
+
+
+def check_clean(run: Run, within_s: float = TOTAL_S) -> None:
+    """Every report is valid, everybody left in time, nothing is left behind."""
+    for report in (run.report, *run.partial.values()):
+        if report is not None:
+            _schema().validate(report)
+    assert None not in run.codes, f"a process had to be killed\n{run}"
+    assert run.seconds < START_S + within_s, f"too late: {run.seconds:.1f} s\n{run}"
+    assert run.leftovers == [], str(run)
+    for done in run.done:
+        assert "Traceback (most recent call last)" not in done.stderr, str(run)
+
+
+def check_healthy(run: Run, ranks: int) -> None:
+    """Verdict pass, nothing above info, every rank there, every check done."""
+    check_clean(run)
+    report = run.report
+    assert report is not None, str(run)
+    assert loud(report) == [], str(run)
+    assert report["verdict"] == "pass", str(run)
+    assert report["exit_code"] == 0
+    assert set(run.codes) == {0}, str(run)
+    assert run.partial == {}, str(run)
+    assert [rank["rank"] for rank in report["ranks"] if rank["reported"]] == list(range(ranks))
+    assert {check["name"]: check["status"] for check in report["checks"]} == {
+        check["name"]: "pass" for check in report["checks"]
+    }, str(run)
+    assert any(check["name"] == "collectives" for check in report["checks"])
+
+
+def check_cause(
+    run: Run,
+    report: Report | None,
+    code: str | Collection[str],
+    *,
+    hosts: Sequence[str] = (),
+    ranks: Sequence[int] | None = None,
+    links: Sequence[tuple[str, str]] = (),
+    interfaces: Sequence[str] = (),
+    nodes: Sequence[int] = (),
+    beside: Collection[str] = (),
+) -> Mapping[str, Any]:
+    """The report names this one cause at exactly this place, and blames nobody else.
+
+    `ranks` None: no rank but those of `hosts` may be named. What else is above info must be
+    explained by the cause, or be one of `beside`. Returns: the finding.
+    """
+    assert report is not None, f"no report\n{run}"
+    codes = {code} if isinstance(code, str) else set(code)
+    assert report["verdict"] == "fail", str(run)
+    assert report["exit_code"] == 1, str(run)
+    roots = [root for root in report["root_causes"] if root["code"] not in beside]
+    assert len(roots) == 1, f"{[root['code'] for root in roots]}\n{run}"
+    root = roots[0]
+    assert root["code"] in codes, f"{root['code']} is not {codes}\n{run}"
+    assert report["root_causes"][0] == root, f"it must come first\n{run}"
+    assert root["severity"] == "fail"
+    assert root["message"]
+    assert root["fix"]
+    where = root["where"]
+    assert sorted(where["hosts"]) == sorted(hosts), str(run)
+    assert sorted(map(tuple, where["links"])) == sorted(links), str(run)
+    assert sorted(where["interfaces"]) == sorted(interfaces), str(run)
+    assert sorted(where["nodes"]) == sorted(nodes), str(run)
+    if ranks is None:
+        mine = {rank["rank"] for rank in report["ranks"] if rank["host"] in hosts}
+        assert set(where["ranks"]) <= mine, str(run)
+    else:
+        assert sorted(where["ranks"]) == sorted(ranks), str(run)
+    for other in loud(report):
+        explained = other["explained_by"] in codes
+        same = {**other, "where": None} == {**root, "where": None}
+        assert same or explained or other["code"] in beside, f"{other['code']} as well\n{run}"
+    return root
+
+
+def view_of(run: Run, node: int) -> Report | None:
+    """The report written on behalf of a node: its own one, or for node 0 the coordinator's."""
+    if node in run.partial:
+        return run.partial[node]
+    return run.report if node == 0 else None
+
+
+SIGN_IN_S = JOIN_S + SETTLE_S
+"""A run that nobody can join ends after the roll call."""
+ROUND_S = COLLECTIVE_S + SETTLE_S
+"""A round of collectives in which somebody is stuck."""
