@@ -92,6 +92,7 @@ class Ledger:
             hosts=(*hosts.values(), *absent_hosts),
             ranks=tuple(ranks),
             join_timeout_s=options.join_timeout_s,
+            collective_timeout_s=options.collective_timeout_s,
             complete=complete,
             expected=options.expected,
         )
@@ -152,4 +153,5 @@ def _last_breadcrumb(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
         if outcome.get("breadcrumbs")
     ]
     bad = [step for is_bad, step in steps if is_bad]
-    return (bad or [step for _, step in steps] or [None])[-1]
+    chosen = bad or [step for _, step in steps]
+    return chosen[-1] if chosen else None

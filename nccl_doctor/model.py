@@ -369,6 +369,7 @@ class Cluster:
     hosts: tuple[Host, ...]
     ranks: tuple[Rank, ...]
     join_timeout_s: float = 60.0
+    collective_timeout_s: float = 20.0
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
 

@@ -218,6 +218,28 @@ def fork_service(name: str, serve: Callable[[], None]) -> int:
     return pid
 
 
+def fork_child(body: Callable[[], int]) -> int:
+    """Fork a process that runs `body`, leaves with the code it returns, and dies with this one.
+
+    Returns: its process id; the caller reaps it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try:
+            _die_with(parent)
+            code = body()
+            sys.stdout.flush()
+        except BaseException:  # the boundary of the process: nothing may run on above the fork
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
 def stop_service(pid: int) -> None:
     """Kill and reap a process started by `fork_service`."""
     _end(pid, patient=False)
@@ -226,18 +248,21 @@ def stop_service(pid: int) -> None:
 
 def _settle(name: str, parent: int) -> None:
     """What every forked process does first: die with the parent, own process group, own signals."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the line above
-        os._exit(1)
+    _die_with(parent)
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
-    libc.prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     living.clear()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def _child(job: Job, pipe: int, parent: int) -> NoReturn:

@@ -1,0 +1,208 @@
+"""Rank 0's second task: call the roll, hold the rounds, gather, judge, and send everybody home.
+
+A star over the store: it posts orders, the participants post evidence. It waits for all or for the
+deadline, and goes on without those that fell silent.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+
+from nccl_doctor.api import Check
+from nccl_doctor.ledger import Ledger
+from nccl_doctor.mailbox import OPERATION_S, Mailbox
+from nccl_doctor.model import (
+    Cluster,
+    Finding,
+    Outcome,
+    OutcomeStatus,
+    Round,
+    Severity,
+    number_range,
+)
+from nccl_doctor.supervisor import SETTLE_S, Departure, Run, hold
+from nccl_doctor.verdict import judge_all
+
+GOODBYE_S = 3.0
+"""How long the store is kept up for participants that have not yet read the verdict."""
+
+
+class Coordinator:
+    """Conducts one run; the participant in it that is rank 0 takes part as any other."""
+
+    def __init__(self, run: Run, box: Mailbox, ledger: Ledger) -> None:
+        self._run = run
+        self._box = box
+        self._ledger = ledger
+        self._number = 0
+        self._opened = 0.0
+        self._silent: set[int] = set()
+
+    def conduct(self) -> Departure:
+        """From the roll call to the verdict.
+
+        Raises:
+            MailboxLost: the store broke off.
+        """
+        run = self._run
+        run.nonce = secrets.token_hex(8)
+        self._call_the_roll()
+        for check in run.registry.checks:
+            if check.together and check.level.order <= run.options.level.order:
+                self._observe_together(check)
+        self._admit_latecomers()
+        run.progress.say("judging")
+        report = run.judge(self._ledger, complete=True)
+        return Departure(report.exit_code, report, finish=self._send_home)
+
+    # -- roll call ------------------------------------------------------------------------------
+
+    def _call_the_roll(self) -> None:
+        run, box = self._run, self._box
+        self._opened = time.monotonic()
+        until = self._opened + min(run.options.join_timeout_s, run.left())
+        pause = 0.002
+        while True:
+            self._admit()
+            missing = self._ledger.missing()
+            if not missing or time.monotonic() > until:
+                break
+            here = len(self._ledger.ranks_here())
+            run.progress.say(f"roll call: {here} here, waiting for ranks {number_range(missing)}")
+            time.sleep(pause)
+            pause = min(pause * 1.3, 0.05)
+        box.put(
+            "roster",
+            {
+                "nonce": run.nonce,
+                "backend": run.backend,
+                "tokens": {str(seat): self._ledger.token(seat) for seat in self._ledger.seats},
+                "next_s": SETTLE_S + OPERATION_S,
+            },
+        )
+
+    def _admit(self) -> None:
+        """Take the letters that have come since the last look."""
+        seats = range(self._box.add("seats", 0))
+        awaited = {f"seat/{seat}": seat for seat in seats if seat not in self._ledger.seats}
+        for key in self._box.wait(awaited, 0.0) if awaited else ():
+            letter = self._box.get(key, OPERATION_S)
+            self._ledger.sign_in(awaited[key], letter, time.monotonic() - self._opened)
+
+    def _admit_latecomers(self) -> None:
+        """Who signed in after the roll call was closed took no part, but is a fact: a duplicate."""
+        before = set(self._ledger.seats)
+        self._admit()
+        self._silent |= set(self._ledger.seats) - before
+
+    # -- rounds ---------------------------------------------------------------------------------
+
+    def _observe_together(self, check: Check) -> None:
+        held: set[str] = set()
+        while rounds := [r for r in check.plan(self._cluster()) if r.name not in held]:
+            for round_ in rounds:
+                held.add(round_.name)
+                self._hold(check, round_)
+
+    def _cluster(self) -> Cluster:
+        return self._ledger.cluster(self._run.options, self._run.backend)
+
+    def _hold(self, check: Check, round_: Round) -> None:
+        """One round: order it, take part, wait for the evidence of all, note who fell silent."""
+        run, box = self._run, self._box
+        groups = tuple(self._unblocked(check, round_))
+        if not groups:
+            return
+        deadline_s = min(round_.deadline_s, run.left() - SETTLE_S)
+        if deadline_s <= 0:
+            for seat in (seat for group in groups for seat in group):
+                self._note(seat, check, round_, OutcomeStatus.UNTESTED, "no time was left")
+            return
+        wait_s = deadline_s + SETTLE_S
+        round_ = Round(round_.name, groups, deadline_s, round_.params)
+        order = {
+            "check": check.name,
+            "round": round_.name,
+            "groups": groups,
+            "params": dict(round_.params),
+            "deadline_s": deadline_s,
+            "next_s": wait_s + 2 * SETTLE_S,
+        }
+        started = time.monotonic()
+        box.put(f"order/{self._number}", order)
+        members = [seat for group in groups for seat in group]
+        if run.seat in members:
+            self._ledger.record(run.seat, check.name, round_.name, hold(run, box, check, round_))
+        others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
+        run.progress.say(f"{check.name}: {round_.name}, waiting for {len(others)} others")
+        patience = max(0.0, started + wait_s - time.monotonic())
+        there = box.wait(others, patience, run.progress.tick) if others else set()
+        for key, seat in others.items():
+            if key in there:
+                outcome = Outcome.from_json(box.get(key, OPERATION_S))
+                self._ledger.record(seat, check.name, round_.name, outcome)
+            else:
+                self._silent.add(seat)
+                words = f"no word within {wait_s:.0f} s of the order"
+                self._note(seat, check, round_, OutcomeStatus.SILENT, words)
+        self._number += 1
+
+    def _note(
+        self, seat: int, check: Check, round_: Round, status: OutcomeStatus, reason: str
+    ) -> None:
+        self._ledger.record(seat, check.name, round_.name, Outcome(status, reason=reason))
+
+    def _unblocked(self, check: Check, round_: Round) -> Iterator[tuple[int, ...]]:
+        """Groups that no known failure would stop; the others are noted, not run into a time-out.
+
+        Silence blocks as well: a group with a participant that no longer answers cannot meet.
+        """
+        cluster = self._cluster()
+        findings, _ = judge_all(cluster, self._run.registry.checks)
+        in_the_way = [
+            finding
+            for finding in findings
+            if finding.level is Severity.FAIL and finding.kind.layer in check.needs
+        ]
+        for group in round_.groups:
+            silent = sorted(self._silent & set(group))
+            blocker = next((f for f in in_the_way if touches(f, cluster, group)), None)
+            if blocker is None and not silent:
+                yield group
+                continue
+            reason = f"blocked by {blocker.code if blocker else 'rank-silent'}"
+            for seat in group:
+                self._note(seat, check, round_, OutcomeStatus.UNTESTED, reason)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _send_home(self, code: int) -> None:
+        """Tell everybody the exit code, and keep the store up until they have read it."""
+        box = self._box
+        box.put(f"order/{self._number}", {"finish": code})
+        byes = [
+            f"bye/{seat}"
+            for seat in self._ledger.seats
+            if seat not in self._silent and seat != self._run.seat
+        ]
+        if byes:
+            box.wait(byes, GOODBYE_S)
+        orders = [f"order/{number}" for number in range(self._number + 1)]
+        seats = [f"seat/{seat}" for seat in self._ledger.seats]
+        box.forget(["coordinators", "seats", "roster", *orders, *seats, *byes])
+
+
+def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:
+    """Whether a failure stops a group of seats: a link with both ends in it, or a bad member."""
+    members = [rank for rank in cluster.present if rank.seat in group]
+    hosts = {rank.host.name for rank in members}
+    where = finding.where
+    if where.links:
+        return any(a in hosts and b in hosts and len(hosts) > 1 for a, b in where.links)
+    if where.ranks:
+        return bool(set(where.ranks) & {rank.rank for rank in members})
+    if where.hosts:
+        return bool(set(where.hosts) & hosts)
+    return not where.nodes

@@ -1,0 +1,109 @@
+"""Collectives with results that can be checked exactly, each announced before it may block.
+
+Runs in a probe child, on process groups that are already formed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_INT64_BYTES = 8
+_PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
+_ASYNC_ELEMENTS = 4096
+_BROADCAST_ELEMENTS = 1024
+
+
+class Exercise:
+    """Runs collectives on one device and remembers what was done and what came out wrong.
+
+    Attributes:
+        steps: names of the collectives, in order.
+        wrong: `{"step", "group", "contributors", "example"}` for each wrong result; contributors
+            are the group ranks whose data was wrong, where that can be told.
+    """
+
+    def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
+        """`device` is the `torch.device` of the backend."""
+        self._breadcrumb = breadcrumb
+        self._device = device
+        self.steps: list[str] = []
+        self.wrong: list[dict[str, Any]] = []
+
+    def alone(self, name: str, group: Any, rank: int, size: int, elements: Sequence[int]) -> None:
+        """One group by itself: all-reduce of each size, broadcast from both ends, barrier.
+
+        Args:
+            name: of the group, for messages.
+            group: a process group, or None for the default one.
+            rank: this participant's rank in it.
+            size: number of its ranks.
+            elements: message sizes, in elements of int64.
+        """
+        import torch
+        import torch.distributed as dist
+
+        marks = torch.zeros(size, dtype=torch.int64, device=self._device)
+        marks[rank] = rank + 1
+        self._announce("all_reduce", name, size)
+        dist.all_reduce(marks, group=group)
+        # Entry r comes from rank r alone, so a wrong entry names who gave it.
+        self._compare("all_reduce", name, marks, torch.arange(1, size + 1), by_entry=True)
+        for count in elements:
+            pattern = torch.arange(count) % _PATTERN + 1
+            data = (pattern * (rank + 1)).to(self._device)
+            self._announce("all_reduce", name, count)
+            dist.all_reduce(data, group=group)
+            self._compare("all_reduce", name, data, pattern * (size * (size + 1) // 2))
+        for root in sorted({0, size - 1}):
+            expected = torch.arange(_BROADCAST_ELEMENTS) % _PATTERN + root
+            data = (expected if rank == root else torch.zeros_like(expected)).to(self._device)
+            source = root if group is None else dist.get_global_rank(group, root)
+            self._announce(f"broadcast from {root}", name, _BROADCAST_ELEMENTS)
+            dist.broadcast(data, source, group=group)
+            self._compare("broadcast", name, data, expected, contributors=[root])
+        self._announce("barrier", name, 0)
+        dist.barrier(group=group)
+
+    def together(self, groups: Mapping[str, tuple[Any, int, int]]) -> None:
+        """One all-reduce in flight on every group at once; name → (group, rank, size)."""
+        import torch
+        import torch.distributed as dist
+
+        works = []
+        for name, (group, rank, size) in groups.items():
+            data = torch.full((_ASYNC_ELEMENTS,), rank + 1, dtype=torch.int64, device=self._device)
+            self._announce("all_reduce (async)", name, _ASYNC_ELEMENTS)
+            works.append((name, size, data, dist.all_reduce(data, group=group, async_op=True)))
+        for name, size, data, work in works:
+            self._breadcrumb("wait for all_reduce (async)", group=name)
+            work.wait()
+            expected = torch.full((_ASYNC_ELEMENTS,), size * (size + 1) // 2)
+            self._compare("all_reduce (async)", name, data, expected)
+
+    def _announce(self, step: str, group: str, elements: int) -> None:
+        self.steps.append(step)
+        self._breadcrumb(step, group=group, sequence=len(self.steps), bytes=elements * _INT64_BYTES)
+
+    def _compare(
+        self,
+        step: str,
+        group: str,
+        got: Any,
+        expected: Any,
+        *,
+        contributors: Sequence[int] = (),
+        by_entry: bool = False,
+    ) -> None:
+        got = got.cpu()
+        bad = (got != expected).nonzero().flatten().tolist()
+        if bad:
+            first = bad[0]
+            self.wrong.append(
+                {
+                    "step": step,
+                    "group": group,
+                    "contributors": bad if by_entry else list(contributors),
+                    "example": f"element {first} is {int(got[first])}, not {int(expected[first])}",
+                }
+            )

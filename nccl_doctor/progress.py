@@ -1,0 +1,40 @@
+"""One line on a terminal: what runs, who is awaited, how many seconds are left."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_EVERY_S = 0.2
+
+
+class Progress:
+    """Writes to stderr, and only where somebody is watching. `doing` is always kept."""
+
+    def __init__(self, *, shown: bool, deadline: float) -> None:
+        self.doing = "starting"
+        self._shown = shown and sys.stderr.isatty()
+        self._deadline = deadline
+        self._next = 0.0
+
+    def say(self, doing: str) -> None:
+        """Say what runs now."""
+        self.doing = doing
+        self._next = 0.0
+        self.tick()
+
+    def tick(self) -> None:
+        """Refresh the line, at most some times a second."""
+        now = time.monotonic()
+        if not self._shown or now < self._next:
+            return
+        self._next = now + _EVERY_S
+        left = max(0.0, self._deadline - now)
+        sys.stderr.write(f"\r\x1b[2K{self.doing} … {left:.0f} s left"[:200])
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away before the report is printed."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
