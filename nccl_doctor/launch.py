@@ -1,23 +1,44 @@
-"""Who am I: one record from whatever started this process."""
+"""Who am I: one record from whatever started this process.
+
+`detect` recognises the launcher by variables that only it sets, reads that launcher's table (field
+→ variables, first one set wins), compares what several sources say, and derives what is safe.
+What is wrong becomes a `LaunchProblem`, never an exception.
+"""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
+
+from nccl_doctor.launchers import (
+    HYDRA,
+    LAUNCHERS,
+    OPEN_MPI,
+    SRUN,
+    TORCH,
+    TORCHRUN_WORDS,
+    Launcher,
+    number,
+    tasks_on_node,
+)
 
 
 @dataclass(frozen=True)
 class LaunchProblem:
     """Something wrong with what the launcher said; becomes a finding of the same code.
 
-    `variables` maps the names involved to their values as found (None: not set).
+    `variables` maps the names involved to their values as found (None: not set). `fatal` is False
+    where torch would start all the same, and only other readers of the environment are misled.
     """
 
     code: str
     message: str
     variables: Mapping[str, str | None] = field(default_factory=dict)
     fix: str = ""
+    fatal: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -26,12 +47,19 @@ class LaunchProblem:
             "message": self.message,
             "variables": dict(self.variables),
             "fix": self.fix,
+            "fatal": self.fatal,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LaunchProblem:
         """Inverse of `to_json`."""
-        return cls(data["code"], data["message"], data.get("variables", {}), data.get("fix", ""))
+        return cls(
+            data["code"],
+            data["message"],
+            data.get("variables", {}),
+            data.get("fix", ""),
+            data.get("fatal", True),
+        )
 
 
 @dataclass(frozen=True)
@@ -39,7 +67,8 @@ class Launch:
     """Who this process is in the job, and which variable said so.
 
     A field that nothing told, or told wrongly, is None. `sources` maps field name → variable name,
-    `--option` or `default`. `agent_store` is True where torchrun's agent serves the store.
+    `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent serves
+    the store.
     """
 
     launcher: str = "none"
@@ -56,3 +85,309 @@ class Launch:
     agent_store: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[LaunchProblem, ...] = ()
+
+    def is_complete(self) -> bool:
+        """Whether all four values of torch's env:// rendezvous are known."""
+        return None not in (self.rank, self.world_size, self.master_addr, self.master_port)
+
+    @property
+    def per_host(self) -> bool:
+        """Whether one process was started per host and told its node rank only (Kubeflow): the
+        local ranks have yet to be started.
+        """
+        return self.launcher == "kubeflow"
+
+    def told(self, name: str) -> Any:
+        """The value of a field if somebody said it; None where it was only derived."""
+        return None if self.sources.get(name, "").startswith(_DERIVED) else getattr(self, name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, every field present."""
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {
+            **data,
+            "sources": dict(self.sources),
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Launch:
+        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
+        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        known["problems"] = tuple(map(LaunchProblem.from_json, known.get("problems", ())))
+        return cls(**known)
+
+
+_DERIVED = "derived from "
+_MANY = 10_000_000
+"""More processes than any cluster has: a larger number is a mistake."""
+
+_NUMBERS = {  # field: lowest and highest sensible value
+    "rank": (0, _MANY),
+    "world_size": (1, _MANY),
+    "local_rank": (0, _MANY),
+    "local_world_size": (1, _MANY),
+    "node_rank": (0, _MANY),
+    "nnodes": (1, _MANY),
+    "master_port": (1, 65535),
+}
+
+_MASTER_ADDR_LINES = {
+    "srun": 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "mpirun": "MASTER_ADDR=$(mpirun -n 1 hostname)",
+    "mpi": "MASTER_ADDR=$(mpiexec -n 1 hostname)",
+}
+
+
+def detect(environ: Mapping[str, str]) -> Launch:
+    """Read who this process is from its environment; never raises.
+
+    Returns: an empty record with launcher `none` where nothing has launched us. That includes the
+    only task of an srun or mpirun (an interactive shell, say): it says nothing about a job.
+    """
+    launcher = next((row for row in LAUNCHERS if _started_us(row, environ)), None)
+    if launcher is None:
+        return Launch()
+    reading = _Reading(launcher, environ)
+    reading.read()
+    reading.compare()
+    reading.derive()
+    reading.check_ranges()
+    reading.name_missing()
+    return Launch(
+        launcher=launcher.name,
+        **reading.values,
+        restart_count=max(0, launcher.own_number(environ, "restart_count") or 0),
+        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",  # as torch compares it
+        sources=reading.sources,
+        problems=tuple(reading.problems),
+    )
+
+
+def _started_us(launcher: Launcher, environ: Mapping[str, str]) -> bool:
+    if not launcher.is_marked(environ) or not launcher.tasks:
+        return launcher.is_marked(environ)
+    world = number(environ.get("WORLD_SIZE", ""))
+    size = launcher.own_number(environ, "world_size")
+    if "RANK" in environ and world is not None and size is not None and world > size:
+        return False  # the tasks are per-host scripts, which then numbered their own ranks
+    return (size or world or 1) > 1
+
+
+class _Reading:
+    """One pass over the environment: values, where each came from, and what is wrong."""
+
+    def __init__(self, launcher: Launcher, environ: Mapping[str, str]) -> None:
+        self.launcher = launcher
+        self.environ = environ
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.problems: list[LaunchProblem] = []
+
+    def problem(self, code: str, message: str, names: tuple[str, ...], fix: str, **kw: Any) -> None:
+        """Note a problem; by default it is fatal if torch or torchrun reads one of the names."""
+        found = {name: self.environ.get(name) for name in names}
+        torch = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+        fatal = kw.get("fatal", any(n in torch or n.startswith("PET_") for n in names))
+        self.problems.append(LaunchProblem(code, message, found, fix, fatal))
+
+    def read(self) -> None:
+        """Fill every field from the first of its variables that is set."""
+        for name in (*_NUMBERS, "master_addr", "run_id"):
+            variable = next((v for v in self.launcher.variables(name) if v in self.environ), None)
+            if variable is None:
+                continue
+            if name in _NUMBERS:
+                value: Any = self._read_number(name, variable)
+            else:
+                value = self._read_text(name, variable)
+            if value is not None:
+                self.values[name], self.sources[name] = value, variable
+
+    def _read_number(self, name: str, variable: str) -> int | None:
+        text = self.environ[variable]
+        value = number(text)
+        low, high = _NUMBERS[name]
+        fix = f"set {variable} to a whole number from {low} to {high}"
+        if value is None:
+            if not (variable.startswith("PET_") and TORCHRUN_WORDS.fullmatch(text)):
+                message = f"{variable}={text[:80]!r} is not a whole number"
+                self.problem("launch-bad-value", message, (variable,), fix)
+            return None
+        if not low <= value <= high:
+            message = f"{variable}={text[:80].strip()} is outside {low}–{high}"
+            self.problem("launch-bad-value", message, (variable,), fix)
+            return None
+        if text != text.strip():
+            message = f"{variable}={text!r} has white space around the number"
+            fix = f"export {variable}={value}"
+            self.problem("launch-bad-value", message, (variable,), fix, fatal=False)
+        return value
+
+    def _read_text(self, name: str, variable: str) -> str | None:
+        text = self.environ[variable]
+        if name != "master_addr" or (text and not re.search(r"\s", text)):
+            return text
+        what = "holds white space" if text.strip() else "is empty"
+        address = shlex.quote(text.strip()) if text.strip() else "<host name of rank 0>"
+        message = f"{variable}={text[:80]!r} {what}"
+        self.problem("launch-bad-value", message, (variable,), f"export {variable}={address}")
+        return None
+
+    def compare(self) -> None:
+        """Find sources that contradict each other, among those that mean the same thing.
+
+        LOCAL_RANK is not compared: it is rightly 0 in every task that sees one GPU only.
+        """
+        if self.launcher.tasks:
+            for name in ("rank", "world_size"):
+                numbers = {v: number(self.environ.get(v, "")) for v in self._rivals(name)}
+                told = {v: n for v, n in numbers.items() if n is not None}
+                if len(set(told.values())) > 1:
+                    message = " but ".join(f"{v}={n}" for v, n in told.items())
+                    wrong, right = next(iter(told)), list(told)[1]
+                    fix = f"`export {wrong}=${right}` in each task, or unset {wrong}"
+                    self.problem(
+                        "launch-sources-disagree",
+                        message,
+                        tuple(told),
+                        fix,
+                        fatal=name == "world_size",  # any order of ranks will do, a count will not
+                    )
+        elif not self.launcher.per_host:
+            self._compare_with_outer()
+        self._compare_sizes()
+
+    def _rivals(self, name: str) -> tuple[str, ...]:
+        own = tuple(v for v in self.launcher.own[name] if v in self.environ)
+        # srun numbers its PMI ranks itself. Elsewhere a second one may be inherited from the srun
+        # that started the daemons, as SLURM_NTASKS may be from the batch job.
+        return TORCH[name] + (own if self.launcher is SRUN and name == "rank" else own[:1])
+
+    def _compare_with_outer(self) -> None:
+        """A launcher that starts ranks must itself run once per host, not once per GPU."""
+        nnodes = self.values.get("nnodes")
+        outer = next((row for row in (OPEN_MPI, HYDRA, SRUN) if row.is_marked(self.environ)), None)
+        if outer is None or nnodes is None or self.launcher.name == "env":
+            return
+        tasks, here = outer.own_number(self.environ, "world_size"), self._tasks_here(outer)
+        if tasks is not None and here is not None and here > 1 and tasks != nnodes:
+            self.problem(
+                "launch-sources-disagree",
+                f"{outer.name} started {tasks} tasks, {here} on this host, and each ran "
+                f"{self.launcher.name} for {nnodes} nodes",
+                (*outer.own["world_size"][:1], *self.launcher.own["nnodes"]),
+                "start the launcher once per host: `srun --ntasks-per-node=1 …`"
+                if outer is SRUN
+                else "start the launcher once per host: one process per host in mpirun",
+                fatal=True,
+            )
+
+    def _tasks_here(self, outer: Launcher) -> int | None:
+        if outer is not SRUN:
+            return outer.own_number(self.environ, "local_world_size")
+        per_node = self.environ.get("SLURM_STEP_TASKS_PER_NODE")
+        if per_node is None:
+            return number(self.environ.get("SLURM_NTASKS_PER_NODE", ""))
+        return tasks_on_node(per_node, SRUN.own_number(self.environ, "node_rank") or 0)
+
+    def _compare_sizes(self) -> None:
+        """More ranks on the hosts than in the world, or one host that is not the whole world.
+
+        A world that differs from nnodes × local size is no contradiction: hosts may be uneven.
+        """
+        world, local, nnodes = map(self.values.get, ("world_size", "local_world_size", "nnodes"))
+        if world is None or nnodes is None:
+            return
+        least = (local or 1) + nnodes - 1
+        if world < least or (nnodes == 1 and local is not None and world != local):
+            names = tuple(
+                self.sources[name]
+                for name in ("world_size", "nnodes", "local_world_size")
+                if name in self.sources
+            )
+            said = [f"{name}={self.environ[name].strip()}" for name in names]
+            self.problem(
+                "launch-sources-disagree",
+                " and ".join(said).replace(" and ", " but ", 1),
+                names,
+                "WORLD_SIZE is the number of processes over all hosts: set it to their sum",
+                fatal=False,
+            )
+
+    def derive(self) -> None:
+        """Fill what follows from the rest, and say so in `sources`."""
+        if self.launcher is SRUN and "local_world_size" not in self.values:
+            here = self._tasks_here(SRUN)
+            if here is not None and 0 < here <= self.values.get("world_size", _MANY):
+                self._derive("local_world_size", here, "SLURM_STEP_TASKS_PER_NODE")
+        rank, world = self.values.get("rank"), self.values.get("world_size")
+        if rank is None or world is None or rank >= world:
+            return
+        if world == 1 or self.values.get("nnodes") == 1:
+            reason = "WORLD_SIZE" if world == 1 else self.sources["nnodes"]
+            for name, value in (
+                ("local_world_size", world),
+                ("local_rank", rank),
+                ("nnodes", 1),
+                ("node_rank", 0),
+            ):
+                self._derive(name, value, reason)
+            return
+        local = self.values.get("local_world_size")
+        if local is None or world % local:
+            return  # hosts are uneven: nobody can tell from here
+        self._derive("nnodes", world // local, "WORLD_SIZE and LOCAL_WORLD_SIZE")
+        follows = self.values.get("local_rank", rank % local) == rank % local
+        if follows and (self.launcher.packed or local == world):
+            self._derive("node_rank", rank // local, "RANK and LOCAL_WORLD_SIZE")
+
+    def _derive(self, name: str, value: int, reason: str) -> None:
+        told = any(variable in self.environ for variable in self.launcher.variables(name))
+        if name not in self.values and not told:
+            self.values[name], self.sources[name] = value, _DERIVED + reason
+
+    def check_ranges(self) -> None:
+        """Each number against the size that bounds it."""
+        for code, name, size in (
+            ("rank-out-of-range", "rank", "world_size"),
+            ("local-rank-out-of-range", "local_rank", "local_world_size"),
+            ("launch-bad-value", "node_rank", "nnodes"),
+        ):
+            if name not in self.values or size not in self.values:
+                continue
+            sources = (self.sources[name], self.sources[size])
+            value, limit = self.values[name], self.values[size]
+            if value >= limit and not any(source.startswith(_DERIVED) for source in sources):
+                message = f"{sources[0]}={value} with {sources[1]}={limit}"
+                last = f"0–{limit - 1}" if limit > 1 else "0"
+                fix = f"{sources[0]} counts from 0: set it to {last}, or raise {sources[1]}"
+                self.problem(code, message, sources, fix)
+
+    def name_missing(self) -> None:
+        """One problem for all that torch needs and nobody said."""
+        needed = ["rank", "world_size", "master_addr", "master_port"]
+        if self.launcher.per_host:
+            one = self.values.get("nnodes") == 1 or "PET_RDZV_ENDPOINT" in self.environ
+            needed = [] if one else ["master_addr", "master_port"]
+        tables = {name: self.launcher.variables(name) for name in needed}
+        missing = tuple(
+            names[0] for names in tables.values() if not any(v in self.environ for v in names)
+        )
+        if missing:
+            is_or_are = "is" if len(missing) == 1 else "are"
+            message = f"{' and '.join(missing)} {is_or_are} not set"
+            self.problem("launch-missing-variable", message, missing, self._export(missing))
+
+    def _export(self, missing: tuple[str, ...]) -> str:
+        """The shell line that sets what is missing."""
+        if not all("MASTER_" in name for name in missing):
+            return "start the processes with torchrun, or export " + ", ".join(missing)
+        known = {"MASTER_PORT": "MASTER_PORT=29500"}
+        known["MASTER_ADDR"] = _MASTER_ADDR_LINES.get(
+            self.launcher.name, "MASTER_ADDR=<host name of rank 0>"
+        )
+        line = "export " + " ".join(known.get(n.removeprefix("PET_"), n) for n in missing)
+        if self.launcher.name == "mpirun":
+            return f"{line}; mpirun " + " ".join(f"-x {name}" for name in missing) + " …"
+        return line if self.launcher.name not in ("srun", "mpi") else f"{line}  # before the launch"

@@ -1,0 +1,172 @@
+"""The table of launchers: how each is recognised, and which of its variables mean what.
+
+`nccl_doctor.launch` reads it. The traps are written where they bite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Table = Mapping[str, tuple[str, ...]]
+"""Field of a `Launch` → variables that tell it, the first one set wins."""
+
+# What torch itself reads. It wins over every launcher's own variables, because torch reads it.
+TORCH: Table = {
+    "rank": ("RANK",),
+    "world_size": ("WORLD_SIZE",),
+    "local_rank": ("LOCAL_RANK",),
+    "local_world_size": ("LOCAL_WORLD_SIZE",),
+    "master_addr": ("MASTER_ADDR",),
+    "master_port": ("MASTER_PORT",),
+}
+
+
+def number(text: str) -> int | None:
+    """A decimal integer; beyond nine digits it is 10**9, which is outside every range."""
+    match = re.fullmatch(r"\s*([+-]?)0*([0-9]+)\s*", text)
+    if match is None:
+        return None
+    value = int(match[2]) if len(match[2]) < 10 else 10**9
+    return -value if match[1] == "-" else value
+
+
+def tasks_on_node(text: str, node: int) -> int | None:
+    """Tasks on one node from Slurm's run-length list: `8(x3),2` is 8, 8, 8, 2."""
+    last = 0
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part.strip())
+        if match is None:
+            return None
+        last += int(match[2] or 1)
+        if node < last:
+            return int(match[1])
+    return None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One row of the table of launchers.
+
+    Recognised when all variables of one of `marks` are set and none of `without`.
+    `own` are its own variables, behind torch's. `tasks`: it starts and numbers tasks, which may be
+    ranks or may be something that starts ranks. `packed`: ranks are numbered host by host.
+    """
+
+    name: str
+    marks: tuple[tuple[str, ...], ...]
+    own: Table
+    without: tuple[str, ...] = ()
+    tasks: bool = False
+    packed: bool = True
+    per_host: bool = False
+
+    def is_marked(self, environ: Mapping[str, str]) -> bool:
+        """Whether the variables by which it is recognised are there."""
+        found = any(all(name in environ for name in names) for names in self.marks)
+        return found and not any(name in environ for name in self.without)
+
+    def own_number(self, environ: Mapping[str, str], name: str) -> int | None:
+        """What its own variables say about a field."""
+        values = (number(environ.get(variable, "")) for variable in self.own.get(name, ()))
+        return next((value for value in values if value is not None), None)
+
+    def variables(self, name: str) -> tuple[str, ...]:
+        """Names that tell a field, the one to believe first: torch's, then its own."""
+        torch = () if self.per_host else TORCH.get(name, ())
+        return torch + self.own.get(name, ())
+
+
+_ELASTIC: Table = {
+    "node_rank": ("GROUP_RANK",),
+    "nnodes": ("GROUP_WORLD_SIZE",),
+    "run_id": ("TORCHELASTIC_RUN_ID",),
+    "restart_count": ("TORCHELASTIC_RESTART_COUNT",),
+}
+OPEN_MPI = Launcher(
+    "mpirun",
+    marks=(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),),
+    own={  # OMPI_COMM_WORLD_NODE_RANK is a rank on the node, not the number of the node
+        "rank": ("OMPI_COMM_WORLD_RANK",),
+        "world_size": ("OMPI_COMM_WORLD_SIZE",),
+        "local_rank": ("OMPI_COMM_WORLD_LOCAL_RANK",),
+        "local_world_size": ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    },
+    tasks=True,
+    packed=False,
+)
+_PMI: Table = {  # Intel MPI, MPICH hydra, PMIx, PALS, MVAPICH
+    "rank": ("PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK"),
+    "world_size": ("PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+    "local_rank": ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    "local_world_size": ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+}
+# Under Slurm, hydra starts one proxy per host by srun: only its own numbers are those of ranks.
+HYDRA = Launcher(
+    "mpi", marks=(("PMI_RANK", "MPI_LOCALRANKID"),), own=_PMI, tasks=True, packed=False
+)
+# Without a step (batch script, salloc shell) SLURM_PROCID is 0 or absent and means nothing.
+SRUN = Launcher(
+    "srun",
+    marks=(("SLURM_PROCID", "SLURM_STEP_ID"), ("SLURM_PROCID", "SLURM_STEPID")),
+    own={
+        "rank": ("SLURM_PROCID", "PMIX_RANK", "PMI_RANK"),
+        "world_size": ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "local_rank": ("SLURM_LOCALID",),
+        "node_rank": ("SLURM_NODEID",),
+        "nnodes": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        "run_id": ("SLURM_JOB_ID",),
+        "restart_count": ("SLURM_RESTART_COUNT",),
+    },
+    tasks=True,
+    packed=False,
+)
+LAUNCHERS = (  # in the order in which they are looked for: the innermost first
+    Launcher("accelerate", (("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"),), _ELASTIC),
+    Launcher("torchrun", (("TORCHELASTIC_RUN_ID",),), _ELASTIC),
+    Launcher(
+        "deepspeed",
+        marks=(("RANK", "CROSS_RANK"),),
+        own={
+            "local_world_size": ("LOCAL_SIZE",),
+            "node_rank": ("CROSS_RANK",),
+            "nnodes": ("CROSS_SIZE",),
+        },
+    ),
+    Launcher(
+        "ray",
+        marks=(("RANK", "NODE_RANK", "ACCELERATE_TORCH_DEVICE"),),
+        own={"node_rank": ("NODE_RANK",)},
+    ),
+    OPEN_MPI,
+    HYDRA,
+    SRUN,
+    Launcher(
+        "mpi",
+        marks=(("PMI_RANK",), ("PMIX_RANK",), ("MV2_COMM_WORLD_RANK",)),
+        own=_PMI,
+        tasks=True,
+        packed=False,
+    ),
+    Launcher(
+        "kubeflow",  # RANK and WORLD_SIZE count pods here, the PET_ ones are torchrun's options
+        marks=(("PET_NODE_RANK",), ("PET_NNODES",), ("KUBERNETES_SERVICE_HOST", "RANK")),
+        without=("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        own={
+            "node_rank": ("PET_NODE_RANK", "RANK"),
+            "nnodes": ("PET_NNODES", "WORLD_SIZE"),
+            "local_world_size": ("PET_NPROC_PER_NODE",),
+            "master_addr": ("PET_MASTER_ADDR", "MASTER_ADDR"),
+            "master_port": ("PET_MASTER_PORT", "MASTER_PORT"),
+        },
+        per_host=True,
+    ),
+    Launcher(
+        "env",
+        marks=(("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",)),
+        own={"node_rank": ("NODE_RANK",), "nnodes": ("NNODES",)},
+    ),
+)
+TORCHRUN_WORDS = re.compile(r"auto|cpu|gpu|xpu|\d+:\d+")
+"""Values of PET_NPROC_PER_NODE and PET_NNODES that are right, but are not one number."""

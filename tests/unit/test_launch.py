@@ -1,0 +1,461 @@
+"""`detect` on the environments that real launchers make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.launch import Launch, LaunchProblem, detect
+from nccl_doctor.launchers import LAUNCHERS, TORCH
+
+MASTER = {"MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "ROLE_RANK": "5",
+    "ROLE_WORLD_SIZE": "8",
+    "TORCHELASTIC_RUN_ID": "job7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+DEEPSPEED = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "4",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+}
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "nd[0-1]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+}
+SRUN = {
+    **STEP,
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+ONE_PER_NODE = {
+    **STEP,
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
+BATCH = {  # a batch script: no step, and a SLURM_PROCID that means nothing
+    "SLURM_JOB_ID": "4711",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+RAY = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "NODE_RANK": "1",
+    "ACCELERATE_TORCH_DEVICE": "cuda:1",
+}
+PLAIN = {**MASTER, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+KUBEFLOW_1 = {**MASTER, "RANK": "1", "WORLD_SIZE": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+KUBEFLOW_2 = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "gpu",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+}
+
+
+def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def codes(launch: Launch) -> list[str]:
+    return [problem.code for problem in launch.problems]
+
+
+def problem(environ: Mapping[str, str], code: str) -> LaunchProblem:
+    launch = detect(environ)
+    assert codes(launch) == [code]
+    return launch.problems[0]
+
+
+class TestHealthyLaunchers:
+    """Rank 5 of 2 hosts x 4, told by each launcher in its own words."""
+
+    @pytest.mark.parametrize(
+        ("name", "environ"),
+        [
+            ("torchrun", TORCHRUN),
+            ("accelerate", {**TORCHRUN, "ACCELERATE_MIXED_PRECISION": "no"}),
+            ("deepspeed", DEEPSPEED),
+            ("srun", {**SRUN, **MASTER}),
+            ("mpirun", {**OPEN_MPI, **MASTER}),
+            ("mpi", {**HYDRA, **MASTER}),
+            ("mpi", {**MVAPICH, **MASTER}),
+            ("ray", RAY),
+            ("env", PLAIN),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_fields(self, name: str, environ: Mapping[str, str]) -> None:
+        launch = detect(environ)
+        assert launch.launcher == name
+        assert launch.problems == ()
+        assert (launch.rank, launch.world_size) == (5, 8)
+        assert (launch.local_rank, launch.local_world_size) == (1, 4)
+        assert launch.nnodes == 2
+        assert launch.node_rank == (None if "mpi" in name else 1)  # mpirun may deal round-robin
+        assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
+        assert launch.is_complete()
+        assert not launch.per_host
+        assert all(
+            source in environ or source.startswith("derived from ")
+            for source in launch.sources.values()
+        )
+
+    def test_torchrun_extras(self) -> None:
+        launch = detect(TORCHRUN)
+        assert (launch.run_id, launch.restart_count, launch.agent_store) == ("job7", 2, True)
+        assert launch.sources["node_rank"] == "GROUP_RANK"
+
+    @pytest.mark.parametrize("value", ["False", "true", "1", ""])
+    def test_agent_store_is_compared_as_torch_does(self, value: str) -> None:
+        assert not detect({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": value}).agent_store
+
+    def test_nothing_at_all(self) -> None:
+        assert detect({}) == Launch()
+        assert detect({"PATH": "/bin", **MASTER}) == Launch()
+
+    def test_uneven_hosts_are_legal(self) -> None:
+        environ = {**TORCHRUN, "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "2", "RANK": "5"}
+        assert detect(environ).problems == ()
+
+    def test_one_host(self) -> None:
+        launch = detect({**MASTER, "RANK": "0", "WORLD_SIZE": "1"})
+        assert (launch.local_rank, launch.local_world_size) == (0, 1)
+        assert (launch.node_rank, launch.nnodes) == (0, 1)
+        assert launch.told("local_rank") is None
+        assert launch.told("rank") == 0
+
+
+class TestDerived:
+    def test_says_so(self) -> None:
+        launch = detect(PLAIN)
+        assert launch.sources["node_rank"] == "derived from RANK and LOCAL_WORLD_SIZE"
+        assert launch.sources["nnodes"] == "derived from WORLD_SIZE and LOCAL_WORLD_SIZE"
+        assert launch.told("nnodes") is None
+
+    def test_not_where_hosts_are_uneven(self) -> None:
+        launch = detect({**PLAIN, "LOCAL_WORLD_SIZE": "3"})
+        assert (launch.node_rank, launch.nnodes) == (None, None)
+        assert launch.problems == ()
+
+    def test_not_where_the_local_rank_contradicts(self) -> None:
+        assert detect({**PLAIN, "LOCAL_RANK": "2"}).node_rank is None
+
+    def test_a_bad_value_is_not_papered_over(self) -> None:
+        launch = detect({**PLAIN, "NNODES": "two"})
+        assert launch.nnodes is None
+        assert codes(launch) == ["launch-bad-value"]
+
+    @pytest.mark.parametrize(
+        ("per_node", "node", "expected"),
+        [("4(x2)", "1", 4), ("8(x1),2", "1", 2), ("1,7", "1", 7), ("4(x1)", "1", None)],
+    )
+    def test_slurm_tasks_per_node(self, per_node: str, node: str, expected: int | None) -> None:
+        environ = {**SRUN, **MASTER, "SLURM_STEP_TASKS_PER_NODE": per_node, "SLURM_NODEID": node}
+        assert detect(environ).local_world_size == expected
+
+
+class TestPerHostLaunchers:
+    def test_kubeflow_1_counts_pods(self) -> None:
+        launch = detect(KUBEFLOW_1)
+        assert launch.launcher == "kubeflow"
+        assert launch.per_host
+        assert (launch.rank, launch.world_size) == (None, None)
+        assert (launch.node_rank, launch.nnodes) == (1, 2)
+        assert (launch.master_addr, launch.master_port) == ("nd0", 29500)
+        assert launch.problems == ()
+        assert not launch.is_complete()
+
+    def test_kubeflow_2(self) -> None:
+        launch = detect(KUBEFLOW_2)
+        assert launch.launcher == "kubeflow"
+        assert (launch.node_rank, launch.nnodes) == (1, 2)
+        assert launch.local_world_size is None  # `gpu` is for whoever starts the ranks
+        assert launch.master_addr == "job-node-0-0.job"
+        assert launch.problems == ()
+
+    def test_elastic_range_is_not_a_bad_number(self) -> None:
+        environ = {**without(KUBEFLOW_2, "PET_MASTER_ADDR", "PET_MASTER_PORT"), "PET_NNODES": "1:4"}
+        assert detect({**environ, "PET_RDZV_ENDPOINT": "nd0:29500"}).problems == ()
+
+    def test_torchrun_inside_a_pod_is_torchrun(self) -> None:
+        launch = detect({**KUBEFLOW_2, **TORCHRUN})
+        assert (launch.launcher, launch.rank, launch.problems) == ("torchrun", 5, ())
+
+    def test_ranks_inside_a_pod_are_ranks(self) -> None:
+        launch = detect({**PLAIN, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+        assert (launch.launcher, launch.rank) == ("env", 5)
+
+    def test_node_rank_out_of_range(self) -> None:
+        found = problem({**KUBEFLOW_2, "PET_NODE_RANK": "2"}, "launch-bad-value")
+        assert found.fatal
+        assert found.message == "PET_NODE_RANK=2 with PET_NNODES=2"
+
+    def test_missing_master(self) -> None:
+        found = problem(without(KUBEFLOW_2, "PET_MASTER_ADDR"), "launch-missing-variable")
+        assert found.variables == {"PET_MASTER_ADDR": None}
+
+
+class TestNoFalseBlame:
+    """Everything here is legal, and looks like a contradiction."""
+
+    @pytest.mark.parametrize(
+        ("environ", "launcher"),
+        [
+            ({**TORCHRUN, **ONE_PER_NODE}, "torchrun"),  # srun starts one torchrun per host
+            ({**TORCHRUN, **BATCH}, "torchrun"),  # torchrun in a batch script
+            ({**TORCHRUN, **ONE_PER_NODE, "SLURM_NTASKS_PER_NODE": "4"}, "torchrun"),  # inherited
+            ({**DEEPSPEED, **ONE_PER_NODE}, "deepspeed"),
+            # several torchruns per host, each counted as a node
+            ({**TORCHRUN, **SRUN, "WORLD_SIZE": "32", "GROUP_WORLD_SIZE": "8"}, "torchrun"),
+            ({**TORCHRUN, "NODE_RANK": "7", "NNODES": "9"}, "torchrun"),  # the user's own names
+            ({**TORCHRUN, "PET_NNODES": "5"}, "torchrun"),  # the command line won
+            (BATCH, "none"),
+            (without(BATCH, "SLURM_PROCID"), "none"),  # salloc shell
+            ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, "none"),  # srun --pty bash
+            ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, "none"),
+            ({"PMIX_RANK": "0"}, "none"),
+            # mpirun and hydra start their daemons with srun, one per host
+            ({**OPEN_MPI, **MASTER, **ONE_PER_NODE}, "mpirun"),
+            ({**HYDRA, **MASTER, **ONE_PER_NODE, "PMIX_RANK": "1"}, "mpi"),
+            ({**SRUN, **MASTER, "PMI_RANK": "5", "PMIX_RANK": "5", "PMI_SIZE": "8"}, "srun"),
+            # a script per host that numbers its own ranks
+            ({**PLAIN, **ONE_PER_NODE}, "env"),
+            # every task sees one GPU, as number 0
+            ({**SRUN, **MASTER, "LOCAL_RANK": "0"}, "srun"),
+            ({**SRUN, **MASTER, "SLURM_NTASKS": "16"}, "srun"),  # the batch job's
+            ({**SRUN, **MASTER, "RANK": "5", "WORLD_SIZE": "8"}, "srun"),
+        ],
+    )
+    def test_legal(self, environ: Mapping[str, str], launcher: str) -> None:
+        launch = detect(environ)
+        assert launch.launcher == launcher
+        assert launch.problems == ()
+
+    def test_open_mpi_node_rank_is_not_a_node(self) -> None:
+        launch = detect({**OPEN_MPI, **MASTER, "OMPI_COMM_WORLD_NODE_RANK": "3"})
+        assert launch.node_rank is None
+
+
+class TestDisagreement:
+    def test_rank_against_slurm(self) -> None:
+        launch = detect({**SRUN, **MASTER, "RANK": "0", "WORLD_SIZE": "8"})
+        assert (launch.launcher, launch.rank) == ("srun", 0)  # torch reads RANK
+        (found,) = launch.problems
+        assert found.code == "launch-sources-disagree"
+        assert found.message == "RANK=0 but SLURM_PROCID=5"
+        assert not found.fatal
+        assert "export RANK=$SLURM_PROCID" in found.fix
+
+    def test_rank_against_open_mpi(self) -> None:
+        found = problem({**OPEN_MPI, **PLAIN, "RANK": "3"}, "launch-sources-disagree")
+        assert found.variables == {"RANK": "3", "OMPI_COMM_WORLD_RANK": "5"}
+
+    def test_slurm_against_pmix(self) -> None:
+        found = problem({**SRUN, **MASTER, "PMIX_RANK": "2"}, "launch-sources-disagree")
+        assert found.variables == {"SLURM_PROCID": "5", "PMIX_RANK": "2"}
+
+    @pytest.mark.parametrize("world", ["4", "16"])
+    def test_world_size_against_slurm(self, world: str) -> None:
+        environ = {**SRUN, **MASTER, "WORLD_SIZE": world, "SLURM_PROCID": "3"}
+        launch = detect(environ)
+        assert launch.world_size == int(world)
+        disagreement = launch.problems[0]
+        assert disagreement.message == f"WORLD_SIZE={world} but SLURM_STEP_NUM_TASKS=8"
+        assert disagreement.fatal
+
+    @pytest.mark.parametrize(
+        "outer",
+        [SRUN, without({**SRUN, "SLURM_NTASKS_PER_NODE": "4"}, "SLURM_STEP_TASKS_PER_NODE")],
+    )
+    def test_a_torchrun_per_task(self, outer: Mapping[str, str]) -> None:
+        found = problem({**TORCHRUN, **outer}, "launch-sources-disagree")
+        assert "srun started 8 tasks, 4 on this host" in found.message
+        assert "--ntasks-per-node=1" in found.fix
+        assert found.fatal
+
+    def test_a_torchrun_per_mpi_task(self) -> None:
+        found = problem({**TORCHRUN, **OPEN_MPI}, "launch-sources-disagree")
+        assert "mpirun started 8 tasks" in found.message
+
+    def test_world_smaller_than_its_hosts(self) -> None:
+        environ = {**PLAIN, "RANK": "1", "WORLD_SIZE": "4", "NNODES": "2", "NODE_RANK": "0"}
+        found = problem(environ, "launch-sources-disagree")
+        assert found.message == "WORLD_SIZE=4 but NNODES=2 and LOCAL_WORLD_SIZE=4"
+
+    def test_one_host_is_not_the_world(self) -> None:
+        found = problem({**PLAIN, "NNODES": "1", "NODE_RANK": "0"}, "launch-sources-disagree")
+        assert not found.fatal  # torch reads WORLD_SIZE only
+
+
+class TestMissing:
+    def test_all_in_one_problem(self) -> None:
+        found = problem({"RANK": "1", "LOCAL_RANK": "1"}, "launch-missing-variable")
+        assert found.message == "WORLD_SIZE and MASTER_ADDR and MASTER_PORT are not set"
+        assert found.variables == {"WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}
+
+    def test_node_list_is_not_guessed_from(self) -> None:
+        launch = detect(SRUN)
+        assert launch.master_addr is None
+        (found,) = launch.problems
+        assert found.code == "launch-missing-variable"
+        assert found.fix.startswith(
+            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) '
+            "MASTER_PORT=29500"
+        )
+
+    def test_mpirun(self) -> None:
+        found = problem(OPEN_MPI, "launch-missing-variable")
+        assert found.fix == (
+            "export MASTER_ADDR=$(mpirun -n 1 hostname) MASTER_PORT=29500; "
+            "mpirun -x MASTER_ADDR -x MASTER_PORT …"
+        )
+
+    def test_only_what_is_missing(self) -> None:
+        found = problem({**SRUN, "MASTER_ADDR": "nd0"}, "launch-missing-variable")
+        assert found.message == "MASTER_PORT is not set"
+        assert "MASTER_ADDR" not in found.fix
+
+
+class TestBadValues:
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("RANK", ""),
+            ("RANK", "one"),
+            ("RANK", "-1"),
+            ("RANK", "1.0"),
+            ("RANK", "0x1"),
+            ("RANK", "٣"),
+            ("WORLD_SIZE", "0"),
+            ("WORLD_SIZE", "9" * 5000),
+            ("WORLD_SIZE", "4294967296"),
+            ("LOCAL_RANK", "-1"),
+            ("MASTER_PORT", "0"),
+            ("MASTER_PORT", "65536"),
+            ("MASTER_PORT", "tcp://10.0.0.1:29500"),
+            ("MASTER_ADDR", ""),
+            ("MASTER_ADDR", "  "),
+            ("MASTER_ADDR", "nd0 nd1"),
+            ("MASTER_ADDR", "nd0\n"),
+        ],
+    )
+    def test_is_named_and_dropped(self, name: str, value: str) -> None:
+        environ = {**TORCHRUN, name: value}
+        found = problem(environ, "launch-bad-value")
+        assert found.variables == {name: value}
+        assert found.fatal
+        assert found.fix
+        assert len(found.message) < 200
+        launch = detect(environ)
+        assert getattr(launch, name.lower()) is None
+        assert name.lower() not in launch.sources
+
+    def test_a_bad_rank_is_not_replaced_by_another_source(self) -> None:
+        launch = detect({**SRUN, **MASTER, "RANK": "x"})
+        assert launch.rank is None
+        assert codes(launch) == ["launch-bad-value"]
+
+    def test_white_space_around_a_number_is_tolerated_by_torch(self) -> None:
+        launch = detect({**TORCHRUN, "RANK": " 5"})
+        assert launch.rank == 5
+        (found,) = launch.problems
+        assert (found.code, found.fatal) == ("launch-bad-value", False)
+        assert found.fix == "export RANK=5"
+
+    def test_stripped_address_is_quoted(self) -> None:
+        found = problem({**TORCHRUN, "MASTER_ADDR": "nd0; rm x "}, "launch-bad-value")
+        assert found.fix == "export MASTER_ADDR='nd0; rm x'"
+
+    def test_rank_out_of_range(self) -> None:
+        found = problem({**TORCHRUN, "RANK": "8"}, "rank-out-of-range")
+        assert found.message == "RANK=8 with WORLD_SIZE=8"
+
+    def test_local_rank_out_of_range(self) -> None:
+        found = problem({**TORCHRUN, "LOCAL_RANK": "4"}, "local-rank-out-of-range")
+        assert found.variables == {"LOCAL_RANK": "4", "LOCAL_WORLD_SIZE": "4"}
+
+
+NAMES = sorted(
+    {
+        variable
+        for table in (TORCH, *(row.own for row in LAUNCHERS))
+        for variables in table.values()
+        for variable in variables
+    }
+    | {name for row in LAUNCHERS for mark in row.marks for name in mark}
+    | {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "PET_RDZV_ENDPOINT"}
+)
+VALUES = st.one_of(
+    st.integers(-2, 20).map(str), st.text(max_size=12), st.sampled_from(["", " 3", "4(x2)", "1:4"])
+)
+
+
+@given(st.dictionaries(st.one_of(st.sampled_from(NAMES), st.text(max_size=8)), VALUES))
+def test_detect_never_raises_and_survives_json(environ: dict[str, str]) -> None:
+    launch = detect(environ)
+    assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
+    if launch.launcher == "none":
+        assert launch == Launch()
+    for item in launch.problems:
+        assert item.message
+        assert item.fix
+        assert "\n" not in item.message
+    for name in launch.sources:
+        assert getattr(launch, name) is not None
+
+
+@pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: str(row.name))
+def test_tables_name_real_fields(row: object) -> None:
+    assert set(row.own) <= set(Launch.__dataclass_fields__)  # type: ignore[attr-defined]
