@@ -7,11 +7,11 @@ newer rules: `cluster_of` is the inverse of `record`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from nccl_doctor.launch import Launch, LaunchProblem
+from nccl_doctor.launch import Launch
 from nccl_doctor.model import (
     CheckResult,
     Cluster,
@@ -131,7 +131,7 @@ def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
             "device": rank.device,
             "reported": rank.reported,
             "last_breadcrumb": rank.last_breadcrumb,
-            "launch": None if rank.launch is None else launch_json(rank.launch),
+            "launch": None if rank.launch is None else rank.launch.to_json(),
             "env": dict(rank.env),
             "pid": rank.pid,
             "signed_in_s": rank.signed_in_s,
@@ -150,6 +150,7 @@ def run_of(cluster: Cluster) -> Json:
         "backend": cluster.backend,
         "level": cluster.level.value,
         "join_timeout_s": cluster.join_timeout_s,
+        "collective_timeout_s": cluster.collective_timeout_s,
         "complete": cluster.complete,
         "expected": dict(cluster.expected),
     }
@@ -177,31 +178,10 @@ def cluster_of(report: Report) -> Cluster:
         hosts=hosts,
         ranks=ranks,
         join_timeout_s=run.get("join_timeout_s", float, 60.0),
+        collective_timeout_s=run.get("collective_timeout_s", float, 20.0),
         complete=run.get("complete", bool, True),
         expected=run.get("expected", dict, {}),
     )
-
-
-def launch_json(launch: Launch) -> Json:
-    """One launch record as plain data."""
-    data = {item.name: getattr(launch, item.name) for item in fields(launch)}
-    data["sources"] = dict(launch.sources)
-    data["problems"] = [problem.to_json() for problem in launch.problems]
-    return data
-
-
-def launch_of(data: Mapping[str, Any]) -> Launch:
-    """Inverse of `launch_json`; unknown keys are ignored.
-
-    Raises:
-        ValueError: a problem lacks its code or message.
-    """
-    known = {item.name: data[item.name] for item in fields(Launch) if item.name in data}
-    try:
-        problems = tuple(LaunchProblem.from_json(item) for item in data.get("problems", ()))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"launch.problems is not readable: {error!r}") from error
-    return Launch(**{**known, "problems": problems})
 
 
 def _facts_json(facts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Json:
@@ -350,7 +330,7 @@ def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
         local_rank=node.maybe("local_rank", int),
         host=hosts[host_id],
         reported=node.get("reported", bool),
-        launch=None if launch is None else launch_of(launch),
+        launch=None if launch is None else _launch(node.path, launch),
         env=node.get("env", dict, {}),
         device=node.maybe("device", str),
         pid=node.maybe("pid", int),
@@ -358,6 +338,13 @@ def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
         last_breadcrumb=node.maybe("last_breadcrumb", str),
         facts=_facts(node),
     )
+
+
+def _launch(path: str, data: Mapping[str, Any]) -> Launch:
+    try:
+        return Launch.from_json(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
 
 
 def _facts(node: _Node) -> Mapping[str, Any]:

@@ -1,0 +1,324 @@
+"""The report for people: the verdict first, then what to fix, and where."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where, number_range
+from nccl_doctor.report.model import Report
+
+_MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
+_COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
+_ASCII = str.maketrans(
+    {"✓": "+", "✗": "x", "·": "-", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "…": "..."}
+)
+_MIN_WIDTH = 40
+_MOST_PLACES = 6
+"""Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
+
+
+def render(
+    report: Report,
+    *,
+    width: int = 100,
+    color: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+    ascii: bool = False,
+) -> str:
+    """The report as text that ends in a newline.
+
+    Args:
+        report: what to render; nothing in it is trusted to be free of terminal escapes.
+        width: columns of the terminal; less than 40 is taken as 40.
+        color: use ANSI colours.
+        verbose: also the table of checks, and what is only worth knowing.
+        quiet: only the verdict and what to fix.
+        ascii: write nothing but ASCII.
+    """
+    page = _Page(max(width, _MIN_WIDTH), color)
+    places = _Places(report)
+    page.line(f"nccl-doctor: {report.verdict.upper()}  {report.summary}", report.verdict, bold=True)
+    for group in _by_kind(report.root_causes):
+        _root_cause(page, places, group, quiet)
+    if not quiet:
+        _explained(page, places, report)
+        _warnings(page, places, report)
+        _not_tested(page, report)
+        if verbose:
+            _infos(page, places, report)
+            _table(page, report)
+        page.gap()
+        page.line(_counts(report))
+        codes = dict.fromkeys(finding.code for finding in report.root_causes)
+        if codes:
+            page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
+        elif report.verdict == "unknown" and not verbose:
+            page.line("Next: run again with -v to see every check")
+    text = page.text()
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode() if ascii else text
+
+
+def safe(text: str) -> str:
+    """Text on one line without anything that a terminal would obey.
+
+    White space becomes one space; control characters, escapes, invisible and direction-changing
+    characters are written out as Python would escape them.
+    """
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+        else char
+        for char in " ".join(str(text).split())
+    )
+
+
+class _Page:
+    """Lines of the output, wrapped and coloured. Values are made safe before colour is added."""
+
+    def __init__(self, width: int, color: bool) -> None:
+        self._width = width
+        self._color = color
+        self._lines: list[str] = []
+
+    def line(
+        self, text: str, tone: str = "", *, bold: bool = False, first: str = "", rest: str = ""
+    ) -> None:
+        lines = textwrap.wrap(
+            safe(text),
+            self._width,
+            initial_indent=first,
+            subsequent_indent=rest or " " * len(first),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        codes = [code for code in ("1" if bold else "", _COLORS.get(tone, "")) if code]
+        if self._color and codes:
+            lines = [f"\033[{';'.join(codes)}m{line}\033[0m" for line in lines]
+        self._lines += lines
+
+    def raw(self, lines: Iterable[str]) -> None:
+        self._lines += lines
+
+    def gap(self) -> None:
+        if self._lines and self._lines[-1]:
+            self._lines.append("")
+
+    def heading(self, text: str) -> None:
+        self.gap()
+        self.line(text, bold=True)
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+
+class _Places:
+    """Where a finding is, in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
+
+    def __init__(self, report: Report) -> None:
+        names = {host.get("id"): host.get("host") for host in report.hosts}
+        self._host_of: dict[int, set[str]] = defaultdict(set)
+        self._nodes: dict[str, set[int]] = defaultdict(set)
+        for rank in report.ranks:
+            number = rank.get("rank")
+            name = names.get(rank.get("host_id")) or rank.get("host")
+            if number is not None and name:
+                self._host_of[number].add(str(name))
+        for host in report.hosts:
+            if host.get("host") and host.get("node_rank") is not None:
+                self._nodes[str(host["host"])].add(host["node_rank"])
+
+    def say(self, where: Where) -> str:
+        parts = []
+        left = set(where.hosts)
+        by_hosts: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for number in where.ranks:
+            on = self._host_of.get(number, set())
+            here = tuple(sorted(on & left) or sorted(on))
+            by_hosts[here].append(number)
+        named = {name for hosts in by_hosts for name in hosts}
+        if len(named) > _MOST_PLACES:
+            parts.append(f"{_ranks(where.ranks)} on {len(named)} hosts")
+        else:
+            for hosts, numbers in by_hosts.items():
+                on_hosts = f" on {', '.join(hosts)}" if hosts else ""
+                parts.append(_ranks(numbers) + on_hosts)
+        parts += _some(sorted(left - named))
+        parts += _some([f"{start} → {end}" for start, end in where.links])
+        known = {node for name in where.hosts for node in self._nodes.get(name, ())}
+        nodes = [node for node in where.nodes if node not in known]
+        if nodes:
+            parts.append(f"node{'s' if len(nodes) > 1 else ''} {number_range(nodes)}")
+        parts += _some(where.devices)
+        text = ", ".join(parts)
+        if where.interfaces:
+            interfaces = ", ".join(where.interfaces)
+            text = f"{interfaces} on {text}" if text else interfaces
+        return text
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
+
+
+def _some(items: Sequence[str]) -> list[str]:
+    more = len(items) - _MOST_PLACES
+    return [*items[:_MOST_PLACES], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.code, finding.level.value].append(finding)
+    return list(groups.values())
+
+
+def _root_cause(page: _Page, places: _Places, group: Sequence[Finding], quiet: bool) -> None:
+    kind, tone = group[0].kind, group[0].level.value
+    mark = _MARKS[tone]
+    page.gap()
+    page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{mark} ")
+    fixes: list[str] = []
+    for finding in group[:_MOST_PLACES]:
+        where = places.say(finding.where)
+        if where:
+            _entry(page, "where", where)
+        _entry(page, "seen", finding.message + _doubt(finding))
+        fix = finding.fix or kind.fix
+        if fix not in fixes:
+            fixes.append(fix)
+    if len(group) > _MOST_PLACES:
+        _entry(page, "", f"and {len(group) - _MOST_PLACES} more like this (all of them in --json)")
+    if kind.why and not quiet:
+        _entry(page, "why", kind.why)
+    for fix in fixes:
+        _entry(page, "fix", fix)
+
+
+def _entry(page: _Page, name: str, text: str) -> None:
+    page.line(text, first=f"  {name:<6}", rest=" " * 8)
+
+
+def _doubt(finding: Finding) -> str:
+    return "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
+
+
+def _short(page: _Page, places: _Places, mark: str, finding: Finding, text: str) -> None:
+    where = places.say(finding.where)
+    page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
+
+
+def _explained(page: _Page, places: _Places, report: Report) -> None:
+    explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
+    if explained:
+        page.heading("Explained by the above, gone when it is fixed")
+    for group in _by_kind(explained):
+        where = Where()
+        for finding in group:
+            where = where | finding.where
+        whole = group[0].replaced(where=where)
+        causes = ", ".join(sorted({str(finding.explained_by) for finding in group}))
+        _short(page, places, "·", whole, f"explained by {causes}")
+
+
+def _warnings(page: _Page, places: _Places, report: Report) -> None:
+    roots = {(finding.code, finding.level) for finding in report.root_causes}
+    warnings = [
+        finding
+        for finding in report.findings
+        if finding.level is Severity.WARN
+        and not finding.explained_by
+        and (finding.code, finding.level) not in roots
+    ]
+    if warnings:
+        page.heading("Warnings")
+    for group in _by_kind(warnings):
+        for finding in group[:_MOST_PLACES]:
+            _short(page, places, "!", finding, finding.message + _doubt(finding))
+            page.line(f"fix: {finding.fix or finding.kind.fix}", first="    ")
+        if len(group) > _MOST_PLACES:
+            page.line(f"and {len(group) - _MOST_PLACES} more {group[0].code}", first="  ! ")
+
+
+def _not_tested(page: _Page, report: Report) -> None:
+    gaps = [c for c in report.checks if c.status in (Status.UNKNOWN, Status.BLOCKED)]
+    if gaps:
+        page.heading("Not known to be good")
+    for check in gaps:
+        tone = check.status.value
+        page.line(f"{check.name}: {check.reason or tone}", first=f"  {_MARKS[tone]} ")
+
+
+def _infos(page: _Page, places: _Places, report: Report) -> None:
+    infos = [finding for finding in report.findings if finding.level is Severity.INFO]
+    if infos:
+        page.heading("Worth knowing")
+    for finding in infos:
+        _short(page, places, "·", finding, finding.message)
+
+
+def _table(page: _Page, report: Report) -> None:
+    if not report.checks:
+        return
+    from tabulate import tabulate
+
+    page.gap()
+    rows = [
+        [
+            _MARKS[check.status.value],
+            safe(check.name),
+            check.layer.value,
+            check.status.value,
+            _tested(check),
+            f"{check.duration_s:.1f} s",
+        ]
+        for check in report.checks
+    ]
+    head = ["", "check", "layer", "status", "tested", "took"]
+    page.raw(
+        line.rstrip() for line in tabulate(rows, head, "simple", disable_numparse=True).split("\n")
+    )
+    for check in report.checks:
+        if check.status is Status.SKIPPED and check.reason:
+            page.line(f"{check.name}: skipped: {check.reason}", first="  · ")
+
+
+def _tested(check: CheckResult) -> str:
+    number = len(check.tested)
+    thing = check.scope.value
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def _counts(report: Report) -> str:
+    statuses = Counter(check.status for check in report.checks)
+    names = {
+        Status.PASS: "passed",
+        Status.WARN: "with warnings",
+        Status.FAIL: "failed",
+        Status.UNKNOWN: "unknown",
+        Status.BLOCKED: "blocked",
+        Status.SKIPPED: "skipped",
+    }
+    told = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
+    hosts = _reported(report.hosts, "hosts")
+    ranks = _reported(report.ranks, "ranks")
+    took = report.run.get("duration_s")
+    parts = [f"checks: {', '.join(told) or 'none'}", hosts, ranks]
+    if isinstance(took, (int, float)):
+        parts.append(f"{took:.1f} s")
+    return " · ".join([*parts, f"exit code {report.exit_code}"])
+
+
+def _reported(items: Sequence[Mapping[str, Any]], thing: str) -> str:
+    here = sum(bool(item.get("reported")) for item in items)
+    if here == len(items):
+        return f"{here} {thing if here != 1 else thing[:-1]}"
+    return f"{here} of {len(items)} {thing}"
