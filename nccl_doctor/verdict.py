@@ -481,9 +481,9 @@ def _result(
         gaps = [gap for gap in gaps if not gap.absent]
     open_gaps = []
     blockers: list[str] = []
-    known: dict[tuple[int, bool], str | None] = {}  # a whole group shares one place
+    known: dict[tuple[int, bool, str], str | None] = {}  # a whole group shares one place
     for gap in gaps:
-        key = (id(gap.where), gap.absent)
+        key = (id(gap.where), gap.absent, gap.text)
         if key not in known:
             known[key] = _blocker(check, gap, ground, failures)
         code = known[key]
@@ -531,8 +531,11 @@ def _blocker(
     """Code of the failure that is the reason for a gap: the lowest one that covers it.
 
     Whoever never signed in is covered by whatever failure names it, on any layer: nothing at all
-    could be observed there.
+    could be observed there. What the engine itself held back names its failure.
     """
+    held_back = gap.text.rpartition("blocked by ")[2]
+    if any(finding.code == held_back for finding, _ in failures):
+        return held_back
     place = ground.place(gap.where)
     if gap.absent:
         covering = [f for f, there in failures if ground.covers(there, place)]
