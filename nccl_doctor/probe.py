@@ -274,6 +274,9 @@ def _child(job: Job, pipe: int, parent: int) -> NoReturn:
         os.dup2(null, 0)
         os.dup2(job._log, 1)
         os.dup2(job._log, 2)
+        # Line by line: what a child said before it hung must not be lost in a buffer.
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         faulthandler.enable(file=job._stack, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=job._stack, all_threads=True)
         send = _Sender(pipe, job._started)

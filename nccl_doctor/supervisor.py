@@ -6,6 +6,7 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -147,11 +148,10 @@ class Supervisor:
         if not self._guardian.stand_down():
             time.sleep(LAST_WORDS_S)  # the guardian is writing, and ends the process
         code = self._write(departure)
-        try:
+        with contextlib.suppress(MailboxLost):  # the report is written; nobody is left to be told
             departure.finish(code)
-        except MailboxLost:
-            code = max(code, 1)  # the report is written; nobody is left to be told
         self._run.door.close()
+        probe.kill_living()
         return code
 
     def _depart(self) -> Departure:
@@ -164,8 +164,6 @@ class Supervisor:
             return self._take_part()
         except MailboxLost as error:
             return self._own_view(kinds.STORE_LOST, f"the store broke off: {error}")
-        finally:
-            probe.kill_living()
 
     def _take_part(self) -> Departure:
         run = self._run

@@ -1,0 +1,156 @@
+"""Letters over a real store, also when its host is frozen, dead or something else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed import TCPStore
+
+from nccl_doctor import doorkeeper, mailbox, probe
+from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
+
+PREFIX = "test/"
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.fixture
+def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """(port, process id) of a store."""
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    port = free_port()
+    served = doorkeeper.serve(port)
+    assert served.error is None
+    (pid,) = probe.living
+    yield port, pid
+    served.close()
+    assert not probe.living
+
+
+def connect(port: int) -> Mailbox:
+    return Mailbox("127.0.0.1", port, timeout_s=5, prefix=PREFIX)
+
+
+def test_letters_of_any_size_arrive_whole(door: tuple[int, int]) -> None:
+    ours, theirs = connect(door[0]), connect(door[0])
+    for value in (True, {"a": [1.5, "ü", None]}, [os.urandom(64).hex() for _ in range(4000)]):
+        ours.put("letter", value)
+        assert theirs.get("letter", 1.0) == value
+
+
+def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    box.put("big", [os.urandom(64).hex() for _ in range(500)])
+    store = TCPStore("127.0.0.1", door[0], is_master=False)
+    piece = 1
+    while store.check([f"{PREFIX}big#{piece}"]):
+        assert len(store.get(f"{PREFIX}big#{piece}")) <= mailbox.PIECE_BYTES
+        piece += 1
+    assert piece > 10
+
+
+def test_a_letter_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    started = time.monotonic()
+    with pytest.raises(MailboxTimeout, match="nothing under none"):
+        box.get("none", 0.3)
+    assert 0.3 <= time.monotonic() - started < 1.5
+    box.put("still", 1)
+    assert box.get("still", 1.0) == 1
+
+
+def test_wait_names_those_who_came(door: tuple[int, int]) -> None:
+    box = connect(door[0])
+    box.put("a", 1)
+    box.put("c", 1)
+    assert box.wait(["a", "b", "c"], 0.2) == {"a", "c"}
+
+
+def test_counters_are_shared(door: tuple[int, int]) -> None:
+    ours, theirs = connect(door[0]), connect(door[0])
+    assert [ours.add("n", 1), theirs.add("n", 1), ours.add("n", 0)] == [1, 2, 2]
+
+
+def test_letter_above_the_bound_is_refused(
+    door: tuple[int, int],
+) -> None:
+    box = connect(door[0])
+    with pytest.raises(ValueError, match=str(mailbox.MAX_LETTER_BYTES)):
+        box.put("huge", os.urandom(mailbox.MAX_LETTER_BYTES).hex())
+
+
+def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> None:
+    port, pid = door
+    box = connect(port)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        with pytest.raises(MailboxLost, match="no answer from the store"):
+            box.put("a", 1, timeout_s=0.5)
+        assert time.monotonic() - started < 2.0
+        started = time.monotonic()
+        with pytest.raises(MailboxLost):
+            box.get("a", 60.0)
+        assert time.monotonic() - started < 0.5  # lost stays lost, at once
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_dead_store_is_noticed_at_once(door: tuple[int, int]) -> None:
+    port, pid = door
+    box = connect(port)
+    os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(MailboxLost):
+        box.get("a", 30.0)
+    assert time.monotonic() - started < 5.0
+
+
+def test_nobody_there_is_a_loss_within_the_time_given() -> None:
+    started = time.monotonic()
+    with pytest.raises(MailboxLost):
+        Mailbox("127.0.0.1", free_port(), timeout_s=1.0, prefix=PREFIX)
+    assert time.monotonic() - started < 4.0
+
+
+def test_something_else_on_the_port_is_a_loss_within_the_time_given() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stop = threading.Event()
+
+        def accept_only() -> None:
+            server.settimeout(0.1)
+            held = []
+            while not stop.is_set():
+                try:
+                    held.append(server.accept()[0])
+                except TimeoutError:
+                    continue
+
+        thread = threading.Thread(target=accept_only)
+        thread.start()
+        started = time.monotonic()
+        try:
+            with pytest.raises(MailboxLost):
+                Mailbox("127.0.0.1", server.getsockname()[1], timeout_s=1.0, prefix=PREFIX)
+            assert time.monotonic() - started < 4.0
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_port_in_use_is_an_errno_not_a_text(door: tuple[int, int]) -> None:
+    second = doorkeeper.serve(door[0])
+    assert second.facts["server"] == "self"
+    assert second.error is not None
+    assert second.error.errno == 98

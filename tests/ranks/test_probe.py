@@ -1,0 +1,179 @@
+"""Real children: whatever one does, the supervisor learns how it ended, in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor import probe
+from nccl_doctor.api import Skip, Untested
+from nccl_doctor.model import Outcome, OutcomeStatus
+
+DEADLINE_S = 1.0
+SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
+
+
+def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
+    job = probe.Job("test", work, time.monotonic() + deadline_s)
+    (outcome,) = probe.run([job])
+    assert not probe.living
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nothing is left to reap
+    return outcome
+
+
+def test_facts_come_back_with_breadcrumbs() -> None:
+    def work(crumb: Any) -> dict[str, Any]:
+        crumb("look", at="door")
+        return {"answer": [1, 2]}
+
+    outcome = outcome_of(work)
+    assert outcome.status is OutcomeStatus.OK
+    assert outcome.facts == {"answer": [1, 2]}
+    assert [(c["step"], c["at"]) for c in outcome.breadcrumbs] == [("look", "door")]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(Skip, OutcomeStatus.SKIPPED), (Untested, OutcomeStatus.UNTESTED)]
+)
+def test_skip_and_untested_carry_their_reason(
+    error: type[Exception], status: OutcomeStatus
+) -> None:
+    def work(crumb: Any) -> dict[str, Any]:
+        raise error("no such thing here")
+
+    outcome = outcome_of(work)
+    assert (outcome.status, outcome.reason) == (status, "no such thing here")
+
+
+def test_exception_is_a_fact_with_its_place() -> None:
+    def work(crumb: Any) -> dict[str, Any]:
+        print("said before")
+        raise KeyError("lost")
+
+    outcome = outcome_of(work)
+    assert outcome.status is OutcomeStatus.RAISED
+    assert "KeyError: 'lost'" in outcome.reason
+    assert "test_probe.py" in outcome.reason
+
+
+def test_facts_that_are_not_json_are_a_fault_of_the_check() -> None:
+    outcome = outcome_of(lambda crumb: {"a": object()})
+    assert outcome.status is OutcomeStatus.RAISED
+    assert "not JSON" in outcome.reason
+
+
+def test_facts_beyond_the_bound_are_refused() -> None:
+    outcome = outcome_of(lambda crumb: {"a": "x" * (probe.MAX_MESSAGE_BYTES + 1)})
+    assert outcome.status is OutcomeStatus.RAISED
+    assert str(probe.MAX_MESSAGE_BYTES) in outcome.reason
+
+
+def test_hang_is_stopped_at_the_deadline_and_says_where_it_was() -> None:
+    def stuck_here(crumb: Any) -> dict[str, Any]:
+        crumb("all_reduce", sequence=7)
+        print("the last thing it said", flush=True)
+        time.sleep(1000)
+        return {}
+
+    started = time.monotonic()
+    outcome = outcome_of(stuck_here, DEADLINE_S)
+    assert DEADLINE_S <= time.monotonic() - started < DEADLINE_S + SLACK_S
+    assert outcome.status is OutcomeStatus.HUNG
+    assert outcome.last_step == "all_reduce"
+    assert outcome.state == "S"
+    assert "in stuck_here" in outcome.stack
+    assert "the last thing it said" in outcome.log_tail
+
+
+def test_stopped_child_is_seen_as_stopped() -> None:
+    def work(crumb: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return {}
+
+    outcome = outcome_of(work, DEADLINE_S)
+    assert (outcome.status, outcome.state) == (OutcomeStatus.HUNG, "T")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_death_by_signal_is_a_fact(number: signal.Signals) -> None:
+    def dies_here(crumb: Any) -> dict[str, Any]:
+        crumb("before")
+        os.kill(os.getpid(), number)
+        return {}
+
+    outcome = outcome_of(dies_here)
+    assert (outcome.status, outcome.signal) == (OutcomeStatus.DIED, number.name)
+    assert outcome.last_step == "before"
+    if number is not signal.SIGKILL:
+        assert "in dies_here" in outcome.stack
+
+
+def test_exit_code_is_a_fact() -> None:
+    outcome = outcome_of(lambda crumb: os._exit(7))
+    assert (outcome.status, outcome.exit_code) == (OutcomeStatus.DIED, 7)
+
+
+def test_what_a_child_started_does_not_outlive_it() -> None:
+    def work(crumb: Any) -> dict[str, Any]:
+        crumb("started", pid=subprocess.Popen(["sleep", "1000"]).pid)
+        return {}
+
+    outcome = outcome_of(work)
+    pid = outcome.breadcrumbs[0]["pid"]
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    pytest.fail(f"process {pid} is still there")
+
+
+def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
+    def slow(crumb: Any) -> dict[str, Any]:
+        time.sleep(0.5)
+        return {"slow": True}
+
+    def stuck(crumb: Any) -> dict[str, Any]:
+        time.sleep(1000)
+        return {}
+
+    started = time.monotonic()
+    jobs = [probe.Job("slow", slow, started + 10) for _ in range(4)]
+    jobs.insert(2, probe.Job("stuck", stuck, started + DEADLINE_S))
+    outcomes = probe.run(jobs)
+    assert time.monotonic() - started < DEADLINE_S + SLACK_S
+    ok = OutcomeStatus.OK
+    assert [o.status for o in outcomes] == [ok, ok, OutcomeStatus.HUNG, ok, ok]
+
+
+def test_child_does_not_outlive_its_parent() -> None:
+    """The parent is killed with SIGKILL: the kernel must take the child along."""
+    read_end, write_end = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        try:
+            os.close(read_end)
+
+            def work(crumb: Any) -> dict[str, Any]:
+                os.write(write_end, f"{os.getpid()}\n".encode())
+                time.sleep(1000)
+                return {}
+
+            probe.run([probe.Job("orphan", work, time.monotonic() + 60)])
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    child = int(os.read(read_end, 32))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert os.read(read_end, 1) == b""  # the end of the pipe: its last holder is gone
+    os.close(read_end)
+    assert child != parent
