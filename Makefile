@@ -1,0 +1,69 @@
+# Needs: Linux, python3 >= 3.10, make, a package index. Everything else is set up in $(VENV).
+#   make doctor ARGS="--level quick"         options for `nccl-doctor run`
+#   make test ARGS="tests/unit -k versions"  options for pytest
+#   TORCH_INDEX=URL                          take torch from another index (e.g. CPU builds)
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+NAME ?=
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PINS := -c constraints-dev.txt
+
+# A resolver that does not answer costs a test seconds for each new connection.
+TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
+
+.DEFAULT_GOAL := help
+.PHONY: help doctor test test-gpu lint format new-check clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
+	@$(BIN)/nccl-doctor run $(ARGS)
+
+test: $(VENV)/.dev ## set up and run every test that this machine can run
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(VENV)/.dev ## only the tests that need a GPU
+	$(TEST_ENV) $(BIN)/python -m pytest -m gpu $(ARGS)
+
+lint: $(VENV)/.dev ## ruff, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## apply formatting and safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+new-check: ## write checks/NAME.py and its test: make new-check NAME=clock_skew
+	@$(PYTHON) scripts/new_check.py "$(NAME)"
+
+clean: ## remove what make made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Stamps: a second call does nothing.
+
+$(VENV)/.python:
+	@scripts/make_venv.sh "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+# DeepSpeed comes as source and asks the installed torch what to build, so torch comes first and
+# the build sees this environment; DS_BUILD_OPS=0: no operator is compiled.
+$(VENV)/.doctor: $(VENV)/.python pyproject.toml constraints-dev.txt
+	@echo "installing torch (the first time takes a while)"
+	@$(PIP) install $(PINS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@echo "installing nccl-doctor with DeepSpeed and NVML bindings"
+	@$(PIP) install $(PINS) setuptools wheel
+	@DS_BUILD_OPS=0 $(PIP) install $(PINS) --no-build-isolation --editable '.[deepspeed,gpu]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.doctor
+	@echo "installing what tests and linters need"
+	@$(PIP) install --no-build-isolation --requirement constraints-dev.txt
+	@touch $@

@@ -1,0 +1,77 @@
+"""`make new-check`, on a copy of the source tree."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """As much of the source tree as a check and its test need."""
+    for folder in ("checks", "nccl_doctor"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "tests/unit").mkdir(parents=True)
+    for name in (
+        "pyproject.toml",
+        "tests/__init__.py",
+        "tests/clusters.py",
+        "tests/unit/__init__.py",
+    ):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def new_check(root: Path, name: str) -> subprocess.CompletedProcess[str]:
+    script = str(ROOT / "scripts/new_check.py")
+    command = [sys.executable, script, "--root", str(root), "--", name]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+def succeeds(root: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_new_check_passes_lint_and_its_own_test(tree: Path) -> None:
+    assert new_check(tree, "kernel_release").returncode == 0
+    made = ("checks/kernel_release.py", "tests/unit/test_check_kernel_release.py")
+    succeeds(tree, "ruff", "check", "--no-cache", *made)
+    succeeds(tree, "ruff", "format", "--no-cache", "--check", *made)
+    succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), made[0])
+    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", made[1])
+
+
+def test_the_longest_name_passes_lint(tree: Path) -> None:
+    name = "a" * 40
+    assert new_check(tree, name).returncode == 0
+    made = (f"checks/{name}.py", f"tests/unit/test_check_{name}.py")
+    succeeds(tree, "ruff", "check", "--no-cache", *made)
+    succeeds(tree, "ruff", "format", "--no-cache", "--check", *made)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Clock", "clock-skew", "2fast", "class", "a/b", "../x", "backend_device", "a" * 41]
+)
+def test_a_bad_or_taken_name_is_one_line_and_exit_2(tree: Path, name: str) -> None:
+    before = sorted(tree.rglob("*.py"))
+    done = new_check(tree, name)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(tree.rglob("*.py")) == before
+
+
+def test_a_second_check_does_not_take_the_code_of_the_first(tree: Path) -> None:
+    assert new_check(tree, "kernel_release").returncode == 0
+    done = new_check(tree, "kernel__release")
+    assert done.returncode == 2
+    assert "kernel-release-differs" in done.stderr
