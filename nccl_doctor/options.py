@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nccl_doctor.launch import Launch
 from nccl_doctor.model import Level
 
 
@@ -46,3 +47,53 @@ class Options:
         for name in ("select", "ignore"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The topology as the command line gives it; None where it was not given.
+
+    `nproc_per_node` is `auto`, `gpu`, `cpu` or a number.
+    """
+
+    nnodes: int | None = None
+    node_rank: int | None = None
+    nproc_per_node: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+_FIELDS = {  # flag: field of Launch, and the variable that every launcher's ranks agree on
+    "nnodes": ("nnodes", "NNODES"),
+    "node_rank": ("node_rank", "NODE_RANK"),
+    "nproc_per_node": ("local_world_size", "LOCAL_WORLD_SIZE"),
+    "master_addr": ("master_addr", "MASTER_ADDR"),
+    "master_port": ("master_port", "MASTER_PORT"),
+}
+
+
+def contradictions(flags: Flags, launch: Launch) -> list[str]:
+    """Flags that say something else than the launcher that started us, one line each.
+
+    A flag about which the launcher says nothing counts too: it would be ignored in silence. The
+    words `auto`, `gpu` and `cpu` of --nproc-per-node say no number, so they agree with any.
+    """
+    lines = []
+    for name, (field_name, variable) in _FIELDS.items():
+        given = getattr(flags, name)
+        told = getattr(launch, field_name)
+        if given is None or (name == "nproc_per_node" and not str(given).isdecimal()):
+            continue
+        option = f"--{name.replace('_', '-')} {given}"
+        if told is None:
+            lines.append(
+                f"{option}: under {launch.launcher} this comes from the environment, where it is "
+                f"missing; export {variable}={given} instead"
+            )
+        elif str(given) != str(told):
+            source = launch.sources.get(field_name, "")
+            lines.append(
+                f"{option}: {launch.launcher} says {told}{f' ({source})' if source else ''}; "
+                f"leave the option out"
+            )
+    return lines

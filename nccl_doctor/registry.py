@@ -6,7 +6,6 @@ it never stops the examination, and never goes unmentioned.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -21,6 +20,7 @@ from typing import Any
 from nccl_doctor.api import Check
 from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_CODES, ENGINE_KINDS
 from nccl_doctor.model import Finding, Kind, Layer, Level, Scope
+from nccl_doctor.suggest import suggest
 
 GROUP = "nccl_doctor.checks"
 """Entry point group of third-party checks; also the package of the built-in ones."""
@@ -32,12 +32,6 @@ _CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 class UnknownName(ValueError):
     """A check name or finding code that nothing installed has."""
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean "x"?` for a near miss, else the empty string."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from nccl_doctor.model import (
     number_range,
 )
 from nccl_doctor.place import Map, Place, host_where, rank_where
-from nccl_doctor.report.model import Report, record, run_of
+from nccl_doctor.registry import Registry
+from nccl_doctor.report.model import Report, cluster_of, record, run_of
 
 EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}
 """Exit code of each verdict; 2 is a usage or configuration error, which yields no report."""
@@ -156,13 +157,15 @@ def conclude(
     skipped: Mapping[str, str] = _NONE,
     wanted: Callable[[str], bool] = lambda code: True,
     strict: bool = False,
+    others: Sequence[CheckResult] = (),
 ) -> Report:
     """Judge everything that was gathered, and put the report together.
 
     `run` is the part of the report's `run` that the cluster does not know (id, started, duration_s,
     launcher, command, options). `problems` are findings of the engine itself. `blocked` and
     `skipped` are as in `check_results`. `wanted` says whether findings of a code belong in the
-    report (`Registry.wanted`). With `strict`, warnings fail.
+    report (`Registry.wanted`). With `strict`, warnings fail. `others` are results of checks that
+    are not here to judge.
     """
     judged, broken = judge_all(cluster, checks)
     kept = [finding for finding in (*problems, *judged) if wanted(finding.code)]
@@ -170,6 +173,7 @@ def conclude(
     results = check_results(
         cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
     )
+    results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     verdict = _verdict(cluster, findings, results, strict)
     roots = root_causes(findings)
     hosts, ranks = record(cluster)
@@ -184,6 +188,36 @@ def conclude(
         hosts=tuple(hosts),
         ranks=tuple(ranks),
         tool={"name": "nccl-doctor", "version": __version__},
+    )
+
+
+def judge_again(saved: Report, registry: Registry) -> Report:
+    """Judge the facts of a saved report with the checks that are installed here.
+
+    What a check found that is not installed here stands as it was saved, and so does what the
+    engine found. An installed check that was not part of the saved run is skipped: it has no facts.
+
+    Raises:
+        ValueError: the report does not hold a whole cluster.
+    """
+    results = {result.name: result for result in saved.checks}
+    here = {check.name for check in registry.checks}
+    skipped = {name: r.reason for name, r in results.items() if r.status is Status.SKIPPED}
+    skipped |= {name: "not part of the saved run" for name in here - set(results)}
+    kept = [
+        finding
+        for finding in saved.findings
+        if finding.check not in here or finding.code in ENGINE_CODES - {CHECK_BROKE.code}
+    ]
+    return conclude(
+        cluster_of(saved),
+        registry.checks,
+        run=saved.run,
+        problems=kept,
+        skipped=skipped,
+        wanted=registry.wanted,
+        strict=bool(saved.run.get("options", {}).get("strict", False)),
+        others=[result for name, result in results.items() if name not in here],
     )
 
 

@@ -1,0 +1,152 @@
+"""The configuration file: options of `run`, expected values and thresholds.
+
+`nccl-doctor.toml`, or the table `[tool.nccl-doctor]` of `pyproject.toml`, in the working directory;
+the first wins. What is not known is an error: a value nobody reads is a promise nobody keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.suggest import suggest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_NAME = "nccl-doctor.toml"
+_TABLE = "nccl-doctor"
+
+_Types = tuple[type, ...]
+_NUMBER: _Types = (int, float)
+OPTIONS: Mapping[str, _Types] = {
+    "nnodes": (int,),
+    "node-rank": (int,),
+    "nproc-per-node": (int, str),
+    "master-addr": (str,),
+    "master-port": (int,),
+    "backend": (str,),
+    "level": (str,),
+    "select": (str, list),
+    "ignore": (str, list),
+    "timeout": _NUMBER,
+    "join-timeout": _NUMBER,
+    "collective-timeout": _NUMBER,
+    "json": (str,),
+    "strict": (bool,),
+    "quiet": (bool,),
+    "verbose": (int,),
+}
+"""Options of `run` by the name of their flag. Which values are good, the command line decides."""
+EXPECTED: Mapping[str, _Types] = {"gpus-per-host": (int,)}
+"""Keys of `[expected]` that a check reads."""
+THRESHOLDS: Mapping[str, _Types] = {}
+"""Keys of `[thresholds]` that a check reads."""
+
+_WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    list: "a list of strings",
+}
+
+
+class ConfigError(ValueError):
+    """The configuration file cannot be used; the text names file, key and value."""
+
+
+def load(path: str | None, cwd: str | Path) -> dict[str, Any]:
+    """Read the configuration.
+
+    Args:
+        path: the file given with --config, or None to look in `cwd`.
+        cwd: the working directory.
+
+    Returns: option name (with underscores) → value, and under `expected` and `thresholds` their
+    tables. Empty where there is no file.
+
+    Raises:
+        ConfigError: the file given is missing, or a file is not TOML, or holds an unknown key or a
+            value of the wrong type.
+    """
+    for file in [Path(path)] if path is not None else [Path(cwd, FILE_NAME), _project(cwd)]:
+        if path is None and not file.is_file():
+            continue
+        text = _read(file)
+        if path is None and file.name == "pyproject.toml" and _TABLE not in text:
+            continue  # not ours to complain about
+        table = _table(file, text)
+        if table is None and path is None:
+            continue
+        if table is None:
+            raise ConfigError(f"{path} has no table [tool.{_TABLE}]")
+        return _checked(file, table)
+    return {}
+
+
+def _project(cwd: str | Path) -> Path:
+    return Path(cwd, "pyproject.toml")
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8 text (byte {error.start})") from error
+
+
+def _table(file: Path, text: str) -> Mapping[str, Any] | None:
+    try:
+        data: Mapping[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    if file.name != "pyproject.toml":
+        return data
+    tool = data.get("tool", {})
+    table = tool.get(_TABLE) if isinstance(tool, Mapping) else None
+    if table is not None and not isinstance(table, Mapping):
+        raise ConfigError(f"{file}: tool.{_TABLE} is not a table")
+    return table
+
+
+def _checked(file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    sections = {"expected": EXPECTED, "thresholds": THRESHOLDS}
+    for key, value in table.items():
+        name = key.replace("_", "-")
+        if name not in sections:
+            out[name.replace("-", "_")] = _value(file, key, value, OPTIONS, sections)
+            continue
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{file}: {key} is not a table; write [{key}]")
+        out[name] = {
+            inner.replace("-", "_"): _value(file, inner, item, sections[name], (), prefix=f"{key}.")
+            for inner, item in value.items()
+        }
+    return out
+
+
+def _value(
+    file: Path, key: str, value: Any, known: Mapping[str, _Types], also: Any, *, prefix: str = ""
+) -> Any:
+    name = key.replace("_", "-")
+    if name not in known:
+        names = [*known, *also]
+        hint = suggest(name, names)
+        hint = hint or (f"; known: {', '.join(names)}" if names else "; none is known yet")
+        raise ConfigError(f'{file}: unknown key "{prefix}{key}"{hint}')
+    types = known[name]
+    good = isinstance(value, types) and (not isinstance(value, bool) or bool in types)
+    if isinstance(value, list):
+        good = good and all(isinstance(item, str) for item in value)
+    if not good:
+        words = [_WORDS[t] for t in types if t is not int or float not in types]
+        raise ConfigError(f"{file}: {prefix}{key} is {value!r}, not {' or '.join(words)}")
+    return value
