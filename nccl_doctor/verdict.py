@@ -32,6 +32,7 @@ from nccl_doctor.model import (
 from nccl_doctor.place import Map, Place, host_where, rank_where
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.model import Report, cluster_of, record, run_of
+from nccl_doctor.silence import silent_ranks
 
 EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}
 """Exit code of each verdict; 2 is a usage or configuration error, which yields no report."""
@@ -168,7 +169,9 @@ def conclude(
     are not here to judge.
     """
     judged, broken = judge_all(cluster, checks)
-    kept = [finding for finding in (*problems, *judged) if wanted(finding.code)]
+    kept = [
+        finding for finding in (*problems, *silent_ranks(cluster), *judged) if wanted(finding.code)
+    ]
     findings = fold(explain(fold(kept), cluster))
     results = check_results(
         cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken

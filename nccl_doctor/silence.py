@@ -1,0 +1,25 @@
+"""What the engine itself finds in the evidence: participants that fell silent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.kinds import RANK_SILENT
+from nccl_doctor.model import Cluster, Confidence, Evidence, Finding, Outcome, OutcomeStatus
+
+
+def silent_ranks(cluster: Cluster) -> Iterator[Finding]:
+    """One finding for each participant that signed in and then posted no evidence in a round."""
+    for rank in cluster.present:
+        for facts in (rank.facts, rank.host.facts if cluster.first_on(rank.host) is rank else {}):
+            for check, rounds in facts.items():
+                for name, data in rounds.items():
+                    outcome = Outcome.from_json(data)
+                    if outcome.status is OutcomeStatus.SILENT:
+                        yield Finding(
+                            RANK_SILENT,
+                            f"{outcome.reason} ({check}, round {name})",
+                            Evidence.rank_place(rank),
+                            {"check": check, "round": name, "pid": rank.pid},
+                            confidence=Confidence.LIKELY,
+                        )
