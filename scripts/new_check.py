@@ -44,7 +44,6 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
-    Evidence,
     Finding,
     Kind,
     Layer,
@@ -76,15 +75,14 @@ class @CLASS@(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Blame the minority; on a tie, everybody is named."""
-        seen = {rank: str(facts["release"]) for rank, facts in cluster.facts(self.name)}
-        odd = odd_ones_out({rank.seat: release for rank, release in seen.items()})
+        seen = {rank.host.id: facts["release"] for rank, facts in cluster.facts(self.name)}
+        odd = odd_ones_out(seen)
         if odd is None:
             return
         usual = f"the others have {odd.usual}" if odd.usual else "a tie"
-        for rank, release in seen.items():
-            if rank.seat in odd.places:
-                where = Where(hosts=Evidence.rank_place(rank).hosts)
-                yield Finding(DIFFERS, f"{release}; {usual}", where)
+        for host in cluster.hosts:
+            if host.id in odd.places:
+                yield Finding(DIFFERS, f"{seen[host.id]}; {usual}", Where(hosts=(host.label,)))
 '''
 
 TEST = """\
