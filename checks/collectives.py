@@ -212,6 +212,8 @@ class Collectives(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Per round and group: the culprits, if any can be told from the victims."""
+        if not cluster.complete:
+            return  # without the others' evidence nobody can tell a culprit from a victim
         rounds: dict[str, list[Evidence]] = {}
         for item in cluster.evidence(self.name):
             rounds.setdefault(item.round, []).append(item)
