@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.exercise import Exercise
 from nccl_doctor.gpus import VISIBLE, host_gpus, start_cuda_driver, torch_devices
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model import (
@@ -42,7 +43,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
-from nccl_doctor.storeping import StoreAnswer, ask_store, store_accepts
+from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
     Difference,
@@ -65,6 +66,7 @@ __all__ = [
     "Dial",
     "Difference",
     "Evidence",
+    "Exercise",
     "Finding",
     "Host",
     "Interface",
@@ -84,11 +86,9 @@ __all__ = [
     "Scope",
     "Severity",
     "Skip",
-    "StoreAnswer",
     "Untested",
     "Where",
     "arch_runs_on",
-    "ask_store",
     "blame_links",
     "dial",
     "differences",
@@ -97,6 +97,7 @@ __all__ = [
     "interfaces",
     "is_link_local",
     "is_loopback",
+    "knock",
     "look_up",
     "major",
     "minor_of",
@@ -104,7 +105,6 @@ __all__ = [
     "odd_ones_out",
     "public",
     "start_cuda_driver",
-    "store_accepts",
     "torch_devices",
 ]
 

@@ -1,0 +1,129 @@
+"""What the resolver of this host says, and how long it takes; no look-up can hang its caller.
+
+A look-up in glibc cannot be cancelled: each runs in a daemon thread that is left behind when it
+does not come back in time.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+SLOW_S = 1.0
+"""A look-up that takes longer holds up every connection: a healthy one takes milliseconds."""
+
+_PAUSE_S = 0.3
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """How one look-up ended.
+
+    `answers` are numeric addresses in the resolver's order (forward) or one name (reverse); `error`
+    is the resolver's text where there are none. `took_s` holds the seconds of every attempt, an
+    unfinished one counted until it was given up. `timed_out`: no attempt came back in time.
+    `slow`: the first attempt took longer than `SLOW_S`, and so did the one that repeated it.
+    """
+
+    query: str
+    answers: tuple[str, ...]
+    error: str
+    took_s: tuple[float, ...]
+    timed_out: bool = False
+    slow: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "answers": list(self.answers), "took_s": list(self.took_s)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LookUp:
+        """Inverse of `to_json`."""
+        lists = {"answers": tuple(data["answers"]), "took_s": tuple(data["took_s"])}
+        return cls(**{**data, **lists})
+
+
+class _Attempt:
+    """One look-up in a thread of its own."""
+
+    def __init__(self, query: str, reverse: bool) -> None:
+        self.answers: tuple[str, ...] = ()
+        self.error = ""
+        self.done = threading.Event()
+        self._took = 0.0
+        self._started = time.monotonic()
+        threading.Thread(target=self._ask, args=(query, reverse), daemon=True).start()
+
+    def _ask(self, query: str, reverse: bool) -> None:
+        try:
+            self.answers = _name_of(query) if reverse else _addresses_of(query)
+        except OSError as error:
+            self.error = error.strerror or str(error)
+        except UnicodeError as error:  # no host name at all: an empty or overlong label
+            self.error = f"not a host name: {error}"
+        self._took = time.monotonic() - self._started
+        self.done.set()
+
+    @property
+    def took_s(self) -> float:
+        return self._took if self.done.is_set() else time.monotonic() - self._started
+
+
+def look_up(
+    query: str, timeout_s: float, *, reverse: bool = False, patience_s: float = 0.0
+) -> LookUp:
+    """Resolve a host name, or with `reverse` name an address; never raises, never takes longer.
+
+    A look-up that has not answered after `SLOW_S` is repeated once beside it: one lost datagram
+    stalls the resolver for five seconds, and says nothing about the name server. One that answers
+    with an error is repeated for `patience_s`: the name of a pod or a fresh host comes late.
+    """
+    started = time.monotonic()
+
+    def left(limit_s: float) -> float:
+        return max(0.0, started + limit_s - time.monotonic())
+
+    attempts = [_Attempt(query, reverse)]
+    attempts[0].done.wait(min(SLOW_S, timeout_s))
+    if not attempts[0].done.is_set() and left(timeout_s):
+        attempts.append(_Attempt(query, reverse))
+        attempts[1].done.wait(left(timeout_s))
+    while attempts[-1].error and left(patience_s) > _PAUSE_S:
+        time.sleep(_PAUSE_S)
+        attempts.append(_Attempt(query, reverse))
+        attempts[-1].done.wait(left(timeout_s))
+    finished = [attempt for attempt in reversed(attempts) if attempt.done.is_set()]
+    best = next((attempt for attempt in finished if attempt.answers), None)
+    took = tuple(round(attempt.took_s, 3) for attempt in attempts)
+    return LookUp(
+        query=query,
+        answers=best.answers if best else (),
+        error="" if best else finished[0].error if finished else "no answer from the resolver",
+        took_s=took,
+        timed_out=not finished,
+        slow=len(took) > 1 and min(took[:2]) > SLOW_S,
+    )
+
+
+def _addresses_of(name: str) -> tuple[str, ...]:
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def _name_of(address: str) -> tuple[str, ...]:
+    return (socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0],)
+
+
+def has_route(address: str) -> bool:
+    """Whether this host has a route to a numeric address, by its own tables; sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # a datagram socket only looks the route up
+    except OSError:
+        return False
+    return True
