@@ -116,7 +116,6 @@ SRUN = Launcher(
         "local_rank": ("SLURM_LOCALID",),
         "node_rank": ("SLURM_NODEID",),
         "nnodes": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
-        "run_id": ("SLURM_JOB_ID",),
         "restart_count": ("SLURM_RESTART_COUNT",),
     },
     tasks=True,

@@ -1,0 +1,471 @@
+"""The rules of the check `ranks`, on made-up clusters: code, place, and nobody else blamed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor import registry
+from nccl_doctor.api import Confidence, Context, Finding, Where
+from nccl_doctor.launch import Launch, LaunchProblem, detect
+from nccl_doctor.model import Cluster, Severity
+from tests.clusters import change_rank, make_cluster
+
+CHECK = next(check for check in registry.load().checks if check.name == "ranks")
+THREE = ("nd0", "nd1", "nd2")
+FACTS = {"hostname": "", "machine_id": None, "boot_id": "b", "netns": 1, "image": False}
+
+
+def judge(cluster: Cluster) -> list[Finding]:
+    findings = list(CHECK.judge(cluster))
+    for finding in findings:
+        assert finding.kind in CHECK.kinds
+        assert finding.message
+        assert "\n" not in finding.message
+        json.dumps(finding.to_json())
+    return findings
+
+
+def loud(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level is not Severity.INFO]
+
+
+def only(cluster: Cluster, code: str, **where: Sequence[Any]) -> Finding:
+    """The one unexplained finding, at exactly this place."""
+    findings = judge(cluster)
+    roots = [finding for finding in findings if finding.explained_by is None]
+    assert [finding.code for finding in roots] == [code], findings
+    expected = Where(**{name: tuple(places) for name, places in where.items()})
+    assert roots[0].where == expected
+    assert all(f.explained_by in (None, code) for f in findings)
+    return roots[0]
+
+
+def explained(cluster: Cluster) -> list[tuple[str, str]]:
+    return sorted((f.code, f.explained_by) for f in judge(cluster) if f.explained_by is not None)
+
+
+def claim(cluster: Cluster, seat: int, rank: int) -> Cluster:
+    """A participant that says it is another rank."""
+    return change_rank(cluster, seat, rank=rank, launch={"rank": rank})
+
+
+def everywhere(cluster: Cluster, seats: Iterable[int], **launch: Any) -> Cluster:
+    for seat in seats:
+        cluster = change_rank(cluster, seat, launch=launch)
+    return cluster
+
+
+def twin(cluster: Cluster, node: int, of: int, nproc: int) -> Cluster:
+    """Host `node` claims the node rank of host `of`; the ranks it should have had are absent."""
+    own = [rank for rank in cluster.ranks if rank.host.id == node]
+    gone = replace(cluster.hosts[node], id=len(cluster.hosts), name=None, reported=False)
+    absent = [
+        replace(r, seat=len(cluster.ranks) + i, host=gone, reported=False, launch=None)
+        for i, r in enumerate(own)
+    ]
+    hosts = [replace(h, node_rank=of) if h.id == node else h for h in cluster.hosts]
+    cluster = replace(cluster, hosts=(*hosts, gone), ranks=(*cluster.ranks, *absent))
+    for local, rank in enumerate(own):
+        cluster = claim(cluster, rank.seat, of * nproc + local)
+        cluster = change_rank(cluster, rank.seat, host=hosts[node], launch={"node_rank": of})
+    return cluster
+
+
+class TestHealthy:
+    @pytest.mark.parametrize(("hosts", "nproc"), [(("nd0",), 1), (("nd0",), 8), (THREE, 4)])
+    def test_nothing(self, hosts: Sequence[str], nproc: int) -> None:
+        assert judge(make_cluster(hosts, nproc)) == []
+
+    def test_after_a_trip_through_json(self) -> None:
+        cluster = make_cluster(by_rank=dict.fromkeys(range(4), FACTS), check="ranks")
+        for rank in cluster.ranks:
+            assert rank.launch is not None
+            data = json.loads(json.dumps(rank.launch.to_json()))
+            cluster = change_rank(cluster, rank.seat)
+            cluster = replace(
+                cluster,
+                ranks=tuple(
+                    replace(r, launch=Launch.from_json(data)) if r.seat == rank.seat else r
+                    for r in cluster.ranks
+                ),
+            )
+        assert loud(judge(cluster)) == []
+
+    def test_observe(self) -> None:
+        facts = CHECK.observe(Context(launch=Launch(), env={}))
+        assert set(facts) == {*FACTS, "wall_clock_s"}
+        json.dumps(facts)
+        assert facts["hostname"]
+
+    def test_a_big_cluster_is_judged_quickly(self) -> None:
+        cluster = make_cluster([f"nd{n}" for n in range(128)], 8)
+        started = time.process_time()
+        assert judge(cluster) == []
+        assert time.process_time() - started < 2.0
+
+
+class TestLaunchProblems:
+    def problem(self, code: str, *, fatal: bool = True) -> LaunchProblem:
+        return LaunchProblem(code, "RANK=x", {"RANK": "x"}, "export RANK=3", fatal)
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "launch-missing-variable",
+            "launch-bad-value",
+            "launch-sources-disagree",
+            "local-rank-out-of-range",
+        ],
+    )
+    def test_becomes_a_finding_of_its_code(self, code: str) -> None:
+        cluster = change_rank(make_cluster(), 3, launch={"problems": (self.problem(code),)})
+        finding = only(cluster, code, hosts=["nd1"], ranks=[3])
+        assert finding.level is Severity.FAIL
+        assert finding.fix == "export RANK=3"
+        assert finding.evidence == {"variables": {"RANK": "x"}}
+
+    def test_what_torch_does_not_mind_is_a_warning(self) -> None:
+        problems = (self.problem("launch-sources-disagree", fatal=False),)
+        cluster = change_rank(make_cluster(), 3, launch={"problems": problems})
+        assert only(cluster, "launch-sources-disagree", hosts=["nd1"], ranks=[3]).level is (
+            Severity.WARN
+        )
+
+    def test_every_code_of_detect_has_its_kind(self) -> None:
+        codes = {
+            problem.code
+            for environ in (
+                {"RANK": "x"},
+                {"RANK": "2", "WORLD_SIZE": "2"},
+                {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+                {"RANK": "0", "WORLD_SIZE": "4", "NNODES": "1", "LOCAL_WORLD_SIZE": "2"},
+            )
+            for problem in detect(environ).problems
+        }
+        assert len(codes) == 5
+        assert codes <= {kind.code for kind in CHECK.kinds}
+
+    def test_own_view_speaks_of_nobody_else(self) -> None:
+        cluster = make_cluster(absent_nodes=[1], complete=False)
+        cluster = change_rank(
+            cluster, 0, launch={"problems": (self.problem("launch-bad-value"),), "nnodes": 7}
+        )
+        only(cluster, "launch-bad-value", hosts=["nd0"], ranks=[0])
+
+
+class TestAbsent:
+    def test_host(self) -> None:
+        cluster = make_cluster(THREE, absent_nodes=[1])
+        finding = only(cluster, "host-absent", ranks=[2, 3], nodes=[1])
+        assert finding.level is Severity.FAIL
+        assert "1 of 3 hosts" in finding.message
+        assert "60 s" in finding.message
+        assert "--node-rank=1 --master-addr=nd0 --master-port=29500" in finding.fix
+
+    def test_several_hosts_are_one_finding(self) -> None:
+        finding = only(
+            make_cluster(THREE, absent_nodes=[1, 2]),
+            "host-absent",
+            ranks=[2, 3, 4, 5],
+            nodes=[1, 2],
+        )
+        assert "2 of 3 hosts" in finding.message
+
+    def test_rank(self) -> None:
+        cluster = change_rank(make_cluster(), 3, reported=False, launch=None)
+        only(cluster, "rank-absent", hosts=["nd1"], ranks=[3])
+
+    def test_rank_of_a_host_nobody_can_tell(self) -> None:
+        cluster = make_cluster()
+        nowhere = replace(cluster.hosts[1], id=2, name=None, node_rank=None, reported=False)
+        gone = replace(cluster.ranks[3], host=nowhere, reported=False, launch=None)
+        cluster = replace(
+            cluster, ranks=(*cluster.ranks[:3], gone), hosts=(*cluster.hosts, nowhere)
+        )
+        only(cluster, "rank-absent", ranks=[3])
+
+    def test_a_full_host_is_not_where_the_absent_rank_is(self) -> None:
+        cluster = make_cluster()
+        guess = replace(cluster.ranks[3], seat=4, rank=4, reported=False, launch=None)
+        cluster = replace(cluster, ranks=(*cluster.ranks, guess), world_size=5)
+        only(cluster, "rank-absent", ranks=[4])
+
+
+class TestTwins:
+    def test_two_hosts_with_one_node_rank(self) -> None:
+        cluster = twin(make_cluster(THREE), 2, 1, nproc=2)
+        finding = only(
+            cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[2, 3], nodes=[1]
+        )
+        assert finding.message == "2 hosts claim node rank 1"
+        assert explained(cluster) == [("host-absent", "node-rank-duplicate")]
+
+    def test_one_rank_per_host(self) -> None:
+        cluster = twin(make_cluster(THREE, nproc=1), 2, 1, nproc=1)
+        only(cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[1], nodes=[1])
+
+    def test_a_host_that_is_absent_besides_is_not_explained_away(self) -> None:
+        hosts = ("nd0", "nd1", "nd2", "nd3")
+        cluster = twin(make_cluster(hosts, absent_nodes=[3]), 2, 1, nproc=2)
+        roots = {f.code: f for f in judge(cluster) if f.explained_by is None}
+        assert set(roots) == {"node-rank-duplicate", "host-absent"}
+        assert roots["host-absent"].where == Where(ranks=(4, 5, 6, 7), nodes=(2, 3))
+
+    def test_two_processes_with_one_rank(self) -> None:
+        cluster = claim(make_cluster(), 3, 2)
+        gone = replace(cluster.ranks[3], seat=4, rank=3, reported=False, launch=None)
+        cluster = replace(cluster, ranks=(*cluster.ranks, gone))
+        finding = only(cluster, "rank-duplicate", hosts=["nd1"], ranks=[2])
+        assert finding.message == "claimed by 2 processes of one host"
+        assert explained(cluster) == [("rank-absent", "rank-duplicate")]
+
+    def test_one_rank_on_two_hosts(self) -> None:
+        cluster = claim(make_cluster(), 3, 1)
+        finding = only(cluster, "rank-duplicate", hosts=["nd0", "nd1"], ranks=[1])
+        assert finding.evidence["claims"] == [
+            {"rank": 1, "host": "nd0", "pid": 1001},
+            {"rank": 1, "host": "nd1", "pid": 1003},
+        ]
+
+    def test_counting_from_one(self) -> None:
+        problem = LaunchProblem("rank-out-of-range", "RANK=4 with WORLD_SIZE=4", {"RANK": "4"})
+        cluster = change_rank(claim(make_cluster(), 3, 4), 3, launch={"problems": (problem,)})
+        gone = replace(cluster.ranks[3], seat=4, rank=3, reported=False, launch=None)
+        cluster = replace(cluster, ranks=(*cluster.ranks, gone))
+        only(cluster, "rank-out-of-range", hosts=["nd1"], ranks=[4])
+        assert explained(cluster) == [("rank-absent", "rank-out-of-range")]
+
+
+class TestLocalRanks:
+    def shared(self, **fields: Any) -> Cluster:
+        return change_rank(make_cluster(**fields), 3, local_rank=0, launch={"local_rank": 0})
+
+    def test_nccl(self) -> None:
+        cluster = self.shared(backend="nccl")
+        finding = only(cluster, "local-rank-duplicate", hosts=["nd1"], ranks=[2, 3])
+        assert finding.level is Severity.FAIL
+        assert "LOCAL_RANK=0" in finding.message
+
+    def test_gloo_does_not_mind(self) -> None:
+        finding = only(self.shared(), "local-rank-duplicate", hosts=["nd1"], ranks=[2, 3])
+        assert finding.level is Severity.WARN
+
+    def test_each_task_sees_a_gpu_of_its_own(self) -> None:
+        env = {2: {"CUDA_VISIBLE_DEVICES": "0"}, 3: {"CUDA_VISIBLE_DEVICES": "1"}}
+        assert judge(self.shared(backend="nccl", env=env)) == []
+
+    def test_the_same_visible_devices_do_not_help(self) -> None:
+        env = {2: {"CUDA_VISIBLE_DEVICES": "0,1"}, 3: {"CUDA_VISIBLE_DEVICES": "0,1"}}
+        cluster = self.shared(backend="nccl", env=env)
+        only(cluster, "local-rank-duplicate", hosts=["nd1"], ranks=[2, 3])
+
+    def test_unset_on_a_host_with_several_ranks(self) -> None:
+        cluster = everywhere(make_cluster(backend="nccl"), [2, 3], local_rank=None)
+        finding = only(cluster, "launch-missing-variable", hosts=["nd1"], ranks=[2, 3])
+        assert finding.level is Severity.WARN
+
+    def test_unset_with_one_rank_per_host(self) -> None:
+        cluster = make_cluster(THREE, nproc=1, backend="nccl")
+        assert judge(everywhere(cluster, range(3), local_rank=None)) == []
+
+
+class TestStories:
+    def test_nnodes(self) -> None:
+        cluster = everywhere(make_cluster(THREE), [4, 5], nnodes=4, world_size=8)
+        finding = only(cluster, "nnodes-differs", hosts=["nd2"])
+        assert finding.message == "nnodes=4, elsewhere nnodes=3"
+        assert finding.confidence is Confidence.CERTAIN
+        assert explained(cluster) == [("world-size-differs", "nnodes-differs")]
+
+    def test_world_size_of_a_host(self) -> None:
+        cluster = everywhere(make_cluster(THREE), [2, 3], world_size=4)
+        finding = only(cluster, "world-size-differs", hosts=["nd1"], ranks=[2, 3])
+        assert finding.fix == "set WORLD_SIZE=6 there, as elsewhere"
+
+    def test_world_size_of_one_rank(self) -> None:
+        cluster = everywhere(make_cluster(THREE), [3], world_size=4)
+        only(cluster, "world-size-differs", hosts=["nd1"], ranks=[3])
+
+    def test_a_big_host_does_not_outvote_two_small_ones(self) -> None:
+        cluster = make_cluster(THREE, nproc=4)
+        # nd1 and nd2 run one rank each: by ranks it is 4 against 2, by hosts 1 against 2
+        cluster = replace(
+            cluster, ranks=tuple(r for r in cluster.ranks if r.seat < 4 or r.seat in (4, 8))
+        )
+        cluster = everywhere(cluster, range(4), world_size=16)
+        roots = [f for f in judge(cluster) if f.code == "world-size-differs"]
+        assert [f.where.hosts for f in roots] == [("nd0",)]
+
+    def test_a_tie_is_said_to_be_a_tie(self) -> None:
+        cluster = everywhere(make_cluster(), [2, 3], nnodes=3, world_size=6)
+        finding = only(cluster, "nnodes-differs", hosts=["nd0", "nd1"])
+        assert finding.confidence is Confidence.POSSIBLE
+        assert finding.message.startswith("nnodes=2, nnodes=3: as many say the one as the other")
+        assert finding.evidence == {"values": {"nd0": [2], "nd1": [3]}}
+
+    def test_derived_counts_are_not_compared(self) -> None:
+        derived = {"nnodes": "derived from WORLD_SIZE and LOCAL_WORLD_SIZE"}
+        cluster = everywhere(make_cluster(), [2, 3], nnodes=4, sources=derived)
+        assert judge(cluster) == []
+
+    def test_nobody_is_absent_whom_only_the_odd_side_expects(self) -> None:
+        # the coordinator itself counts three hosts, the two others two
+        cluster = make_cluster(("nd0", "nd1", "nd2", "nd3"), absent_nodes=[3])
+        cluster = everywhere(cluster, range(2, 6), nnodes=3, world_size=6)
+        only(cluster, "nnodes-differs", hosts=["nd0"])
+        assert explained(cluster) == [
+            ("host-absent", "nnodes-differs"),
+            ("world-size-differs", "nnodes-differs"),
+        ]
+
+    def test_a_host_that_most_expect_is_absent(self) -> None:
+        cluster = make_cluster(("nd0", "nd1", "nd2", "nd3"), absent_nodes=[3])
+        cluster = everywhere(cluster, [4, 5], nnodes=3, world_size=6)
+        roots = {f.code: f.where for f in judge(cluster) if f.explained_by is None}
+        assert roots == {
+            "nnodes-differs": Where(hosts=("nd2",)),
+            "host-absent": Where(ranks=(6, 7), nodes=(3,)),
+        }
+
+    def test_run_id(self) -> None:
+        cluster = everywhere(make_cluster(THREE), range(4), run_id="a")
+        cluster = everywhere(cluster, [4, 5], run_id="b")
+        finding = only(cluster, "launch-run-id-differs", hosts=["nd2"])
+        assert finding.message == "--rdzv-id=b, elsewhere --rdzv-id=a"
+
+    def test_run_ids_of_other_launchers_are_not_compared(self) -> None:
+        cluster = everywhere(make_cluster(), [2, 3], run_id="b", launcher="srun")
+        assert judge(everywhere(cluster, [0, 1], run_id="a", launcher="srun")) == []
+
+
+class TestRanksPerHost:
+    def uneven(self) -> Cluster:
+        cluster = make_cluster(THREE)
+        kept = tuple(rank for rank in cluster.ranks if rank.seat != 5)
+        cluster = replace(cluster, ranks=kept, world_size=5)
+        return everywhere(everywhere(cluster, range(5), world_size=5), [4], local_world_size=1)
+
+    def test_uneven_hosts_are_worth_knowing(self) -> None:
+        finding = only(self.uneven(), "nproc-differs", hosts=["nd2"])
+        assert finding.level is Severity.INFO
+        assert finding.message == "ranks per host: 1, elsewhere 2"
+
+    def test_numbers_that_do_not_add_up(self) -> None:
+        cluster = everywhere(make_cluster(THREE), [2, 3], local_world_size=1)
+        finding = only(cluster, "nproc-differs", hosts=["nd1"])
+        assert finding.level is Severity.FAIL
+        assert finding.message == "LOCAL_WORLD_SIZE adds up to 5, WORLD_SIZE is 6"
+
+    def test_not_told(self) -> None:
+        cluster = everywhere(make_cluster(THREE), [2, 3], local_world_size=None)
+        assert judge(cluster) == []
+
+    def test_an_absent_rank_is_not_a_wrong_number(self) -> None:
+        cluster = change_rank(make_cluster(), 3, reported=False, launch=None)
+        only(cluster, "rank-absent", hosts=["nd1"], ranks=[3])
+
+
+class TestLate:
+    @pytest.mark.parametrize(
+        ("after_s", "join_timeout_s", "severity"),
+        [
+            (4.0, 60.0, None),
+            (6.0, 60.0, Severity.INFO),
+            (19.0, 60.0, Severity.INFO),
+            (21.0, 60.0, Severity.WARN),
+            (21.0, 3600.0, Severity.WARN),
+            (11.0, 20.0, Severity.WARN),
+            (4.0, 6.0, None),
+        ],
+    )
+    def test_levels(self, after_s: float, join_timeout_s: float, severity: Severity | None) -> None:
+        cluster = make_cluster(THREE, join_timeout_s=join_timeout_s)
+        for seat in (4, 5):
+            cluster = change_rank(cluster, seat, signed_in_s=after_s)
+        if severity is None:
+            assert judge(cluster) == []
+        else:
+            finding = only(cluster, "rank-late", hosts=["nd2"], ranks=[4, 5])
+            assert finding.level is severity
+            assert finding.evidence == {"after_s": {"4": after_s, "5": after_s}}
+
+    def test_all_late_together_is_nobody_late(self) -> None:
+        cluster = make_cluster()
+        for seat in range(4):
+            cluster = change_rank(cluster, seat, signed_in_s=40.0)
+        assert judge(cluster) == []
+
+    def test_a_twin_is_not_late_as_well(self) -> None:
+        cluster = twin(make_cluster(THREE), 2, 1, nproc=2)
+        for seat in (4, 5):
+            cluster = change_rank(cluster, seat, signed_in_s=59.0)
+        only(cluster, "node-rank-duplicate", hosts=["nd1", "nd2"], ranks=[2, 3], nodes=[1])
+
+
+class TestMachines:
+    def cluster(self, *facts: Mapping[str, Any], names: Sequence[str] = THREE) -> Cluster:
+        by_rank = {number: {**FACTS, **fact} for number, fact in enumerate(facts)}
+        return make_cluster(names, nproc=1, check="ranks", by_rank=by_rank)
+
+    def test_namespaces_of_one_kernel_are_hosts_of_their_own(self) -> None:
+        """As in the lab, where hosts share machine id and boot id."""
+        same = {"machine_id": "m"}
+        assert judge(self.cluster(*({**same, "netns": n} for n in range(3)))) == []
+
+    def test_one_name_for_two_hosts(self) -> None:
+        names = ("nd0", "node", "node")
+        cluster = self.cluster(*({"boot_id": f"b{n}"} for n in range(3)), names=names)
+        finding = only(cluster, "hostname-duplicate", hosts=["node"])
+        assert finding.level is Severity.WARN
+        assert finding.message == "2 hosts call themselves node"
+
+    def test_one_name_for_two_namespaces(self) -> None:
+        cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 3}, names=("nd0", "a", "a"))
+        only(cluster, "hostname-duplicate", hosts=["a"])
+
+    def test_two_node_ranks_on_one_host_share_its_name_rightly(self) -> None:
+        cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 2}, names=("nd0", "a", "a"))
+        finding = only(cluster, "host-shared-by-nodes", hosts=["a"])
+        assert finding.level is Severity.INFO
+        assert finding.message == "node ranks 1–2 on one host"
+
+    def test_names_alone_prove_nothing(self) -> None:
+        assert judge(make_cluster(("nd0", "a", "a"))) == []
+
+    @pytest.mark.parametrize(("image", "severity"), [(False, Severity.WARN), (True, Severity.INFO)])
+    def test_cloned_machine_id(self, image: bool, severity: Severity) -> None:
+        clones = [{"boot_id": f"b{n}", "machine_id": "m", "image": image} for n in (1, 2)]
+        cluster = self.cluster({"boot_id": "b0", "machine_id": "other"}, *clones)
+        finding = only(cluster, "machine-id-duplicate", hosts=["nd1", "nd2"])
+        assert finding.level is severity
+
+    def test_no_machine_id_is_not_a_machine_id(self) -> None:
+        assert judge(self.cluster(*({"boot_id": f"b{n}"} for n in range(3)))) == []
+
+
+@given(st.data())
+def test_every_absent_rank_is_named_exactly_once(data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(1, 5))
+    nproc = data.draw(st.integers(1, 3))
+    gone = data.draw(st.sets(st.integers(1, nodes), max_size=nodes - 1).map(sorted))
+    cluster = make_cluster([f"nd{n}" for n in range(nodes)], nproc, absent_nodes=gone)
+    for seat in range(1, nodes * nproc):
+        if data.draw(st.booleans()):
+            cluster = change_rank(cluster, seat, reported=False, launch=None)
+        elif data.draw(st.integers(0, 4)) == 0 and cluster.ranks[seat].reported:
+            cluster = claim(cluster, seat, data.draw(st.integers(0, nodes * nproc)))
+    named = [
+        rank
+        for finding in judge(cluster)
+        if finding.code in ("host-absent", "rank-absent")
+        for rank in finding.where.ranks
+    ]
+    assert sorted(named) == sorted(rank.rank for rank in cluster.absent if rank.rank is not None)
