@@ -208,7 +208,8 @@ class _Reading:
         text = self.environ[variable]
         value = number(text)
         low, high = _NUMBERS[name]
-        fix = f"set {variable} to a whole number from {low} to {high}"
+        to = f"from {low} to {high}" if name == "master_port" else f"not below {low}"
+        fix = f"set {variable} to a whole number {to}"
         if value is None:
             if not (variable.startswith("PET_") and TORCHRUN_WORDS.fullmatch(text)):
                 message = f"{variable}={text[:80]!r} is not a whole number"
