@@ -141,7 +141,8 @@ class Collectives(Check):
         by_host = [
             tuple(rank.seat for rank in cluster.ranks_on(host)) for host in cluster.present_hosts
         ]
-        firsts = tuple(seats[0] for seats in by_host)
+        # In order of rank, as torch sorts the members of every group that it builds.
+        firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
         rounds = [Round("world", (world,), deadline_s)]
         inside = tuple(seats for seats in by_host if len(seats) > 1)
         if len(by_host) > 1 and inside:
