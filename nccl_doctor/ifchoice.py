@@ -1,0 +1,454 @@
+"""Which interfaces and addresses NCCL and gloo would choose on this host, by their own rules.
+
+NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in src/os/linux.cc
+(src/misc/socket.cc before 2.29), configuration files in src/misc/param.cc; the rules have been
+the same since 2.3. gloo: `createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and
+gloo/transport/tcp/device.cc.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.net import Interface, interfaces, is_link_local, is_loopback
+
+BOOTSTRAP = "nccl-bootstrap"
+SOCKETS = "nccl-sockets"
+GLOO = "gloo"
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
+MAX_INTERFACES = 16
+"""NET/Socket takes no more than this many interfaces (MAX_IFS)."""
+
+ETC_CONF = Path("/etc/nccl.conf")
+_AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+"""What NCCL tries in turn where the user names nothing; a subnet hint comes after the first."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One effective variable and where its value came from: `environment` or a file."""
+
+    value: str
+    origin: str
+
+
+def nccl_settings(
+    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+) -> dict[str, Setting]:
+    """The environment as NCCL sees it: its configuration files fill what is not set.
+
+    NCCL_CONF_FILE, where it is not empty, replaces ~/.nccl.conf; /etc/nccl.conf is read always;
+    what is set already wins. A file that cannot be read counts as absent, as it does for NCCL.
+
+    Args:
+        env: the process environment.
+        home: the home folder; by default that of the user database, which is where NCCL looks.
+        etc: the host's own file.
+    """
+    found = {name: Setting(value, "environment") for name, value in env.items()}
+    named = env.get("NCCL_CONF_FILE", "")
+    if home is None:
+        home = _home()
+    first = Path(named) if named else home / ".nccl.conf" if home else None
+    for path in (first, etc):
+        for name, value in _read_conf(path).items() if path else ():
+            found.setdefault(name, Setting(value, str(path)))
+    return found
+
+
+def _home() -> Path | None:
+    import pwd
+
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return None
+
+
+def _read_conf(path: Path) -> dict[str, str]:
+    """NAME=VALUE lines; `#` is a comment in the first column alone, and blanks are not trimmed."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    values: dict[str, str] = {}
+    for line in text.split("\n"):
+        name, equals, value = line.partition("=")
+        if equals and name and not line.startswith("#"):
+            values.setdefault(name, value)
+    return values
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one library would listen on.
+
+    `picks` are (interface, address), in the library's order. `variable` is the one that decided,
+    empty where the library chose by itself; `reason` says by which rule. `problem` is
+    `missing` (the names match no interface here), `down` (an interface is not running or has no
+    address) or empty; `names` are the interfaces at fault.
+    """
+
+    library: str
+    picks: tuple[tuple[str, str], ...]
+    reason: str
+    variable: str = ""
+    value: str = ""
+    origin: str = ""
+    problem: str = ""
+    names: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "picks": [list(pick) for pick in self.picks],
+            "reason": self.reason,
+            "variable": self.variable,
+            "value": self.value,
+            "origin": self.origin,
+            "problem": self.problem,
+            "names": list(self.names),
+        }
+
+
+@dataclass(frozen=True)
+class Filter:
+    """NCCL's interface list: `^` excludes, `=` (after it) wants whole names, else prefixes."""
+
+    exclude: bool
+    exact: bool
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Read a value of NCCL_SOCKET_IFNAME; what follows a colon (a port) is left out."""
+        exclude = text.startswith("^")
+        text = text[exclude:]
+        exact = text.startswith("=")
+        text = text[exact:]
+        # The list parser skips one such sign more, whatever stood before.
+        text = text[text.startswith(("^", "=")) :]
+        names = tuple(part.partition(":")[0] for part in text.split(","))
+        return cls(exclude, exact, tuple(name for name in names if name))
+
+    def admits(self, interface: str) -> bool:
+        """Whether an interface of this name may be used; an empty list matches every name."""
+        listed = not self.names or any(
+            interface == name if self.exact else interface.startswith(name) for name in self.names
+        )
+        return listed != self.exclude
+
+
+def nccl_choices(
+    nics: Sequence[Interface],
+    settings: Mapping[str, Setting],
+    prefixes: Mapping[str, int] | None = None,
+) -> tuple[Choice, Choice]:
+    """What NCCL would use: for its bootstrap (one address), and for data over sockets (all).
+
+    Args:
+        nics: in the order of getifaddrs.
+        settings: from `nccl_settings`.
+        prefixes: address → length of its subnet prefix, for NCCL_COMM_ID.
+    """
+    sockets = _nccl_sockets(nics, settings, prefixes or {})
+    comm_id = _comm_id(settings)
+    if comm_id:
+        picks = _same_subnet(nics, comm_id, prefixes or {})
+        setting = settings["NCCL_COMM_ID"]
+        bootstrap = Choice(
+            BOOTSTRAP,
+            picks[:1],
+            "the first interface in the subnet of NCCL_COMM_ID",
+            "NCCL_COMM_ID",
+            setting.value,
+            setting.origin,
+            "" if picks else "missing",
+        )
+        return bootstrap, sockets
+    first = Choice(
+        BOOTSTRAP,
+        sockets.picks[:1],
+        f"the first of: {sockets.reason}",
+        sockets.variable,
+        sockets.value,
+        sockets.origin,
+        sockets.problem,
+        sockets.names,
+    )
+    return first, sockets
+
+
+def _nccl_sockets(
+    nics: Sequence[Interface], settings: Mapping[str, Setting], prefixes: Mapping[str, int]
+) -> Choice:
+    family = settings.get("NCCL_SOCKET_FAMILY", Setting("", "")).value
+    user = settings.get(NCCL_VARIABLE)
+    if user and len(user.value) > 1:
+        wanted = Filter.parse(user.value)
+        picks = _running(nics, wanted, family)
+        known = tuple(each.name for each in nics if wanted.admits(each.name))
+        problem = "" if picks else "down" if known else "missing"
+        names = () if picks else known or wanted.names
+        return Choice(
+            SOCKETS,
+            picks,
+            "every running interface that the list admits",
+            NCCL_VARIABLE,
+            user.value,
+            user.origin,
+            problem,
+            names,
+        )
+    for index, text in enumerate(_AUTO):
+        picks = _running(nics, Filter.parse(text), family)
+        if picks:
+            return Choice(SOCKETS, picks, f"NCCL's own rule {text!r}")
+        comm_id = _comm_id(settings) if index == 0 else ""
+        picks = _same_subnet(nics, comm_id, prefixes) if comm_id else ()
+        if picks:
+            setting = settings["NCCL_COMM_ID"]
+            reason = "the first interface in the subnet of NCCL_COMM_ID"
+            return Choice(SOCKETS, picks, reason, "NCCL_COMM_ID", setting.value, setting.origin)
+    return Choice(SOCKETS, (), "no interface is running", problem="down")
+
+
+def _running(nics: Sequence[Interface], wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
+    """First usable address of each running interface that the filter admits."""
+    picks = []
+    for each in nics:
+        usable = [address for address in each.addresses if _usable(address, family)]
+        if each.running and usable and wanted.admits(each.name):
+            # getifaddrs tells all IPv4 addresses before the first IPv6 one.
+            picks.append((":" in usable[0], each.name, usable[0]))
+    picks.sort(key=lambda pick: pick[0])
+    return tuple((name, address) for _, name, address in picks)[:MAX_INTERFACES]
+
+
+def _usable(address: str, family: str) -> bool:
+    is_v6 = ":" in address
+    if family in ("AF_INET", "AF_INET6") and is_v6 != (family == "AF_INET6"):
+        return False
+    return not (is_v6 and is_loopback(address))
+
+
+def _comm_id(settings: Mapping[str, Setting]) -> str:
+    """The numeric address in NCCL_COMM_ID, or the empty string (also where it is a name)."""
+    text = settings.get("NCCL_COMM_ID", Setting("", "")).value
+    text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return ""
+    return text.partition("%")[0]
+
+
+def _same_subnet(
+    nics: Sequence[Interface], remote: str, prefixes: Mapping[str, int]
+) -> tuple[tuple[str, str], ...]:
+    """The first interface whose subnet holds an address: NCCL asks for no more than one."""
+    for each in nics:
+        for address in each.addresses:
+            if remote == address or _shares_subnet(address, remote, prefixes.get(address)):
+                return ((each.name, address),)
+    return ()
+
+
+def _shares_subnet(address: str, other: str, prefix: int | None) -> bool:
+    if prefix is None:
+        return False
+    net = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
+    return ipaddress.ip_address(other) in net
+
+
+def nccl_data_road(settings: Mapping[str, Setting], has_infiniband: bool) -> str:
+    """What carries NCCL's data between hosts: `sockets`, `infiniband` or `plugin`.
+
+    Only in the first case do the interfaces after the first matter.
+    """
+    net = settings.get("NCCL_NET", Setting("", "")).value.lower()
+    if net == "socket":
+        return "sockets"
+    if net not in ("", "ib"):
+        return "plugin"
+    disabled = settings.get("NCCL_IB_DISABLE", Setting("0", "")).value
+    if has_infiniband and not _number(disabled):
+        return "infiniband"
+    return "sockets"
+
+
+def _number(text: str) -> int:
+    """As strtoll does: what is not a number is 0."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return 0
+
+
+def gloo_choice(
+    nics: Sequence[Interface],
+    env: Mapping[str, str],
+    host_name: str,
+    resolved: Sequence[str] | None,
+) -> Choice:
+    """What gloo would use: GLOO_SOCKET_IFNAME, else an own address that the host name resolves to.
+
+    GLOO_SOCKET_IFNAME is a comma list of whole names, each of which must exist.
+
+    Args:
+        nics: of this host.
+        env: the process environment; gloo reads no file.
+        host_name: as gethostname says.
+        resolved: addresses of the host name in resolver order, from `resolve_own`; None where the
+            resolver did not answer in time.
+    """
+    value = env.get(GLOO_VARIABLE, "")
+    if len(value) > 1:
+        by_name = {each.name: each for each in nics}
+        names = [name for name in value.split(",") if name]
+        missing = tuple(name for name in names if name not in by_name)
+        there = [by_name[name] for name in names if name in by_name]
+        down = tuple(each.name for each in there if not each.running or not each.addresses)
+        picks = tuple((each.name, each.addresses[0]) for each in there if each.addresses)
+        return Choice(
+            GLOO,
+            picks,
+            "the first address of every interface in the list",
+            GLOO_VARIABLE,
+            value,
+            "environment",
+            "missing" if missing else "down" if down else "",
+            missing or down,
+        )
+    if resolved is None:
+        return Choice(GLOO, (), f"not known: looking up {host_name} took too long")
+    owners = {address: each.name for each in nics for address in each.addresses}
+    for address in resolved:
+        if address in owners:
+            pick = (owners[address], address)
+            return Choice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
+        if is_loopback(address):  # all of 127.0.0.0/8 can be bound
+            return Choice(
+                GLOO, (("lo", address),), f"the host name {host_name} resolves to {address}"
+            )
+    reason = f"the host name {host_name} resolves to no address of this host, so gloo falls back"
+    return Choice(GLOO, (("lo", "127.0.0.1"),), reason)
+
+
+def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
+    """(host name, its addresses as the resolver orders them).
+
+    The addresses are empty where the name does not resolve, and None where that took longer than
+    `timeout_s`: the look-up itself cannot be bounded, so it is left behind in its thread.
+    """
+    name = socket.gethostname()
+    answer: list[tuple[str, ...]] = []
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):
+            answer.append(())
+            return
+        answer.append(tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)))
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return name, answer[0] if answer else None
+
+
+def subnet_prefixes() -> dict[str, int]:
+    """Address of this host → length of its subnet prefix in bits."""
+    import psutil
+
+    found: dict[str, int] = {}
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                mask = int(ipaddress.ip_address(entry.netmask))
+                found[entry.address.partition("%")[0]] = bin(mask).count("1")
+    return found
+
+
+def has_infiniband(folder: Path = Path("/sys/class/infiniband")) -> bool:
+    """Whether a verbs device (InfiniBand or RoCE) has an active port."""
+    for state in folder.glob("*/ports/*/state"):
+        try:
+            if "ACTIVE" in state.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
+    """Every address to be tested once: `{"interface", "address", "roles": [library, …]}`.
+
+    Loopback addresses are left out. Where nothing is left, the first running interface stands in
+    with the role `fallback`, so that the road is tested although the choice is bad.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        for name, address in choice.picks:
+            if not is_loopback(address):
+                found.setdefault((name, address), []).append(choice.library)
+    if not found:
+        for each in nics:
+            usable = [a for a in each.addresses if not is_loopback(a) and not is_link_local(a)]
+            if each.running and usable:
+                found[(each.name, usable[0])] = ["fallback"]
+                break
+    return [
+        {"interface": name, "address": address, "roles": roles}
+        for (name, address), roles in found.items()
+    ]
+
+
+def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, Any]:
+    """Plain facts: what this host would choose, and between what.
+
+    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: see `nccl_data_road`;
+    `interfaces`: those that somebody chose, and at most `MAX_INTERFACES` more, each with its
+    `subnets`, one for each address; `port_range`: net.ipv4.ip_local_port_range, lowest and highest.
+    """
+    found = interfaces()
+    prefixes = subnet_prefixes()
+    settings = nccl_settings(env)
+    bootstrap, sockets = nccl_choices(found, settings, prefixes)
+    gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
+    listen = chosen((bootstrap, sockets, gloo), found)
+    names = {entry["interface"] for entry in listen}
+    shown = [each for each in found if each.name in names]
+    shown += [each for each in found if each.name not in names][:MAX_INTERFACES]
+    return {
+        "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
+        "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
+        "listen": listen,
+        "nccl_data": nccl_data_road(settings, has_infiniband()),
+        "port_range": list(_port_range()),
+    }
+
+
+def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
+    return [
+        str(ipaddress.ip_network(f"{address}/{prefixes[address]}", strict=False))
+        for address in interface.addresses
+        if address in prefixes
+    ]
+
+
+def _port_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
+    try:
+        low, high = path.read_text().split()
+    except OSError:
+        return 32768, 60999  # the kernel's default
+    return int(low), int(high)

@@ -1,0 +1,208 @@
+"""The echo between two hosts, over loopback: right answers, wrong answers, none."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor.echo import (
+    LARGE_BYTES,
+    MAGIC,
+    Door,
+    Listeners,
+    call,
+    call_all,
+    scoped,
+    source_of,
+)
+
+HOME = "127.0.0.1"
+
+
+@contextmanager
+def server(behave: Callable[[socket.socket], None]) -> Iterator[Door]:
+    """Some other program on a port."""
+    with socket.create_server((HOME, 0)) as listening:
+        listening.settimeout(10)
+
+        def run() -> None:
+            try:
+                client, _ = listening.accept()
+                with client:
+                    client.settimeout(10)
+                    behave(client)
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield Door(HOME, listening.getsockname()[1], "a" * 32, "b" * 32)
+        listening.close()
+        thread.join(10)
+
+
+def test_both_echoes_come_back() -> None:
+    with Listeners([HOME]) as listeners:
+        result = call(listeners.doors[0])
+    assert (result.outcome, result.detail) == ("ok", "")
+    assert (result.uploaded, result.downloaded) == (LARGE_BYTES, LARGE_BYTES)
+    assert result.duration_s < 2
+
+
+def test_each_address_has_its_own_port_and_tokens() -> None:
+    with Listeners([HOME, "127.0.0.2"]) as listeners:
+        one, other = listeners.doors
+        assert (one.address, other.address) == (HOME, "127.0.0.2")
+        assert len({one.token, one.answer, other.token, other.answer}) == 4
+        assert [call(door).outcome for door in listeners.doors] == ["ok", "ok"]
+
+
+def test_many_callers_at_once() -> None:
+    outcomes: list[str] = []
+    with Listeners([HOME]) as listeners:
+        door = listeners.doors[0]
+        threads = [
+            threading.Thread(target=lambda: outcomes.append(call(door).outcome)) for _ in range(12)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert outcomes == ["ok"] * 12
+
+
+def test_a_listener_keeps_silent_before_a_stranger() -> None:
+    with Listeners([HOME]) as listeners:
+        door = listeners.doors[0]
+        with socket.create_connection((HOME, door.port), timeout=5) as stranger:
+            stranger.sendall(MAGIC + b"x" * 32)
+            assert stranger.recv(100) == b""
+
+
+def test_another_listener_is_not_taken_for_the_right_one() -> None:
+    with Listeners([HOME, "127.0.0.2"]) as listeners:
+        one, other = listeners.doors
+        result = call(replace(one, port=other.port, address=other.address))
+    assert result.outcome == "intercepted"
+
+
+def test_a_closed_listener_refuses() -> None:
+    with Listeners([HOME]) as listeners:
+        door = listeners.doors[0]
+    assert call(door).outcome == "refused"
+
+
+def test_an_address_of_another_host_cannot_be_listened_on() -> None:
+    with Listeners(["192.0.2.77", HOME]) as listeners:
+        assert [door.address for door in listeners.doors] == [HOME]
+        assert "192.0.2.77" in listeners.failed
+
+
+def test_a_failed_call_is_made_twice_and_a_good_one_once() -> None:
+    with Listeners([HOME, "127.0.0.2"]) as listeners:
+        good, other = listeners.doors
+        wrong = replace(other, token="x" * 32)
+        attempts = call_all([wrong, good], budget_s=10)
+    assert [[one.outcome for one in each] for each in attempts] == [["intercepted"] * 2, ["ok"]]
+
+
+def test_no_call_begins_after_the_budget() -> None:
+    with Listeners([HOME]) as listeners:
+        assert call_all(listeners.doors, budget_s=0) == [[]]
+
+
+def test_a_proxy_that_accepts_and_says_nothing() -> None:
+    started = time.monotonic()
+    with server(lambda client: time.sleep(3.5)) as door:
+        result = call(door)
+    assert result.outcome == "intercepted"
+    assert "no proof" in result.detail
+    assert time.monotonic() - started < 8
+
+
+def answer_wrongly(client: socket.socket) -> None:
+    client.recv(4096)
+    client.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def close_at_once(client: socket.socket) -> None:
+    client.recv(4096)
+
+
+@pytest.mark.parametrize("behave", [answer_wrongly, close_at_once])
+def test_another_program_on_the_port(behave: Callable[[socket.socket], None]) -> None:
+    with server(behave) as door:
+        assert call(door).outcome == "intercepted"
+
+
+def read(client: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = client.recv(size - len(data))
+        assert part
+        data += part
+    return data
+
+
+def echo_small_then(rest: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
+    def behave(client: socket.socket) -> None:
+        read(client, len(MAGIC) + 32)
+        client.sendall(b"b" * 32)
+        client.sendall(read(client, 64))
+        rest(client)
+
+    return behave
+
+
+def swallow(client: socket.socket) -> None:
+    time.sleep(3.5)
+
+
+def acknowledge_only(client: socket.socket) -> None:
+    read(client, LARGE_BYTES)
+    client.sendall(b"." * 64)
+    time.sleep(3.5)
+
+
+@pytest.mark.parametrize(
+    ("rest", "way", "uploaded"),
+    [(swallow, "upload", 0), (acknowledge_only, "download", LARGE_BYTES)],
+)
+def test_what_stalls_is_named(
+    rest: Callable[[socket.socket], None], way: str, uploaded: int
+) -> None:
+    with server(echo_small_then(rest)) as door:
+        result = call(door)
+    assert (result.outcome, result.stalled) == ("mtu", way)
+    assert (result.uploaded, result.downloaded) == (uploaded, 0)
+
+
+def change_content(client: socket.socket) -> None:
+    data = bytearray(read(client, LARGE_BYTES))
+    data[LARGE_BYTES // 2] ^= 1
+    client.sendall(b"." * 64 + bytes(data))
+    time.sleep(0.5)
+
+
+def test_changed_content_is_noticed() -> None:
+    with server(echo_small_then(change_content)) as door:
+        result = call(door)
+    assert result.outcome == "intercepted"
+    assert "changed" in result.detail
+
+
+def test_the_source_address_needs_no_packet() -> None:
+    assert source_of(HOME) == (HOME, None)
+
+
+def test_a_zone_is_added_to_link_local_addresses_alone() -> None:
+    index = socket.if_nametoindex("lo")
+    assert scoped("fe80::1", "lo") == f"fe80::1%{index}"
+    assert scoped("192.0.2.1", "lo") == "192.0.2.1"
+    assert scoped("2001:db8::1", "lo") == "2001:db8::1"

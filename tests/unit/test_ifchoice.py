@@ -1,0 +1,247 @@
+"""The interface choices of NCCL and gloo, on made-up hosts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.ifchoice import (
+    Filter,
+    Setting,
+    chosen,
+    gloo_choice,
+    has_infiniband,
+    nccl_choices,
+    nccl_data_road,
+    nccl_settings,
+    resolve_own,
+    subnet_prefixes,
+)
+from nccl_doctor.net import Interface
+
+
+def nic(name: str, *addresses: str, running: bool = True) -> Interface:
+    return Interface(name, addresses, True, running, name == "lo", 1500)
+
+
+LO = nic("lo", "127.0.0.1", "::1")
+ETH0 = nic("eth0", "192.168.77.1", "fe80::1")
+ETH10 = nic("eth10", "192.168.88.1")
+DOCKER = nic("docker0", "172.17.0.1")
+BRIDGE = nic("br-1f", "172.18.0.1")
+VIRBR = nic("virbr0", "192.168.122.1")
+IB0 = nic("ib0", "10.9.0.1")
+BARE = nic("eth9")
+DOWN = nic("eth5", "192.168.99.1", running=False)
+V6 = nic("eth6", "2001:db8::6", "fe80::6")
+CALI = nic("cali1", "fe80::ecee:eeff:feee:eeee")
+NICS = (LO, ETH0, ETH10, DOCKER, VIRBR, DOWN, BARE)
+
+
+def picked(value: str | None, nics: tuple[Interface, ...] = NICS, **env: str) -> list[str]:
+    settings = {name: Setting(text, "environment") for name, text in env.items()}
+    if value is not None:
+        settings["NCCL_SOCKET_IFNAME"] = Setting(value, "environment")
+    return [name for name, _ in nccl_choices(nics, settings)[1].picks]
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, ["eth0", "eth10"]),
+        ("", ["eth0", "eth10"]),
+        ("e", ["eth0", "eth10"]),  # a single character is as good as none
+        ("^", ["eth0", "eth10"]),
+        ("eth", ["eth0", "eth10"]),
+        ("eth1", ["eth10"]),
+        ("=eth1", []),
+        ("=eth0", ["eth0"]),
+        ("eth0,docker0", ["eth0", "docker0"]),
+        ("docker0,eth0", ["eth0", "docker0"]),  # the order is the kernel's
+        ("eth0:4791", ["eth0"]),
+        ("^docker0", ["lo", "eth0", "eth10", "virbr0"]),
+        ("^docker,lo,virbr", ["eth0", "eth10"]),
+        ("^=eth0,lo", ["eth10", "docker0", "virbr0"]),
+        ("^=", []),
+        ("eth5", []),
+        ("eth9", []),
+        ("wlan0", []),
+    ],
+)
+def test_nccl_names(value: str | None, names: list[str]) -> None:
+    assert picked(value) == names
+
+
+@pytest.mark.parametrize(
+    ("nics", "names"),
+    [
+        ((LO, ETH0, IB0), ["ib0"]),
+        ((LO, ETH0, BRIDGE), ["eth0", "br-1f"]),
+        ((LO, DOCKER, VIRBR), ["docker0"]),
+        ((LO, VIRBR), ["lo"]),
+        ((VIRBR,), ["virbr0"]),
+        ((LO, V6, ETH0), ["eth0", "eth6"]),  # IPv4 addresses are told first
+        ((LO, ETH0, CALI), ["eth0", "cali1"]),
+        ((LO, DOWN), ["lo"]),
+        ((), []),
+    ],
+)
+def test_nccl_by_itself(nics: tuple[Interface, ...], names: list[str]) -> None:
+    assert picked(None, nics) == names
+
+
+def test_nccl_takes_no_more_than_sixteen() -> None:
+    nics = tuple(nic(f"veth{i}", f"10.0.{i}.1") for i in range(20))
+    assert len(picked(None, nics)) == 16
+
+
+def test_nccl_family() -> None:
+    settings = {"NCCL_SOCKET_FAMILY": Setting("AF_INET6", "environment")}
+    bootstrap, sockets = nccl_choices((LO, ETH0, V6), settings)
+    assert sockets.picks == (("eth0", "fe80::1"), ("eth6", "2001:db8::6"))
+    assert bootstrap.picks == sockets.picks[:1]
+
+
+def test_nccl_comm_id_gives_a_hint() -> None:
+    settings = {"NCCL_COMM_ID": Setting("192.168.88.7:5000", "environment")}
+    prefixes = {"192.168.77.1": 24, "192.168.88.1": 24}
+    bootstrap, sockets = nccl_choices(NICS, settings, prefixes)
+    assert bootstrap.picks == sockets.picks == (("eth10", "192.168.88.1"),)
+    settings["NCCL_SOCKET_IFNAME"] = Setting("=eth0", "environment")
+    bootstrap, sockets = nccl_choices(NICS, settings, prefixes)
+    assert (bootstrap.picks, sockets.picks) == (
+        (("eth10", "192.168.88.1"),),
+        (("eth0", "192.168.77.1"),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "problem", "names"),
+    [
+        ("=eth0", "", ()),
+        ("wlan0", "missing", ("wlan0",)),
+        ("=eth1", "missing", ("eth1",)),
+        ("eth5", "down", ("eth5",)),
+        ("eth9", "down", ("eth9",)),
+        ("eth0,wlan0", "", ()),  # one that is there is enough
+    ],
+)
+def test_nccl_problems(value: str, problem: str, names: tuple[str, ...]) -> None:
+    settings = {"NCCL_SOCKET_IFNAME": Setting(value, "/etc/nccl.conf")}
+    for choice in nccl_choices(NICS, settings):
+        assert (choice.problem, choice.names) == (problem, names)
+        assert (choice.variable, choice.origin) == ("NCCL_SOCKET_IFNAME", "/etc/nccl.conf")
+
+
+def test_filter_reads_the_signs() -> None:
+    assert Filter.parse("^=a,b:1,,") == Filter(True, True, ("a", "b"))
+    assert Filter.parse("=^a") == Filter(False, True, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("value", "picks", "problem", "names"),
+    [
+        ("eth0", [("eth0", "192.168.77.1")], "", ()),
+        ("eth0,eth10", [("eth0", "192.168.77.1"), ("eth10", "192.168.88.1")], "", ()),
+        ("lo", [("lo", "127.0.0.1")], "", ()),
+        ("^lo", [], "missing", ("^lo",)),
+        ("=eth0", [], "missing", ("=eth0",)),
+        ("eth", [], "missing", ("eth",)),
+        ("eth0,wlan0", [("eth0", "192.168.77.1")], "missing", ("wlan0",)),
+        ("eth5", [("eth5", "192.168.99.1")], "down", ("eth5",)),
+        ("eth9", [], "down", ("eth9",)),
+    ],
+)
+def test_gloo_names(
+    value: str, picks: list[tuple[str, str]], problem: str, names: tuple[str, ...]
+) -> None:
+    choice = gloo_choice(NICS, {"GLOO_SOCKET_IFNAME": value}, "nd0", ())
+    assert (list(choice.picks), choice.problem, choice.names) == (picks, problem, names)
+
+
+@pytest.mark.parametrize(
+    ("resolved", "picks"),
+    [
+        (("192.168.77.1",), [("eth0", "192.168.77.1")]),
+        (("192.168.99.99", "192.168.88.1"), [("eth10", "192.168.88.1")]),
+        (("127.0.1.1",), [("lo", "127.0.1.1")]),
+        ((), [("lo", "127.0.0.1")]),
+        (("192.168.99.99",), [("lo", "127.0.0.1")]),
+        (None, []),
+    ],
+)
+def test_gloo_by_itself(resolved: tuple[str, ...] | None, picks: list[tuple[str, str]]) -> None:
+    choice = gloo_choice(NICS, {}, "nd0", resolved)
+    assert (list(choice.picks), choice.variable, choice.problem) == (picks, "", "")
+
+
+def test_settings_come_from_three_places(tmp_path: Path) -> None:
+    home, etc, other = tmp_path, tmp_path / "nccl.conf", tmp_path / "other.conf"
+    (home / ".nccl.conf").write_text("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=eth1\n#X=1\n Y = 2\n")
+    etc.write_text("NCCL_SOCKET_IFNAME=eth2\nNCCL_IB_DISABLE=1\nnonsense\n=3\n")
+    other.write_text("NCCL_SOCKET_IFNAME=eth3")
+    env = {"NCCL_DEBUG": "INFO"}
+    assert nccl_settings(env, home, etc) == {
+        "NCCL_DEBUG": Setting("INFO", "environment"),
+        "NCCL_SOCKET_IFNAME": Setting("eth1", str(home / ".nccl.conf")),
+        " Y ": Setting(" 2", str(home / ".nccl.conf")),
+        "NCCL_IB_DISABLE": Setting("1", str(etc)),
+    }
+    found = nccl_settings({"NCCL_CONF_FILE": str(other)}, home, etc)
+    assert found["NCCL_SOCKET_IFNAME"] == Setting("eth3", str(other))
+    assert "NCCL_DEBUG" not in found
+    assert found["NCCL_IB_DISABLE"].origin == str(etc)
+
+
+@pytest.mark.parametrize(
+    ("env", "infiniband", "road"),
+    [
+        ({}, False, "sockets"),
+        ({}, True, "infiniband"),
+        ({"NCCL_IB_DISABLE": "1"}, True, "sockets"),
+        ({"NCCL_IB_DISABLE": "true"}, True, "infiniband"),  # not a number is 0
+        ({"NCCL_NET": "Socket"}, True, "sockets"),
+        ({"NCCL_NET": "AWS Libfabric"}, False, "plugin"),
+    ],
+)
+def test_what_carries_the_data(env: dict[str, str], infiniband: bool, road: str) -> None:
+    settings = {name: Setting(value, "environment") for name, value in env.items()}
+    assert nccl_data_road(settings, infiniband) == road
+
+
+def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:
+    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    assert not has_infiniband(tmp_path)
+    (port / "state").write_text("1: DOWN\n")
+    assert not has_infiniband(tmp_path)
+    (port / "state").write_text("4: ACTIVE\n")
+    assert has_infiniband(tmp_path)
+
+
+def test_every_chosen_address_is_tested_once() -> None:
+    bootstrap, sockets = nccl_choices(NICS, {})
+    gloo = gloo_choice(NICS, {}, "nd0", ("192.168.77.1",))
+    assert chosen((bootstrap, sockets, gloo), NICS) == [
+        {
+            "interface": "eth0",
+            "address": "192.168.77.1",
+            "roles": ["nccl-bootstrap", "nccl-sockets", "gloo"],
+        },
+        {"interface": "eth10", "address": "192.168.88.1", "roles": ["nccl-sockets"]},
+    ]
+
+
+def test_a_bad_choice_leaves_a_stand_in() -> None:
+    gloo = gloo_choice(NICS, {}, "nd0", ("127.0.1.1",))
+    assert chosen((gloo,), NICS) == [
+        {"interface": "eth0", "address": "192.168.77.1", "roles": ["fallback"]}
+    ]
+
+
+def test_this_host() -> None:
+    assert subnet_prefixes().get("127.0.0.1", 8) == 8
+    name, addresses = resolve_own(20)
+    assert name
+    assert addresses is None or isinstance(addresses, tuple)
