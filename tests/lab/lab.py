@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -374,14 +374,15 @@ class Done:
 class Run:
     """What a run of the doctor left behind.
 
-    `report` is the coordinator's; `partial` maps node rank to the report of a participant that
-    never got in; `leftovers` says what it did not clean up, and is empty where all is well.
+    `report` is the coordinator's; `partial` maps node rank (or what stands for it) to the report of
+    a participant that never got in; `leftovers` says what was not cleaned up: nothing, if all is
+    well.
     """
 
     folder: Path
     done: list[Done] = field(default_factory=list)
     report: dict[str, Any] | None = None
-    partial: dict[int, dict[str, Any]] = field(default_factory=dict)
+    partial: dict[int | str, dict[str, Any]] = field(default_factory=dict)
     leftovers: list[str] = field(default_factory=list)
 
     @property
@@ -687,7 +688,8 @@ class Lab:
         if (folder / "report.json").exists():
             run.report = json.loads((folder / "report.json").read_text())
         for path in folder.glob("report.node*.json"):
-            run.partial[int(path.stem.rpartition("node")[2])] = json.loads(path.read_text())
+            number = path.stem.rpartition("node")[2]
+            run.partial[int(number) if number.isdigit() else number] = json.loads(path.read_text())
         run.leftovers = self.leftovers(folder)
         return run
 
@@ -711,7 +713,7 @@ class Lab:
             if not any(process.host is host for process in foreign.values()):
                 found += [f"socket {text} on {host.name}" for text in host.listeners()]
             found += [f"shared memory {name} on {host.name}" for name in host.shared_memory()]
-        # The static torchrun keeps a folder for the error files of its workers.
+        # The agent of torchrun keeps a folder for the error files of its workers.
         found += [
             f"file {path.name}"
             for path in (folder / "tmp").iterdir()
@@ -739,7 +741,7 @@ class Lab:
 
 
 class Strike:
-    """A signal on its way to a probe child. `pid` is set once it was sent."""
+    """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent."""
 
     def __init__(self, lab: Lab, rank: int, number: int, comm: str, after_s: float):
         self.lab, self.rank, self.number, self.comm, self.after_s = lab, rank, number, comm, after_s
@@ -748,22 +750,37 @@ class Strike:
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def _watch(self) -> None:
+        # The child lives for some 50 ms: on a busy machine this thread must not queue for a core.
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        tables = [Path(f"/proc/{host.init}/root/proc") for host in self.lab.hosts]
+        while self.pid is None and not self.over.wait(0.001):
+            for table in tables:
+                for entry in os.listdir(table):
+                    if entry.isdigit() and entry != "1" and self._hit(table / entry):
+                        self.pid = int(entry)
+                        return
+
+    def _hit(self, process: Path) -> bool:
+        """Signal a process, given its folder in /proc, if it is the one."""
         wanted = f"RANK={self.rank}".encode()
-        while not self.over.wait(0.001):
-            for host in self.lab.hosts:
-                for pid in host.pids():
-                    try:
-                        if Path(f"/proc/{pid}/comm").read_text().strip() != self.comm:
-                            continue
-                        # A fork shows the environment that its supervisor was started with.
-                        if wanted not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                            continue
-                        time.sleep(self.after_s)
-                        os.kill(pid, self.number)
-                    except OSError:
-                        continue
-                    self.pid = pid
-                    return
+        try:
+            if (process / "comm").read_text().strip() != self.comm:
+                return False
+            # A fork shows the environment that its supervisor was started with.
+            if wanted not in (process / "environ").read_bytes().split(b"\0"):
+                return False
+            handle = os.open(process, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            time.sleep(self.after_s)
+            signal.pidfd_send_signal(handle, self.number)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return True
 
 
 def _command(pid: int) -> str:
