@@ -88,14 +88,18 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
     group layer up it is enough that the places meet. A warning breaks no layer: it explains only
     warnings from the group layer up, where it meets their place. What a judge said of its own
-    findings stands, unless it names a code that nobody found, or goes in a circle.
+    findings stands, unless it names a code that nobody found, or found only as something less
+    severe, or goes in a circle. So wherever there is a failure, one is left unexplained.
     """
     given = sorted(findings, key=_importance)
-    there = {finding.code for finding in given}
+    worst = {finding.code: finding.level.order for finding in reversed(given)}
     causes = _Causes()
     for i, finding in enumerate(given):
         code = finding.explained_by
-        if code is not None and (code not in there or not causes.add(finding.code, code)):
+        if code is not None and (
+            worst.get(code, len(Severity)) > finding.level.order
+            or not causes.add(finding.code, code)
+        ):
             given[i] = finding.replaced(explained_by=None)
     ground = Map(cluster)
     placed = [(finding, ground.place(finding.where)) for finding in given]
@@ -206,7 +210,7 @@ def judge_again(saved: Report, registry: Registry) -> Report:
     results = {result.name: result for result in saved.checks}
     here = {check.name for check in registry.checks}
     skipped = {name: r.reason for name, r in results.items() if r.status is Status.SKIPPED}
-    skipped |= {name: "not part of the saved run" for name in here - set(results)}
+    skipped |= dict.fromkeys(here - set(results), "not part of the saved run")
     kept = [
         finding
         for finding in saved.findings

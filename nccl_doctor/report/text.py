@@ -42,7 +42,7 @@ def render(
     """
     page = _Page(max(width, _MIN_WIDTH), color)
     places = _Places(report)
-    page.line(f"nccl-doctor: {report.verdict.upper()}  {report.summary}", report.verdict, bold=True)
+    page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
     for group in _by_kind(report.root_causes):
         _root_cause(page, places, group, quiet)
     if not quiet:

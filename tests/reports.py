@@ -1,0 +1,88 @@
+"""What tests of the engine share: made-up checks, and the schema that every report must meet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+
+from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
+from nccl_doctor.report import jsonfmt
+from nccl_doctor.report.model import Report
+
+SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))
+RUN = {
+    "id": "0123abcd",
+    "started": "2026-11-21T07:00:00+00:00",
+    "duration_s": 3.5,
+    "launcher": "torchrun",
+    "command": "nccl-doctor run",
+    "options": {},
+}
+
+
+def validate(data: Any) -> None:
+    """Assert that a report, as JSON data, meets the published schema and knows its own ends."""
+    jsonschema.validate(data, SCHEMA, cls=jsonschema.Draft202012Validator)
+    codes = {finding["code"] for finding in data["findings"]}
+    for finding in data["findings"]:
+        assert finding["explained_by"] is None or finding["explained_by"] in codes
+    for finding in data["root_causes"]:
+        assert finding in data["findings"]
+
+
+def through_json(report: Report) -> Report:
+    """The report after a trip through a file; asserts that nothing was lost."""
+    text = jsonfmt.render(report)
+    data = json.loads(text)
+    validate(data)
+    again = Report.from_json(data)
+    assert jsonfmt.render(again) == text
+    return again
+
+
+def kind(code: str, layer: Layer = Layer.HOST, severity: Severity = Severity.FAIL) -> Kind:
+    return Kind(code, layer, f"Title of {code}", f"Why {code} matters", f"fix {code}", severity)
+
+
+def made_check(
+    name: str,
+    layer: Layer = Layer.HOST,
+    scope: Scope = Scope.HOST,
+    *,
+    kinds: Sequence[Kind] = (),
+    finds: Iterable[Finding] = (),
+    error: Exception | None = None,
+    rounds: Sequence[Round] | None = None,
+) -> Check:
+    """A check that finds what it is told to, then fails if it is told to."""
+
+    def observe(self: Check, ctx: Context) -> Mapping[str, Any]:
+        return {}
+
+    def judge(self: Check, cluster: Cluster) -> Iterable[Finding]:
+        yield from finds
+        if error is not None:
+            raise error
+
+    def plan(self: Check, cluster: Cluster) -> Sequence[Round]:
+        return rounds or ()
+
+    made = type(
+        "Made",
+        (Check,),
+        {
+            "name": name,
+            "layer": layer,
+            "scope": scope,
+            "kinds": tuple(kinds) or (kind(name.replace("_", "-"), layer),),
+            "observe": observe,
+            "judge": judge,
+            "plan": plan,
+            "together": rounds is not None,
+        },
+    )
+    return made()
