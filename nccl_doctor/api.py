@@ -19,9 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.echo import Door, Listeners, call_all, scoped, source_of
 from nccl_doctor.exercise import Exercise
 from nccl_doctor.gpus import VISIBLE, host_gpus, start_cuda_driver, torch_devices
+from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
+from nccl_doctor.matrix import (
+    Pair,
+    PeerCall,
+    Sorted,
+    read_calls,
+    rule_culprits,
+    sample_for_rules,
+    sort_calls,
+    unroutable_hosts,
+)
 from nccl_doctor.model import (
     ALONE,
     Cluster,
@@ -43,6 +55,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
+from nccl_doctor.netfilter import Packet, read_rules
 from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
@@ -65,6 +78,7 @@ __all__ = [
     "Context",
     "Dial",
     "Difference",
+    "Door",
     "Evidence",
     "Exercise",
     "Finding",
@@ -76,20 +90,26 @@ __all__ = [
     "Layer",
     "Level",
     "LinkBlame",
+    "Listeners",
     "LookUp",
     "Odd",
     "Outcome",
     "OutcomeStatus",
+    "Packet",
+    "Pair",
+    "PeerCall",
     "Peers",
     "Rank",
     "Round",
     "Scope",
     "Severity",
     "Skip",
+    "Sorted",
     "Untested",
     "Where",
     "arch_runs_on",
     "blame_links",
+    "call_all",
     "dial",
     "differences",
     "has_route",
@@ -104,8 +124,17 @@ __all__ = [
     "number_range",
     "odd_ones_out",
     "public",
+    "read_calls",
+    "read_rules",
+    "rule_culprits",
+    "sample_for_rules",
+    "scoped",
+    "sort_calls",
+    "source_of",
     "start_cuda_driver",
+    "survey",
     "torch_devices",
+    "unroutable_hosts",
 ]
 
 
