@@ -26,7 +26,7 @@ from nccl_doctor.net import Dial, dial
 
 DIAL_S = 3.5
 """Longer than the three ARP requests after which the kernel reports that nobody answers."""
-ASK_S = 1.5
+ASK_S = 1.0
 CONFIRM_S = 2.0
 PAUSES_S = (0.2, 1.0)
 """First and longest pause between two knocks."""

@@ -1,0 +1,316 @@
+"""Can every host get through to the store at MASTER_ADDR:MASTER_PORT?
+
+What it checks
+--------------
+On rank 0's host: whether MASTER_PORT may be bound, whether something else has it (and which
+process), and whether it lies where the kernel hands out ports at random. On every host: whether the
+addresses of MASTER_ADDR, tried in the order in which torch tries them, can be connected to, and
+whether a TCPStore answers. As hosts start at different times this is repeated until one does or
+`--join-timeout` is near; only the last outcome counts. Under torchrun the agent holds the port,
+rightly, and has done so before any rank starts.
+
+Why it matters
+--------------
+A rank that cannot connect retries in silence until its time-out, ten minutes or more. Refused,
+unanswered, rejected and answered by something else look the same from the outside, and have four
+different causes.
+
+How to fix
+----------
+Nothing listens: start rank 0, or read its log. No answer, or a rejection: open the port in the
+firewall of rank 0's host (or the security group, or the network policy). Taken: end the process
+that is named, or choose another MASTER_PORT below the ephemeral range, the same on every host.
+
+When it is wrong
+----------------
+A firewall that answers with a reset looks like a port where nothing listens. A host that is off
+looks like a firewall that drops. A frozen store looks like a proxy that accepts and forwards
+nothing. Who holds a port of another user or container cannot always be seen.
+
+References
+----------
+PyTorch: torch.distributed.TCPStore; ip(7): ip_local_port_range, ip_unprivileged_port_start;
+proc(5): /proc/net/tcp; connect(2): error numbers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Untested,
+    Where,
+    knock,
+    look_up,
+)
+
+PORT_IN_USE = Kind(
+    code="port-in-use",
+    layer=Layer.PORT,
+    title="MASTER_PORT is taken by something else",
+    why="Rank 0 cannot serve the store; the other ranks meet a stranger there, or wait.",
+    fix="end the process that holds it, or choose another MASTER_PORT on every host",
+)
+PORT_PRIVILEGED = Kind(
+    code="port-privileged",
+    layer=Layer.PORT,
+    title="MASTER_PORT may not be bound by this user",
+    why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
+    fix="choose a MASTER_PORT from 1024 to 32767 on every host: export MASTER_PORT=29500",
+)
+PORT_EPHEMERAL = Kind(
+    code="port-ephemeral",
+    layer=Layer.PORT,
+    title="MASTER_PORT lies in the range from which the kernel gives ports to any client",
+    why="An outgoing connection may happen to hold it at the moment when rank 0 wants it.",
+    fix="choose a MASTER_PORT below the range, or add it to net.ipv4.ip_local_reserved_ports",
+    severity=Severity.WARN,
+)
+PORT_REFUSED = Kind(
+    code="port-refused",
+    layer=Layer.PORT,
+    title="The master refuses connections to MASTER_PORT",
+    why="The host answers, but nothing listens there: rank 0 is not up, serves another port or "
+    "runs elsewhere; or a firewall answers with a reset.",
+    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; is rank 0 running, with this MASTER_PORT?",
+)
+PORT_BLOCKED = Kind(
+    code="port-blocked",
+    layer=Layer.PORT,
+    title="Connections to MASTER_PORT do not get through",
+    why="A firewall, a security group or a network policy stops them; without an answer, torch "
+    "says nothing until its time-out.",
+    fix="open MASTER_PORT on rank 0's host for the hosts of the job",
+)
+PORT_NOT_THE_STORE = Kind(
+    code="port-not-the-store",
+    layer=Layer.PORT,
+    title="What answers at MASTER_PORT is not a TCPStore",
+    why="Another service holds the port, or a proxy accepts for it; torch connects and then waits "
+    "for words that never come.",
+    fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; choose a free MASTER_PORT on every host",
+)
+NO_ROUTE = Kind(
+    code="no-route",
+    layer=Layer.ROUTE,
+    title="There is no way to the master's address",
+    why="No route leads there, or nobody on the local network has the address.",
+    fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
+)
+
+SHORT_S = 7.0  # where the store is up before anybody knocks
+RESOLVE_S = 4.0
+MARGIN_S = 1.0
+MAX_COMMAND = 120
+_CAP_NET_BIND_SERVICE = 10
+
+
+class Port(Check):
+    """Knock at MASTER_ADDR:MASTER_PORT; on rank 0's host, look at the port itself."""
+
+    name = "port"
+    layer = Layer.PORT
+    cost = "seconds"
+    kinds = (
+        PORT_IN_USE,
+        PORT_PRIVILEGED,
+        PORT_EPHEMERAL,
+        PORT_REFUSED,
+        PORT_BLOCKED,
+        PORT_NOT_THE_STORE,
+        NO_ROUTE,
+    )
+
+    def deadline(self, ctx: Context) -> float:
+        """As long as rank 0 may take to come, unless the store is up: torchrun's, or our own."""
+        waits = not ctx.launch.agent_store and ctx.door.get("server") == "other"
+        return max(2 * MARGIN_S, ctx.join_timeout_s if waits else SHORT_S)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """The port of this host, and the road to the master's; back before the deadline."""
+        master, port = ctx.launch.master_addr, ctx.launch.master_port
+        if not master or port is None:
+            raise Untested("MASTER_ADDR or MASTER_PORT is not set, or is no port")
+        until = min(ctx.deadline, time.monotonic() + self.deadline(ctx)) - MARGIN_S
+        bind_errno = ctx.door.get("bind_errno")
+        facts = {
+            "master_addr": master,
+            "port": port,
+            "server": ctx.door.get("server", "other"),
+            "bind_errno": bind_errno,
+            "bind_error": ctx.door.get("bind_error", ""),
+            "may_bind": _may_bind(port),
+            "ephemeral": _is_ephemeral(port),
+        }
+        if bind_errno is not None:
+            return {**facts, "holder": _holder(port) if bind_errno == errno.EADDRINUSE else None}
+        ctx.breadcrumb(f"look up {master}")
+        found = look_up(master, min(RESOLVE_S, until - time.monotonic()), patience_s=2.5)
+        if not found.answers:
+            raise Untested(f"MASTER_ADDR {master} does not resolve: {found.error}")
+        ctx.breadcrumb(f"connect to {', '.join(found.answers)} port {port}")
+        serves = facts["server"] == "self"
+        return {**facts, "knock": knock(found.answers, port, until, serves=serves)}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """The port on the host that serves, the road on the hosts that did not get in."""
+        for rank, facts in cluster.facts(self.name):
+            if facts["server"] == "self":
+                yield from _own_port(rank, facts)
+            # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
+            if "knock" in facts and (facts["server"] == "self" or not cluster.complete):
+                yield from _road(rank, facts)
+
+
+def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    port, where = facts["port"], _host(rank)
+    if facts["bind_errno"] == errno.EADDRINUSE:
+        holder = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
+        who = f"process {holder['pid']} ({holder['command']})"
+        if holder["pid"] is None:
+            who = "a process that this user cannot see"
+            who += f" (user id {holder['uid']})" if holder["uid"] is not None else ""
+        yield Finding(
+            PORT_IN_USE,
+            f"MASTER_PORT={port} is held by {who}",
+            where,
+            {**holder, "bind_error": facts["bind_error"]},
+            fix=f"end it (`kill {holder['pid']}`) or export another MASTER_PORT on every host"
+            if holder["pid"]
+            else f"`sudo ss -tanp 'sport = :{port}'`; export another MASTER_PORT on every host",
+        )
+    elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
+        reason = "" if facts["may_bind"] else "; this user may not bind ports that low"
+        yield Finding(PORT_PRIVILEGED, f"MASTER_PORT={port}: {facts['bind_error']}{reason}", where)
+    elif facts["ephemeral"]:
+        low, high = facts["ephemeral"]
+        yield Finding(
+            PORT_EPHEMERAL,
+            f"MASTER_PORT={port} lies in ip_local_port_range {low}–{high}",
+            where,
+            fix=f"export MASTER_PORT=29500 on every host, or on this one: "
+            f"sysctl -w net.ipv4.ip_local_reserved_ports={port}",
+        )
+
+
+def _road(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What the last knock says; from one host alone nobody can tell which end of a link it is."""
+    tries, master, port = facts["knock"], facts["master_addr"], facts["port"]
+    last = tries["last"]
+    outcome, answer = last["outcome"], last["answer"]
+    at = f"{master}:{port} ({last['address']})"
+    words = f": {last['detail']}" if last["detail"] else ""
+    where, confidence = Where(links=((rank.host.label, master),)), Confidence.LIKELY
+    look = f"on rank 0's host: sudo ss -ltnp 'sport = :{port}'"
+    fix = f"open tcp port {port} on {master} for this host"
+    if answer == "store":
+        stuck = [address for address, became in tries["passed"] if became == "dropped"]
+        if not stuck:
+            return
+        kind = PORT_BLOCKED
+        message = f"{', '.join(stuck)} port {port} gives no answer; torch tries it before "
+        message += f"{last['address']} and waits there for its whole time-out"
+    elif answer:
+        said = {
+            "silent": "accepts connections and says nothing: a proxy, or a frozen process",
+            "closed": f"accepts connections and hangs up ({last['reply'] or 'without a word'})",
+            "other": f'answers "{last["reply"]}"',
+        }[answer]
+        kind, message, where = PORT_NOT_THE_STORE, f"{at} {said}", Where(hosts=(master,))
+        fix = f"{look}; free the port, or export another MASTER_PORT on every host"
+        confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
+    elif outcome == "refused":
+        kind, message = PORT_REFUSED, f"{at} refuses connections"
+        fix = f"{look}; start rank 0 there with MASTER_PORT={port}, or open the port"
+    elif outcome == "rejected":
+        kind, message = PORT_BLOCKED, f"connections to {at} are rejected by a firewall{words}"
+        confidence = Confidence.CERTAIN
+        if last["errno"] in (errno.EACCES, errno.EPERM):  # no packet has left this host
+            message, where = f"a rule of this host forbids connections to {at}{words}", _host(rank)
+            fix = f"allow outgoing connections to tcp port {port} on this host: nft list ruleset"
+    elif outcome in ("unreachable", "no-neighbour"):
+        lost = "nobody on the local network has that address"
+        kind, where = NO_ROUTE, _host(rank)
+        message = f"{at}: {lost if outcome == 'no-neighbour' else f'no route{words}'}"
+        fix = f"correct MASTER_ADDR, or the route: ip route get {last['address']}"
+    else:
+        kind, message = PORT_BLOCKED, f"{at} gives no answer at all"
+        if outcome != "dropped":
+            message, confidence = f"{at} cannot be connected to{words}", Confidence.POSSIBLE
+    if facts["server"] == "self":
+        where = _host(rank)
+        message += "; yet this host serves the store"
+        mine = next(iter(rank.host.addresses), "ADDRESS of this host")
+        fix = f"export MASTER_ADDR={mine} on every host, or let this host connect to itself"
+    yield Finding(kind, message, where, tries, fix=fix, confidence=confidence)
+
+
+def _host(rank: Rank) -> Where:
+    return Where(hosts=(rank.host.label,))
+
+
+# -- observing ---------------------------------------------------------------------------------
+
+
+def _may_bind(port: int) -> bool:
+    start = _read("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
+    status = dict(
+        line.split(":\t", 1) for line in _read("/proc/self/status").splitlines() if ":\t" in line
+    )
+    capable = int(status.get("CapEff", "0"), 16) >> _CAP_NET_BIND_SERVICE & 1
+    return port >= int(start) or bool(capable)
+
+
+def _is_ephemeral(port: int) -> list[int] | None:
+    """The range of ports for clients, where it holds this one unreserved."""
+    span = [int(word) for word in _read("/proc/sys/net/ipv4/ip_local_port_range").split()]
+    for part in _read("/proc/sys/net/ipv4/ip_local_reserved_ports").strip().split(","):
+        low, _, high = part.partition("-")
+        if low and int(low) <= port <= int(high or low):
+            return None
+    return span if len(span) == 2 and span[0] <= port <= span[1] else None
+
+
+def _holder(port: int) -> dict[str, Any] | None:
+    """The socket that has the port, a listener before others, and its process where visible."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in (line.split() for line in _read(table).splitlines()[1:]):
+            if int(row[1].rpartition(":")[2], 16) == port and row[3] != "06":  # 06: TIME_WAIT
+                found.append((row[3] != "0A", row[7], row[9]))
+    if not found:
+        return None
+    other, uid, inode = min(found)
+    socket_name = f"socket:[{inode}]"
+    held = {"state": "connected" if other else "listening", "uid": int(uid)}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = any(os.readlink(fd) == socket_name for fd in (process / "fd").iterdir())
+        except OSError:  # gone by now, or of another user
+            continue
+        if mine:
+            words = _read(str(process / "cmdline")).split("\0")[:3]
+            command = " ".join(" ".join(words).split())[:MAX_COMMAND]
+            return {**held, "pid": int(process.name), "command": command}
+    return {**held, "pid": None, "command": ""}
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

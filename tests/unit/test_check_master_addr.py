@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nccl_doctor.checks.master_addr import MasterAddr
+
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Launch,
+    LookUp,
+    Severity,
+    Untested,
+)
+from tests.clusters import change_rank, make_cluster
+
+CHECK = MasterAddr()
+NAMES = ("nd0", "nd1", "nd2")
+ND0, ND1, ND2 = ADDRESSES = ("192.168.77.1", "192.168.77.2", "192.168.77.3")
+
+
+def look(query: str, *answers: str, error: str = "", took: Sequence[float] = (0.001,)) -> Any:
+    slow = len(took) > 1 and min(took[:2]) > 1.0
+    if not answers:
+        error = error or "Name or service not known"
+    return LookUp(query, answers, error, tuple(took), slow=slow).to_json()
+
+
+def facts(host: str, *answers: str, name: str = "nd0", own: Any = None, **more: Any) -> Any:
+    """What a host sees; healthy but for what is said."""
+    mine = ADDRESSES[NAMES.index(host)]
+    return {
+        "master_addr": name,
+        "master": look(name, *(answers or (ND0,))),
+        "own": own or look(host, mine),
+        "reverse": [look(address, "nd0") for address in answers or (ND0,)],
+        "no_route": [],
+        "interfaces": [["docker0", ["172.17.0.1"]], ["eth0", [mine, "fe80::1"]]],
+        **more,
+    }
+
+
+def cluster_of(by_host: Mapping[str, Any], **fields: Any) -> Cluster:
+    made = make_cluster(tuple(by_host), check="master_addr", by_host=by_host, **fields)
+    return made
+
+
+def view_of_nd1(seen: Any, **fields: Any) -> Cluster:
+    """Host nd1 by itself, having not come in: node 1 of 2, ranks 2 and 3."""
+    both = make_cluster(
+        ("nd0", "nd1"),
+        check="master_addr",
+        by_host={"nd1": seen},
+        absent_nodes=(0,),
+        complete=False,
+        **fields,
+    )
+    return replace(both, hosts=both.present_hosts, ranks=both.present)
+
+
+def judged(cluster: Cluster) -> list[Finding]:
+    found = list(CHECK.judge(cluster))
+    assert all(finding.kind in CHECK.kinds for finding in found)
+    json.dumps([finding.to_json() for finding in found])
+    return found
+
+
+def only(cluster: Cluster) -> Finding:
+    (found,) = judged(cluster)
+    assert not found.where.links
+    assert "\n" not in found.message
+    return found
+
+
+def place(finding: Finding) -> tuple[str, tuple[str, ...]]:
+    return finding.code, finding.where.hosts
+
+
+# -- nothing to say ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_healthy_cluster_has_no_findings(backend: str, complete: bool):
+    by_host = {name: facts(name) for name in NAMES}
+    assert judged(cluster_of(by_host, backend=backend, complete=complete)) == []
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_one_host_may_meet_on_loopback_and_call_itself_loopback(name: str):
+    seen = facts("nd0", "127.0.0.1", name=name, own=look("nd0", "127.0.1.1"))
+    for complete in (True, False):
+        assert judged(cluster_of({"nd0": seen}, complete=complete)) == []
+
+
+def test_two_node_ranks_on_one_machine_may_too():
+    seen = facts("nd0", "127.0.0.1", name="127.0.0.1", own=look("nd0", "127.0.0.1"))
+    made = cluster_of({"nd0": seen}, nnodes=2)
+    assert judged(made) == []
+
+
+def test_the_masters_own_name_may_be_loopback_to_the_master_where_gloo_is_told_otherwise():
+    seen = facts("nd0", "127.0.1.1", own=look("nd0", "127.0.1.1"))
+    env = {0: {"GLOO_SOCKET_IFNAME": "eth0"}}
+    assert judged(cluster_of({"nd0": seen, "nd1": facts("nd1")}, env=env)) == []
+
+
+# -- no answer -----------------------------------------------------------------------------------
+
+
+def test_unresolvable_on_one_host_blames_that_host_and_knows_the_line_to_add():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    alone = only(view_of_nd1(seen))
+    assert place(alone) == ("addr-unresolvable", ("nd1",))
+    assert alone.level is Severity.FAIL
+    assert "nd0" in alone.message
+    assert "Name or service not known" in alone.message
+    merged = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}, complete=False))
+    assert place(merged) == ("addr-unresolvable", ("nd1",))
+    assert f"{ND0} nd0" in merged.fix
+
+
+def test_a_name_that_came_late_only_warns():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    found = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}))
+    assert place(found) == ("addr-unresolvable", ("nd1",))
+    assert found.level is Severity.WARN
+
+
+def test_a_port_in_master_addr_is_told():
+    seen = facts("nd1", name="nd0:29500", master=look("nd0:29500"), reverse=[])
+    assert "MASTER_PORT" in only(view_of_nd1(seen)).fix
+
+
+def test_digits_are_no_name():
+    found = only(view_of_nd1(facts("nd1", "0.104.99.143", name="6841231")))
+    assert place(found) == ("addr-digits-only", ("nd1",))
+    assert "0.104.99.143" in found.message
+
+
+# -- loopback ------------------------------------------------------------------------------------
+
+
+def test_the_hosts_file_of_one_host_calls_the_master_loopback():
+    seen = facts("nd1", "127.0.1.1")
+    alone = only(view_of_nd1(seen))
+    assert place(alone) == ("addr-loopback", ("nd1",))
+    assert alone.level is Severity.FAIL
+    assert "127.0.1.1" in alone.message
+    merged = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}, complete=False))
+    assert place(merged) == ("addr-loopback", ("nd1",))
+    assert ND0 in merged.fix
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
+def test_localhost_for_several_hosts_is_said_by_rank_0_too(name: str):
+    here = facts("nd0", "127.0.0.1", name=name)
+    found = only(cluster_of({"nd0": here, "nd1": None}, absent_nodes=(1,)))
+    assert place(found) == ("addr-loopback", ("nd0",))
+    assert "2 hosts" in found.message
+    assert ND0 in found.fix
+    there = facts("nd1", "127.0.0.1", name=name)
+    both = judged(cluster_of({"nd0": here, "nd1": there}, complete=False))
+    assert {place(f) for f in both} == {("addr-loopback", ("nd0",)), ("addr-loopback", ("nd1",))}
+
+
+def test_loopback_through_which_everybody_came_in_is_a_tunnel():
+    by_host = {name: facts(name, "127.0.0.1", name="localhost") for name in NAMES}
+    assert judged(cluster_of(by_host)) == []
+
+
+# -- another machine -----------------------------------------------------------------------------
+
+
+def test_a_stale_address_on_one_host():
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "192.168.77.99"), "nd2": facts("nd2")}
+    found = only(cluster_of(by_host, complete=False))
+    assert place(found) == ("addr-differs", ("nd1",))
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.CERTAIN)
+    assert "192.168.77.99" in found.message
+    assert ND0 in found.fix
+
+
+def test_rank_0_knows_even_against_one():
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "192.168.77.99")}
+    assert place(only(cluster_of(by_host, complete=False))) == ("addr-differs", ("nd1",))
+
+
+def test_without_rank_0_the_majority_is_believed_and_a_tie_is_a_tie():
+    def view(*answers: str) -> Cluster:
+        by_host = {name: facts(name, answer) for name, answer in zip(NAMES, answers, strict=False)}
+        made = cluster_of(by_host, complete=False)
+        for rank in made.ranks:
+            number = (rank.rank or 0) + 2
+            made = change_rank(made, rank.seat, rank=number, launch={"rank": number})
+        return made
+
+    odd = only(view("10.0.0.1", "10.0.0.1", "10.0.0.9"))
+    assert place(odd) == ("addr-differs", ("nd2",))
+    tie = judged(view("10.0.0.1", "10.0.0.9"))
+    assert [place(f) for f in tie] == [("addr-differs", ("nd0",)), ("addr-differs", ("nd1",))]
+    assert all(f.confidence is Confidence.POSSIBLE for f in tie)
+    assert all("no majority" in f.message for f in tie)
+
+
+def test_several_addresses_of_the_master_are_all_the_master():
+    made = cluster_of({"nd0": facts("nd0", ND0, "10.1.0.1"), "nd1": facts("nd1", "10.1.0.1")})
+    master = replace(made.hosts[0], addresses=(ND0, "10.1.0.1"))
+    made = replace(made, hosts=(master, made.hosts[1]))
+    for seat in (0, 1):
+        made = change_rank(made, seat, host=master)
+    assert judged(made) == []
+
+
+def test_a_translated_address_by_which_a_host_did_come_in_is_only_mentioned():
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "203.0.113.7")}
+    found = only(cluster_of(by_host))
+    assert (place(found), found.level) == (("addr-differs", ("nd1",)), Severity.INFO)
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", "203.0.113.7", ND0)}
+    assert only(cluster_of(by_host)).level is Severity.WARN
+
+
+def test_the_master_address_belongs_to_another_host_of_the_job():
+    by_host = {name: facts(name, ND2, name="nd2") for name in NAMES}
+    found = only(cluster_of(by_host, complete=False))
+    assert place(found) == ("addr-not-on-master", ("nd0",))
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.CERTAIN)
+    assert "nd2" in found.message
+    assert f"MASTER_ADDR={ND0}" in found.fix
+
+
+def test_rank_0_sees_by_itself_that_the_address_is_not_its_own():
+    made = cluster_of({"nd0": facts("nd0", ND1, name="nd1"), "nd1": None}, absent_nodes=(1,))
+    found = only(made)
+    assert place(found) == ("addr-not-on-master", ("nd0",))
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+
+
+def test_the_host_that_has_the_address_sees_it_too():
+    found = only(view_of_nd1(facts("nd1", ND1, name="nd1")))
+    assert place(found) == ("addr-not-on-master", ("nd1",))
+    assert found.level is Severity.FAIL
+
+
+def test_a_host_that_may_be_rank_0s_does_not_accuse_itself():
+    made = view_of_nd1(facts("nd1", ND1, name="nd1"))
+    for seat in (2, 3):
+        made = change_rank(made, seat, local_rank=None, launch={"node_rank": None})
+    assert judged(made) == []
+
+
+def test_a_service_name_through_which_all_came_in_is_only_mentioned():
+    by_host = {name: facts(name, "10.96.0.7", name="job-master") for name in NAMES}
+    found = only(cluster_of(by_host))
+    assert (place(found), found.level) == (("addr-not-on-master", ("nd0",)), Severity.INFO)
+    some = only(cluster_of(by_host, absent_nodes=(2,)))
+    assert (some.level, some.confidence) == (Severity.WARN, Confidence.LIKELY)
+
+
+# -- families ------------------------------------------------------------------------------------
+
+
+def test_an_ipv6_answer_without_a_route():
+    both = facts("nd1", "2001:db8::1", ND0, no_route=["2001:db8::1"])
+    found = only(view_of_nd1(both))
+    assert (place(found), found.level) == (("addr-family-mixed", ("nd1",)), Severity.WARN)
+    six = facts("nd1", "2001:db8::1", no_route=["2001:db8::1"])
+    assert only(view_of_nd1(six)).level is Severity.FAIL
+    levels = {f.level for f in judged(cluster_of({"nd0": facts("nd0"), "nd1": both}))}
+    assert Severity.FAIL not in levels
+
+
+# -- the own name --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "words"),
+    [
+        (look("nd1", "127.0.1.1"), "addr-loopback", "127.0.1.1"),
+        (look("nd1", "127.0.1.1", ND1), "addr-loopback", "127.0.1.1"),
+        (look("nd1", "10.9.9.9"), "addr-loopback", "10.9.9.9"),
+        (look("nd1"), "addr-unresolvable", "Name or service not known"),
+        (look("6841231", "0.104.99.143"), "addr-digits-only", "0.104.99.143"),
+    ],
+)
+def test_the_own_name_as_gloo_reads_it(own: Any, code: str, words: str):
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", own=own), "nd2": facts("nd2")}
+    found = only(cluster_of(by_host))
+    assert (place(found), found.level) == ((code, ("nd1",)), Severity.FAIL)
+    assert f"own host name {own['query']}" in found.message
+    assert words in found.message
+    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
+    assert only(cluster_of(by_host, backend="nccl")).level is Severity.WARN
+    told = {2: {"GLOO_SOCKET_IFNAME": "eth0"}, 3: {"GLOO_SOCKET_IFNAME": "eth0"}}
+    assert judged(cluster_of(by_host, env=told)) == []
+
+
+def test_a_name_whose_first_usable_address_is_on_the_network_is_fine():
+    own = look("nd1", "10.9.9.9", ND1, "127.0.1.1")
+    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", own=own)})) == []
+
+
+def test_the_own_name_is_not_why_a_host_did_not_come_in():
+    """A failure of this layer would explain the port's, which it is not the cause of."""
+    found = only(view_of_nd1(facts("nd1", own=look("nd1", "127.0.1.1"))))
+    assert found.level is Severity.WARN
+
+
+# -- slow ----------------------------------------------------------------------------------------
+
+
+def test_look_ups_that_are_slow_twice():
+    reverse = [look(ND0, took=(4.0, 3.0))]
+    found = only(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)}))
+    assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
+    assert ND0 in found.message
+
+
+def test_a_look_up_that_was_slow_once_is_no_finding():
+    reverse = [look(ND0, "nd0", took=(5.0, 0.01))]
+    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)})) == []
+
+
+def test_a_name_that_never_came_is_not_slow_as_well():
+    seen = facts("nd1", master=look("nd0", took=(4.0, 3.0)), reverse=[])
+    assert place(only(view_of_nd1(seen))) == ("addr-unresolvable", ("nd1",))
+
+
+# -- observe -------------------------------------------------------------------------------------
+
+
+def observed(master: str) -> Any:
+    started = time.monotonic()
+    launch = Launch(master_addr=master, master_port=29500, rank=0, world_size=1)
+    found = CHECK.observe(Context(launch=launch, env={}))
+    assert time.monotonic() - started < 5.0
+    return json.loads(json.dumps(found))
+
+
+def test_the_facts_of_this_host():
+    found = observed("localhost")
+    assert "127.0.0.1" in found["master"]["answers"]
+    assert found["own"]["query"] == socket.gethostname()
+    assert found["reverse"][0]["query"] in found["master"]["answers"]
+    assert all(nic != "lo" for nic, _ in found["interfaces"])
+    cluster = make_cluster(("nd0",), 1, check="master_addr", by_host={"nd0": found})
+    assert [f for f in judged(cluster) if f.code != "dns-slow"] == []
+
+
+def test_a_name_that_is_none_is_seen_for_real():
+    found = observed("bad..label")
+    assert found["master"]["answers"] == []
+    assert len(found["master"]["took_s"]) > 1
+    cluster = make_cluster(("nd0",), 1, check="master_addr", by_host={"nd0": found})
+    assert place(next(f for f in judged(cluster) if f.code != "dns-slow")) == (
+        "addr-unresolvable",
+        ("nd0",),
+    )
+
+
+def test_without_a_master_there_is_nothing_to_test():
+    with pytest.raises(Untested, match="MASTER_ADDR is not set"):
+        CHECK.observe(Context(launch=Launch(), env={}))
