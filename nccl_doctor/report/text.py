@@ -14,7 +14,18 @@ from nccl_doctor.report.model import Report
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
 _ASCII = str.maketrans(
-    {"✓": "+", "✗": "x", "·": "-", "–": "-", "—": "-", "→": "->", "≥": ">=", "≤": "<=", "…": "..."}
+    {
+        "✓": "+",
+        "✗": "x",
+        "·": "-",
+        "–": "-",
+        "—": "-",
+        "→": "->",
+        "↔": "<->",
+        "≥": ">=",
+        "≤": "<=",
+        "…": "...",
+    }
 )
 _MIN_WIDTH = 40
 _MOST_PLACES = 6
@@ -152,7 +163,7 @@ class _Places:
                 on_hosts = f" on {', '.join(hosts)}" if hosts else ""
                 parts.append(_ranks(numbers) + on_hosts)
         parts += _some(sorted(left - named))
-        parts += _some([f"{start} → {end}" for start, end in where.links])
+        parts += _some(_links(where.links))
         known = {node for name in where.hosts for node in self._nodes.get(name, ())}
         nodes = [node for node in where.nodes if node not in known]
         if nodes:
@@ -163,6 +174,16 @@ class _Places:
             interfaces = ", ".join(where.interfaces)
             text = f"{interfaces} on {text}" if text else interfaces
         return text
+
+
+def _links(links: Sequence[tuple[str, str]]) -> list[str]:
+    there = set(links)
+    both = {(start, end) for start, end in there if (end, start) in there and start != end}
+    return [
+        f"{start} {'↔' if (start, end) in both else '→'} {end}"
+        for start, end in links
+        if (start, end) not in both or start < end
+    ]
 
 
 def _ranks(numbers: Sequence[int]) -> str:

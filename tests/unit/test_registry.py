@@ -1,0 +1,251 @@
+"""Finding checks: the built-in ones, and plug-ins of every quality."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Check
+from nccl_doctor.model import Severity
+
+GOOD = '''
+"""Is the moon up?
+
+What it checks
+"""
+from nccl_doctor.api import Check, Finding, Kind, Layer, Scope
+
+KIND = Kind("{code}", Layer.HOST, "title", "why", "fix")
+
+
+class Moon(Check):
+    name = "{name}"
+    layer = Layer.HOST
+    scope = Scope.HOST
+    kinds = (KIND,)
+
+    def observe(self, ctx):
+        return {{}}
+
+    def judge(self, cluster):
+        return ()
+'''
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Install a distribution with one entry point, for this test only."""
+    before = set(sys.modules)
+
+    def install_one(
+        source: str, module: str, *, dist: str = "acme", target: str | None = None
+    ) -> str:
+        site = tmp_path / dist
+        info = site / f"{dist}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {dist}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(
+            f"[nccl_doctor.checks]\n{module} = {target or module}\n"
+        )
+        if source:
+            (site / f"{module}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(site))
+        return module
+
+    yield install_one
+    for name in set(sys.modules) - before:
+        if not name.startswith("nccl_doctor"):
+            del sys.modules[name]
+
+
+def good(name: str = "moon", code: str = "moon-down") -> str:
+    return GOOD.format(name=name, code=code)
+
+
+def test_built_in_checks_are_found_in_order_of_layer():
+    found = registry.load()
+    assert not found.problems
+    assert list(found.checks) == sorted(found.checks, key=lambda c: (c.layer.order, c.name))
+    folder = Path(registry.importlib.import_module("nccl_doctor.checks").__path__[0])
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert {check.name for check in found.checks} == files
+    assert {found.origins[name] for name in files} == {"nccl-doctor"}
+
+
+def test_every_kind_is_known_by_its_code():
+    found = registry.load()
+    for check in found.checks:
+        for kind in check.kinds:
+            assert found.kinds[kind.code] == (kind, check)
+    assert found.kinds["check-broke"][1] is None
+
+
+@pytest.mark.parametrize("target", ["moon_mod", "moon_mod:Moon"])
+def test_a_plug_in_is_a_module_or_a_class(install, target):
+    install(good(), "moon_mod", target=target)
+    found = registry.load()
+    (moon,) = [check for check in found.checks if check.name == "moon"]
+    assert found.origins["moon"] == "acme 1.2"
+    assert registry.page(moon).startswith("Is the moon up?")
+    assert not found.problems
+
+
+BROKEN = {
+    "not there": ("", "ModuleNotFoundError"),
+    "syntax": ("def (", "SyntaxError"),
+    "raises": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+    "leaves": ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    "empty": ("x = 1", "the module defines 0 checks; one is needed"),
+    "two": (good() + good("sun", "sun-down").replace("Moon", "Sun"), "defines 2 checks"),
+    "imported only": ("from nccl_doctor.api import Check", "the module defines 0 checks"),
+    "no name": (good().replace('name = "moon"', ""), "`name` is not a str"),
+    "bad name": (good("Moon-Check"), "not snake_case"),
+    "bad code": (good(code="Moon_Down"), "not kebab-case"),
+    "bad layer": (good().replace("layer = Layer.HOST", 'layer = "host"'), "`layer` is not"),
+    "no kinds": (good().replace("(KIND,)", "()"), "`kinds` is not a tuple"),
+    "kind twice": (good().replace("(KIND,)", "(KIND, KIND)"), "stands twice"),
+    "no judge": (good().replace("def judge", "def judges"), "`judge` is missing"),
+    "no observe": (good().replace("def observe", "def look"), "`observe` is missing"),
+    "no deadline": (good() + "    deadline_s = 0\n", "`deadline_s` is 0"),
+    "bad needs": (good() + '    needs = ("port",)\n', "`needs` holds"),
+    "needs arguments": (good() + "    def __init__(self, x): ...\n", "TypeError"),
+    "taken name": (good("ranks"), 'the check name "ranks" belongs to nccl-doctor'),
+    "taken code": (good(code="host-absent"), 'code "host-absent" belongs to check ranks'),
+    "engine's code": (good(code="check-broke"), '"check-broke" belongs to the engine'),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_plug_in_that_cannot_be_used_is_reported_and_left_out(install, fault):
+    source, words = BROKEN[fault]
+    before = registry.load()
+    install(source, "bad_mod" + re.sub(r"\W", "_", fault))
+    found = registry.load()
+    (problem,) = found.problems
+    assert problem.code == "check-unusable"
+    assert problem.level is Severity.WARN
+    assert "acme 1.2" in problem.message
+    assert words in problem.message
+    assert "\n" not in problem.message
+    assert [check.name for check in found.checks] == [check.name for check in before.checks]
+    assert found.kinds.keys() == before.kinds.keys()
+
+
+def test_not_a_check_at_all(install):
+    install("x = 1", "plain_mod", target="plain_mod:x")
+    (problem,) = registry.load().problems
+    assert "1 is neither a module with a check nor a Check class" in problem.message
+
+
+def test_of_two_plug_ins_with_one_name_the_first_is_kept(install):
+    install(good(), "moon_b", dist="beta")
+    install(good(code="moon-late"), "moon_a", dist="alpha")
+    found = registry.load()
+    assert found.origins["moon"] == "alpha 1.2"
+    (problem,) = found.problems
+    assert problem.message.startswith("beta 1.2 ")
+    assert 'the check name "moon" belongs to alpha 1.2' in problem.message
+
+
+# --- selection ---
+
+
+def test_select_by_name_and_by_code():
+    assert [c.name for c in registry.load(select=["ranks"]).checks] == ["ranks"]
+    found = registry.load(select=["host-absent", "port"])
+    assert [c.name for c in found.checks] == ["port", "ranks"]
+    assert found.wanted("host-absent")
+    assert not found.wanted("rank-absent")
+    assert found.wanted("port-blocked")
+    assert found.wanted("check-broke")
+
+
+def test_ignore_by_name_and_by_code():
+    every = {c.name for c in registry.load().checks}
+    assert {c.name for c in registry.load(ignore=["ranks"]).checks} == every - {"ranks"}
+    found = registry.load(ignore=["host-absent", "check-unusable"])
+    assert {c.name for c in found.checks} == every
+    assert not found.wanted("host-absent")
+    assert found.wanted("rank-absent")
+    assert not found.wanted("check-unusable")
+
+
+def test_a_check_of_which_every_code_is_ignored_does_not_run():
+    codes = [kind.code for kind in registry.load(select=["port"]).checks[0].kinds]
+    assert "port" not in {c.name for c in registry.load(ignore=codes).checks}
+
+
+def test_ignored_problems_are_not_reported(install):
+    install("raise RuntimeError", "bad_ignored")
+    assert not registry.load(ignore=["check-unusable"]).problems
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "words"),
+    [
+        ("select", "rank", 'no check or finding code is named "rank"; did you mean "ranks"?'),
+        ("ignore", "host-absnt", 'did you mean "host-absent"?'),
+        ("select", "zzz", "`nccl-doctor checks` lists them"),
+        ("select", "", 'is named ""'),
+        ("select", "check-broke", "the engine's own"),
+    ],
+)
+def test_unknown_names(option, name, words):
+    with pytest.raises(registry.UnknownName, match=re.escape(words)) as error:
+        registry.load(**{option: [name]})
+    assert str(error.value).startswith(f"--{option}: ")
+
+
+def test_a_name_whose_plug_in_did_not_load_says_so(install):
+    install("raise RuntimeError('no licence')", "bad_moon")
+    with pytest.raises(registry.UnknownName, match="no licence"):
+        registry.load(select=["moon"])
+
+
+# --- frozen ---
+
+CODES = """
+    check-unusable check-broke rank-silent run-interrupted coordinator-lost store-lost
+    launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range
+    local-rank-out-of-range launch-run-id-differs
+    addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
+    addr-digits-only hostname-duplicate
+    no-route
+    port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
+    host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs
+    world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
+    backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
+    gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
+    group-init-failed group-init-hang
+    collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
+    """
+"""Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
+A new code is added here on purpose."""
+
+
+def test_frozen_codes():
+    assert set(registry.load().kinds) == set(CODES.split())
+
+
+def test_codes_are_kebab_case_and_checks_have_a_page():
+    found = registry.load()
+    for check in found.checks:
+        assert isinstance(check, Check)
+        first, *_ = registry.page(check).splitlines()
+        assert first.strip()
+        for heading in (
+            "What it checks",
+            "Why it matters",
+            "How to fix",
+            "When it is wrong",
+            "References",
+        ):
+            assert heading in registry.page(check), (check.name, heading)
+    for kind, _ in found.kinds.values():
+        for text in (kind.title, kind.why, kind.fix):
+            assert text.strip()
+            assert "\n" not in text
