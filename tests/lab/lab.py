@@ -55,8 +55,7 @@ ip link add trial2 type bridge
 nft add table inet trial
 """
 
-# PID 1 of a host. What needs no network is set up here; it then holds the namespaces until its
-# standard input closes, and reaps orphans by ignoring SIGCHLD.
+# PID 1 of a host. What needs no network is set up here.
 _INIT = """
 hostname "$LAB_NAME"
 for name in hosts resolv.conf nsswitch.conf machine-id; do
@@ -73,9 +72,16 @@ if mount --rbind /sys/fs/cgroup "$LAB_ETC/cgroup"; then
     umount -l "$LAB_ETC/cgroup"
 fi
 ip link set lo up
-trap '' CHLD
-echo ready
-exec cat > /dev/null
+exec "$LAB_PYTHON" -I -S -c "$LAB_HOLD"
+"""
+
+# It then holds the namespaces until its standard input closes. Orphans are reaped by the kernel,
+# as SIGCHLD is ignored (the trap of a shell would not survive exec everywhere).
+_HOLD = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+sys.stdin.read()
 """
 
 _SWITCH = "echo ready; exec cat > /dev/null"
@@ -489,7 +495,12 @@ class Lab:
         user = ["nsenter", "--target", str(self._switch_pid), "--user", "--preserve-credentials"]
         holder = self._hold(
             [*(user if os.geteuid() else []), "unshare", *_NAMESPACES, *_FORK],
-            {"LAB_NAME": name, "LAB_ETC": str(etc)},
+            {
+                "LAB_NAME": name,
+                "LAB_ETC": str(etc),
+                "LAB_PYTHON": sys.executable,
+                "LAB_HOLD": _HOLD,
+            },
             _INIT,
         )
         init = next(
