@@ -1,0 +1,111 @@
+"""Commands about checks and saved reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Finding, Where
+from nccl_doctor.report import jsonfmt
+from nccl_doctor.verdict import conclude
+from tests.cli.program import error_of, program
+from tests.clusters import make_cluster
+from tests.reports import RUN, SCHEMA, kind, made_check, validate
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    check = made_check("shm", finds=[Finding(kind("shm-small"), "64 MiB", Where(hosts=("nd1",)))])
+    cluster = make_cluster(check="shm", by_host={"nd0": {"mib": 8192}, "nd1": {"mib": 64}})
+    file = tmp_path / "saved.json"
+    file.write_text(jsonfmt.render(conclude(cluster, [check], run=RUN)))
+    return file
+
+
+def test_schema():
+    done = program("schema")
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == SCHEMA
+
+
+def test_checks_lists_every_code():
+    done = program("checks")
+    assert done.returncode == 0, done.stderr
+    for check in registry.load().checks:
+        assert check.name in done.stdout
+        for kind_ in check.kinds:
+            assert kind_.code in done.stdout
+    assert "nccl-doctor" in done.stdout
+
+
+@pytest.mark.parametrize("code", ["host-absent", "port-blocked", "collective-hang"])
+def test_explain_prints_the_page(code):
+    done = program("explain", code)
+    assert done.returncode == 0
+    kind_, check = registry.load().kinds[code]
+    assert kind_.title in done.stdout
+    assert kind_.why in done.stdout
+    assert kind_.fix in done.stdout
+    assert "How to fix" in done.stdout
+    assert registry.page(check).splitlines()[0] in done.stdout
+
+
+def test_explain_knows_the_engines_own():
+    assert "check     the engine itself" in program("explain", "rank-silent").stdout
+
+
+def test_show(saved):
+    done = program("report", "show", str(saved))
+    assert done.returncode == 0
+    assert done.stdout.startswith("nccl-doctor: FAIL: 1 problem on 1 of 2 hosts")
+    assert "64 MiB" in done.stdout
+    assert "why" not in program("report", "show", "--quiet", str(saved)).stdout
+    assert "2 hosts" in program("report", "show", "-v", str(saved)).stdout
+
+
+def test_show_as_json_from_stdin(saved):
+    done = program("report", "show", "-", "--format", "json", input=saved.read_text())
+    assert done.returncode == 0
+    assert done.stdout == saved.read_text()
+
+
+def test_judge(saved, tmp_path):
+    target = tmp_path / "again.json"
+    done = program("report", "judge", str(saved), "--json", str(target))
+    assert done.returncode == 1
+    assert done.stdout.startswith("nccl-doctor: FAIL")
+    data = json.loads(target.read_text())
+    validate(data)
+    assert [finding["code"] for finding in data["root_causes"]] == ["shm-small"]
+    statuses = {check["name"]: check["status"] for check in data["checks"]}
+    assert statuses.pop("shm") == "fail"
+    assert set(statuses.values()) == {"skipped"}
+    only = program("report", "judge", str(saved), "--json", "-")
+    validate(json.loads(only.stdout))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "is not a report of nccl-doctor: report is a list, not an object"),
+        ("{}", 'is not a report of nccl-doctor: report has no "schema_version"'),
+        ('{"schema_version": "9"}', 'this version of nccl-doctor reads "1"'),
+    ],
+)
+@pytest.mark.parametrize("command", ["show", "judge"])
+def test_a_bad_file(tmp_path, command, text, words):
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    assert words in error_of(program("report", command, str(file)))
+
+
+def test_a_file_that_is_not_text(tmp_path):
+    file = tmp_path / "bad.json"
+    file.write_bytes(b"\xff\xfe\x00\x80")
+    assert "is not JSON" in error_of(program("report", "show", str(file)))

@@ -1,0 +1,288 @@
+"""Bad input is one clear line and exit 2, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.cli import cli
+from tests.cli.program import error_of, program
+
+TORCHRUN = {
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "nd0",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+
+BAD = {
+    "run --timeout x": "Invalid value for '--timeout': 'x' is not a positive number of seconds",
+    "run --timeout 0": "'0' is not a positive number",
+    "run --timeout -3": "'-3' is not a positive number",
+    "run --timeout inf": "'inf' is not a positive number",
+    "run --timeout nan": "'nan' is not a positive number",
+    "run --join-timeout 1e999": "'1e999' is not a positive number",
+    "run --collective-timeout x": "Invalid value for '--collective-timeout'",
+    "run --timeout 30 --join-timeout 31": "--join-timeout 31 is longer than --timeout 30",
+    "run --timeout 5 --collective-timeout 9": "--collective-timeout 9 is longer than --timeout 5",
+    "run --nnodes 0": "'0' is not a whole number, at least 1",
+    "run --nnodes 1:4": "'1:4' is not a whole number, at least 1 (a range of nodes",
+    "run --nnodes 2": "--nnodes 2: several hosts need a launcher",
+    "run --node-rank 1": "--node-rank 1 is out of range for --nnodes 1",
+    "run --node-rank -1": "'-1' is not a whole number, at least 0",
+    "run --nproc-per-node 0": "'0' is not auto, gpu, cpu or a number from 1",
+    "run --nproc-per-node tpu": "'tpu' is not auto, gpu, cpu or a number from 1",
+    "run --master-port 0": "'0' is not a whole number, 1 to 65535",
+    "run --master-port 65536": "'65536' is not a whole number, 1 to 65535",
+    "run --master-port 1_000": "'1_000' is not a whole number",
+    "run --master-addr=": "'' is not a host name or address",
+    "run --backend mpi": "'mpi' is not one of 'auto', 'nccl', 'gloo'",
+    "run --level deep": "'deep' is not one of 'quick', 'standard', 'full'",
+    "run --select rank": 'no check or finding code is named "rank"; did you mean "ranks"?',
+    "run --select ranks,": "'ranks,' holds an empty name",
+    "run --ignore host-absnt": 'did you mean "host-absent"?',
+    "run --select ranks --ignore ranks": "--select and --ignore leave no check to run",
+    "run --quiet -v": "--quiet and --verbose contradict each other",
+    "run --json no/such/folder.json": "--json no/such/folder.json: the folder no/such does not",
+    "run --json .": "--json .: a file name is needed, not a folder",
+    "run --json=": "a file name is needed",
+    "run --config no.toml": "cannot read no.toml: No such file or directory",
+    "run --frobnicate": "No such option '--frobnicate'",
+    "run -- python train.py": "Got unexpected extra argument",
+    "explain": "Missing argument 'CODE'",
+    "explain port-bloked": 'no finding code is named "port-bloked"; did you mean "port-blocked"?',
+    "report show no.json": "cannot read no.json: No such file or directory",
+    "report judge no.json": "cannot read no.json: No such file or directory",
+    "report show --format xml x": "'xml' is not one of 'text', 'json'",
+    "frobnicate": "No such command 'frobnicate'",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_one_clear_line(arguments, tmp_path):
+    assert BAD[arguments] in error_of(program(*arguments.split(" "), cwd=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--mesh",
+        "--output-dir",
+        "--hostfile",
+        "--junit",
+        "--markdown",
+        "--html",
+        "--prometheus",
+        "--github",
+        "--exit-profile",
+        "--baseline",
+        "--redact",
+    ],
+)
+def test_an_option_that_does_not_exist_yet_is_an_error_not_a_silence(option):
+    assert "No such option" in error_of(program("run", option, "x"))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o555)
+    assert "is not writable" in error_of(program("run", "--json", str(tmp_path / "r.json")))
+
+
+def test_only_the_participant_that_writes_the_report_needs_its_folder():
+    words = error_of(program("run", "--json", "no/such.json", "--select", "zzz", env=TORCHRUN))
+    assert 'no check or finding code is named "zzz"' in words
+    words = error_of(
+        program("run", "--json", "no/such.json", env={**TORCHRUN, "RANK": "0", "GROUP_RANK": "0"})
+    )
+    assert "the folder no does not exist" in words
+
+
+def test_flags_under_a_launcher_must_agree_with_it():
+    words = error_of(program("run", "--nnodes", "3", "--master-port", "1", env=TORCHRUN))
+    assert "--nnodes 3: torchrun says 2" in words
+    assert "--master-port 1: torchrun says 29500" in words
+
+
+def test_without_a_command_there_is_help_and_no_success():
+    for arguments in ((), ("report",)):
+        done = program(*arguments)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "Commands:" in done.stderr
+
+
+# --- the configuration file ---
+
+
+def test_the_file_of_the_working_directory_gives_defaults(tmp_path):
+    file = tmp_path / "nccl-doctor.toml"
+    file.write_text("timeout = 30\njoin-timeout = 40\n")
+    words = error_of(program("run", cwd=tmp_path))
+    assert words.startswith("--join-timeout 40 is longer than --timeout 30")
+    words = error_of(program("run", "--join-timeout", "50", cwd=tmp_path))
+    assert words.startswith("--join-timeout 50 is longer")
+
+
+@pytest.mark.parametrize("command", ["run", "env"])
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("timout = 3", 'nccl-doctor.toml: unknown key "timout"; did you mean "timeout"?'),
+        ("strict = 'yes'", "strict is 'yes', not true or false"),
+        ("backend = 'mpi'", "Invalid value for '--backend'"),
+        ("select = ['zzz']", 'no check or finding code is named "zzz"'),
+        ("json = 'no/such.json'", "the folder no does not exist"),
+    ],
+)
+def test_bad_values_in_it(tmp_path, command, text, words):
+    (tmp_path / "nccl-doctor.toml").write_text(text)
+    assert words in error_of(program(command, cwd=tmp_path))
+
+
+# --- frozen: additions are made here on purpose, removals never ---
+
+COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
+REPORT_COMMANDS = {"show", "judge"}
+RUN_FLAGS = set(
+    [
+        "--nnodes",
+        "--node-rank",
+        "--nproc-per-node",
+        "--master-addr",
+        "--master-port",
+        "--backend",
+        "--level",
+        "--select",
+        "--ignore",
+        "--timeout",
+        "--join-timeout",
+        "--collective-timeout",
+        "--json",
+        "--strict",
+        "--config",
+        "--quiet",
+        "-q",
+        "--verbose",
+        "-v",
+    ]
+)
+ENV_FLAGS = set(
+    [
+        "--backend",
+        "--select",
+        "--ignore",
+        "--json",
+        "--strict",
+        "--config",
+        "--quiet",
+        "-q",
+        "--verbose",
+        "-v",
+    ]
+)
+DEFAULTS = {
+    "backend": "auto",
+    "level": "standard",
+    "timeout": 120.0,
+    "join_timeout": 60.0,
+    "collective_timeout": 20.0,
+}
+
+
+def flags_of(command) -> set[str]:
+    return {
+        flag
+        for param in command.params
+        if param.param_type_name == "option"
+        for flag in (*param.opts, *param.secondary_opts)
+    }
+
+
+def test_frozen_commands_and_flags():
+    assert set(cli.commands) == COMMANDS
+    assert set(cli.commands["report"].commands) == REPORT_COMMANDS
+    assert flags_of(cli.commands["run"]) == set(RUN_FLAGS.split())
+    assert flags_of(cli.commands["env"]) == set(ENV_FLAGS.split())
+
+
+def test_frozen_defaults():
+    given = {param.name: param.default for param in cli.commands["run"].params}
+    assert {name: given[name] for name in DEFAULTS} == DEFAULTS
+
+
+# --- light ---
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["schema"]])
+def test_help_imports_neither_torch_nor_a_check(arguments):
+    code = (
+        "import sys\n"
+        "sys.argv[0] = 'nccl-doctor'\n"
+        "from nccl_doctor.__main__ import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit as leaving:\n"
+        "    assert not leaving.code, leaving.code\n"
+        "heavy = {'torch', 'numpy', 'psutil', 'tabulate', 'nccl_doctor.checks',\n"
+        "         'nccl_doctor.registry', 'nccl_doctor.run'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_is_quick():
+    def once() -> float:
+        started = time.monotonic()
+        assert program("--help").returncode == 0
+        return time.monotonic() - started
+
+    # The best of several: this is about what it does, not about what else the machine does.
+    assert min(once() for _ in range(5)) <= 0.3
+
+
+def test_version():
+    from nccl_doctor import __version__
+
+    assert program("--version").stdout == f"nccl-doctor {__version__}\n"
+
+
+def test_output_that_cannot_show_every_character():
+    done = program("run", "--help", env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert done.returncode == 0
+
+
+def test_a_reader_that_has_enough(tmp_path: Path):
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"'{sys.executable}' -m nccl_doctor schema | head -c 1 > /dev/null"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stderr == ""

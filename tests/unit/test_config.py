@@ -1,0 +1,115 @@
+"""The configuration file, good and bad."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.config import OPTIONS, ConfigError, load
+
+
+def write(folder: Path, text: str, name: str = "nccl-doctor.toml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_no_file_is_no_configuration(tmp_path):
+    assert load(None, tmp_path) == {}
+
+
+def test_every_option_and_section(tmp_path):
+    write(
+        tmp_path,
+        """
+        nnodes = 1
+        node-rank = 0
+        nproc-per-node = "gpu"
+        master-addr = "head"
+        master-port = 29501
+        backend = "gloo"
+        level = "quick"
+        select = ["ranks", "port"]
+        ignore = "dns-slow"
+        timeout = 30
+        join_timeout = 10.5
+        collective-timeout = 5
+        json = "out.json"
+        strict = true
+        quiet = false
+        verbose = 1
+        [expected]
+        gpus-per-host = 8
+        [thresholds]
+        """,
+    )
+    found = load(None, tmp_path)
+    assert set(found) == {name.replace("-", "_") for name in OPTIONS} | {"expected", "thresholds"}
+    assert found["join_timeout"] == 10.5
+    assert found["select"] == ["ranks", "port"]
+    assert found["expected"] == {"gpus_per_host": 8}
+    assert found["thresholds"] == {}
+
+
+def test_pyproject(tmp_path):
+    write(tmp_path, "[project]\nname = 'x'\n[tool.nccl-doctor]\nstrict = true\n", "pyproject.toml")
+    assert load(None, tmp_path) == {"strict": True}
+    write(tmp_path, "quiet = true")
+    assert load(None, tmp_path) == {"quiet": True}, "the file of our own wins"
+
+
+@pytest.mark.parametrize("text", ["[project]\nname = 'x'", "not toml at all ["])
+def test_a_pyproject_that_is_not_about_us_is_left_alone(tmp_path, text):
+    write(tmp_path, text, "pyproject.toml")
+    assert load(None, tmp_path) == {}
+
+
+def test_a_named_file(tmp_path):
+    file = write(tmp_path, "strict = true", "site.toml")
+    assert load(str(file), "/") == {"strict": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("timout = 3", 'unknown key "timout"; did you mean "timeout"?'),
+        ("zzz = 3", 'unknown key "zzz"; known: nnodes,'),
+        ("mesh = 'dp=2'", 'unknown key "mesh"'),
+        ("timeout = '3'", "timeout is '3', not a number"),
+        ("timeout = true", "timeout is True, not a number"),
+        ("nnodes = 1.5", "nnodes is 1.5, not a whole number"),
+        ("nproc-per-node = 1.5", "nproc-per-node is 1.5, not a whole number or a string"),
+        ("strict = 1", "strict is 1, not true or false"),
+        ("select = [1]", "select is [1], not a string or a list of strings"),
+        ("json = 3", "json is 3, not a string"),
+        ("expected = 3", "expected is not a table; write [expected]"),
+        ("[expected]\ngpu-per-host = 8", 'unknown key "expected.gpu-per-host"; did you mean'),
+        ("[expected]\ngpus-per-host = 'x'", "expected.gpus-per-host is 'x', not a whole number"),
+        ("[thresholds]\nx = 1", 'unknown key "thresholds.x"; none is known yet'),
+        ("timeout =", "is not TOML"),
+    ],
+)
+def test_bad_files(tmp_path, text, words):
+    file = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=re.escape(words)) as error:
+        load(None, tmp_path)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_or_unreadable_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*no.toml: No such file"):
+        load(str(tmp_path / "no.toml"), tmp_path)
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(str(tmp_path), tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"json = '\xe9'")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load(str(tmp_path / "latin.toml"), tmp_path)
+    file = write(tmp_path, "[tool.other]", "pyproject.toml")
+    with pytest.raises(ConfigError, match=r"has no table \[tool.nccl-doctor\]"):
+        load(str(file), tmp_path)
+    write(tmp_path, "tool.nccl-doctor = 3", "pyproject.toml")
+    with pytest.raises(ConfigError, match=r"tool.nccl-doctor is not a table"):
+        load(None, tmp_path)
