@@ -26,6 +26,8 @@ from nccl_doctor.net import Dial, dial
 
 DIAL_S = 3.5
 """Longer than the three ARP requests after which the kernel reports that nobody answers."""
+MIN_DIAL_S = 0.5
+"""With less time left than this, an attempt would say more about its hurry than about the road."""
 ASK_S = 1.0
 CONFIRM_S = 2.0
 PAUSES_S = (0.2, 1.0)
@@ -143,7 +145,7 @@ def knock(
         first = first or last
         strangers += last["answer"] not in ("", "store")
         decided = last["answer"] == "store" or (strangers > 1 and not serves)
-        if decided or until - time.monotonic() < pause:
+        if decided or until - time.monotonic() < pause + MIN_DIAL_S:
             return {
                 "first": first,
                 "last": last,
@@ -177,14 +179,16 @@ def _try(address: str, port: int, until: float, *, confirm: bool) -> dict[str, A
             if again and store_accepts(address, port, left(CONFIRM_S)):
                 answer = StoreAnswer("store")
     seen = call.to_json()
-    if call.outcome == "rejected" and _is_unanswered_neighbour(address):
+    if call.outcome in ("rejected", "dropped") and _is_unanswered_neighbour(address):
         seen["outcome"] = "no-neighbour"
     return {"address": address, **seen, "answer": answer.kind, "reply": answer.reply}
 
 
 def _is_unanswered_neighbour(address: str) -> bool:
-    """Whether ARP asks for the address in vain. Then nobody has rejected anything: an attempt that
-    joins an earlier one's ARP requests learns soon that they fail.
+    """Whether ARP asks for the address in vain: then nobody has dropped or rejected anything.
+
+    The kernel itself says so only after three requests; an attempt may be given up before, or may
+    join another one's requests and learn too soon that they failed.
     """
     try:
         table = Path("/proc/net/arp").read_text(encoding="ascii")
