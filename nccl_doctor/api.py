@@ -22,7 +22,7 @@ from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.echo import Door, Listeners, call_all, scoped, source_of
 from nccl_doctor.exercise import Exercise
 from nccl_doctor.gpus import VISIBLE, host_gpus, start_cuda_driver, torch_devices
-from nccl_doctor.ifchoice import survey
+from nccl_doctor.ifchoice import port_range, survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
     Pair,
@@ -55,7 +55,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
-from nccl_doctor.netfilter import Packet, read_rules
+from nccl_doctor.netfilter import Packet, let_in, quote_hit, read_rules, remove_rule
 from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
@@ -118,14 +118,18 @@ __all__ = [
     "is_link_local",
     "is_loopback",
     "knock",
+    "let_in",
     "look_up",
     "major",
     "minor_of",
     "number_range",
     "odd_ones_out",
+    "port_range",
     "public",
+    "quote_hit",
     "read_calls",
     "read_rules",
+    "remove_rule",
     "rule_culprits",
     "sample_for_rules",
     "scoped",

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Flags, Options
+    from nccl_doctor.record import Report
     from nccl_doctor.registry import Registry
-    from nccl_doctor.report.model import Report
+    from nccl_doctor.supervisor import Departure
 else:
     _ParamType = click.ParamType
 
@@ -238,9 +239,17 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     )
     _check_topology(ctx, flags, launch)
     options = _options(ctx, given, first=launch.rank in (0, None))
+    from nccl_doctor.output import leave
     from nccl_doctor.run import run as examine
+    from nccl_doctor.spawn import NoGpu
 
-    sys.exit(examine(options, flags))
+    def write(departure: Departure, launch: Launch) -> int:
+        return leave(departure, launch, options)
+
+    try:
+        sys.exit(examine(options, flags, write))
+    except NoGpu as error:
+        raise click.UsageError(str(error), ctx) from error
 
 
 @cli.command()
@@ -497,7 +506,7 @@ def _strings(table: Any, key: str) -> list[str]:
 
 
 def _read(file: str) -> Report:
-    from nccl_doctor.report.model import Report
+    from nccl_doctor.record import Report
 
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()

@@ -434,7 +434,7 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
         "nccl_data": nccl_data_road(settings, has_infiniband()),
-        "port_range": list(_port_range()),
+        "port_range": list(port_range()),
     }
 
 
@@ -446,7 +446,8 @@ def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _port_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
+def port_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
+    """Lowest and highest port that the kernel hands out by itself."""
     try:
         low, high = path.read_text().split()
     except OSError:

@@ -99,8 +99,10 @@ class Ledger:
 
     @staticmethod
     def _host_key(letter: Mapping[str, Any]) -> str:
-        # Two node ranks on one machine are two hosts to the job (and a finding to the judge).
-        return f"{letter['host']['key']}|{letter['launch'].get('node_rank')}"
+        # Two node ranks on one machine are two hosts to the job (and a finding to the judge); but
+        # a node rank that was only derived may be wrong, and must not split a machine.
+        told = Launch.from_json(letter["launch"]).told("node_rank")
+        return f"{letter['host']['key']}|{told}"
 
     def _rank(self, seat: int, host: Host) -> Rank:
         letter = self._letters[seat]

@@ -64,6 +64,18 @@ class PeerCall:
         """What to follow through a firewall: `connect`, `upload` or `download`."""
         return str(self.attempts[-1].get("stalled") or "connect")
 
+    def shown(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """As evidence, with the names of both hosts."""
+        return {
+            "from": names[self.caller],
+            "to": names[self.listener],
+            "address": self.address,
+            "port": self.port,
+            "interface": self.interface,
+            "source": self.source,
+            "attempts": [dict(attempt) for attempt in self.attempts],
+        }
+
 
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
     """Calls between hosts that both reported; a host that was killed meanwhile tests nobody.

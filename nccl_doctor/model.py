@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.launch import Launch
@@ -373,13 +374,13 @@ class Cluster:
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def present(self) -> tuple[Rank, ...]:
         """Ranks that signed in, in order of rank, then seat."""
         here = (rank for rank in self.ranks if rank.reported)
         return tuple(sorted(here, key=lambda r: (-1 if r.rank is None else r.rank, r.seat)))
 
-    @property
+    @cached_property
     def absent(self) -> tuple[Rank, ...]:
         """Expected ranks that never signed in."""
         return tuple(rank for rank in self.ranks if not rank.reported)
@@ -395,12 +396,19 @@ class Cluster:
 
     def ranks_on(self, host: Host) -> tuple[Rank, ...]:
         """The participants of one host that signed in."""
-        return tuple(rank for rank in self.present if rank.host.id == host.id)
+        return self._by_host.get(host.id, ())
 
     def first_on(self, host: Host) -> Rank | None:
         """The participant that speaks for a host: the lowest local rank, then the lowest seat."""
-        ranks = self.ranks_on(host)
+        ranks = self._by_host.get(host.id, ())
         return min(ranks, key=lambda r: (r.local_rank or 0, r.seat)) if ranks else None
+
+    @cached_property
+    def _by_host(self) -> Mapping[int, tuple[Rank, ...]]:
+        grouped: dict[int, list[Rank]] = {}
+        for rank in self.present:
+            grouped.setdefault(rank.host.id, []).append(rank)
+        return {host: tuple(ranks) for host, ranks in grouped.items()}
 
     def evidence(self, check: str, round_name: str | None = None) -> tuple[Evidence, ...]:
         """Every outcome of a check, host-scope and rank-scope alike, in order of rank.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,45 @@ class Hit:
             "verdict": self.verdict,
             "sure": self.sure,
         }
+
+
+def quote_hit(hit: Mapping[str, Any]) -> str:
+    """A `Hit` as plain data, on one line: `nft inet filter input: tcp dport 5000 drop`."""
+    return f"{hit['tool']} {hit['table']} {hit['chain']}: {hit['rule']}"
+
+
+def remove_rule(hit: Mapping[str, Any]) -> str:
+    """What to type to be rid of the rule."""
+    if hit["handle"]:
+        return f"nft delete rule {hit['table']} {hit['chain']} handle {hit['handle']}"
+    return f"remove the rule {quote_hit(hit)}"
+
+
+def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequence[str]) -> str:
+    """What to type to let tcp from (or to) the peers pass, in the language of what stops it.
+
+    Args:
+        hit: a `Hit` as plain data, with `incoming` added; None where no rule is known.
+        peers: addresses.
+        managers: of that host, from `Rules`.
+
+    Returns: the empty string where nothing is known to stop it.
+    """
+    if not peers:
+        return ""
+    if "firewalld" in managers:
+        sources = " ".join(f"--add-source={peer}" for peer in peers)
+        return f"firewall-cmd --permanent --zone=trusted {sources} && firewall-cmd --reload"
+    if "ufw" in managers:
+        return " && ".join(f"ufw allow proto tcp from {peer}" for peer in peers)
+    if hit is None:
+        return ""
+    if hit["tool"] == "nft":
+        field = f"{'ip6' if ':' in peers[0] else 'ip'} {'saddr' if hit['incoming'] else 'daddr'}"
+        who = "{ " + ", ".join(peers) + " }" if len(peers) > 1 else peers[0]
+        return f"nft insert rule {hit['table']} {hit['chain']} {field} {who} accept"
+    side = "-s" if hit["incoming"] else "-d"
+    return f"{hit['tool']} -I {hit['chain']} {side} {','.join(peers)} -p tcp -j ACCEPT"
 
 
 @dataclass(frozen=True)

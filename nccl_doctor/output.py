@@ -1,4 +1,4 @@
-"""Put a report where it was asked for: a file, or a stream."""
+"""Put a report where it was asked for: a file, a stream, a place beside the coordinator's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.options import Options
-from nccl_doctor.report import jsonfmt, text
-from nccl_doctor.report.model import Report
+from nccl_doctor.record import Report
+from nccl_doctor.report.jsonfmt import render as render_json
+from nccl_doctor.report.text import render as render_text
+
+if TYPE_CHECKING:
+    from nccl_doctor.launch import Launch
+    from nccl_doctor.supervisor import Departure
 
 _PIPE_WIDTH = 100
 
@@ -22,7 +27,7 @@ def save(report: Report, path: str) -> None:
     Raises:
         OSError: the folder is not there or not writable.
     """
-    rendered = jsonfmt.render(report)
+    rendered = render_json(report)
     if path == "-":
         sys.stdout.write(rendered)
         sys.stdout.flush()
@@ -45,7 +50,7 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
     width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
     encoding = (stream.encoding or "ascii").lower().replace("-", "")
     stream.write(
-        text.render(
+        render_text(
             report,
             width=width,
             color=terminal and not os.environ.get("NO_COLOR"),
@@ -55,3 +60,45 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
         )
     )
     stream.flush()
+
+
+def leave(departure: Departure, launch: Launch, options: Options) -> int:
+    """Print and save what a participant has to say as it leaves; returns its exit code.
+
+    The coordinator's report goes to stdout and to `--json`. The own view of one that never got in
+    goes to stderr and beside that path, once per host.
+    """
+    report = departure.report
+    if report is None:
+        return departure.code
+    if report.exit_code == 2:
+        for problem in launch.problems:
+            _complain(problem.message)
+    if departure.aside and launch.local_rank not in (0, None):
+        _complain(f"rank {launch.rank}: {report.summary}")
+        return departure.code
+    path = options.json_path
+    if departure.aside:
+        path = None if path in (None, "-") else _beside(str(path), launch)
+    code = departure.code
+    try:
+        if path is not None:
+            save(report, path)
+    except OSError as error:
+        _complain(f"the report was not saved: {error}")
+        code = max(code, 3)
+    if departure.aside or path != "-":
+        print_report(report, options, sys.stderr if departure.aside else sys.stdout)
+    return code
+
+
+def _beside(path: str, launch: Launch) -> str:
+    """`report.json` of node 2 becomes `report.node2.json`."""
+    node = f"rank{launch.rank}" if launch.node_rank is None else f"node{launch.node_rank}"
+    target = Path(path)
+    return str(target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}"))
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"nccl-doctor: {text}\n")
+    sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`nccl-doctor run`, from options to exit code: who started us, start ranks, write the report."""
+"""`nccl-doctor run`, from options to exit code: who started us, start ranks, take part."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
-from pathlib import Path
 
 from nccl_doctor import identity, registry, spawn
+from nccl_doctor.examine import Run
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.options import Flags, Options
-from nccl_doctor.output import print_report, save
 from nccl_doctor.progress import Progress
-from nccl_doctor.supervisor import Departure, Run, Supervisor
+from nccl_doctor.supervisor import Departure, Supervisor
 
 
-def run(options: Options, flags: Flags) -> int:
+def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:
     """Examine the cluster this process is part of, or, launched by nothing, this one host.
 
+    Args:
+        options: what to do; the coordinator's hold for all.
+        flags: topology asked for on the command line, used where nothing launched this process.
+        write: prints and saves what a participant has to say as it leaves; returns its exit code.
+
     Returns: the exit code. Never later than `options.timeout_s` after it was called.
+
+    Raises:
+        NoGpu: `--nproc-per-node gpu` on a host without one.
     """
     started = time.monotonic()
     environ = dict(os.environ)
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    launch = detect(environ)
-    if launch.launcher != "none":
-        return supervise(options, launch, environ, started)
+    found = detect(environ)
+    if found.launcher != "none":
+        return _supervise(prepare(options, found, environ, started), write)
     nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
     address = flags.master_addr or "localhost"
     port = flags.master_port or spawn.DEFAULT_PORT
@@ -39,17 +47,18 @@ def run(options: Options, flags: Flags) -> int:
         identity_ = spawn.rank_environment(local_rank, nproc, address, port)
         os.environ.update(identity_)  # torch itself reads LOCAL_RANK
         mine = {**environ, **identity_}
-        return supervise(options, detect(mine), mine, started)
+        launch = replace(detect(mine), launcher="nccl-doctor")
+        return _supervise(prepare(options, launch, mine, started), write)
 
     return spawn.run_local(nproc, rank, deadline=started + options.timeout_s)
 
 
-def supervise(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> int:
-    """Run one participant and write what it has to write."""
+def prepare(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> Run:
+    """Everything that one participant needs to know before it looks at anything."""
     _import_torch()
     deadline = started + options.timeout_s
-    first = launch.rank in (0, None)
-    run_ = Run(
+    shown = launch.rank in (0, None) and not options.quiet
+    return Run(
         options=options,
         launch=launch,
         environ=environ,
@@ -59,42 +68,16 @@ def supervise(options: Options, launch: Launch, environ: Mapping[str, str], star
         deadline=deadline,
         command=shlex.join(["nccl-doctor", *sys.argv[1:]]),
         started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        progress=Progress(shown=first and not options.quiet, deadline=deadline),
+        progress=Progress(shown=shown, deadline=deadline),
     )
 
-    def write(departure: Departure) -> int:
+
+def _supervise(run_: Run, write: Callable[[Departure, Launch], int]) -> int:
+    def leave(departure: Departure) -> int:
         run_.progress.clear()
-        return _write(departure, options, launch)
+        return write(departure, run_.launch)
 
-    return Supervisor(run_, write).run()
-
-
-def _write(departure: Departure, options: Options, launch: Launch) -> int:
-    """Print and save a report where this participant has one to give; returns the exit code.
-
-    The coordinator's goes to stdout and to `--json`. One that never got in tells its own view on
-    stderr and beside that path, once per host.
-    """
-    report = departure.report
-    if report is None:
-        return departure.code
-    alone = departure.is_own_view and launch.rank not in (0, None)
-    if alone and launch.local_rank not in (0, None):
-        print(f"nccl-doctor: rank {launch.rank}: {report.summary}", file=sys.stderr)  # noqa: T201
-        return departure.code
-    path = options.json_path
-    if path not in (None, "-") and alone:
-        node = launch.node_rank if launch.node_rank is not None else f"-rank{launch.rank}"
-        path = str(Path(str(path)).with_suffix("")) + f".node{node}.json"
-    try:
-        if path is not None and not (path == "-" and alone):
-            save(report, path)
-    except OSError as error:
-        print(f"nccl-doctor: the report was not saved: {error}", file=sys.stderr)  # noqa: T201
-        departure = Departure(max(departure.code, 3))
-    if path != "-" or alone:
-        print_report(report, options, sys.stderr if alone else sys.stdout)
-    return departure.code
+    return Supervisor(run_, leave).run()
 
 
 def _import_torch() -> None:

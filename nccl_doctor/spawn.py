@@ -23,18 +23,22 @@ _GRACE_S = 10.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class NoGpu(ValueError):
+    """GPU ranks were asked for on a host that has no visible GPU."""
+
+
 def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
     """Number of ranks to start: `auto`, `gpu`, `cpu` or a number.
 
     Raises:
-        ValueError: `gpu` on a host without one.
+        NoGpu: `gpu` on a host without one.
     """
     gpus = identity.num_gpus(environ)
     if wanted == "auto":
         return gpus or CPU_RANKS
     if wanted == "gpu":
         if not gpus:
-            raise ValueError("--nproc-per-node gpu: this host has no visible GPU")
+            raise NoGpu("--nproc-per-node gpu: this host has no visible GPU")
         return gpus
     return (os.cpu_count() or 1) if wanted == "cpu" else int(wanted)
 

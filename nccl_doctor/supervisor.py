@@ -7,128 +7,46 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nccl_doctor import doorkeeper, identity, kinds, probe
-from nccl_doctor.api import Check, Context
+from nccl_doctor import doorkeeper, kinds, probe
+from nccl_doctor.api import Check
+from nccl_doctor.examine import PROTOCOL, Run, examine_alone, hold, round_from
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
-from nccl_doctor.launch import Launch
 from nccl_doctor.ledger import Ledger
-from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout, RoundPeers
-from nccl_doctor.model import (
-    ALONE,
-    Finding,
-    Kind,
-    Layer,
-    Outcome,
-    Round,
-    Scope,
-    Severity,
-    Where,
-)
-from nccl_doctor.options import Options
-from nccl_doctor.progress import Progress
-from nccl_doctor.redact import allowed
-from nccl_doctor.registry import Registry
-from nccl_doctor.report.model import Report
-from nccl_doctor.verdict import conclude, judge_all
+from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
+from nccl_doctor.model import Finding, Kind, Layer, Severity, Where
+from nccl_doctor.record import Report
+from nccl_doctor.verdict import judge_all
 
-PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0
 """Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
 SHORT_ROAD_S = 3.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
-RESERVE_S = 2.0
-"""Kept of the run's time for judging and writing the report."""
 
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
-
-
-@dataclass
-class Run:
-    """What every part of one participant's run needs to know; times are `time.monotonic()`."""
-
-    options: Options
-    launch: Launch
-    environ: Mapping[str, str]
-    registry: Registry
-    backend: str
-    started: float
-    deadline: float
-    command: str
-    started_at: str
-    progress: Progress
-    door: doorkeeper.Door = field(default_factory=lambda: doorkeeper.Door("other"))
-    nonce: str = ""
-    seat: int = 0
-
-    def left(self) -> float:
-        """Seconds until the report has to be written."""
-        return max(0.0, self.deadline - RESERVE_S - time.monotonic())
-
-    def context(self) -> Context:
-        """What an `observe` of this participant is given, before it is told of any round."""
-        return Context(
-            launch=self.launch,
-            env=self.environ,
-            backend=self.backend,
-            level=self.options.level,
-            join_timeout_s=self.options.join_timeout_s,
-            collective_timeout_s=self.options.collective_timeout_s,
-            door=self.door.facts,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """What the cluster itself does not know of the run."""
-        return {
-            "id": self.nonce or secrets.token_hex(8),
-            "started": self.started_at,
-            "duration_s": round(time.monotonic() - self.started, 3),
-            "launcher": self.launch.launcher,
-            "command": self.command,
-            "options": self.options.to_json(),
-        }
-
-    def judge(self, ledger: Ledger, *, complete: bool, extra: Sequence[Finding] = ()) -> Report:
-        """A report from what a ledger holds."""
-        cluster = ledger.cluster(self.options, self.backend, complete=complete)
-        above = {
-            check.name: f"needs --level {check.level.value}"
-            for check in self.registry.checks
-            if check.level.order > self.options.level.order
-        }
-        return conclude(
-            cluster,
-            self.registry.checks,
-            run=self.describe(),
-            problems=[*self.registry.problems, *extra],
-            skipped=above,
-            wanted=self.registry.wanted,
-            strict=self.options.strict,
-        )
 
 
 @dataclass(frozen=True)
 class Departure:
     """How a participant leaves: with whose report (None: the coordinator has it), and what code.
 
-    `finish` tells the others, and must be called once the report is written.
+    `aside` marks the own view of one that is not the coordinator: it must not take the place of the
+    report. `finish` tells the others, and must be called once the report is written.
     """
 
     code: int
     report: Report | None = None
-    is_own_view: bool = False
+    aside: bool = False
     finish: Callable[[int], None] = field(default=lambda code: None)
 
 
 class Supervisor:
-    """The run of one participant; `depart` is the only method to call, once."""
+    """The run of one participant; `run` is the only method to call, once."""
 
     def __init__(self, run: Run, write: Callable[[Departure], int]) -> None:
         """`write` prints and saves a departure's report and returns its exit code."""
@@ -137,6 +55,7 @@ class Supervisor:
         self._scopes = {check.name: check.scope for check in run.registry.checks}
         self._ledger = Ledger(run.launch, self._scopes)
         self._letter: dict[str, Any] = {}
+        self._is_second = False
         self._guardian = Guardian(run.deadline, self._last_words)
 
     def run(self) -> int:
@@ -167,7 +86,8 @@ class Supervisor:
 
     def _take_part(self) -> Departure:
         run = self._run
-        self._examine_alone()
+        self._letter = examine_alone(run)
+        self._ledger.sign_in(run.seat, self._letter, 0.0)
         if not run.launch.is_complete():
             return self._own_view(None, "")
         try:
@@ -179,7 +99,8 @@ class Supervisor:
             )
         run.seat = box.add("seats", 1) - 1
         box.put(f"seat/{run.seat}", self._letter)
-        if run.launch.rank == 0 and box.add("coordinators", 1) == 1:
+        self._is_second = run.launch.rank == 0 and box.add("coordinators", 1) > 1
+        if run.launch.rank == 0 and not self._is_second:
             from nccl_doctor.coordinator import Coordinator
 
             self._ledger = Ledger(run.launch, self._scopes)
@@ -189,44 +110,6 @@ class Supervisor:
     def _serves(self) -> bool:
         launch = self._run.launch
         return launch.rank == 0 and launch.master_port is not None and not launch.agent_store
-
-    # -- alone ---------------------------------------------------------------------------------
-
-    def _examine_alone(self) -> None:
-        """Observe all that needs no peer, at once, and write the letter of sign-in."""
-        run = self._run
-        speaks_for_host = run.launch.local_rank in (0, None)
-        checks = [
-            check
-            for check in run.registry.checks
-            if not check.together
-            and check.level.order <= run.options.level.order
-            and (speaks_for_host or check.scope is Scope.RANK)
-        ]
-        jobs = []
-        for check in checks:
-            context = run.context()
-            deadline = time.monotonic() + min(check.deadline(context), run.left())
-            jobs.append(observing(check, context, deadline))
-        run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
-        outcomes = probe.run(jobs, run.progress.tick)
-        self._letter = {
-            "token": secrets.token_hex(8),
-            "pid": os.getpid(),
-            "launch": run.launch.to_json(),
-            "env": allowed(run.environ),
-            "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
-            "host": {
-                "name": identity.host_name(),
-                "key": identity.host_key(),
-                "addresses": list(identity.host_addresses()),
-            },
-            "facts": {
-                check.name: {ALONE: outcome.to_json()}
-                for check, outcome in zip(checks, outcomes, strict=True)
-            },
-        }
-        self._ledger.sign_in(run.seat, self._letter, 0.0)
 
     def _connect(self) -> Mailbox:
         run = self._run
@@ -242,10 +125,9 @@ class Supervisor:
         # others cannot, and it is the one to say so.
         mine = run.door.server == "self" and not run.door.error
         host = "127.0.0.1" if mine else str(run.launch.master_addr)
-        attempt = f"{run.launch.run_id or 'run'}/{run.launch.restart_count}"
-        return Mailbox(
-            host, run.launch.master_port or 0, timeout_s=patience, prefix=f"{PROTOCOL}/{attempt}/"
-        )
+        # By the restart count, as torch itself does: the agent's store outlives its workers.
+        prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
+        return Mailbox(host, run.launch.master_port or 0, timeout_s=patience, prefix=prefix)
 
     # -- following the coordinator --------------------------------------------------------------
 
@@ -301,45 +183,17 @@ class Supervisor:
         here = Where(hosts=(socket.gethostname(),)) if where is None else where
         extra = [Finding(kind, message, here)] if kind else []
         report = self._run.judge(self._ledger, complete=False, extra=extra)
-        code = report.exit_code if self._run.launch.is_complete() else 2
-        return Departure(code, report, is_own_view=True)
+        if not self._run.launch.is_complete():
+            report = replace(report, exit_code=2)  # not a sick cluster: a launch without a place
+        return Departure(report.exit_code, report, aside=self._is_aside())
+
+    def _is_aside(self) -> bool:
+        return self._run.launch.rank not in (0, None) or self._is_second
 
     def _last_words(self, reason: str) -> int:
         """What is known so far, as a report: the guardian ends this process."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
         report = self._run.judge(self._ledger, complete=coordinates, extra=[stopped])
-        departure = Departure(max(report.exit_code, 1), report, is_own_view=not coordinates)
+        departure = Departure(max(report.exit_code, 1), report, aside=self._is_aside())
         return self._write(departure)
-
-
-def observing(check: Check, context: Context, deadline: float) -> probe.Job:
-    """The job of one `observe`."""
-
-    def work(breadcrumb: Any) -> Mapping[str, Any]:
-        return check.observe(replace(context, breadcrumb=breadcrumb, deadline=deadline))
-
-    return probe.Job(check.name, work, deadline)
-
-
-def round_from(order: Mapping[str, Any]) -> Round:
-    """The round that an order is about."""
-    groups = tuple(tuple(group) for group in order["groups"])
-    return Round(order["round"], groups, order["deadline_s"], order["params"])
-
-
-def hold(run: Run, box: Mailbox, check: Check, round_: Round) -> Outcome:
-    """Take part in one round, in a child, and return how it ended."""
-    group = next(group for group in round_.groups if run.seat in group)
-    name = f"{PROTOCOL}/{run.nonce}/{check.name}/{round_.name}/{min(group)}/"
-    context = replace(
-        run.context(),
-        round=round_.name,
-        group=group,
-        seat=run.seat,
-        params=round_.params,
-        peers=RoundPeers(box.host, box.port, name, group, run.seat),
-    )
-    run.progress.say(f"{check.name}: {round_.name} ({len(group)} together)")
-    deadline = time.monotonic() + min(round_.deadline_s, run.left())
-    return probe.run([observing(check, context, deadline)], run.progress.tick)[0]

@@ -30,8 +30,8 @@ from nccl_doctor.model import (
     number_range,
 )
 from nccl_doctor.place import Map, Place, host_where, rank_where
+from nccl_doctor.record import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
-from nccl_doctor.report.model import Report, cluster_of, record, run_of
 from nccl_doctor.silence import silent_ranks
 
 EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.report.model import Report
+from nccl_doctor.record import Report
 
 
 def render(report: Report) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where, number_range
-from nccl_doctor.report.model import Report
+from nccl_doctor.record import Report
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
@@ -36,6 +37,10 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     yield port, pid
     served.close()
     assert not probe.living
+
+
+def thread_states(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").glob("*/status"))
 
 
 def connect(port: int) -> Mailbox:
@@ -94,6 +99,8 @@ def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> N
     port, pid = door
     box = connect(port)
     os.kill(pid, signal.SIGSTOP)
+    while any("T (stopped)" not in status.read_text() for status in thread_states(pid)):
+        time.sleep(0.005)
     try:
         started = time.monotonic()
         with pytest.raises(MailboxLost, match="no answer from the store"):

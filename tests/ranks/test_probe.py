@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from nccl_doctor import probe
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.model import Outcome, OutcomeStatus
+from tests.ranks.ranks import gone
 
 DEADLINE_S = 1.0
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
@@ -128,12 +128,7 @@ def test_what_a_child_started_does_not_outlive_it() -> None:
 
     outcome = outcome_of(work)
     pid = outcome.breadcrumbs[0]["pid"]
-    for _ in range(100):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return
-        time.sleep(0.01)
-    pytest.fail(f"process {pid} is still there")
+    assert gone([pid])
 
 
 def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:

@@ -1,0 +1,174 @@
+"""What one participant does to observe: alone before it signs in, and together with others after.
+
+Every `observe` runs in a probe child; what comes back is an outcome, however the child ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nccl_doctor import identity, probe
+from nccl_doctor.api import Check, Context
+from nccl_doctor.doorkeeper import Door
+from nccl_doctor.launch import Launch
+from nccl_doctor.ledger import Ledger
+from nccl_doctor.mailbox import Mailbox, RoundPeers
+from nccl_doctor.model import ALONE, Finding, Outcome, Round, Scope
+from nccl_doctor.options import Options
+from nccl_doctor.progress import Progress
+from nccl_doctor.record import Report
+from nccl_doctor.redact import allowed
+from nccl_doctor.registry import Registry
+from nccl_doctor.verdict import conclude
+
+PROTOCOL = "nccl-doctor/1"
+RESERVE_S = 2.0
+"""Kept of the run's time for judging and writing the report."""
+
+
+@dataclass
+class Run:
+    """What every part of one participant's run needs to know; times are `time.monotonic()`."""
+
+    options: Options
+    launch: Launch
+    environ: Mapping[str, str]
+    registry: Registry
+    backend: str
+    started: float
+    deadline: float
+    command: str
+    started_at: str
+    progress: Progress
+    door: Door = field(default_factory=lambda: Door("other"))
+    nonce: str = ""
+    seat: int = 0
+
+    def left(self) -> float:
+        """Seconds until the report has to be written."""
+        return max(0.0, self.deadline - RESERVE_S - time.monotonic())
+
+    def context(self) -> Context:
+        """What an `observe` of this participant is given, before it is told of any round."""
+        return Context(
+            launch=self.launch,
+            env=self.environ,
+            backend=self.backend,
+            level=self.options.level,
+            join_timeout_s=self.options.join_timeout_s,
+            collective_timeout_s=self.options.collective_timeout_s,
+            door=self.door.facts,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What the cluster itself does not know of the run."""
+        return {
+            "id": self.nonce or secrets.token_hex(8),
+            "started": self.started_at,
+            "duration_s": round(time.monotonic() - self.started, 3),
+            "launcher": self.launch.launcher,
+            "command": self.command,
+            "options": self.options.to_json(),
+        }
+
+    def judge(
+        self,
+        ledger: Ledger,
+        *,
+        complete: bool,
+        alone: bool = False,
+        extra: Sequence[Finding] = (),
+    ) -> Report:
+        """A report from what a ledger holds; `alone` where no peer was ever meant to be met."""
+        cluster = ledger.cluster(self.options, self.backend, complete=complete)
+        skipped = {
+            check.name: f"needs --level {check.level.value}"
+            for check in self.registry.checks
+            if check.level.order > self.options.level.order
+        }
+        if alone:
+            skipped |= {c.name: "needs peers" for c in self.registry.checks if c.together}
+        return conclude(
+            cluster,
+            self.registry.checks,
+            run=self.describe(),
+            problems=[*self.registry.problems, *extra],
+            skipped=skipped,
+            wanted=self.registry.wanted,
+            strict=self.options.strict,
+        )
+
+
+def examine_alone(run: Run) -> dict[str, Any]:
+    """Observe all that needs no peer, at once.
+
+    Returns: the letter that this participant signs in with (see `Ledger`).
+    """
+    speaks_for_host = run.launch.local_rank in (0, None)
+    checks = [
+        check
+        for check in run.registry.checks
+        if not check.together
+        and check.level.order <= run.options.level.order
+        and (speaks_for_host or check.scope is Scope.RANK)
+    ]
+    context = run.context()
+    jobs = [
+        observing(check, context, time.monotonic() + min(check.deadline(context), run.left()))
+        for check in checks
+    ]
+    run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
+    outcomes = probe.run(jobs, run.progress.tick)
+    return {
+        "token": secrets.token_hex(8),
+        "pid": os.getpid(),
+        "launch": run.launch.to_json(),
+        "env": allowed(run.environ),
+        "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
+        "host": {
+            "name": identity.host_name(),
+            "key": identity.host_key(),
+            "addresses": list(identity.host_addresses()),
+        },
+        "facts": {
+            check.name: {ALONE: outcome.to_json()}
+            for check, outcome in zip(checks, outcomes, strict=True)
+        },
+    }
+
+
+def observing(check: Check, context: Context, deadline: float) -> probe.Job:
+    """The job of one `observe`."""
+
+    def work(breadcrumb: Any) -> Mapping[str, Any]:
+        return check.observe(replace(context, breadcrumb=breadcrumb, deadline=deadline))
+
+    return probe.Job(check.name, work, deadline)
+
+
+def round_from(order: Mapping[str, Any]) -> Round:
+    """The round that an order is about."""
+    groups = tuple(tuple(group) for group in order["groups"])
+    return Round(order["round"], groups, order["deadline_s"], order["params"])
+
+
+def hold(run: Run, box: Mailbox, check: Check, round_: Round) -> Outcome:
+    """Take part in one round, in a child, and return how it ended."""
+    group = next(group for group in round_.groups if run.seat in group)
+    name = f"{PROTOCOL}/{run.nonce}/{check.name}/{round_.name}/{min(group)}/"
+    context = replace(
+        run.context(),
+        round=round_.name,
+        group=group,
+        seat=run.seat,
+        params=round_.params,
+        peers=RoundPeers(box.host, box.port, name, group, run.seat),
+    )
+    run.progress.say(f"{check.name}: {round_.name} ({len(group)} together)")
+    deadline = time.monotonic() + min(round_.deadline_s, run.left())
+    return probe.run([observing(check, context, deadline)], run.progress.tick)[0]

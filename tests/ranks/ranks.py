@@ -1,0 +1,158 @@
+"""Start ranks of the tool as plain processes on this machine, and read what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, below the ephemeral range."""
+    for port in range(20000 + os.getpid() % 5000, 32000):
+        with socket.socket() as sock:
+            try:
+                sock.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+def rank_env(rank: int, world: int, port: int, **changes: str | None) -> dict[str, str]:
+    """Environment of one rank of a one-host job; a change to None removes a variable."""
+    env: dict[str, str | None] = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMI"))},
+        **BASE,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **changes,
+    }
+    return {key: value for key, value in env.items() if value is not None}
+
+
+@dataclass
+class Ended:
+    """How one process ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class Ranks:
+    """A job of the tool: one process per rank, plain environment."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world: int,
+        options: Sequence[str] = (),
+        changes: Mapping[int, Mapping[str, str | None]] | None = None,
+        start: Sequence[int] | None = None,
+    ) -> None:
+        self.report_path = folder / "report.json"
+        self.port = free_port()
+        self._started = time.monotonic()
+        self._files: dict[int, tuple[Path, Path]] = {}
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        for index in range(world) if start is None else start:
+            env = rank_env(index, world, self.port, **(changes or {}).get(index, {}))
+            out, err = folder / f"{index}.out", folder / f"{index}.err"
+            self._files[index] = (out, err)
+            with out.open("w") as stdout, err.open("w") as stderr:
+                self.processes[index] = subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "nccl_doctor", "run"),
+                        *("--json", str(self.report_path)),
+                        *options,
+                    ],
+                    env=env,
+                    stdout=stdout,
+                    stderr=stderr,
+                    text=True,
+                    cwd=folder,
+                )
+
+    def wait(self, timeout_s: float) -> dict[int, Ended]:
+        """Wait for all; whoever outstays `timeout_s` is killed and fails the test."""
+        ended = {}
+        until = self._started + timeout_s
+        try:
+            for index, process in self.processes.items():
+                code = process.wait(max(0.1, until - time.monotonic()))
+                out, err = self._files[index]
+                seconds = time.monotonic() - self._started
+                ended[index] = Ended(code, out.read_text(), err.read_text(), seconds)
+        finally:
+            self.kill()
+        return ended
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads(self.report_path.read_text()))
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below one process, at this moment."""
+    found = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            direct = [int(word) for word in children.read_text().split()]
+        except OSError:
+            continue
+        for child in direct:
+            found += [child, *descendants(child)]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process still runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+def gone(pids: Sequence[int], timeout_s: float = 3.0) -> bool:
+    """Wait until none of the processes runs."""
+    until = time.monotonic() + timeout_s
+    while any(is_running(pid) for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def probe_child(pid: int, name: str, timeout_s: float = 30.0) -> int:
+    """Wait for the probe child of a check below a process; returns its process id."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        for child in descendants(pid):
+            try:
+                if Path(f"/proc/{child}/comm").read_text().strip() == f"ncd:{name}"[:15]:
+                    return child
+            except OSError:
+                continue
+        time.sleep(0.0005)
+    raise AssertionError(f"no probe child of {name} appeared")

@@ -1,0 +1,178 @@
+"""Whole runs on this machine: real ranks, real gloo groups, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks.ranks import Ranks, descendants, free_port, gone, probe_child, rank_env
+
+JOIN_S = 5.0
+COLLECTIVE_S = 3.0
+TIMEOUT_S = 45.0
+START_S = 12.0  # importing torch in every rank on a loaded machine of two cores
+OPTIONS = (
+    f"--join-timeout={JOIN_S}",
+    f"--collective-timeout={COLLECTIVE_S}",
+    f"--timeout={TIMEOUT_S}",
+)
+
+
+def above_info(report: dict[str, Any]) -> list[str]:
+    return [f["code"] for f in report["findings"] if f["severity"] != "info"]
+
+
+def finding(report: dict[str, Any], code: str) -> dict[str, Any]:
+    (found,) = [f for f in report["findings"] if f["code"] == code]
+    return dict(found)
+
+
+def assert_nobody_else(report: dict[str, Any], rank: int) -> None:
+    for f in report["root_causes"]:
+        assert f["where"]["ranks"] == [rank], f
+
+
+def test_healthy_ranks_pass_and_leave_together(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 4, OPTIONS)
+    ended = ranks.wait(START_S + 10)
+    assert {e.code for e in ended.values()} == {0}
+    report = ranks.report()
+    assert report["verdict"] == "pass"
+    assert above_info(report) == []
+    assert [r["rank"] for r in report["ranks"]] == [0, 1, 2, 3] or len(report["ranks"]) == 4
+    assert all(r["reported"] for r in report["ranks"])
+    assert "PASS" in ended[0].stdout
+    assert all(ended[i].stdout == "" for i in (1, 2, 3))
+
+
+def test_own_launcher_on_one_host(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    env = rank_env(0, 1, 0)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        del env[name]
+    del env["MASTER_PORT"]
+    command = [sys.executable, "-m", "nccl_doctor", "run", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*command, f"--master-port={free_port()}", f"--json={path}", *OPTIONS],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=START_S + 10,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks on 1 host" in done.stdout
+
+
+def test_absent_rank_is_named_after_the_join_timeout(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 2])
+    ended = ranks.wait(START_S + JOIN_S + 10)
+    assert {e.code for e in ended.values()} == {1}
+    report = ranks.report()
+    assert finding(report, "rank-absent")["where"]["ranks"] == [1]
+    assert_nobody_else(report, 1)
+    collectives = next(c for c in report["checks"] if c["name"] == "collectives")
+    assert collectives["status"] == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, "rank-crashed"), (signal.SIGSTOP, "rank-frozen")]
+)
+def test_rank_lost_in_a_collective_is_the_only_one_blamed(
+    tmp_path: Path, number: signal.Signals, code: str
+) -> None:
+    ranks = Ranks(tmp_path, 4, OPTIONS)
+    os.kill(probe_child(ranks.processes[2].pid, "collectives"), number)
+    ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 15)
+    assert {e.code for e in ended.values()} == {1}
+    report = ranks.report()
+    assert finding(report, code)["where"]["ranks"] == [2]
+    assert_nobody_else(report, 2)
+
+
+def test_supervisor_killed_in_mid_run_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 4, OPTIONS)
+    probe_child(ranks.processes[3].pid, "collectives")
+    ranks.processes[3].kill()
+    ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 25)
+    report = ranks.report()
+    assert finding(report, "rank-silent")["where"]["ranks"] == [3]
+    assert_nobody_else(report, 3)
+    assert report["verdict"] == "unknown"
+    assert {ended[i].code for i in (0, 1, 2)} == {3}
+
+
+def test_frozen_supervisor_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 4, OPTIONS)
+    probe_child(ranks.processes[1].pid, "collectives")
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    try:
+        ended = {}
+        for i in (0, 2, 3):
+            ended[i] = ranks.processes[i].wait(START_S + 4 * COLLECTIVE_S + 25)
+        report = ranks.report()
+    finally:
+        ranks.kill()
+    assert finding(report, "rank-silent")["where"]["ranks"] == [1]
+    assert_nobody_else(report, 1)
+    assert set(ended.values()) == {3}
+
+
+def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
+    """Rank 0 is killed: the store goes with it, and each rank leaves with its own view."""
+    ranks = Ranks(tmp_path, 3, OPTIONS)
+    probe_child(ranks.processes[1].pid, "collectives")
+    killed = time.monotonic()
+    ranks.processes[0].kill()
+    ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 25)
+    assert time.monotonic() - killed < COLLECTIVE_S + 15
+    assert not ranks.report_path.exists()
+    for i in (1, 2):
+        assert ended[i].code == 3
+        assert "store" in ended[i].stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
+    ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 1])
+    time.sleep(START_S / 2)  # both wait for rank 2 in the roll call
+    below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
+    assert below, "the doorkeeper at least"
+    signalled = time.monotonic()
+    for process in ranks.processes.values():
+        process.send_signal(number)
+    ended = ranks.wait(TIMEOUT_S)
+    assert time.monotonic() - signalled < 6.0
+    assert all(e.code in (1, 3) for e in ended.values())
+    report = ranks.report()
+    assert number.name in finding(report, "run-interrupted")["message"]
+    assert gone(below)
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", ranks.port))  # the port is free again
+
+
+def test_the_deadline_holds_whatever_is_awaited(tmp_path: Path) -> None:
+    options = ("--join-timeout=8", "--timeout=8", "--collective-timeout=3")
+    ranks = Ranks(tmp_path, 2, options, start=[0])
+    ended = ranks.wait(8 + 6)
+    assert ended[0].code in (1, 3)
+    assert ranks.report()["verdict"] in ("fail", "unknown")
+
+
+def test_shared_memory_and_temp_folder_are_left_as_they_were(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    temp = tmp_path / "tmp"
+    temp.mkdir()
+    ranks = Ranks(tmp_path, 2, OPTIONS, changes={0: {"TMPDIR": str(temp)}})
+    ranks.wait(START_S + 10)
+    assert os.listdir(temp) == []
+    assert set(os.listdir("/dev/shm")) <= before
