@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
+from nccl_doctor.record import Report
 from nccl_doctor.report import jsonfmt
-from nccl_doctor.report.model import Report
 
 SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))
 RUN = {

@@ -12,9 +12,9 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
 from nccl_doctor.launch import LaunchProblem
 from nccl_doctor.model import Cluster, Level
+from nccl_doctor.record import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.report import jsonfmt
-from nccl_doctor.report.model import Report, cluster_of, record, run_of
 from nccl_doctor.verdict import conclude, judge_again
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, SCHEMA, kind, made_check, through_json
