@@ -1,0 +1,614 @@
+"""The firewall check: what it judges from made-up facts, and one real call over loopback."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+from nccl_doctor.checks.firewall import Firewall
+
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Launch,
+    Listeners,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+    Untested,
+)
+from tests.clusters import make_cluster, outcome
+
+CHECK = Firewall()
+DROPPED = {"outcome": "dropped", "detail": "no answer", "duration_s": 3.0}
+REFUSED = {"outcome": "refused", "detail": "Connection refused", "duration_s": 0.001}
+NO_ROUTE = {"outcome": "unreachable", "detail": "Network is unreachable", "duration_s": 0.0}
+OWN = {"outcome": "own-address"}
+OK = {"outcome": "ok", "duration_s": 0.01}
+SILENT_PROXY = {"outcome": "intercepted", "detail": "no proof of identity", "duration_s": 3.0}
+
+
+def stuck(way: str, arrived: int = 0) -> dict[str, Any]:
+    key = f"{way}ed"
+    return {"outcome": "mtu", "detail": f"{way} stood still", "stalled": way, key: arrived}
+
+
+Link = tuple[str, str]
+
+
+class World:
+    """Healthy facts of some hosts, to be spoilt by a test."""
+
+    def __init__(self, count: int, backend: str = "nccl") -> None:
+        self.names = [f"nd{i}" for i in range(count)]
+        self.backend = backend
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.rules: dict[str, dict[str, Any]] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        for index, name in enumerate(self.names):
+            self.facts[name] = {
+                "interfaces": [nic("eth0", f"192.168.77.{index + 1}"), nic("lo", "127.0.0.1")],
+                "choices": {
+                    library: choice([("eth0", f"192.168.77.{index + 1}")])
+                    for library in ("nccl-bootstrap", "nccl-sockets", "gloo")
+                },
+                "listen": [self.entry(name)],
+                "nccl_data": "sockets",
+                "port_range": [32768, 60999],
+                "peers": {
+                    str(self.seat(other)): [self.call(other)]
+                    for other in self.names
+                    if other != name
+                },
+            }
+
+    def seat(self, name: str) -> int:
+        return 2 * self.names.index(name)
+
+    def address(self, name: str) -> str:
+        return f"192.168.77.{self.names.index(name) + 1}"
+
+    def entry(self, name: str) -> dict[str, Any]:
+        roles = ["nccl-bootstrap", "nccl-sockets", "gloo"]
+        return {"interface": "eth0", "address": self.address(name), "roles": roles}
+
+    def call(self, to: str, **fields: Any) -> dict[str, Any]:
+        return {**self.entry(to), "port": 40000 + self.seat(to), "attempts": [OK], **fields}
+
+    def fail(self, links: Iterable[Link], attempt: Mapping[str, Any]) -> World:
+        for a, b in links:
+            for call in self.facts[a]["peers"][str(self.seat(b))]:
+                call["attempts"] = [dict(attempt)] * 2
+                call["source"] = self.address(a)
+        return self
+
+    def extra(self, a: str, b: str, nic: str, attempt: Mapping[str, Any], *roles: str) -> World:
+        entry = {"interface": nic, "address": f"10.0.0.{self.seat(b)}", "roles": list(roles)}
+        self.facts[a]["peers"][str(self.seat(b))].append(
+            {**entry, "port": 5, "attempts": [dict(attempt)] * 2}
+        )
+        return self
+
+    def hit(self, host: str, link: Link, kind: str = "connect", **fields: Any) -> World:
+        rules = self.rules.setdefault(
+            host, {"readable": True, "reason": "", "managers": [], "drops": [], "hits": []}
+        )
+        caller, listener = link
+        rules["hits"].append(
+            {
+                "tool": "nft",
+                "table": "inet fw",
+                "chain": "input",
+                "rule": "tcp dport 32768-60999 drop",
+                "handle": "4",
+                "verdict": "drop",
+                "sure": True,
+                "packet": "first",
+                "incoming": True,
+                "caller": self.seat(caller),
+                "listener": self.seat(listener),
+                "kind": kind,
+                **fields,
+            }
+        )
+        return self
+
+    def cluster(self) -> Cluster:
+        made = make_cluster(self.names, backend=self.backend)
+        hosts = []
+        for host in made.hosts:
+            name = host.name or ""
+            rounds = {"matrix": outcome(self.outcomes.get(name, self.facts[name]))}
+            if name in self.rules:
+                rounds["rules"] = outcome(self.rules[name])
+            # As re-read from a saved report: lists, and text for keys.
+            hosts.append(replace(host, facts=json.loads(json.dumps({"firewall": rounds}))))
+        ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
+        return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
+
+    def judge(self) -> list[Finding]:
+        return list(CHECK.judge(self.cluster()))
+
+
+def nic(name: str, address: str, mtu: int = 1500) -> dict[str, Any]:
+    net = "127.0.0.0/8" if name == "lo" else address.rpartition(".")[0] + ".0/24"
+    return {
+        "name": name,
+        "addresses": [address],
+        "up": True,
+        "running": True,
+        "loopback": name == "lo",
+        "mtu": mtu,
+        "subnets": [net],
+    }
+
+
+def choice(picks: Sequence[Link], **fields: Any) -> dict[str, Any]:
+    return {
+        "picks": [list(pick) for pick in picks],
+        "reason": "by rule",
+        "variable": "",
+        "value": "",
+        "origin": "",
+        "problem": "",
+        "names": [],
+        **fields,
+    }
+
+
+def only(findings: Sequence[Finding], code: str) -> Finding:
+    assert [each.code for each in findings] == [code]
+    return findings[0]
+
+
+def pairs(world: World) -> list[Link]:
+    return list(permutations(world.names, 2))
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_healthy_cluster_has_no_finding(count: int, backend: str) -> None:
+    assert World(count, backend).judge() == []
+
+
+# Two hosts
+
+
+def test_two_hosts_blocked_both_ways_names_links_alone() -> None:
+    world = World(2)
+    found = only(world.fail(pairs(world), DROPPED).judge(), "peer-blocked")
+    assert found.where.hosts == ()
+    assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
+    assert found.confidence is Confidence.LIKELY
+    assert "no answer within 3 s" in found.message
+    assert "2 of 2" in found.message
+    assert "32768-60999" in found.fix
+
+
+def test_a_local_rule_names_its_host_for_certain() -> None:
+    world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], DROPPED)
+    world.hit("nd1", ("nd0", "nd1")).hit("nd1", ("nd1", "nd0"), packet="reply")
+    found = only(world.judge(), "peer-blocked")
+    assert found.where.hosts == ("nd1",)
+    assert found.confidence is Confidence.CERTAIN
+    assert found.evidence["rules"] == ["nd1: nft inet fw input: tcp dport 32768-60999 drop"]
+    assert found.fix == "on nd1: nft insert rule inet fw input ip saddr 192.168.77.1 accept"
+
+
+def test_a_rule_that_only_may_match_blames_nobody() -> None:
+    world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], DROPPED)
+    found = only(world.hit("nd1", ("nd0", "nd1"), sure=False).judge(), "peer-blocked")
+    assert found.where.hosts == ()
+    assert "tcp dport" in str(found.evidence["local rules"]["nd1"])
+
+
+def test_one_way_is_a_failure_of_its_own() -> None:
+    found = only(World(2).fail([("nd0", "nd1")], REFUSED).judge(), "peer-one-way")
+    assert found.level is Severity.FAIL
+    assert (found.where.hosts, found.where.links) == ((), (("nd0", "nd1"),))
+
+
+def test_no_route_takes_the_unanswered_calls_back_with_it() -> None:
+    world = World(2).fail([("nd0", "nd1")], NO_ROUTE).fail([("nd1", "nd0")], DROPPED)
+    found = only(world.judge(), "no-route")
+    assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
+    assert found.where.hosts == ()
+
+
+@pytest.mark.parametrize(
+    ("a_way", "b_way", "links"),
+    [
+        ("upload", "download", (("nd0", "nd1"),)),
+        ("download", "upload", (("nd1", "nd0"),)),
+        ("upload", "upload", (("nd0", "nd1"), ("nd1", "nd0"))),
+    ],
+)
+def test_an_mtu_black_hole_has_a_direction(a_way: str, b_way: str, links: tuple[Link, ...]) -> None:
+    world = World(2).fail([("nd0", "nd1")], stuck(a_way)).fail([("nd1", "nd0")], stuck(b_way))
+    found = only(world.judge(), "mtu-blackhole")
+    assert (found.where.hosts, found.where.links) == ((), links)
+    assert found.kind.layer.value == "route"
+
+
+def test_what_stalls_halfway_is_only_possibly_the_mtu() -> None:
+    world = World(2).fail([("nd0", "nd1")], stuck("upload", 65536))
+    assert only(world.judge(), "mtu-blackhole").confidence is Confidence.POSSIBLE
+
+
+def test_a_rule_on_length_is_found() -> None:
+    world = World(2).fail([("nd0", "nd1")], stuck("upload"))
+    world.hit("nd1", ("nd0", "nd1"), "upload", rule="meta length > 1200 drop")
+    found = only(world.judge(), "mtu-blackhole")
+    assert found.where.hosts == ("nd1",)
+    assert found.fix == "on nd1: nft delete rule inet fw input handle 4"
+
+
+def test_a_proxy_is_told_from_a_firewall() -> None:
+    found = only(World(2).fail([("nd0", "nd1")], SILENT_PROXY).judge(), "peer-intercepted")
+    assert (found.where.hosts, found.where.links) == ((), (("nd0", "nd1"),))
+    assert "no proof of identity" in found.message
+
+
+# More hosts
+
+
+def test_a_host_that_nobody_reaches_and_that_reaches_nobody() -> None:
+    world = World(4)
+    links = [pair for pair in pairs(world) if "nd2" in pair]
+    found = only(world.fail(links, DROPPED).judge(), "peer-blocked")
+    assert found.where.hosts == ("nd2",)
+    assert found.where.links == tuple(sorted(links))
+
+
+def test_a_host_that_lets_nobody_in() -> None:
+    links = [("nd0", "nd2"), ("nd1", "nd2")]
+    found = only(World(3).fail(links, DROPPED).judge(), "peer-one-way")
+    assert (found.where.hosts, found.where.links) == (("nd2",), tuple(links))
+
+
+def test_one_broken_pair_among_three_blames_no_host() -> None:
+    links = [("nd0", "nd1"), ("nd1", "nd0")]
+    found = only(World(3).fail(links, DROPPED).judge(), "peer-blocked")
+    assert (found.where.hosts, found.where.links) == ((), tuple(links))
+
+
+def test_a_proxy_in_front_of_one_host_of_three() -> None:
+    links = [("nd0", "nd1"), ("nd2", "nd1")]
+    found = only(World(3).fail(links, SILENT_PROXY).judge(), "peer-intercepted")
+    assert (found.where.hosts, found.where.links) == (("nd1",), tuple(links))
+
+
+def test_a_bad_host_with_several_symptoms_is_one_host() -> None:
+    world = World(4).fail([("nd0", "nd3"), ("nd1", "nd3"), ("nd2", "nd3")], DROPPED)
+    world.fail([("nd3", "nd0")], REFUSED)
+    found = world.judge()
+    assert {each.code for each in found} == {"peer-blocked", "peer-one-way"}
+    assert all(each.where.hosts == ("nd3",) for each in found)
+
+
+def test_rules_on_the_pairs_that_were_followed_explain_the_others() -> None:
+    world = World(5)
+    links = [(name, "nd4") for name in world.names[:4]]
+    world.fail(links, DROPPED)
+    for caller, _ in links[:2]:
+        world.hit("nd4", (caller, "nd4"))
+    found = only(world.judge(), "peer-one-way")
+    assert (found.where.hosts, found.confidence) == (("nd4",), Confidence.CERTAIN)
+
+
+def test_everybody_drops_everything_and_nobody_is_singled_out() -> None:
+    world = World(3)
+    found = only(world.fail(pairs(world), DROPPED).judge(), "peer-blocked")
+    assert found.where.hosts == ()
+    assert len(found.where.links) == 6
+
+
+@pytest.mark.parametrize("status", [OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.SILENT])
+def test_a_host_that_was_lost_meanwhile_is_not_tested(status: OutcomeStatus) -> None:
+    world = World(3).fail([("nd0", "nd2"), ("nd1", "nd2")], SILENT_PROXY)
+    world.outcomes["nd2"] = Outcome(status)
+    assert world.judge() == []
+
+
+def test_a_failure_that_was_not_confirmed_is_not_reported() -> None:
+    world = World(2)
+    world.facts["nd0"]["peers"]["2"][0]["attempts"] = [DROPPED]
+    assert world.judge() == []
+
+
+def test_a_second_attempt_that_works_is_good_enough() -> None:
+    world = World(2)
+    world.facts["nd0"]["peers"]["2"][0]["attempts"] = [DROPPED, OK]
+    assert world.judge() == []
+
+
+# Interfaces
+
+
+@pytest.mark.parametrize(
+    ("backend", "library", "severity"),
+    [
+        ("nccl", "nccl-sockets", Severity.FAIL),
+        ("gloo", "nccl-sockets", Severity.WARN),
+        ("gloo", "gloo", Severity.FAIL),
+        ("nccl", "gloo", Severity.WARN),
+    ],
+)
+@pytest.mark.parametrize(
+    ("problem", "code"), [("missing", "interface-missing"), ("down", "interface-down")]
+)
+def test_a_variable_that_names_a_bad_interface(
+    backend: str, library: str, severity: Severity, problem: str, code: str
+) -> None:
+    variable = "GLOO_SOCKET_IFNAME" if library == "gloo" else "NCCL_SOCKET_IFNAME"
+    world = World(3, backend)
+    world.facts["nd1"]["choices"][library] = choice(
+        [], variable=variable, value="eth7", origin="environment", problem=problem, names=["eth7"]
+    )
+    found = only(world.judge(), code)
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth7",))
+    assert found.level is severity
+    assert f"{variable}=eth7" in found.message
+    assert ("==eth0" if "NCCL" in variable else "=eth0") in found.fix
+
+
+def test_nccl_syntax_in_the_variable_of_gloo() -> None:
+    world = World(2, "gloo")
+    world.facts["nd0"]["choices"]["gloo"] = choice(
+        [], variable="GLOO_SOCKET_IFNAME", value="^lo", problem="missing", names=["^lo"]
+    )
+    found = only(world.judge(), "interface-missing")
+    assert found.where.hosts == ("nd0",)
+    assert "mean nothing to gloo" in found.fix
+
+
+def test_a_configuration_file_is_named() -> None:
+    world = World(2)
+    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
+        [],
+        variable="NCCL_SOCKET_IFNAME",
+        value="ib0",
+        origin="/etc/nccl.conf",
+        problem="missing",
+        names=["ib0"],
+    )
+    found = only(world.judge(), "interface-missing")
+    assert "/etc/nccl.conf" in found.message
+    assert "/etc/nccl.conf" in found.fix
+
+
+def test_a_list_that_lets_loopback_in() -> None:
+    world = World(2)
+    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
+        [("lo", "127.0.0.1"), ("eth0", "192.168.77.2")],
+        variable="NCCL_SOCKET_IFNAME",
+        value="^docker0",
+    )
+    found = only(world.judge(), "interface-loopback")
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("lo",))
+    assert found.level is Severity.FAIL
+
+
+@pytest.mark.parametrize(
+    ("backend", "severity"), [("gloo", Severity.FAIL), ("nccl", Severity.INFO)]
+)
+def test_a_host_name_that_is_loopback_for_gloo(backend: str, severity: Severity) -> None:
+    world = World(2, backend)
+    reason = "the host name nd1 resolves to 127.0.1.1"
+    world.facts["nd1"]["choices"]["gloo"] = choice([("lo", "127.0.1.1")], reason=reason)
+    found = only(world.judge(), "interface-loopback")
+    assert (found.where.hosts, found.level) == (("nd1",), severity)
+    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
+
+
+def test_loopback_is_right_on_one_host() -> None:
+    world = World(1, "gloo")
+    world.facts["nd0"]["choices"]["gloo"] = choice([("lo", "127.0.0.1")])
+    assert world.judge() == []
+
+
+@pytest.mark.parametrize(("backend", "level"), [("nccl", Severity.FAIL), ("gloo", Severity.INFO)])
+def test_docker_on_both_hosts(backend: str, level: Severity) -> None:
+    world = World(2, backend)
+    world.extra("nd0", "nd1", "docker0", OWN, "nccl-sockets")
+    world.extra("nd1", "nd0", "docker0", OWN, "nccl-sockets")
+    found = only(world.judge(), "interface-unroutable")
+    assert found.level is level
+    assert found.where.interfaces == ("docker0",)
+    assert found.fix == "export NCCL_SOCKET_IFNAME==eth0"
+
+
+def test_infiniband_carries_the_data_so_a_second_socket_does_not_matter() -> None:
+    world = World(2).extra("nd0", "nd1", "docker0", OWN, "nccl-sockets")
+    world.facts["nd1"]["nccl_data"] = "infiniband"
+    assert only(world.judge(), "interface-unroutable").level is Severity.INFO
+
+
+def test_a_second_interface_that_nobody_reaches_is_its_owners_choice() -> None:
+    world = World(3)
+    world.extra("nd0", "nd2", "tun0", DROPPED, "nccl-sockets")
+    world.extra("nd1", "nd2", "tun0", DROPPED, "nccl-sockets")
+    found = only(world.judge(), "interface-unroutable")
+    assert (found.where.hosts, found.where.interfaces) == (("nd2",), ("tun0",))
+    assert found.where.links == (("nd0", "nd2"), ("nd1", "nd2"))
+
+
+def test_a_second_interface_between_two_hosts_blames_the_link() -> None:
+    world = World(2)
+    world.extra("nd0", "nd1", "eth1", DROPPED, "nccl-sockets")
+    world.extra("nd1", "nd0", "eth1", DROPPED, "nccl-sockets")
+    found = only(world.judge(), "interface-unroutable")
+    assert (found.where.hosts, found.where.interfaces) == ((), ("eth1",))
+
+
+def test_a_host_outside_the_second_network_is_found() -> None:
+    world = World(3)
+    world.extra("nd0", "nd1", "eth1", OK, "nccl-sockets")
+    world.extra("nd1", "nd0", "eth1", OK, "nccl-sockets")
+    world.extra("nd2", "nd0", "eth1", NO_ROUTE, "nccl-sockets")
+    world.extra("nd2", "nd1", "eth1", NO_ROUTE, "nccl-sockets")
+    found = only(world.judge(), "interface-unroutable")
+    assert found.where.hosts == ("nd2",)
+
+
+def test_hosts_in_different_networks() -> None:
+    world = World(3)
+    facts = world.facts["nd2"]
+    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
+    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
+    world.fail([("nd0", "nd2"), ("nd1", "nd2")], NO_ROUTE)
+    found = {each.code: each for each in world.judge()}
+    assert set(found) == {"no-route", "interface-differs"}
+    assert found["no-route"].where.hosts == ("nd2",)
+    assert found["interface-differs"].where.hosts == ("nd2",)
+    assert found["interface-differs"].level is Severity.WARN
+    assert found["interface-differs"].explained_by == "no-route"
+
+
+def test_different_networks_that_reach_each_other_are_fine() -> None:
+    world = World(2)
+    facts = world.facts["nd1"]
+    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
+    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
+    assert world.judge() == []
+
+
+def test_a_different_mtu() -> None:
+    world = World(3)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
+    found = only(world.judge(), "mtu-differs")
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth0",))
+    assert found.level is Severity.WARN
+    assert found.fix == "ip link set dev eth0 mtu 1500"
+
+
+def test_of_two_mtus_neither_is_the_wrong_one() -> None:
+    world = World(2)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
+    found = only(world.judge(), "mtu-differs")
+    assert found.where.hosts == ()
+    assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
+
+
+# Planning
+
+
+def test_the_first_round_is_everybody() -> None:
+    (matrix,) = CHECK.plan(make_cluster(["nd0", "nd1", "nd2"], absent_nodes=[2]))
+    assert (matrix.name, matrix.groups) == ("matrix", ((0, 2),))
+
+
+def test_no_second_round_where_all_is_well() -> None:
+    assert [each.name for each in CHECK.plan(World(3).cluster())] == ["matrix"]
+
+
+def test_the_second_round_is_for_the_ends_of_failed_pairs() -> None:
+    world = World(4).fail([("nd1", "nd3")], DROPPED)
+    _, rules = CHECK.plan(world.cluster())
+    assert (rules.name, rules.groups) == ("rules", ((2,), (6,)))
+    assert rules.params["pairs"] == [
+        {
+            "caller": 2,
+            "listener": 6,
+            "source": "192.168.77.2",
+            "target": "192.168.77.4",
+            "port": 40006,
+            "kind": "connect",
+        }
+    ]
+
+
+def test_not_every_failed_pair_of_a_large_cluster_is_followed() -> None:
+    world = World(20)
+    _, rules = CHECK.plan(world.fail(pairs(world), DROPPED).cluster())
+    assert len(rules.groups) == 20
+    assert len(rules.params["pairs"]) <= 80
+
+
+# Observing
+
+
+class OtherHost:
+    """A peer whose listeners are at hand: an address of loopback that no interface owns."""
+
+    def __init__(self, posts: Mapping[str, Mapping[int, Any]]) -> None:
+        self.posts = posts
+        self.posted: dict[str, Any] = {}
+
+    def post(self, tag: str, value: Any) -> None:
+        self.posted[tag] = json.loads(json.dumps(value))
+
+    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+        return {**self.posts.get(tag, {}), 0: self.posted[tag]}
+
+    def store(self) -> Any:
+        raise AssertionError("no process group is needed")
+
+
+def context(group: tuple[int, ...], peers: OtherHost | None, **params: Any) -> Context:
+    # The variable keeps the host's own name, and with it the resolver, out of it.
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_CONF_FILE": "/nonexistent"}
+    return Context(
+        launch=Launch(), env=env, round="matrix", group=group, seat=0, params=params, peers=peers
+    )
+
+
+def test_observing_calls_the_other_host() -> None:
+    with Listeners(["127.0.0.2"]) as listeners:
+        entry = {"address": "127.0.0.2", "interface": "eth0", "roles": ["gloo"]}
+        doors = [{**entry, **door.to_json()} for door in listeners.doors]
+        peers = OtherHost({"listen": {4: doors}, "done": {4: True}})
+        facts = CHECK.observe(context((0, 4), peers))
+    (result,) = facts["peers"]["4"]
+    assert [each["outcome"] for each in result["attempts"]] == ["ok"]
+    assert peers.posted["done"] is True
+    for door in [*doors, *peers.posted["listen"]]:
+        assert door["token"] not in json.dumps(facts)
+        assert door["answer"] not in json.dumps(facts)
+
+
+def test_observing_calls_a_closed_port_twice() -> None:
+    with Listeners(["127.0.0.2"]) as listeners:
+        entry = {"address": "127.0.0.2", "interface": "eth0", "roles": ["gloo"]}
+        doors = [{**entry, **door.to_json()} for door in listeners.doors]
+    peers = OtherHost({"listen": {4: doors}, "done": {4: True}})
+    (result,) = CHECK.observe(context((0, 4), peers))["peers"]["4"]
+    assert [each["outcome"] for each in result["attempts"]] == ["refused", "refused"]
+    assert result["source"]
+
+
+def test_an_address_of_ones_own_is_not_called() -> None:
+    door = {"address": "127.0.0.1", "port": 9, "token": "t", "answer": "a"}
+    doors = [{**door, "interface": "docker0", "roles": ["nccl-sockets"]}]
+    peers = OtherHost({"listen": {4: doors}, "done": {4: True}})
+    (result,) = CHECK.observe(context((0, 4), peers))["peers"]["4"]
+    assert result["attempts"] == [{"outcome": "own-address"}]
+
+
+def test_nobody_else_listens() -> None:
+    with pytest.raises(Untested, match="no other host was listening"):
+        CHECK.observe(context((0, 4), OtherHost({})))
+
+
+def test_one_host_has_no_peers() -> None:
+    with pytest.raises(Skip, match="one host"):
+        CHECK.observe(context((0,), None, hosts=1))
+
+
+def test_one_host_of_several_has_not_been_tested() -> None:
+    with pytest.raises(Untested, match="signed in"):
+        CHECK.observe(context((0,), None, hosts=2))
+
+
+def test_reading_rules_leaves_a_reason_or_rules() -> None:
+    ctx = replace(context((0,), None, pairs=[]), round="rules")
+    facts = CHECK.observe(ctx)
+    assert facts["readable"] or facts["reason"]
+    assert facts["hits"] == []
