@@ -130,8 +130,8 @@ INTERFACE_UNROUTABLE = Kind(
     "job hangs after a healthy bootstrap when one of them leads nowhere.",
     fix=_EXACT,
 )
-NO_ROUTE = Kind(
-    code="no-route",
+PEER_NO_ROUTE = Kind(
+    code="peer-no-route",
     layer=Layer.ROUTE,
     title="A host has no route to the address that another one chose",
     why="The connection fails at once (Network is unreachable); NCCL does not try again.",
@@ -221,7 +221,7 @@ class Firewall(Check):
         INTERFACE_LOOPBACK,
         INTERFACE_DIFFERS,
         INTERFACE_UNROUTABLE,
-        NO_ROUTE,
+        PEER_NO_ROUTE,
         MTU_DIFFERS,
         MTU_BLACKHOLE,
         PEER_BLOCKED,
@@ -529,7 +529,7 @@ def _call_findings(cluster: Cluster, by_fault: Sorted) -> Iterator[Finding]:
     rules = {rank.seat: facts for rank, facts in cluster.facts(Firewall.name, "rules")}
     hits = {seat: facts["hits"] for seat, facts in rules.items()}
     for kind, calls, blamed in (
-        (NO_ROUTE, by_fault.no_route, by_fault.blamed),
+        (PEER_NO_ROUTE, by_fault.no_route, by_fault.blamed),
         (PEER_BLOCKED, by_fault.blocked, by_fault.blamed),
         (PEER_ONE_WAY, by_fault.one_way, by_fault.blamed),
         (PEER_INTERCEPTED, by_fault.intercepted, by_fault.blamed),
@@ -626,7 +626,7 @@ def _fix(
     rules: Mapping[int, Mapping[str, Any]],
 ) -> str:
     labels = _labels(cluster)
-    if kind is NO_ROUTE:
+    if kind is PEER_NO_ROUTE:
         call = calls[0]
         return f"on {labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
     if kind is MTU_BLACKHOLE and not found:

@@ -217,7 +217,7 @@ def test_one_way_is_a_failure_of_its_own() -> None:
 
 def test_no_route_takes_the_unanswered_calls_back_with_it() -> None:
     world = World(2).fail([("nd0", "nd1")], NO_ROUTE).fail([("nd1", "nd0")], DROPPED)
-    found = only(world.judge(), "no-route")
+    found = only(world.judge(), "peer-no-route")
     assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
     assert found.where.hosts == ()
 
@@ -465,11 +465,11 @@ def test_hosts_in_different_networks() -> None:
     facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
     world.fail([("nd0", "nd2"), ("nd1", "nd2")], NO_ROUTE)
     found = {each.code: each for each in world.judge()}
-    assert set(found) == {"no-route", "interface-differs"}
-    assert found["no-route"].where.hosts == ("nd2",)
+    assert set(found) == {"peer-no-route", "interface-differs"}
+    assert found["peer-no-route"].where.hosts == ("nd2",)
     assert found["interface-differs"].where.hosts == ("nd2",)
     assert found["interface-differs"].level is Severity.WARN
-    assert found["interface-differs"].explained_by == "no-route"
+    assert found["interface-differs"].explained_by == "peer-no-route"
 
 
 def test_different_networks_that_reach_each_other_are_fine() -> None:
