@@ -163,6 +163,7 @@ def conclude(
     wanted: Callable[[str], bool] = lambda code: True,
     strict: bool = False,
     others: Sequence[CheckResult] = (),
+    alone: bool = False,
 ) -> Report:
     """Judge everything that was gathered, and put the report together.
 
@@ -170,7 +171,8 @@ def conclude(
     launcher, command, options). `problems` are findings of the engine itself. `blocked` and
     `skipped` are as in `check_results`. `wanted` says whether findings of a code belong in the
     report (`Registry.wanted`). With `strict`, warnings fail. `others` are results of checks that
-    are not here to judge.
+    are not here to judge. `alone` says that one host was to be examined by itself, so that nobody
+    is missed, and nobody is told that the cluster is fit.
     """
     judged, broken = judge_all(cluster, checks)
     kept = [
@@ -181,14 +183,14 @@ def conclude(
         cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
     )
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
-    verdict = _verdict(cluster, findings, results, strict)
+    verdict = _verdict(findings, results, strict=strict, complete=cluster.complete or alone)
     roots = root_causes(findings)
     hosts, ranks = record(cluster)
     return Report(
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
-        summary=_summary(cluster, verdict, roots, results),
-        run={**run, **run_of(cluster)},
+        summary=_summary(cluster, verdict, roots, results, alone=alone),
+        run={**run, **run_of(cluster), "alone": alone},
         root_causes=tuple(roots),
         findings=tuple(findings),
         checks=tuple(results),
@@ -225,6 +227,7 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         wanted=registry.wanted,
         strict=bool(saved.run.get("options", {}).get("strict", False)),
         others=[result for name, result in results.items() if name not in here],
+        alone=saved.run.get("alone") is True,
     )
 
 
@@ -593,7 +596,7 @@ def _blocker(
 
 
 def _verdict(
-    cluster: Cluster, findings: Iterable[Finding], results: Iterable[CheckResult], strict: bool
+    findings: Iterable[Finding], results: Iterable[CheckResult], *, strict: bool, complete: bool
 ) -> str:
     levels = {(finding.level, finding.code in ENGINE_CODES) for finding in findings}
     statuses = {result.status for result in results}
@@ -603,17 +606,25 @@ def _verdict(
         return "fail"
     measured = statuses & {Status.PASS, Status.WARN, Status.FAIL}
     unproven = statuses & {Status.UNKNOWN, Status.BLOCKED}
-    if not measured or unproven or not cluster.complete or (Severity.WARN, True) in levels:
+    if not measured or unproven or not complete or (Severity.WARN, True) in levels:
         return "unknown"
     return "warn" if warned else "pass"
 
 
 def _summary(
-    cluster: Cluster, verdict: str, roots: Sequence[Finding], results: Sequence[CheckResult]
+    cluster: Cluster,
+    verdict: str,
+    roots: Sequence[Finding],
+    results: Sequence[CheckResult],
+    *,
+    alone: bool,
 ) -> str:
     ranks = _count(len(cluster.present), "rank")
     fit = f"{ranks} on {_count(len(cluster.present_hosts), 'host')}"
     titles = _few([*dict.fromkeys(finding.kind.title for finding in roots)])
+    if alone and verdict in ("pass", "warn"):
+        more = f", but {_count(len(roots), 'warning')}: {titles}" if roots else ""
+        return f"Nothing stops this host by itself{more}; no other host was met"
     if verdict == "pass":
         verb = "is" if len(cluster.present) == 1 else "are"
         return f"{fit} {verb} fit to train with {cluster.backend}"
@@ -627,7 +638,7 @@ def _summary(
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
-    if not cluster.complete:
+    if not (cluster.complete or alone):
         reasons.append("only one host's own view")
     for status in (Status.UNKNOWN, Status.BLOCKED):
         reasons += [f"{r.name}: {r.reason}" for r in results if r.status is status]

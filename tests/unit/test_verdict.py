@@ -426,6 +426,17 @@ def test_a_host_on_its_own_never_passes():
     assert report_of(Finding(HOST, "m", at("nd0")), complete=False).verdict == "fail"
 
 
+def test_a_host_that_was_to_be_examined_alone_may_pass_but_is_not_called_fit():
+    cluster = make_cluster(("nd0",), check="shm", by_host={"nd0": OK}, complete=False)
+    report = through_json(conclude(cluster, [made_check("shm")], run=RUN, alone=True))
+    assert (report.verdict, report.exit_code) == ("pass", 0)
+    assert report.summary == "Nothing stops this host by itself; no other host was met"
+    risky = made_check("shm", finds=[Finding(RISK, "m")])
+    report = through_json(conclude(cluster, [risky], run=RUN, alone=True))
+    assert report.verdict == "warn"
+    assert "but 1 warning: Title of a-risk" in report.summary
+
+
 def test_nothing_measured_is_not_a_pass():
     report = conclude(make_cluster(), [], run=RUN)
     assert (report.verdict, report.exit_code) == ("unknown", 3)
