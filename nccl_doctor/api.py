@@ -21,7 +21,14 @@ from typing import Any, ClassVar, Protocol
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.echo import Door, Listeners, call_all, scoped, source_of
 from nccl_doctor.exercise import Exercise
-from nccl_doctor.gpus import VISIBLE, host_gpus, start_cuda_driver, torch_devices
+from nccl_doctor.gpus import (
+    VISIBLE,
+    count_gpus,
+    host_gpus,
+    see_gpus,
+    see_other_gpus,
+    torch_build,
+)
 from nccl_doctor.ifchoice import port_range, survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
@@ -60,10 +67,13 @@ from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
     Difference,
+    Disagreement,
     arch_runs_on,
     differences,
+    disagreement,
     major,
     minor_of,
+    place_of,
     public,
 )
 
@@ -78,6 +88,7 @@ __all__ = [
     "Context",
     "Dial",
     "Difference",
+    "Disagreement",
     "Door",
     "Evidence",
     "Exercise",
@@ -110,8 +121,10 @@ __all__ = [
     "arch_runs_on",
     "blame_links",
     "call_all",
+    "count_gpus",
     "dial",
     "differences",
+    "disagreement",
     "has_route",
     "host_gpus",
     "interfaces",
@@ -124,6 +137,7 @@ __all__ = [
     "minor_of",
     "number_range",
     "odd_ones_out",
+    "place_of",
     "port_range",
     "public",
     "quote_hit",
@@ -133,11 +147,12 @@ __all__ = [
     "rule_culprits",
     "sample_for_rules",
     "scoped",
+    "see_gpus",
+    "see_other_gpus",
     "sort_calls",
     "source_of",
-    "start_cuda_driver",
     "survey",
-    "torch_devices",
+    "torch_build",
     "unroutable_hosts",
 ]
 

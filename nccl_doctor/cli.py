@@ -247,9 +247,14 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         return leave(departure, launch, options)
 
     try:
-        sys.exit(examine(options, flags, write))
+        code = examine(options, flags, write)
     except NoGpu as error:
         raise click.UsageError(str(error), ctx) from error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A store client that never answered may still hold a thread, and C++ aborts the process when
+    # such a thread is torn down: everything is written, so leave without the tearing down.
+    os._exit(code)
 
 
 @cli.command()

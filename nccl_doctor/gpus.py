@@ -1,13 +1,14 @@
 """GPUs of this host: what the kernel shows, what the driver says, what torch sees.
 
-Only `host_gpus` may be called in a process that must survive; the others wake the GPU driver,
-which can take seconds, hang or kill the process, and belong in a probe child.
+`see_gpus` wakes the GPU driver, which can take seconds, hang or kill the process, and belongs in a
+probe child. The others may be called in a process that must survive.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
+def count_gpus(gpus: Mapping[str, Any]) -> int:
+    """GPUs in what `host_gpus` returned, as far as a container shows them."""
+    return int(gpus["nodes"] or gpus["proc"] or gpus["kfd"])
+
+
+def see_other_gpus(environments: Iterable[Mapping[str, str]]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES shows other GPUs to each process than to the next."""
+    visible = [env.get("CUDA_VISIBLE_DEVICES") for env in environments]
+    return None not in visible and len(set(visible)) == len(visible)
+
+
 def _kernel_driver(path: Path) -> str | None:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -42,25 +54,72 @@ def _kernel_driver(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def start_cuda_driver() -> dict[str, Any]:
-    """Call `cuInit`, whose error code says more than torch's text.
-
-    Returns: `driver_cuda` = newest CUDA version that the driver runs (`"12.4"`) or None, and
-    `error` = None or `{"code": int | None, "name": str, "text": str}`; code None means that
-    libcuda.so.1 could not be loaded.
+def torch_build() -> dict[str, Any]:
+    """What torch was built with: `torch`, `cuda`, `rocm` and `nccl` as versions or None,
+    `nccl_built`, `gloo_built`.
     """
+    import torch
+    from torch import distributed
+
+    has_nccl = distributed.is_available() and distributed.is_nccl_available()
+    version = torch.cuda.nccl.version() if hasattr(torch._C, "_nccl_version") else ()
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "nccl": ".".join(str(part) for part in version[:3]) if has_nccl and version else None,
+        "nccl_built": has_nccl,
+        "gloo_built": distributed.is_available() and distributed.is_gloo_available(),
+    }
+
+
+def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, Any]:
+    """Start the driver, then torch's GPU runtime, and list what torch sees.
+
+    Args:
+        build: what `torch_build` returned. A build without CUDA and ROCm touches no driver.
+        before: told the name of each call that may hang, before it is made.
+
+    Returns:
+        `driver_cuda`: newest CUDA version that the driver runs (`"12.4"`) or None.
+        `driver_error`: None or `{"code": int | None, "name": str, "text": str}`; `name` is that of
+        the CUresult, `"libcuda.so.1"` where that could not be loaded, or `"torch.cuda.init"`.
+        `devices`: in torch's order, each
+        `{index, name, uuid, memory_bytes, capability: [major, minor], arch}`; `uuid` is written as
+        nvidia-smi does, or None; `arch` is the gfx name on ROCm, else None. No context is made, so
+        a GPU in exclusive mode is left alone.
+        `arch_list`: what the build holds code for.
+    """
+    seen: dict[str, Any] = {
+        "driver_cuda": None,
+        "driver_error": None,
+        "devices": [],
+        "arch_list": [],
+    }
+    if build["cuda"]:
+        before("cuInit")
+        seen["driver_cuda"], seen["driver_error"] = _start_cuda_driver()
+    if (build["cuda"] or build["rocm"]) and seen["driver_error"] is None:
+        import torch
+
+        before("torch.cuda.init")
+        seen["devices"], seen["driver_error"] = _torch_devices()
+        seen["arch_list"] = list(torch.cuda.get_arch_list())
+    return seen
+
+
+def _start_cuda_driver() -> tuple[str | None, dict[str, Any] | None]:
+    """`cuInit`, whose error code says more than torch's text."""
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return {"driver_cuda": None, "error": driver_error(None, "libcuda.so.1", str(error))}
+        return None, _error(None, "libcuda.so.1", str(error))
     version = ctypes.c_int(0)
     # Does not need cuInit, so it is known even where that fails.
     libcuda.cuDriverGetVersion(ctypes.byref(version))
     code = int(libcuda.cuInit(0))
-    return {
-        "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
-        "error": None if code == 0 else driver_error(code, *_words(libcuda, code)),
-    }
+    newest = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return newest, None if code == 0 else _error(code, *_words(libcuda, code))
 
 
 def _words(libcuda: ctypes.CDLL, code: int) -> tuple[str, str]:
@@ -72,19 +131,11 @@ def _words(libcuda: ctypes.CDLL, code: int) -> tuple[str, str]:
     return words[0] or f"CUresult {code}", words[1] or "no text"
 
 
-def driver_error(code: int | None, name: str, text: str) -> dict[str, Any]:
-    """The shape of a driver error in the facts."""
+def _error(code: int | None, name: str, text: str) -> dict[str, Any]:
     return {"code": code, "name": name, "text": text}
 
 
-def torch_devices() -> dict[str, Any]:
-    """Initialise torch's GPU runtime (CUDA or ROCm) and list what it sees.
-
-    Returns: `error` as above, and `devices`, in torch's order, each
-    `{index, name, uuid, memory_bytes, capability: [major, minor], arch}`; `uuid` is written as
-    nvidia-smi does, or None; `arch` is the gfx name on ROCm, else None. No context is made, so a
-    GPU in exclusive mode is left alone.
-    """
+def _torch_devices() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     import torch
 
     try:
@@ -93,11 +144,10 @@ def torch_devices() -> dict[str, Any]:
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         text = str(error).strip().split("\n")[0]
         if re.search(r"No (CUDA|HIP) GPUs are available", text):
-            return {"devices": [], "error": None}  # the driver works; there is nothing to see
+            return [], None  # the driver works; there is nothing to see
         found = re.search(r"Error (\d+)", text)
-        code = int(found.group(1)) if found else None
-        return {"devices": [], "error": driver_error(code, "torch.cuda.init", text)}
-    return {"devices": [_device(index) for index in range(count)], "error": None}
+        return [], _error(int(found.group(1)) if found else None, "torch.cuda.init", text)
+    return [_device(index) for index in range(count)], None
 
 
 def _device(index: int) -> dict[str, Any]:

@@ -8,10 +8,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from nccl_doctor.gpus import count_gpus, host_gpus
 from nccl_doctor.net import interfaces, is_link_local, is_loopback
-
-_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
-_AMD_GPUS = Path("/dev/kfd")
 
 
 def host_name() -> str:
@@ -54,27 +52,10 @@ def num_gpus(environ: Mapping[str, str]) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
         return 0
-    try:
-        present = len(list(_NVIDIA_GPUS.iterdir()))
-    except OSError:
-        present = _amd_gpus()
+    present = count_gpus(host_gpus())
     if visible is None:
         return present
     return min(present, len([entry for entry in visible.split(",") if entry.strip()]))
-
-
-def _amd_gpus() -> int:
-    if not _AMD_GPUS.exists():
-        return 0
-    nodes = Path("/sys/class/kfd/kfd/topology/nodes")
-    found = 0
-    for properties in nodes.glob("*/properties"):
-        try:
-            words = properties.read_text(encoding="utf-8").split()
-        except OSError:
-            continue
-        found += words[words.index("simd_count") + 1] != "0" if "simd_count" in words else 0
-    return found
 
 
 def resolve_backend(wanted: str, environ: Mapping[str, str]) -> str:

@@ -1,15 +1,18 @@
-"""Which GPU code runs on which GPU, and where versions differ.
+"""Which GPU code runs on which GPU, and where versions and other claims differ.
 
-Pure functions on text and numbers, so that rules about builds are tested without any build.
+Pure functions on text, numbers and ranks, so that rules about builds are tested without any build.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from nccl_doctor.blame import odd_ones_out
+from nccl_doctor.model import Confidence, Finding, Kind, Rank, Where
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
@@ -117,3 +120,59 @@ def _sides(stacks: Mapping[int, Mapping[str, str]], name: str) -> dict[str, tupl
         if name in stack:
             sides[stack[name]] = (*sides.get(stack[name], ()), place)
     return sides
+
+
+def place_of(ranks: Iterable[Rank]) -> Where:
+    """Hosts and ranks of several participants."""
+    here = list(ranks)
+    return Where(
+        hosts=tuple(sorted({rank.host.name for rank in here if rank.host.name is not None})),
+        ranks=tuple(sorted({rank.rank for rank in here if rank.rank is not None})),
+    )
+
+
+class Disagreement(NamedTuple):
+    """A value that must be the same everywhere and is not; `usual` is None on a tie."""
+
+    finding: Finding
+    usual: Any
+
+
+def disagreement(
+    kind: Kind, name: str, claims: Iterable[tuple[Rank, Any]], *, of_host: bool
+) -> Disagreement | None:
+    """Blame the odd hosts; where ranks of one host differ, the odd ranks.
+
+    Args:
+        kind: of the finding.
+        name: of the value, as people type it.
+        claims: what each rank says; None is no claim.
+        of_host: whether the value is one of the host, of which all ranks suffer alike: then the
+            place is the host alone.
+    """
+    told = [(rank, value) for rank, value in claims if value is not None]
+    hosts: dict[int, set[Any]] = defaultdict(set)
+    for rank, value in told:
+        hosts[rank.host.id].add(value)
+    # A host votes once: a big one must not outvote two small ones.
+    whole = all(len(values) == 1 for values in hosts.values())
+    odd = odd_ones_out({rank.host.id if whole else rank.seat: value for rank, value in told})
+    if odd is None:
+        return None
+    places = set(odd.places)
+    blamed = [item for item in told if (item[0].host.id if whole else item[0].seat) in places]
+    said = ", ".join(f"{name}={v}" for v in sorted({value for _, value in blamed}, key=str))
+    where = place_of(rank for rank, _ in blamed)
+    finding = Finding(
+        kind,
+        f"{said}: as many say the one as the other, so nobody knows who is right"
+        if odd.tie
+        else f"{said}, elsewhere {name}={odd.usual}",
+        Where(hosts=where.hosts) if of_host and whole else where,
+        {"values": {rank.host.label: sorted(hosts[rank.host.id], key=str) for rank, _ in told}},
+        f"decide which {name} is right, and set it on all of them"
+        if odd.tie
+        else f"set {name}={odd.usual} there, as elsewhere",
+        confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
+    )
+    return Disagreement(finding, odd.usual)

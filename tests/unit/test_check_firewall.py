@@ -9,7 +9,6 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from nccl_doctor.checks.firewall import Firewall
 
 from nccl_doctor.api import (
     Cluster,
@@ -24,6 +23,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
 )
+from nccl_doctor.checks.firewall import Firewall
 from tests.clusters import make_cluster, outcome
 
 CHECK = Firewall()

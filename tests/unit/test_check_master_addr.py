@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from nccl_doctor.checks.master_addr import MasterAddr
 
 from nccl_doctor.api import (
     Cluster,
@@ -20,6 +19,7 @@ from nccl_doctor.api import (
     Severity,
     Untested,
 )
+from nccl_doctor.checks.master_addr import MasterAddr
 from tests.clusters import change_rank, make_cluster
 
 CHECK = MasterAddr()

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nccl_doctor.checks.port import Port
 
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Launch, Severity, Untested, Where
+from nccl_doctor.checks.port import Port
 from nccl_doctor.model import Kind
 from tests.clusters import make_cluster
 
