@@ -192,9 +192,7 @@ _WORDS = {
     "unreachable": "network is unreachable",
     "no-neighbour": "nobody answers for the address on the local network",
     "own-address": "the caller has the same address",
-    "intercepted": "connected, but no right answer",
     "mtu": "64 bytes came back, of 1 MiB nothing moved for 3 s",
-    "error": "error",
 }
 
 
@@ -542,8 +540,12 @@ def _call_findings(cluster: Cluster, by_fault: Sorted) -> Iterator[Finding]:
             how = how or ("host" if blamed & set(call.pair) else "link")
             groups.setdefault(how, []).append(call)
         for how, group in groups.items():
-            found = {seat: hit for c in group for seat, hit in by_rule.get(c.pair, {}).items()}
-            seats = set(found) if how == "rule" else set()
+            found: dict[int, list[Mapping[str, Any]]] = {}
+            for call in group:
+                for seat, hit in by_rule.get(call.pair, {}).items():
+                    known = [quote_hit(each) for each in found.setdefault(seat, [])]
+                    found[seat] += [] if quote_hit(hit) in known else [hit]
+            seats = set(found)
             if how == "host":
                 seats = {seat for call in group for seat in call.pair if seat in blamed}
             yield _finding(
@@ -563,19 +565,23 @@ def _finding(
     calls: Sequence[PeerCall],
     *,
     seats: set[int],
-    found: Mapping[int, Mapping[str, Any]],
+    found: Mapping[int, Sequence[Mapping[str, Any]]],
     rules: Mapping[int, Mapping[str, Any]],
     tested: int,
 ) -> Finding:
     labels = _labels(cluster)
     pairs = {call.stuck if kind is MTU_BLACKHOLE else call.pair for call in calls}
-    words = Counter(_WORDS.get(call.outcome, call.outcome) for call in calls)
-    last = calls[0].attempts[-1]
+    words = Counter(_words(call) for call in calls)
     evidence: dict[str, Any] = {"calls": [call.shown(labels) for call in calls[:5]]}
+    message = (
+        f"{', '.join(word for word, _ in words.most_common(3))} on a fresh port, twice "
+        f"({len(pairs)} of {tested} ordered pairs)"
+    )
     if found:
-        evidence["rules"] = [f"{labels[seat]}: {quote_hit(hit)}" for seat, hit in found.items()][
-            :20
-        ]
+        quotes = [(labels[seat], quote_hit(hit)) for seat in sorted(found) for hit in found[seat]]
+        evidence["rules"] = [f"{host}: {quote}" for host, quote in quotes][:20]
+        more = len({quote for _, quote in quotes}) - 1
+        message += f"; by {quotes[0][1]}" + (f" and {more} more" if more else "")
     else:
         evidence["local rules"] = _what_rules_say(labels, rules, calls)
     confidence = Confidence.CERTAIN if found else Confidence.LIKELY
@@ -583,9 +589,7 @@ def _finding(
         confidence = Confidence.POSSIBLE
     return Finding(
         kind=kind,
-        message=f"{', '.join(word for word, _ in words.most_common())} on a fresh port, twice "
-        f"({len(pairs)} of {tested} ordered pairs)"
-        + (f": {last['detail']}" if calls[0].outcome in ("error", "intercepted") else ""),
+        message=message,
         where=Where(
             hosts=tuple(sorted(labels[seat] for seat in seats)), links=_links(labels, pairs)
         ),
@@ -593,6 +597,12 @@ def _finding(
         fix=_fix(cluster, kind, calls, seats=seats, found=found, rules=rules),
         confidence=confidence,
     )
+
+
+def _words(call: PeerCall) -> str:
+    if call.outcome in ("error", "intercepted"):
+        return str(call.attempts[-1]["detail"])
+    return _WORDS.get(call.outcome, call.outcome)
 
 
 def _moved(call: PeerCall) -> int:
@@ -622,7 +632,7 @@ def _fix(
     calls: Sequence[PeerCall],
     *,
     seats: set[int],
-    found: Mapping[int, Mapping[str, Any]],
+    found: Mapping[int, Sequence[Mapping[str, Any]]],
     rules: Mapping[int, Mapping[str, Any]],
 ) -> str:
     labels = _labels(cluster)
@@ -636,12 +646,15 @@ def _fix(
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     steps = []
     for seat in sorted(seats):
-        hit = found.get(seat)
         peers = {c.source for c in calls if c.listener == seat and c.source}
         peers |= {c.address for c in calls if c.caller == seat}
         managers = rules.get(seat, {}).get("managers", ())
-        command = remove_rule(hit) if hit and remove else let_in(hit, sorted(peers), managers)
-        steps += [f"on {labels[seat]}: {command}"] if command else []
+        hits = found.get(seat, ())
+        commands = [
+            remove_rule(hit) if remove else let_in(hit, sorted(peers), managers) for hit in hits
+        ] or [let_in(None, sorted(peers), managers)]
+        commands = [command for command in dict.fromkeys(commands) if command]
+        steps += [f"on {labels[seat]}: {' && '.join(commands)}"] if commands else []
     return "; ".join(steps) or _open(cluster, calls)
 
 
@@ -665,7 +678,7 @@ def _unroutable(cluster: Cluster, by_fault: Sorted) -> Iterator[Finding]:
         reach = {by_fault.working[pair].interface for pair in pairs if pair in by_fault.working}
         good = sorted(reach)[0] if reach else "<nic>"
         nccl = _uses(cluster, "nccl") == job
-        words = sorted({_WORDS.get(call.outcome, call.outcome) for call in group})
+        words = sorted({_words(call) for call in group})
         yield Finding(
             kind=INTERFACE_UNROUTABLE,
             message=f"{', '.join(sorted({c.address for c in group})[:8])}: {', '.join(words)}",
