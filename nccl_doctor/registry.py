@@ -19,7 +19,7 @@ from typing import Any
 
 from nccl_doctor.api import Check
 from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_CODES, ENGINE_KINDS
-from nccl_doctor.model import Finding, Kind, Layer, Level, Scope
+from nccl_doctor.model import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.suggest import suggest
 
 GROUP = "nccl_doctor.checks"
@@ -136,7 +136,7 @@ class _Shelf:
             for name in sorted(names - known):
                 hint = suggest(name, known) or "; `nccl-doctor checks` lists them"
                 if self.problems:
-                    hint += f"; not loaded: {self.problems[0].message}"
+                    hint += "".join(f"; not loaded: {p.message}" for p in self.problems)
                 raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
         for name in sorted(select & ENGINE_CODES):
             raise UnknownName(f'--select: "{name}" is the engine\'s own and cannot be selected')
@@ -146,7 +146,12 @@ class _Shelf:
             all_of_it,
             # A check none of whose findings is wanted would run for nothing and then read "pass".
             checks=tuple(c for c in every if any(all_of_it.wanted(k.code) for k in c.kinds)),
-            problems=tuple(p for p in self.problems if all_of_it.wanted(p.code)),
+            # Whatever was selected is here, so what could not be loaded is not part of this run.
+            problems=tuple(
+                p.replaced(severity=Severity.INFO) if select else p
+                for p in self.problems
+                if all_of_it.wanted(p.code)
+            ),
         )
 
 

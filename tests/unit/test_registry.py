@@ -188,6 +188,12 @@ def test_ignored_problems_are_not_reported(install):
     assert not registry.load(ignore=["check-unusable"]).problems
 
 
+def test_what_did_not_load_does_not_spoil_a_run_that_did_not_ask_for_it(install):
+    install("raise RuntimeError", "bad_unselected")
+    (problem,) = foreign(registry.load(select=["ranks"]))
+    assert problem.level is Severity.INFO
+
+
 @pytest.mark.parametrize(
     ("option", "name", "words"),
     [
