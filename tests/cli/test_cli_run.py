@@ -1,0 +1,59 @@
+"""`run` and `env` on this host, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.program import program
+from tests.reports import validate
+
+
+def test_run_without_a_launcher_examines_this_host(tmp_path: Path):
+    target = tmp_path / "report.json"
+    arguments = ("--nproc-per-node", "2", "--backend", "gloo", "--select", "ranks,collectives")
+    done = program("run", *arguments, "--json", str(target), cwd=tmp_path, timeout_s=150)
+    data = json.loads(target.read_text())
+    validate(data)
+    assert (done.returncode, data["exit_code"], data["verdict"]) == (0, 0, "pass"), done
+    assert done.stdout.startswith("nccl-doctor: PASS: 2 ranks on 1 host are fit to train with gloo")
+    assert done.stdout.rstrip().endswith("exit code 0")
+    assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
+    assert data["run"]["options"]["select"] == ["ranks", "collectives"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+    shown = program("report", "show", str(target))
+    assert shown.stdout == done.stdout
+    judged = program("report", "judge", str(target), "--json", "-")
+    assert judged.returncode == 0, judged
+    again = json.loads(judged.stdout)
+    for key in ("verdict", "findings", "checks", "hosts", "ranks"):
+        assert again[key] == data[key]
+
+
+def test_json_on_stdout_is_nothing_but_json(tmp_path: Path):
+    arguments = ("--nproc-per-node", "1", "--backend", "gloo", "--select", "ranks", "--json", "-")
+    done = program("run", *arguments, cwd=tmp_path, timeout_s=150)
+    assert done.returncode == 0, done
+    validate(json.loads(done.stdout))
+
+
+def test_env_meets_nobody(tmp_path: Path):
+    done = program("env", "--select", "ranks,collectives", "--json", "-", cwd=tmp_path)
+    data = json.loads(done.stdout)
+    validate(data)
+    assert done.returncode == data["exit_code"]
+    statuses = {check["name"]: check["status"] for check in data["checks"]}
+    assert statuses["collectives"] == "skipped"
+    assert "fit to train" not in data["summary"]
+    assert [host["reported"] for host in data["hosts"]] == [True]
+
+
+def test_a_report_that_cannot_be_saved_after_all_is_not_a_success(tmp_path: Path):
+    saved = tmp_path / "saved.json"
+    done = program("env", "--select", "ranks", "--json", str(saved), cwd=tmp_path)
+    assert done.returncode in (0, 3), done
+    done = program("report", "judge", str(saved), "--json", "/proc/nccl-doctor.json")
+    assert done.returncode in (2, 3)
+    (line,) = done.stderr.splitlines()
+    assert "/proc/nccl-doctor.json" in line
