@@ -2,7 +2,7 @@
 
 Rules match the first packet of a connection (SYN without ACK) where the fault is about who may
 connect: a rule on all packets would also eat the replies to connections of the other direction.
-All rules carry `iifname eth0`, so that a host still reaches its own address.
+Rules of a host carry `iifname eth0`, so that it still reaches its own address.
 """
 
 from __future__ import annotations
@@ -43,35 +43,43 @@ def drop_ephemeral(host: Host, source: Host | None = None) -> None:
     incoming(host, f"{origin}tcp dport {_PORTS} {_SYN} drop")
 
 
-def break_pair(one: Host, other: Host) -> None:
-    """Neither of two hosts can open a new connection to the other's ephemeral ports."""
-    drop_ephemeral(one, source=other)
-    drop_ephemeral(other, source=one)
+def on_the_path(lab: Lab, *rules: str) -> None:
+    """Add rules for packets between hosts, where no host can see them: on the switch."""
+    lines = "\n                ".join(rules)
+    lab.in_switch(
+        *("nft", "-f", "-"),
+        stdin=f"""
+        table bridge fault {{
+            chain forward {{
+                type filter hook forward priority 0; policy accept;
+                {lines}
+            }}
+        }}
+        """,
+    )
 
 
-def black_hole_large_packets(lab: Lab, host: Host, size: int = 1200) -> None:
+def break_pair(lab: Lab, one: Host, other: Host) -> None:
+    """Something between two hosts lets no new connection to ephemeral ports pass, either way."""
+    on_the_path(
+        lab,
+        *(
+            f"ip saddr {a.address} ip daddr {b.address} tcp dport {_PORTS} {_SYN} drop"
+            for a, b in ((one, other), (other, one))
+        ),
+    )
+
+
+def black_hole_large_packets(lab: Lab, size: int = 1200) -> None:
     """A path that loses packets over `size` bytes and says nothing.
 
-    Offloads are turned off on both ends of the wire, else large segments would pass uncut.
+    Offloads are turned off on both ends of each wire, else large segments would pass uncut.
     """
     off = ("tso", "off", "gso", "off", "gro", "off")
     for each in lab.hosts:
         each.call("ethtool", "-K", "eth0", *off)
         lab.in_switch("ethtool", "-K", f"p{each.index}", *off)
-    host.nft(
-        f"""
-        table inet fault {{
-            chain input {{
-                type filter hook input priority 0; policy accept;
-                iifname eth0 meta length > {size} drop
-            }}
-            chain output {{
-                type filter hook output priority 0; policy accept;
-                oifname eth0 meta length > {size} drop
-            }}
-        }}
-        """
-    )
+    on_the_path(lab, f"meta length > {size} drop")
 
 
 _SERVER = """

@@ -52,7 +52,18 @@ _TRIAL = """
 mount -t tmpfs tmpfs /dev/shm
 ip link add trial0 type veth peer name trial1
 ip link add trial2 type bridge
-nft add table inet trial
+nft -f - <<END
+table bridge trial {
+    chain forward {
+        type filter hook forward priority 0;
+    }
+}
+table inet trial {
+    chain prerouting {
+        type nat hook prerouting priority -100;
+    }
+}
+END
 """
 
 # PID 1 of a host. What needs no network is set up here.
@@ -360,7 +371,7 @@ def _call(argv: Sequence[str], stdin: str = "", timeout_s: float = 10.0) -> str:
 
 
 _LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
-_INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "COVERAGE_PROCESS_START")
+_INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")
 
 
 @dataclass(frozen=True)

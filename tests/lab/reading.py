@@ -116,5 +116,7 @@ def view_of(run: Run, node: int) -> Report | None:
 
 SIGN_IN_S = JOIN_S + SETTLE_S
 """A run that nobody can join ends after the roll call."""
+PEERS_S = SETTLE_S + 4 * 3.0
+"""Calls between hosts, two of 3 s where one fails, small and large, and the local rules."""
 ROUND_S = COLLECTIVE_S + SETTLE_S
 """A round of collectives in which somebody is stuck."""

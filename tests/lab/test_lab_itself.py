@@ -117,7 +117,7 @@ def test_one_pair_of_three_is_broken(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     for host in lab.hosts:
         echo(host)
-    faults.break_pair(lab["nd1"], lab["nd2"])
+    faults.break_pair(lab, lab["nd1"], lab["nd2"])
     works = {
         (a.name, b.name): dial(a, b) == "echoed" for a in lab.hosts for b in lab.hosts if a is not b
     }
@@ -136,7 +136,7 @@ def test_large_packets_vanish(lab: Lab) -> None:
     nd0, nd1 = lab.hosts
     echo(nd0)
     assert dial(nd1, nd0, size=1 << 20) == "echoed"
-    faults.black_hole_large_packets(lab, nd1)
+    faults.black_hole_large_packets(lab)
     assert dial(nd1, nd0, size=500) == "echoed"
     assert dial(nd1, nd0, size=1 << 20) == "mute"
     assert dial(nd0, nd0, size=1 << 20) == "echoed"
