@@ -34,6 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import (
+    Attempt,
     Check,
     Cluster,
     Confidence,
@@ -48,7 +49,10 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Round,
     Scope,
+    Severity,
     Where,
+    attempts_of,
+    has_entered,
     number_range,
 )
 
@@ -120,6 +124,10 @@ _VICTIM_WORDS = (
     "ncclsystemerror",
 )
 _MULTI = "multi-group"
+_EACH_HOST = "each-host"
+_AGAIN = "-again"
+_FORMING = ("connect to the store", "init_process_group", "new_group")
+_UNSURE = Confidence.POSSIBLE
 
 
 class Collectives(Check):
@@ -146,10 +154,10 @@ class Collectives(Check):
         rounds = [Round("world", (world,), deadline_s)]
         inside = tuple(seats for seats in by_host if len(seats) > 1)
         if len(by_host) > 1 and inside:
-            rounds.append(Round("each-host", inside, deadline_s))
+            rounds.append(Round(_EACH_HOST, inside, deadline_s))
             rounds.append(Round("across-hosts", (firsts,), deadline_s))
-        outcomes = [item.outcome.status for item in cluster.evidence(self.name, "world")]
-        if len(outcomes) == len(world) and set(outcomes) == {OutcomeStatus.OK}:
+        attempts = attempts_of(cluster, self.name, _EACH_HOST)
+        if attempts.get("world") and all(a.is_good for a in attempts["world"]):
             groups = {"world": world, "evens": world[::2], "odds": world[1::2]}
             if len(by_host) > 1:
                 groups["across-hosts"] = firsts
@@ -159,6 +167,11 @@ class Collectives(Check):
                 if seats
             }
             rounds.append(Round(_MULTI, (world,), deadline_s, {"groups": places}))
+        # Confirm before blaming: a hang that nobody in particular caused is tried once more.
+        for name, found in attempts.items():
+            again = tuple(a.seats for a in found if a.is_unexplained)
+            if again and not name.endswith(_AGAIN) and name != _MULTI:
+                rounds.append(Round(name + _AGAIN, again, deadline_s))
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -215,104 +228,81 @@ class Collectives(Check):
         """Per round and group: the culprits, if any can be told from the victims."""
         if not cluster.complete:
             return  # without the others' evidence nobody can tell a culprit from a victim
-        rounds: dict[str, list[Evidence]] = {}
-        for item in cluster.evidence(self.name):
-            rounds.setdefault(item.round, []).append(item)
-        for name, evidence in rounds.items():
-            for members in _groups(name, evidence):
-                yield from _judge_group(cluster, name, members)
+        attempts = attempts_of(cluster, self.name, _EACH_HOST)
+        firsts = [a for name, found in attempts.items() if not name.endswith(_AGAIN) for a in found]
+        blamed: set[tuple[str, Where]] = set()
+        for attempt in firsts:
+            for finding in (*_culprits(attempt), *_wrong(attempt)):
+                if (finding.code, finding.where) not in blamed:  # in an earlier group already
+                    blamed.add((finding.code, finding.where))
+                    yield finding
+        seconds = {a.seats: a for n, found in attempts.items() if n.endswith(_AGAIN) for a in found}
+        open_ = [a for a in firsts if a.is_unexplained or a.is_failed]
+        for attempt in open_:
+            # A group that contains a smaller one that fails by itself says nothing new.
+            if not any(set(other.seats) < set(attempt.seats) for other in open_):
+                yield _group_finding(attempt, seconds.get(attempt.seats))
 
 
-def _groups(name: str, evidence: Sequence[Evidence]) -> list[list[Evidence]]:
-    """The groups of a round: one per host for `each-host`, else one."""
-    if name != "each-host":
-        return [list(evidence)]
-    hosts: dict[int, list[Evidence]] = {}
-    for item in evidence:
-        hosts.setdefault(item.host.id, []).append(item)
-    return list(hosts.values())
-
-
-def _judge_group(cluster: Cluster, name: str, members: Sequence[Evidence]) -> Iterator[Finding]:
-    """Culprits first: the dead, the frozen, the wrong. Only without any is the group blamed."""
-    dead = [m for m in members if m.outcome.status is OutcomeStatus.DIED]
-    stuck = [m for m in members if m.outcome.status is OutcomeStatus.HUNG]
-    raised = [m for m in members if m.outcome.status is OutcomeStatus.RAISED]
-    silent = [m for m in members if m.outcome.status is OutcomeStatus.SILENT]
-    frozen = [m for m in stuck if m.outcome.state in ("T", "t", "D")]
-    behind = [] if dead or frozen or silent else _behind(stuck)
-    for member in dead:
+def _culprits(attempt: Attempt) -> Iterator[Finding]:
+    """The dead, the stopped, those that never came: all others of the group are victims."""
+    for member in attempt.dead:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
-        yield Finding(
-            CRASHED,
-            f"died by {how} in {_step(member.outcome)} of group {name}",
-            member.where,
-            _details(name, members),
-        )
-    for member in frozen or behind:
+        words = f"died by {how} in {_step(member.outcome)} of group {attempt.name}"
+        yield Finding(CRASHED, words, member.where, _details(attempt))
+    stopped = attempt.stopped
+    for member in stopped or attempt.never_came:
         outcome = member.outcome
-        state = f"process state {outcome.state}, kernel wait {outcome.wchan or 'none'}"
-        yield Finding(
-            FROZEN,
-            f"stood still in {_step(outcome)} of group {name} ({state})",
-            member.where,
-            _details(name, members),
-            confidence=Confidence.CERTAIN if member in frozen else Confidence.LIKELY,
+        words = (
+            f"stood still in {_step(outcome)} of group {attempt.name} (process state "
+            f"{outcome.state}, kernel wait {outcome.wchan or 'none'})"
         )
-    yield from _wrong(cluster, name, members)
-    if dead or frozen or behind or silent:
-        return  # the others are victims
-    if raised:
-        own = [m for m in raised if not _is_victim(m.outcome)] or raised
-        in_group = "init_process_group" in own[0].outcome.last_step
-        yield Finding(
-            INIT_FAILED if in_group else FAILED,
-            f"{_step(own[0].outcome)} of group {name}: {_error(own[0].outcome)}",
+        sure = Confidence.CERTAIN if stopped else Confidence.LIKELY
+        yield Finding(FROZEN, words, member.where, _details(attempt), confidence=sure)
+
+
+def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
+    """A group that fails or hangs while no member is to blame more than the others."""
+    if attempt.raised:
+        own = [m for m in attempt.raised if not _is_victim(m.outcome)] or attempt.raised
+        return Finding(
+            INIT_FAILED if own[0].outcome.last_step in _FORMING else FAILED,
+            f"{_step(own[0].outcome)} of group {attempt.name}: {_error(own[0].outcome)}",
             _place(own),
-            _details(name, members),
-            confidence=Confidence.LIKELY if len(own) < len(members) else Confidence.POSSIBLE,
+            _details(attempt),
+            confidence=Confidence.LIKELY if len(own) < len(attempt.members) else _UNSURE,
         )
-    elif stuck:
-        early = all(m.outcome.last_step in _FORMING for m in stuck)
-        yield Finding(
-            INIT_HANG if early else HANG,
-            f"no progress in {_step(stuck[0].outcome)} of group {name} "
-            f"within {stuck[0].outcome.duration_s:.0f} s; all members had entered",
-            _place(members),
-            _details(name, members),
-            confidence=Confidence.POSSIBLE,
-        )
+    flaky = again is not None and again.is_good
+    first = attempt.stuck[0].outcome
+    words = f"no progress in {_step(first)} of group {attempt.name} within {first.duration_s:.0f} s"
+    words += "; it finished when tried again" if flaky else "; all members had entered"
+    return Finding(
+        INIT_HANG if all(m.outcome.last_step in _FORMING for m in attempt.stuck) else HANG,
+        words,
+        _place(attempt.members),
+        _details(attempt),
+        severity=Severity.WARN if flaky else Severity.FAIL,
+        confidence=_UNSURE,
+    )
 
 
-_FORMING = ("connect to the store", "init_process_group", "new_group")
-
-
-def _behind(stuck: Sequence[Evidence]) -> list[Evidence]:
-    """Stuck ranks at an earlier step than the others: those the others wait for."""
-    steps = {id(m): len(m.outcome.breadcrumbs) for m in stuck}
-    last = max(steps.values(), default=0)
-    late = [m for m in stuck if steps[id(m)] < last]
-    return late if len(late) * 2 <= len(stuck) else []
-
-
-def _wrong(cluster: Cluster, name: str, members: Sequence[Evidence]) -> Iterator[Finding]:
+def _wrong(attempt: Attempt) -> Iterator[Finding]:
     """One finding for all who saw a wrong result, naming who gave it where that can be told."""
-    seen = [(m, bad) for m in members for bad in m.outcome.facts.get("wrong", ())]
+    seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
     if not seen:
         return
-    in_order = [m for m in cluster.present if any(m is item.rank for item in members)]
-    givers = {giver for _, bad in seen for giver in bad["contributors"] if bad["group"] == name}
-    places = [Evidence.rank_place(in_order[giver]) for giver in sorted(givers)]
-    where = Where()
-    for place in places or [m.where for m, _ in seen]:
-        where |= place
+    # Contributors are group ranks of the round's own group; members stand in order of rank.
+    own = {
+        giver for _, bad in seen for giver in bad["contributors"] if bad["group"] == attempt.name
+    }
+    givers = [attempt.members[giver] for giver in sorted(own) if giver < len(attempt.members)]
     first = seen[0][1]
     yield Finding(
         WRONG,
         f"{first['step']} of group {first['group']}: {first['example']}",
-        where,
-        {"round": name, "seen_by": sorted({m.rank.rank or 0 for m, _ in seen})},
-        confidence=Confidence.LIKELY if places else Confidence.POSSIBLE,
+        _place(givers or [m for m, _ in seen]),
+        {"round": attempt.name, "seen_by": sorted({m.rank.rank or 0 for m, _ in seen})},
+        confidence=Confidence.LIKELY if givers else _UNSURE,
     )
 
 
@@ -336,13 +326,13 @@ def _place(members: Sequence[Evidence]) -> Where:
     return where
 
 
-def _details(name: str, members: Sequence[Evidence]) -> dict[str, Any]:
+def _details(attempt: Attempt) -> dict[str, Any]:
     """Who entered, who finished, who never came, and what each that did not finish was doing."""
-    ranks = {m.rank.rank or 0: m.outcome for m in members}
+    ranks = {m.rank.rank or 0: m.outcome for m in attempt.members}
     done = [rank for rank, outcome in ranks.items() if outcome.status is OutcomeStatus.OK]
-    started = [rank for rank, outcome in ranks.items() if len(outcome.breadcrumbs) > 1]
+    started = [rank for rank, outcome in ranks.items() if has_entered(outcome)]
     return {
-        "round": name,
+        "round": attempt.name,
         "entered": number_range(sorted({*started, *done})),
         "finished": number_range(done),
         "never_came": number_range(sorted(set(ranks) - set(started) - set(done))),

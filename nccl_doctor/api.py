@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from nccl_doctor.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.echo import Door, Listeners, call_all, scoped, source_of
 from nccl_doctor.exercise import Exercise
@@ -82,6 +83,7 @@ __all__ = [
     "OLDEST_DRIVER",
     "SLOW_S",
     "VISIBLE",
+    "Attempt",
     "Check",
     "Cluster",
     "Confidence",
@@ -119,12 +121,14 @@ __all__ = [
     "Untested",
     "Where",
     "arch_runs_on",
+    "attempts_of",
     "blame_links",
     "call_all",
     "count_gpus",
     "dial",
     "differences",
     "disagreement",
+    "has_entered",
     "has_route",
     "host_gpus",
     "interfaces",

@@ -68,7 +68,8 @@ class Ledger:
             for check, rounds in self._facts[seat].items():
                 if self._scopes.get(check) is Scope.HOST:
                     facts_of[keys[seat]].setdefault(check, {}).update(rounds)
-        for seat, letter in sorted(self._letters.items()):
+        in_order = sorted(self._letters.items(), key=_by_rank)
+        for seat, letter in in_order:
             key = keys[seat]
             if key not in hosts:
                 hosts[key] = Host(
@@ -79,7 +80,7 @@ class Ledger:
                     addresses=tuple(letter["host"]["addresses"]),
                     facts=facts_of[key],
                 )
-        ranks = [self._rank(seat, hosts[keys[seat]]) for seat in sorted(self._letters)]
+        ranks = [self._rank(seat, hosts[keys[seat]]) for seat, _ in in_order]
         absent_hosts: tuple[Host, ...] = ()
         if complete:
             absent_hosts, absent = self._absent(tuple(hosts.values()))
@@ -138,6 +139,12 @@ class Ledger:
             local = rank % per_node if per_node else None
             ranks.append(Rank(seat, rank, local, host, reported=False))
         return tuple(made.values()), ranks
+
+
+def _by_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
+    seat, letter = item
+    rank = letter["launch"].get("rank")
+    return (-1 if rank is None else rank), seat
 
 
 def _by_local_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
