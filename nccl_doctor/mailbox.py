@@ -213,5 +213,6 @@ class _Worker:
             function, answer = self._calls.get()
             try:
                 answer.put((function(), None))
-            except RuntimeError as error:  # base of every torch.distributed error
+            # The base of every torch.distributed error, and a torch that cannot be imported.
+            except (RuntimeError, ImportError, OSError) as error:
                 answer.put((None, error))

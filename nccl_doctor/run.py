@@ -84,5 +84,5 @@ def _import_torch() -> None:
     """Before any fork, so that no child pays for it again. Its absence is a finding, later."""
     try:
         import torch.distributed  # noqa: F401
-    except ImportError:
+    except (ImportError, OSError):  # OSError: one of its shared libraries does not load
         return

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.reports import validate
+
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -109,7 +111,10 @@ class Ranks:
                 process.wait()
 
     def report(self) -> dict[str, Any]:
-        return dict(json.loads(self.report_path.read_text()))
+        """The coordinator's report, valid by the published schema."""
+        data = json.loads(self.report_path.read_text())
+        validate(data)
+        return dict(data)
 
 
 def descendants(pid: int) -> list[int]:

@@ -224,7 +224,7 @@ CODES = """
     local-rank-out-of-range launch-run-id-differs
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate
-    no-route
+    torch-missing no-route
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     interface-missing interface-down interface-loopback interface-differs interface-unroutable
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
