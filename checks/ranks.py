@@ -1,11 +1,9 @@
-"""Is everybody here: every rank once, in time, and telling the same story about the job?
+"""Is everybody here: every rank once, in time, and with the same idea of the job's size?
 
 What it checks
 --------------
-What the launcher's variables say on each rank: missing, malformed, out of range, or contradicted by
-another launcher. Then the roll call: hosts and ranks that never signed in, ranks and node ranks
-that are there twice, late arrivals, and world size, node count, ranks per host and run id, which
-must be the same everywhere. And whether two hosts go by one name.
+The roll call: hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local
+ranks that are there twice. And world size, node count and ranks per host, which must fit together.
 
 Why it matters
 --------------
@@ -24,27 +22,21 @@ absent because its host could not reach the master is explained in that host's o
 
 References
 ----------
-PyTorch documentation of torchrun and of torch.distributed (environment variable initialization);
-srun(1), section "output environment variables"; mpirun(1), section "exported environment
-variables"; machine-id(5).
+PyTorch documentation of torchrun (rendezvous, node failures) and of torch.distributed (environment
+variable initialization).
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import time
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
     Cluster,
-    Confidence,
     Context,
-    Evidence,
+    Disagreement,
     Finding,
     Host,
     Kind,
@@ -54,56 +46,17 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Where,
+    disagreement,
     number_range,
     odd_ones_out,
+    place_of,
+    see_other_gpus,
 )
 
 LATE_INFO_S = 5.0
 """Importing torch on a cold file system takes that long; below it nobody is late."""
 LATE_WARN_S = 20.0
 
-MISSING_VARIABLE = Kind(
-    "launch-missing-variable",
-    Layer.LAUNCH,
-    "A launch variable is missing",
-    "init_process_group raises on this rank, and every other rank waits for it.",
-    "Start the processes with torchrun, or export RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.",
-)
-BAD_VALUE = Kind(
-    "launch-bad-value",
-    Layer.LAUNCH,
-    "A launch variable has an impossible value",
-    "torch cannot read it, or reads something else than was meant.",
-    "Correct the variable where the job is started.",
-)
-DISAGREE = Kind(
-    "launch-sources-disagree",
-    Layer.LAUNCH,
-    "Two launchers tell different stories",
-    "torch reads RANK and WORLD_SIZE; other libraries read the variables of Slurm or MPI.",
-    "Set RANK, WORLD_SIZE and LOCAL_RANK from one launcher only.",
-)
-OUT_OF_RANGE = Kind(
-    "rank-out-of-range",
-    Layer.LAUNCH,
-    "A rank is not below the world size",
-    "Ranks count from 0 to WORLD_SIZE - 1; torch refuses this one and waits for another.",
-    "Count ranks and node ranks from 0.",
-)
-LOCAL_OUT_OF_RANGE = Kind(
-    "local-rank-out-of-range",
-    Layer.LAUNCH,
-    "A local rank is not below the local world size",
-    "LOCAL_RANK chooses the GPU: this one does not exist, or is another rank's.",
-    "Count local ranks from 0 on every host.",
-)
-RUN_ID = Kind(
-    "launch-run-id-differs",
-    Layer.LAUNCH,
-    "Hosts belong to different torchrun jobs",
-    "torchrun keeps jobs apart by --rdzv-id: hosts with different ones never meet.",
-    "Give every host the same --rdzv-id.",
-)
 HOST_ABSENT = Kind(
     "host-absent",
     Layer.RANKS,
@@ -171,515 +124,235 @@ NPROC = Kind(
     "Give every host the same --nproc-per-node, unless it is meant.",
     Severity.INFO,
 )
-HOSTNAME = Kind(
-    "hostname-duplicate",
-    Layer.NAME,
-    "Different hosts go by one name",
-    "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot id.",
-    "Give every host its own name: `hostnamectl set-hostname NAME`, or `--hostname` in containers.",
-    Severity.WARN,
-)
-MACHINE_ID = Kind(
-    "machine-id-duplicate",
-    Layer.HOST,
-    "Different hosts share a machine id",
-    "Cloned images do: DHCP may then give both the same address, and logs mix them up.",
-    "`rm /etc/machine-id && systemd-machine-id-setup` on the clones, then reboot.",
-    Severity.WARN,
-)
-SHARED_HOST = Kind(
-    "host-shared-by-nodes",
-    Layer.RANKS,
-    "Several node ranks on one host",
-    "Legal, but a host that was meant to be another one is easily reached twice.",
-    "Check that each node rank was started on the host that was meant.",
-    Severity.INFO,
-)
-
-_OF_LAUNCH = (MISSING_VARIABLE, BAD_VALUE, DISAGREE, OUT_OF_RANGE, LOCAL_OUT_OF_RANGE)
-_BY_CODE = {kind.code: kind for kind in _OF_LAUNCH}
+_OUT_OF_RANGE = "rank-out-of-range"
+"""Of a rank that holds nobody's place; the launch layer says so."""
 
 
 class Ranks(Check):
-    """Compares what launchers said and who signed in."""
+    """Compares who is expected with who signed in."""
 
     name = "ranks"
     layer = Layer.RANKS
     scope = Scope.RANK
     kinds = (
-        *_OF_LAUNCH,
-        RUN_ID,
-        HOST_ABSENT,
-        RANK_ABSENT,
-        LATE,
-        DUPLICATE,
-        NODE_DUPLICATE,
-        LOCAL_DUPLICATE,
-        NNODES,
-        WORLD_SIZE,
-        NPROC,
-        HOSTNAME,
-        MACHINE_ID,
-        SHARED_HOST,
-    )
+        HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
+        WORLD_SIZE, NPROC,
+    )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Which machine this is.
-
-        Returns: `hostname`; `machine_id`, `boot_id` (None where unreadable); `netns`, inode of the
-        network namespace; `image`: whether the root file system comes from an image that many hosts
-        share (a container, a diskless host); `wall_clock_s`, Unix time.
-        """
-        return {
-            "hostname": socket.gethostname(),
-            "machine_id": _line("/etc/machine-id"),
-            "boot_id": _line("/proc/sys/kernel/random/boot_id"),
-            "netns": _inode("/proc/self/ns/net"),
-            "image": "KUBERNETES_SERVICE_HOST" in ctx.env or _root_is_an_image(),
-            "wall_clock_s": time.time(),
-        }
+        """Whom this rank takes itself for, and how many others it expects; None where not told."""
+        names = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes")
+        return {name: ctx.launch.told(name) for name in names}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """First what each rank says by itself, then, if all could be asked, the comparison."""
-        yield from _launch_problems(cluster)
+        """Who is there too often, who counts differently, and who is missing for another reason."""
         if not cluster.complete:
             return  # one participant's own view: nobody else was asked, so nobody is absent
-        machines = _Machines(cluster)
-        twins = _twins(cluster)
-        yield from _duplicates(cluster, twins)
-        yield from _local_ranks(cluster, twins, machines)
-        stories = list(_stories(cluster))
-        yield from (finding for _, finding in stories)
-        yield from _absent(cluster, twins, [story for story, _ in stories])
-        yield from _late(cluster, twins)
-        yield from _ranks_per_host(cluster, twins)
-        yield from machines.findings()
+        duplicates, spare = _duplicates(cluster)
+        yield from duplicates
+        yield from _local_ranks(cluster)
+        nnodes = disagreement(NNODES, "nnodes", _told(cluster, "nnodes"), of_host=True)
+        world = disagreement(WORLD_SIZE, "WORLD_SIZE", _told(cluster, "world_size"), of_host=False)
+        if nnodes is not None:
+            yield nnodes.finding
+        if world is not None:
+            # Another number of hosts makes another world: one cause, told once.
+            there = set(nnodes.finding.where.hosts) if nnodes else set()
+            same = set(world.finding.where.hosts) <= there
+            yield world.finding.replaced(explained_by=NNODES.code if same else None)
+        yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
+        yield from _late(cluster, spare)
+        yield from _ranks_per_host(cluster, spare)
 
 
-def _line(path: str) -> str | None:
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-    return None if text in ("", "uninitialized") else text
+def _told(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
+    return ((rank, rank.launch.told(field)) for rank in cluster.present if rank.launch is not None)
 
 
-def _inode(path: str) -> int | None:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return None
+def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
+    """Ranks that several processes claim; where whole hosts claim the same ones, the hosts.
 
-
-def _root_is_an_image() -> bool:
-    """A machine id in an image is the same wherever the image runs, and does no harm there."""
-    try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return True
-    roots = [line.split()[2] for line in lines if line.split()[1:2] == ["/"]]
-    return not roots or roots[-1] not in ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs")
-
-
-def _launch_problems(cluster: Cluster) -> Iterator[Finding]:
-    for rank in cluster.present:
-        for problem in rank.launch.problems if rank.launch else ():
-            yield Finding(
-                _BY_CODE.get(problem.code, BAD_VALUE),
-                problem.message,
-                Evidence.rank_place(rank),
-                evidence={"variables": dict(problem.variables)},
-                fix=problem.fix,
-                severity=Severity.FAIL if problem.fatal else Severity.WARN,
-            )
-
-
-# --- who is there twice ---
-
-
-class _Twins(NamedTuple):
-    """Participants that share a rank: whole hosts, or single ranks. `spare` maps the seats that
-    hold nobody's place to the code of the finding that says so.
+    Returns: the findings; and of participants that hold nobody's place: seat → code of the finding
+    that says so.
     """
-
-    hosts: tuple[tuple[Host, ...], ...]
-    ranks: Mapping[int, tuple[Rank, ...]]
-    spare: Mapping[int, str]
-
-
-def _twins(cluster: Cluster) -> _Twins:
+    findings: list[Finding] = []
+    spare: dict[int, str] = {}
+    same: dict[frozenset[int | None], list[list[Rank]]] = defaultdict(list)
+    for host in cluster.present_hosts:
+        ranks = list(cluster.ranks_on(host))
+        same[frozenset(rank.rank for rank in ranks)].append(ranks)
+    told: set[int] = set()
+    for claimed, hosts in same.items():
+        if len(hosts) < 2 or not claimed or None in claimed:
+            continue
+        seats = [rank for ranks in hosts for rank in ranks]
+        told |= {rank.seat for rank in seats}
+        nodes = tuple({rank.host.node_rank for rank in seats})
+        node = nodes[0] if len(nodes) == 1 else None
+        claim = "the same ranks" if node is None else f"node rank {node}"
+        findings.append(
+            Finding(
+                NODE_DUPLICATE,
+                f"{len(hosts)} hosts claim {claim}",
+                place_of(seats) | Where(nodes=() if node is None else (node,)),
+                evidence={"claims": _claims(seats)},
+                fix=f"give each of them its own node rank, 0 to {max(cluster.nnodes, 2) - 1}: "
+                "`torchrun --node-rank=K …`, or its own RANK for each process",
+            )
+        )
     claims: dict[int, list[Rank]] = defaultdict(list)
     for rank in cluster.present:
         if rank.rank is not None:
             claims[rank.rank].append(rank)
-    same: dict[frozenset[int | None], list[Host]] = defaultdict(list)
-    for ranks_here in _by_host(cluster).values():
-        same[frozenset(rank.rank for rank in ranks_here)].append(ranks_here[0].host)
-    hosts = tuple(
-        tuple(group) for claimed, group in same.items() if len(group) > 1 and None not in claimed
-    )
-    whole = {host.id for group in hosts for host in group}
-    ranks = {number: tuple(group) for number, group in claims.items() if len(group) > 1}
-    spare = {}
-    for group in ranks.values():
-        code = NODE_DUPLICATE if all(rank.host.id in whole for rank in group) else DUPLICATE
-        spare.update({rank.seat: code.code for rank in group[1:]})
-    for rank in cluster.present:
-        codes = [problem.code for problem in rank.launch.problems] if rank.launch else []
-        if OUT_OF_RANGE.code in codes:
-            spare.setdefault(rank.seat, OUT_OF_RANGE.code)
-    return _Twins(hosts, ranks, spare)
-
-
-def _duplicates(cluster: Cluster, twins: _Twins) -> Iterator[Finding]:
-    told: set[int] = set()
-    on_host = _by_host(cluster)
-    for group in twins.hosts:
-        seats = [rank for host in group for rank in on_host[host.id]]
-        told |= {rank.seat for rank in seats}
-        node = group[0].node_rank
-        where = _all_places(seats)
-        same_node = node is not None and all(host.node_rank == node for host in group)
-        claim = f"node rank {node}" if same_node else "the same ranks"
-        yield Finding(
-            NODE_DUPLICATE,
-            f"{len(group)} hosts claim {claim}",
-            where | Where(nodes=(node,)) if same_node and node is not None else where,
-            evidence={"claims": _claims(seats)},
-            fix=f"give each of them its own node rank, 0 to {max(cluster.nnodes, 2) - 1}: "
-            "`torchrun --node-rank=K …`, or its own RANK for each process",
-        )
     left: dict[tuple[int, ...], list[Rank]] = defaultdict(list)
-    for claimants in twins.ranks.values():
-        if not {rank.seat for rank in claimants} <= told:
-            left[tuple(sorted(rank.host.id for rank in claimants))] += claimants
-    for hosts, seats in left.items():
-        yield Finding(
-            DUPLICATE,
-            f"claimed by {len(hosts)} processes" + (" of one host" if len({*hosts}) == 1 else ""),
-            _all_places(seats),
-            evidence={"claims": _claims(seats)},
-        )
+    for ranks in claims.values():
+        whole = {rank.seat for rank in ranks} <= told
+        spare |= {rank.seat: (NODE_DUPLICATE if whole else DUPLICATE).code for rank in ranks[1:]}
+        if len(ranks) > 1 and not whole:
+            left[tuple(sorted(rank.host.id for rank in ranks))] += ranks
+    for on, seats in left.items():
+        text = f"claimed by {len(on)} processes" + (" of one host" if len(set(on)) == 1 else "")
+        evidence = {"claims": _claims(seats)}
+        findings.append(Finding(DUPLICATE, text, place_of(seats), evidence))
+    for rank in cluster.present:
+        if rank.launch and any(problem.code == _OUT_OF_RANGE for problem in rank.launch.problems):
+            spare.setdefault(rank.seat, _OUT_OF_RANGE)
+    return findings, spare
 
 
 def _claims(ranks: Iterable[Rank]) -> list[dict[str, Any]]:
     return [{"rank": rank.rank, "host": rank.host.label, "pid": rank.pid} for rank in ranks]
 
 
-def _local_ranks(cluster: Cluster, twins: _Twins, machines: _Machines) -> Iterator[Finding]:
+def _local_ranks(cluster: Cluster) -> Iterator[Finding]:
     """Ranks of one host that take the same GPU, unless each sees only a GPU of its own."""
-    groups: dict[tuple[Hashable, ...], list[Rank]] = defaultdict(list)
-    twice = {rank.seat for claimants in twins.ranks.values() for rank in claimants}
-    for rank in cluster.present:
-        if rank.launch is not None and rank.seat not in twice:
-            launch = rank.launch
-            key = (machines.key(rank.host), launch.told("node_rank"), launch.told("local_rank"))
-            groups[key].append(rank)
-    needs_gpu = cluster.backend == "nccl"
-    for (_, _, local), ranks in groups.items():
-        visible = [rank.env.get("CUDA_VISIBLE_DEVICES") for rank in ranks]
-        apart = None not in visible and len(set(visible)) == len(visible)
-        if len(ranks) < 2 or apart or (local is None and not needs_gpu):
-            continue
-        if local is None:
-            yield Finding(
-                MISSING_VARIABLE,
-                f"LOCAL_RANK is not set, and {len(ranks)} ranks share a host",
-                _all_places(ranks),
-                fix="start with torchrun, or export LOCAL_RANK=0, 1, … on each host",
-                severity=Severity.WARN,
-                confidence=Confidence.LIKELY,
-            )
-        else:
+    number = Counter(rank.rank for rank in cluster.present)
+    groups: dict[tuple[int, int], list[Rank]] = defaultdict(list)
+    for rank, local in _told(cluster, "local_rank"):
+        if local is not None and number[rank.rank] == 1:  # one that is there twice is told above
+            groups[rank.host.id, local].append(rank)
+    for (_, local), ranks in groups.items():
+        if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
             yield Finding(
                 LOCAL_DUPLICATE,
                 f"{len(ranks)} ranks of one host have LOCAL_RANK={local}",
-                _all_places(ranks),
+                place_of(ranks),
                 evidence={"claims": _claims(ranks)},
-                severity=Severity.FAIL if needs_gpu else Severity.WARN,
+                severity=Severity.FAIL if cluster.backend == "nccl" else Severity.WARN,
             )
 
 
-# --- who tells another story ---
-
-
-class _Story(NamedTuple):
-    """A value that must be the same everywhere and is not; `usual` is None on a tie."""
-
-    kind: Kind
-    usual: Any
-
-
-def _stories(cluster: Cluster) -> Iterator[tuple[_Story, Finding]]:
-    ranks = [rank for rank in cluster.present if rank.launch is not None]
-    elastic = [r for r in ranks if r.launch and r.launch.launcher in ("torchrun", "accelerate")]
-    first = None
-    for kind, field, name, who in (
-        (RUN_ID, "run_id", "--rdzv-id", elastic),
-        (NNODES, "nnodes", "nnodes", ranks),
-        (WORLD_SIZE, "world_size", "WORLD_SIZE", ranks),
-    ):
-        values = {rank.seat: (rank, rank.launch.told(field)) for rank in who if rank.launch}
-        values = {seat: item for seat, item in values.items() if item[1] is not None}
-        story = _compare(kind, name, values, cluster, per_host=kind is not WORLD_SIZE)
-        if story is None:
-            continue
-        # A different number of hosts makes a different world: one cause, told once.
-        if kind is WORLD_SIZE and first is not None and set(story[1].where.hosts) <= first:
-            yield story[0], story[1].replaced(explained_by=NNODES.code)
-            continue
-        if kind is NNODES:
-            first = set(story[1].where.hosts)
-        yield story
-
-
-def _compare(
-    kind: Kind,
-    name: str,
-    values: Mapping[int, tuple[Rank, Any]],
+def _causes(
     cluster: Cluster,
-    *,
-    per_host: bool,
-) -> tuple[_Story, Finding] | None:
-    """Blame the odd hosts; where ranks of one host differ, the odd ranks."""
-    by_host: dict[int, list[Any]] = defaultdict(list)
-    for rank, value in values.values():
-        by_host[rank.host.id].append(value)
-    if all(len(set(said)) == 1 for said in by_host.values()):
-        odd = odd_ones_out({host: said[0] for host, said in by_host.items()})
-        seats = [rank for rank, _ in values.values() if odd and rank.host.id in odd.places]
-    else:
-        odd = odd_ones_out({seat: value for seat, (_, value) in values.items()})
-        seats = [values[seat][0] for seat in odd.places] if odd else []
-        per_host = False
-    if odd is None:
-        return None
-    here = sorted({values[rank.seat][1] for rank in seats}, key=str)
-    said = ", ".join(f"{name}={value}" for value in here)
-    if odd.tie:
-        message = f"{said}: as many say the one as the other, so nobody knows who is right"
-        fix = f"decide which {name} is right, and set it on all of them"
-    else:
-        message = f"{said}, elsewhere {name}={odd.usual}"
-        fix = f"set {name}={odd.usual} there, as elsewhere"
-    hosts = {rank.host.id for rank in seats}
-    where = _all_places(seats)
-    finding = Finding(
-        kind,
-        message,
-        Where(hosts=where.hosts) if per_host else where,
-        evidence={
-            "values": {
-                host.label: sorted({*by_host[host.id]}, key=str)
-                for host in cluster.present_hosts
-                if host.id in hosts or host.id in by_host
-            }
-        },
-        fix=fix,
-        confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
-    )
-    return _Story(kind, odd.usual), finding
-
-
-def _ranks_per_host(cluster: Cluster, twins: _Twins) -> Iterator[Finding]:
-    """Uneven hosts are legal. Numbers that do not add up to the world size are not."""
-    said: dict[int, int] = {}
-    wrong = []
-    for ranks in _by_host(cluster).values():
-        number = ranks[0].launch.told("local_world_size") if ranks[0].launch else None
-        if number is None:
-            return
-        said[ranks[0].host.id] = number
-        if number != len(ranks):
-            wrong.append(ranks[0].host)
-    total = sum(said.values())
-    everybody = not cluster.absent and len(cluster.present) == cluster.world_size
-    if everybody and not twins.spare and total != cluster.world_size:
-        hosts = wrong
-        message = f"LOCAL_WORLD_SIZE adds up to {total}, WORLD_SIZE is {cluster.world_size}"
-        fix = "set LOCAL_WORLD_SIZE to the number of ranks on the host"
-        severity = Severity.FAIL
-    else:
-        odd = odd_ones_out(said)
-        if odd is None:
-            return
-        hosts = [host for host in cluster.present_hosts if host.id in odd.places]
-        numbers = number_range([said[host.id] for host in hosts])
-        message = f"ranks per host: {numbers}" + ("" if odd.tie else f", elsewhere {odd.usual}")
-        fix, severity = "", Severity.INFO
-    yield Finding(
-        NPROC,
-        message,
-        _whole(hosts),
-        evidence={"values": {host.label: said[host.id] for host in cluster.present_hosts}},
-        fix=fix,
-        severity=severity,
-    )
-
-
-# --- who is missing, who is late ---
-
-
-def _absent(cluster: Cluster, twins: _Twins, stories: Sequence[_Story]) -> Iterator[Finding]:
-    """Hosts that never came, then single ranks; each with the finding that explains it, if any."""
-    cause = _cause(cluster, twins, stories)
-    on_host = _by_host(cluster)
-    whole: dict[str | None, list[Rank]] = defaultdict(list)
-    single: dict[str | None, list[Rank]] = defaultdict(list)
-    for rank in cluster.absent:
-        is_host = not rank.host.reported and rank.host.node_rank is not None
-        (whole if is_host else single)[cause.get(rank.seat)].append(rank)
-    first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
-    door = f"{first.master_addr}:{first.master_port}"
-    within = f"within {cluster.join_timeout_s:g} s"
-    for code, ranks in whole.items():
-        hosts = {rank.host.id: rank.host for rank in ranks}
-        nodes = sorted(h.node_rank for h in hosts.values() if h.node_rank is not None)
-        there = f"node {number_range(nodes)}"
-        start = (
-            f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
-            f"--node-rank={nodes[0]} --master-addr={first.master_addr} "
-            f"--master-port={first.master_port} …`"
-            if first.launcher == "torchrun"
-            else ""
-        )
-        yield Finding(
-            HOST_ABSENT,
-            f"{len(hosts)} of {cluster.nnodes} hosts, {len(ranks)} of {cluster.world_size} ranks: "
-            f"no sign-in {within}",
-            Where(
-                hosts=tuple(sorted(h.name for h in hosts.values() if h.name is not None)),
-                ranks=tuple(sorted(r.rank for r in ranks if r.rank is not None)),
-                nodes=tuple(nodes),
-            ),
-            fix=f"look at {there}: nccl-doctor says there what keeps it from {door}{start}",
-            explained_by=code,
-        )
-    for code, ranks in single.items():
-        known = [rank for rank in ranks if _has_room(rank.host, on_host)]
-        yield Finding(
-            RANK_ABSENT,
-            f"{len(ranks)} of {cluster.world_size} ranks: no sign-in {within}",
-            Where(ranks=tuple(r.rank for r in ranks if r.rank is not None)) | _all_places(known),
-            fix="look for its process there and the end of its log: it must start, stay alive and "
-            f"reach {door}",
-            explained_by=code,
-        )
-
-
-def _has_room(host: Host, on_host: Mapping[int, Sequence[Rank]]) -> bool:
-    """Whether a host lacks ranks of its own. A host that is full is not where an absent one is."""
-    ranks = on_host.get(host.id, ())
-    size = ranks[0].launch.local_world_size if ranks and ranks[0].launch else None
-    return size is not None and len(ranks) < size
-
-
-def _cause(cluster: Cluster, twins: _Twins, stories: Sequence[_Story]) -> Mapping[int, str]:
+    spare: Mapping[int, str],
+    nnodes: Disagreement | None,
+    world: Disagreement | None,
+) -> Mapping[int, str]:
     """Absent seat → code of the finding that explains its absence.
 
     As many participants in the wrong place as there are empty places: those are theirs. And nobody
     is absent whom only the odd side expects.
     """
     absent = cluster.absent
-    if absent and len(absent) <= len(twins.spare):
-        codes = list(twins.spare.values())
-        code = max(dict.fromkeys(codes), key=codes.count)
-        return {rank.seat: code for rank in absent}
-    world = next((story for story in stories if story.kind is WORLD_SIZE), None)
+    if absent and len(absent) <= len(spare):
+        return dict.fromkeys(
+            (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
+        )
     if world is None:
         return {}
-    code = next((story.kind for story in stories if story.kind is NNODES), WORLD_SIZE).code
-    sizes = [rank.launch.world_size for rank in cluster.present if rank.launch]
-    limit = (
-        min((s for s in sizes if s is not None), default=0) if world.usual is None else world.usual
-    )
+    sizes = [size for _, size in _told(cluster, "world_size") if size is not None]
+    limit = min(sizes) if world.usual is None else world.usual
+    code = (WORLD_SIZE if nnodes is None else NNODES).code
     return {rank.seat: code for rank in absent if rank.rank is not None and rank.rank >= limit}
 
 
-def _late(cluster: Cluster, twins: _Twins) -> Iterator[Finding]:
-    ranks = [rank for rank in cluster.present if rank.seat not in twins.spare]
-    if not ranks:
-        return
-    start = min(rank.signed_in_s for rank in ranks)
-    spread = max(rank.signed_in_s for rank in ranks) - start
+def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
+    """Hosts that never came, then single ranks; each with the finding that explains it, if any."""
+    whole: dict[str | None, list[Rank]] = defaultdict(list)
+    single: dict[str | None, list[Rank]] = defaultdict(list)
+    for rank in cluster.absent:
+        is_host = not rank.host.reported and rank.host.node_rank is not None
+        (whole if is_host else single)[causes.get(rank.seat)].append(rank)
+    first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
+    door = f"{first.master_addr}:{first.master_port}"
+    total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
+    for code, ranks in whole.items():
+        nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
+        fix = (
+            f"look at node {number_range(nodes)}: nccl-doctor says there what keeps it from {door}"
+        )
+        if first.launcher == "torchrun":
+            fix += (
+                f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
+                f"--node-rank={nodes[0]} --master-addr={first.master_addr} "
+                f"--master-port={first.master_port} …`"
+            )
+        yield Finding(
+            HOST_ABSENT,
+            f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}",
+            place_of(ranks) | Where(nodes=tuple(nodes)),
+            fix=fix,
+            explained_by=code,
+        )
+    for code, ranks in single.items():
+        known = place_of(rank for rank in ranks if _has_room(cluster, rank.host))
+        yield Finding(
+            RANK_ABSENT,
+            f"{len(ranks)} {total}",
+            Where(ranks=place_of(ranks).ranks) | known,
+            fix="look for its process there and the end of its log: it must start, stay alive and "
+            f"reach {door}",
+            explained_by=code,
+        )
+
+
+def _has_room(cluster: Cluster, host: Host) -> bool:
+    """Whether a host lacks ranks of its own. A host that is full is not where an absent one is."""
+    ranks = cluster.ranks_on(host)
+    size = ranks[0].launch.local_world_size if ranks and ranks[0].launch else None
+    return size is not None and len(ranks) < size
+
+
+def _late(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
+    came = [(rank, rank.signed_in_s) for rank in cluster.present if rank.seat not in spare]
+    start = min((at_s for _, at_s in came), default=0.0)
+    spread = max((at_s for _, at_s in came), default=0.0) - start
     limit = min(LATE_WARN_S, max(LATE_INFO_S, cluster.join_timeout_s / 2))
-    is_warning = spread > limit
-    if not is_warning:
+    severity = Severity.WARN if spread > limit else Severity.INFO
+    if severity is Severity.INFO:
         limit = LATE_INFO_S
-    late = [rank for rank in ranks if rank.signed_in_s - start > limit]
+    late = [(rank, at_s - start) for rank, at_s in came if at_s - start > limit]
     if late:
         yield Finding(
             LATE,
             f"up to {spread:.1f} s after the first rank",
-            _all_places(late),
-            evidence={"after_s": {str(r.rank): round(r.signed_in_s - start, 1) for r in late}},
-            severity=Severity.WARN if is_warning else Severity.INFO,
+            place_of(rank for rank, _ in late),
+            evidence={"after_s": {str(rank.rank): round(after, 1) for rank, after in late}},
+            severity=severity,
         )
 
 
-# --- which machine is which ---
-
-
-class _Machines:
-    """Hosts told apart by what they are, not by what they are called."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.hosts = cluster.present_hosts
-        self.facts: dict[int, Mapping[str, Any]] = {}
-        for rank, facts in cluster.facts(Ranks.name):
-            self.facts.setdefault(rank.host.id, facts)
-
-    def key(self, host: Host) -> tuple[Any, ...]:
-        """Boot id and network namespace; of a host that nobody looked at, its number."""
-        facts = self.facts.get(host.id, {})
-        if facts.get("boot_id") is None or facts.get("netns") is None:
-            return (host.id,)
-        return (facts["boot_id"], facts["netns"])
-
-    def findings(self) -> Iterator[Finding]:
-        names: dict[str | None, list[Host]] = defaultdict(list)
-        places: dict[tuple[Any, ...], list[Host]] = defaultdict(list)
-        ids: dict[str | None, list[Host]] = defaultdict(list)
-        for host in self.hosts:
-            if host.id in self.facts:
-                names[host.name].append(host)
-                places[self.key(host)].append(host)
-                ids[self.facts[host.id].get("machine_id")].append(host)
-        for name, hosts in names.items():
-            number = len({self.key(host) for host in hosts})
-            if name is not None and number > 1:
-                yield Finding(HOSTNAME, f"{number} hosts call themselves {name}", _whole(hosts))
-        for hosts in places.values():
-            if len(hosts) > 1:
-                nodes = number_range([h.node_rank for h in hosts if h.node_rank is not None])
-                yield Finding(SHARED_HOST, f"node ranks {nodes} on one host", _whole(hosts))
-        for machine_id, hosts in ids.items():
-            # One kernel has one machine id, however many containers or namespaces it holds.
-            boots = {self.facts[host.id].get("boot_id") for host in hosts} - {None}
-            if machine_id is not None and len(boots) > 1:
-                image = any(self.facts[host.id].get("image", True) for host in hosts)
-                yield Finding(
-                    MACHINE_ID,
-                    f"{len(boots)} hosts have the machine id {machine_id}",
-                    _whole(hosts),
-                    severity=Severity.INFO if image else Severity.WARN,
-                )
-
-
-def _whole(hosts: Iterable[Host]) -> Where:
-    return Where(hosts=tuple(sorted({host.label for host in hosts})))
-
-
-def _by_host(cluster: Cluster) -> dict[int, list[Rank]]:
-    """Participants that signed in, by the number of their host."""
-    found: dict[int, list[Rank]] = defaultdict(list)
-    for rank in cluster.present:
-        found[rank.host.id].append(rank)
-    return found
-
-
-def _all_places(ranks: Sequence[Rank]) -> Where:
-    return Where(
-        hosts=tuple(sorted({rank.host.name for rank in ranks if rank.host.name is not None})),
-        ranks=tuple(sorted({rank.rank for rank in ranks if rank.rank is not None})),
-    )
+def _ranks_per_host(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
+    """Uneven hosts are legal. Numbers that do not add up to the world size are not."""
+    hosts = [(host, cluster.ranks_on(host)) for host in cluster.present_hosts]
+    said: dict[int, Any] = {}
+    for rank, number in _told(cluster, "local_world_size"):
+        said.setdefault(rank.host.id, number)
+    if None in said.values() or len(said) < len(hosts):
+        return
+    total, odd = sum(said.values()), odd_ones_out(said)
+    everybody = not (cluster.absent or spare) and len(cluster.present) == cluster.world_size
+    if everybody and total != cluster.world_size:
+        blamed = [host for host, ranks in hosts if said[host.id] != len(ranks)]
+        text = f"LOCAL_WORLD_SIZE adds up to {total}, WORLD_SIZE is {cluster.world_size}"
+        fix, severity = "set LOCAL_WORLD_SIZE to the number of ranks on the host", Severity.FAIL
+    elif odd is not None:
+        blamed = [host for host, _ in hosts if host.id in odd.places]
+        text = f"ranks per host: {number_range([said[host.id] for host in blamed])}"
+        text += "" if odd.tie else f", elsewhere {odd.usual}"
+        fix, severity = "", Severity.INFO
+    else:
+        return
+    where = Where(hosts=tuple(sorted({host.label for host in blamed})))
+    evidence = {"values": {host.label: said[host.id] for host, _ in hosts}}
+    yield Finding(NPROC, text, where, evidence, fix, severity)

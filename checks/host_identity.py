@@ -1,0 +1,162 @@
+"""Is every host one machine of its own, with a name of its own?
+
+What it checks
+--------------
+Whether machines that differ by kernel boot or network namespace go by one host name, whether
+machines that booted apart have one machine id, and whether several node ranks run on one machine.
+
+Why it matters
+--------------
+torchrun and gloo publish addresses by host name, and NCCL tells hosts apart by name and boot id:
+with one name for two hosts, ranks connect to the wrong one, or try shared memory across machines.
+
+How to fix
+----------
+Give every host a name of its own, and cloned machines a new machine id.
+
+When it is wrong
+----------------
+Containers of one machine that share its network are one host here, as they are to NCCL. The machine
+id of an image (a container's, a diskless host's) is the same wherever the image runs; that does no
+harm and is reported as information.
+
+References
+----------
+hostname(7); machine-id(5); random(4): boot_id; network_namespaces(7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Severity,
+    Where,
+    number_range,
+)
+
+HOSTNAME = Kind(
+    "hostname-duplicate",
+    Layer.NAME,
+    "Different hosts go by one name",
+    "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot id.",
+    "Give every host its own name: `hostnamectl set-hostname NAME`, or `--hostname` in containers.",
+    Severity.WARN,
+)
+MACHINE_ID = Kind(
+    "machine-id-duplicate",
+    Layer.HOST,
+    "Different hosts share a machine id",
+    "Cloned images do: DHCP may then give both the same address, and logs mix them up.",
+    "`rm /etc/machine-id && systemd-machine-id-setup` on the clones, then reboot.",
+    Severity.WARN,
+)
+SHARED_HOST = Kind(
+    "host-shared-by-nodes",
+    Layer.RANKS,
+    "Several node ranks on one host",
+    "Legal, but a host that was meant to be another one is easily reached twice.",
+    "Check that each node rank was started on the host that was meant.",
+    Severity.INFO,
+)
+
+_DISK = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs")
+
+
+class HostIdentity(Check):
+    """Compares hosts by what they are with what they are called."""
+
+    name = "host_identity"
+    layer = Layer.NAME
+    kinds = (HOSTNAME, MACHINE_ID, SHARED_HOST)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Which machine this is.
+
+        Returns: `machine_id`, `boot_id` (None where unreadable); `netns`, inode of the network
+        namespace; `image`: whether the root file system comes from an image that many hosts share
+        (a container, a diskless host).
+        """
+        return {
+            "machine_id": _line("/etc/machine-id"),
+            "boot_id": _line("/proc/sys/kernel/random/boot_id"),
+            "netns": _inode("/proc/self/ns/net"),
+            "image": "KUBERNETES_SERVICE_HOST" in ctx.env or _root_is_an_image(),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Group the hosts by name, by machine and by machine id."""
+        if not cluster.complete:
+            return  # one host's own view: there is nothing to compare with
+        seen = {rank.host.id: (rank.host, facts) for rank, facts in cluster.facts(self.name)}
+        names: dict[str, list[Host]] = defaultdict(list)
+        machines: dict[tuple[Any, ...], list[Host]] = defaultdict(list)
+        ids: dict[str, list[Host]] = defaultdict(list)
+        key = {}
+        for host, facts in seen.values():
+            place = (facts["boot_id"], facts["netns"])
+            key[host.id] = (host.id,) if None in place else place
+            names[host.label].append(host)
+            machines[key[host.id]].append(host)
+            if facts["machine_id"] is not None:
+                ids[facts["machine_id"]].append(host)
+        for name, hosts in names.items():
+            number = len({key[host.id] for host in hosts})
+            if number > 1:
+                yield Finding(HOSTNAME, f"{number} hosts call themselves {name}", _place(hosts))
+        for hosts in machines.values():
+            if len(hosts) > 1:
+                nodes = number_range([h.node_rank for h in hosts if h.node_rank is not None])
+                yield Finding(SHARED_HOST, f"node ranks {nodes} on one host", _place(hosts))
+        for machine_id, hosts in ids.items():
+            facts_of = [seen[host.id][1] for host in hosts]
+            # One kernel has one machine id, however many containers or namespaces it holds.
+            boots = {facts["boot_id"] for facts in facts_of} - {None}
+            if len(boots) > 1:
+                harmless = any(facts["image"] for facts in facts_of)
+                yield Finding(
+                    MACHINE_ID,
+                    f"{len(boots)} hosts have the machine id {machine_id}",
+                    _place(hosts),
+                    severity=Severity.INFO if harmless else Severity.WARN,
+                )
+
+
+def _place(hosts: Iterable[Host]) -> Where:
+    return Where(hosts=tuple(sorted({host.label for host in hosts})))
+
+
+def _line(path: str) -> str | None:
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+    return None if text in ("", "uninitialized") else text
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def _root_is_an_image() -> bool:
+    """A machine id in an image is the same wherever the image runs, and does no harm there."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    roots = [line.split()[2] for line in lines if line.split()[1:2] == ["/"]]
+    return not roots or roots[-1] not in _DISK

@@ -1,0 +1,154 @@
+"""Do all ranks run the same software: torch, CUDA, NCCL, DeepSpeed, Python, GPU driver?
+
+What it checks
+--------------
+The versions of torch (and, where these are equal, the commit that it was built from), of the CUDA
+or ROCm and the NCCL in that build, of DeepSpeed, Python and the NVIDIA kernel driver, on every rank
+against all others. Nothing is imported but torch, and no GPU is touched.
+
+Why it matters
+--------------
+Different NCCL versions refuse each other or hang. Different torch or DeepSpeed versions may cut
+tensors in other ways, and then wait for each other or add up what does not belong together.
+
+How to fix
+----------
+Run one image, or one locked environment, on every host.
+
+When it is wrong
+----------------
+Some differences are meant and harmless: a Python of one host, a driver while a fleet is upgraded.
+Releases of one driver branch, and of one minor version of Python, are taken as equal. The NCCL
+version is the one that torch was built with: another that LD_LIBRARY_PATH or LD_PRELOAD puts in its
+place is not seen.
+
+References
+----------
+PyTorch documentation of torch.version and torch.cuda.nccl; NVIDIA NCCL user guide; NVIDIA driver
+release branches.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Difference,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Scope,
+    Severity,
+    differences,
+    host_gpus,
+    minor_of,
+    number_range,
+    place_of,
+    public,
+    torch_build,
+)
+
+VERSION = Kind(
+    "version-differs",
+    Layer.DEVICE,
+    "Versions differ between ranks",
+    "NCCL refuses or hangs between different versions; different torch versions do not promise to "
+    "understand each other.",
+    "Run the same image, or the same locked environment, on every host.",
+    Severity.WARN,
+)
+
+
+class Software(Check):
+    """Versions, by every rank: each may run in an environment of its own."""
+
+    name = "software"
+    layer = Layer.DEVICE
+    scope = Scope.RANK
+    kinds = (VERSION,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Versions as text, None for what is not there; `driver` is the NVIDIA kernel module's."""
+        import torch
+
+        build = torch_build()
+        return {
+            **{name: build[name] for name in ("torch", "cuda", "rocm", "nccl")},
+            "torch_git": torch.version.git_version,
+            "deepspeed": _installed("deepspeed"),
+            "python": platform.python_version(),
+            "driver": host_gpus()["driver"],
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """One finding for all that differs at the same ranks: they have one other image."""
+        seen = {rank.seat: (rank, facts) for rank, facts in cluster.facts(self.name)}
+        same_torch = len({public(facts["torch"]) for _, facts in seen.values()}) == 1
+        stacks = {seat: _stack(facts, same_torch) for seat, (_, facts) in seen.items()}
+        for odd in differences(stacks):
+            sides = {
+                name: {value: _numbers(seen[s][0] for s in seats) for value, seats in side.items()}
+                for name, side in odd.sides.items()
+            }
+            yield Finding(
+                VERSION,
+                _tie(sides)
+                if odd.tie
+                else f"{_words(odd.values)}; the others have {_words(odd.usual)}",
+                place_of(seen[seat][0] for seat in odd.places),
+                {"ranks": sides},
+                severity=_severity(cluster, odd),
+            )
+
+
+def _installed(name: str) -> str | None:
+    """By metadata alone: importing deepspeed may start compilers."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _stack(facts: Mapping[str, Any], same_torch: bool) -> dict[str, str]:
+    """Component → version; what a rank does not have is not compared."""
+    stack = {
+        "torch": public(facts["torch"]),
+        "torch built from": (facts["torch_git"] or "")[:12] if same_torch else "",
+        "CUDA": facts["cuda"] or (f"ROCm {facts['rocm']}" if facts["rocm"] else None),
+        "NCCL": facts["nccl"],
+        "DeepSpeed": facts["deepspeed"] or "not installed",
+        "Python": minor_of(facts["python"]),
+        # Releases of one branch are meant to be mixed while a fleet is upgraded.
+        "NVIDIA driver branch": (facts["driver"] or "").split(".")[0],
+    }
+    return {name: value for name, value in stack.items() if value}
+
+
+def _words(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _numbers(ranks: Iterable[Rank]) -> str:
+    return number_range([rank.seat if rank.rank is None else rank.rank for rank in ranks])
+
+
+def _tie(components: Mapping[str, Mapping[str, str]]) -> str:
+    parts = []
+    for name, sides in components.items():
+        texts = [f"{version} on {ranks}" for version, ranks in sides.items()]
+        parts.append(f"{name} {', '.join(texts)}")
+    return f"a tie, by rank: {'; '.join(parts)}"
+
+
+def _severity(cluster: Cluster, odd: Difference) -> Severity:
+    """NCCL refuses another version; torch keeps its wire formats within a minor version."""
+    torch_minors = {minor_of(version) for version in odd.sides.get("torch", {})}
+    nccl = "NCCL" in odd.sides and cluster.backend == "nccl"
+    return Severity.FAIL if nccl or len(torch_minors) > 1 else Severity.WARN

@@ -1,0 +1,39 @@
+"""What a check finds on a made-up cluster: code, place, and nobody else blamed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nccl_doctor.api import Check, Cluster, Finding, Where
+from tests.clusters import change_rank
+
+
+def judge(check: Check, cluster: Cluster) -> list[Finding]:
+    """Findings of one check, each of which can go into a report."""
+    findings = list(check.judge(cluster))
+    for finding in findings:
+        assert finding.kind in check.kinds
+        assert finding.message
+        assert "\n" not in finding.message
+        json.dumps(finding.to_json())
+    return findings
+
+
+def only(check: Check, cluster: Cluster, code: str, **where: Sequence[Any]) -> Finding:
+    """The one unexplained finding, at exactly this place."""
+    findings = judge(check, cluster)
+    roots = [finding for finding in findings if finding.explained_by is None]
+    assert [finding.code for finding in roots] == [code], findings
+    expected = Where(**{name: tuple(places) for name, places in where.items()})
+    assert roots[0].where == expected
+    assert all(f.explained_by in (None, code) for f in findings)
+    return roots[0]
+
+
+def everywhere(cluster: Cluster, seats: Iterable[int], **launch: Any) -> Cluster:
+    """The same change to the launch record of several participants."""
+    for seat in seats:
+        cluster = change_rank(cluster, seat, launch=launch)
+    return cluster

@@ -1,0 +1,135 @@
+"""The rules of the check `launch_record`, on made-up clusters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
+from nccl_doctor.launch import detect
+from tests import findings
+from tests.clusters import change_rank, make_cluster
+from tests.findings import everywhere
+
+CHECK = next(check for check in registry.load().checks if check.name == "launch_record")
+THREE = ("nd0", "nd1", "nd2")
+judge = partial(findings.judge, CHECK)
+only = partial(findings.only, CHECK)
+
+
+@pytest.mark.parametrize(("hosts", "nproc"), [(("nd0",), 1), (("nd0",), 8), (THREE, 4)])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_healthy_cluster(hosts: Sequence[str], nproc: int, backend: str) -> None:
+    assert judge(make_cluster(hosts, nproc, backend=backend)) == []
+
+
+def test_observe_names_sources_and_no_values() -> None:
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
+    facts = CHECK.observe(Context(launch=detect(environ), env=environ))
+    assert json.loads(json.dumps(facts)) == {
+        "launcher": "env",
+        "sources": {
+            "rank": "RANK",
+            "world_size": "WORLD_SIZE",
+            "master_addr": "MASTER_ADDR",
+            "master_port": "MASTER_PORT",
+        },
+    }
+
+
+def test_after_a_trip_through_json() -> None:
+    problem = LaunchProblem("launch-bad-value", "RANK=x", {"RANK": "x"}, "export RANK=3")
+    cluster = change_rank(make_cluster(), 3, launch={"problems": (problem,)})
+    launch = cluster.ranks[3].launch
+    assert launch is not None
+    again = Launch.from_json(json.loads(json.dumps(launch.to_json())))
+    assert judge(change_rank(cluster, 3, launch=vars(again))) == judge(cluster)
+
+
+class TestLaunchProblems:
+    def problem(self, code: str, *, fatal: bool = True) -> LaunchProblem:
+        return LaunchProblem(code, "RANK=x", {"RANK": "x"}, "export RANK=3", fatal)
+
+    @pytest.mark.parametrize(
+        "code",
+        [
+            "launch-missing-variable",
+            "launch-bad-value",
+            "launch-sources-disagree",
+            "rank-out-of-range",
+            "local-rank-out-of-range",
+        ],
+    )
+    def test_becomes_a_finding_of_its_code(self, code: str) -> None:
+        cluster = change_rank(make_cluster(), 3, launch={"problems": (self.problem(code),)})
+        finding = only(cluster, code, hosts=["nd1"], ranks=[3])
+        assert finding.level is Severity.FAIL
+        assert finding.fix == "export RANK=3"
+        assert finding.evidence == {"variables": {"RANK": "x"}}
+
+    def test_what_torch_does_not_mind_is_a_warning(self) -> None:
+        problems = (self.problem("launch-sources-disagree", fatal=False),)
+        cluster = change_rank(make_cluster(), 3, launch={"problems": problems})
+        assert only(cluster, "launch-sources-disagree", hosts=["nd1"], ranks=[3]).level is (
+            Severity.WARN
+        )
+
+    def test_every_code_of_detect_has_its_kind(self) -> None:
+        codes = {
+            problem.code
+            for environ in (
+                {"RANK": "x"},
+                {"RANK": "2", "WORLD_SIZE": "2"},
+                {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "2"},
+                {"RANK": "0", "WORLD_SIZE": "4", "NNODES": "1", "LOCAL_WORLD_SIZE": "2"},
+            )
+            for problem in detect(environ).problems
+        }
+        assert len(codes) == 5
+        assert codes <= {kind.code for kind in CHECK.kinds}
+
+    def test_own_view_speaks_of_nobody_else(self) -> None:
+        cluster = make_cluster(absent_nodes=[1], complete=False)
+        cluster = change_rank(
+            cluster, 0, launch={"problems": (self.problem("launch-bad-value"),), "nnodes": 7}
+        )
+        only(cluster, "launch-bad-value", hosts=["nd0"], ranks=[0])
+
+
+class TestLocalRankUnset:
+    def test_unset_on_a_host_with_several_ranks(self) -> None:
+        cluster = everywhere(make_cluster(backend="nccl"), [2, 3], local_rank=None)
+        finding = only(cluster, "launch-missing-variable", hosts=["nd1"], ranks=[2, 3])
+        assert finding.level is Severity.WARN
+
+    def test_unset_with_one_rank_per_host(self) -> None:
+        cluster = make_cluster(THREE, nproc=1, backend="nccl")
+        assert judge(everywhere(cluster, range(3), local_rank=None)) == []
+
+    def test_each_task_sees_a_gpu_of_its_own(self) -> None:
+        env = {2: {"CUDA_VISIBLE_DEVICES": "0"}, 3: {"CUDA_VISIBLE_DEVICES": "1"}}
+        cluster = make_cluster(backend="nccl", env=env)
+        assert judge(everywhere(cluster, [2, 3], local_rank=None)) == []
+
+    def test_gloo_does_not_need_it(self) -> None:
+        assert judge(everywhere(make_cluster(), [2, 3], local_rank=None)) == []
+
+    def test_two_processes_with_one_rank_have_a_worse_fault(self) -> None:
+        cluster = everywhere(make_cluster(backend="nccl"), [2, 3], local_rank=None)
+        assert judge(change_rank(cluster, 3, rank=2)) == []
+
+
+class TestRunId:
+    def test_run_id(self) -> None:
+        cluster = everywhere(make_cluster(THREE), range(4), run_id="a")
+        cluster = everywhere(cluster, [4, 5], run_id="b")
+        finding = only(cluster, "launch-run-id-differs", hosts=["nd2"])
+        assert finding.message == "--rdzv-id=b, elsewhere --rdzv-id=a"
+
+    def test_run_ids_of_other_launchers_are_not_compared(self) -> None:
+        cluster = everywhere(make_cluster(), [2, 3], run_id="b", launcher="srun")
+        assert judge(everywhere(cluster, [0, 1], run_id="a", launcher="srun")) == []

@@ -1,0 +1,125 @@
+"""Versions that differ, on made-up clusters and on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity, differences
+from tests import findings
+from tests.clusters import make_cluster
+
+CHECK = next(check for check in registry.load().checks if check.name == "software")
+judge = partial(findings.judge, CHECK)
+
+FACTS = {
+    "torch": "2.13.0+cu130",
+    "torch_git": "cf30153c4c131c8164ee7798e5022d810682e2cb",
+    "cuda": "13.0",
+    "rocm": None,
+    "nccl": "2.28.9",
+    "deepspeed": "0.19.8",
+    "python": "3.11.7",
+    "driver": "580.95.05",
+}
+CPU = {**FACTS, "torch": "2.13.0+cpu", "cuda": None, "nccl": None, "driver": None}
+
+
+def cluster_of(
+    by_rank: Mapping[int, Any] | None = None,
+    *,
+    hosts: int = 2,
+    nproc: int = 8,
+    backend: str = "nccl",
+) -> Cluster:
+    """`hosts` x `nproc` ranks with the same software, but for the facts in `by_rank`; via JSON."""
+    every = dict.fromkeys(range(hosts * nproc), FACTS) | dict(by_rank or {})
+    return make_cluster(
+        [f"nd{node}" for node in range(hosts)],
+        nproc,
+        check=CHECK.name,
+        by_rank=json.loads(json.dumps(every), object_pairs_hook=_numbered),
+        backend=backend,
+    )
+
+
+def _numbered(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
+    return {int(key) if key.isdigit() else key: value for key, value in pairs}
+
+
+def one_host(node: int, nproc: int, **changes: Any) -> dict[int, Any]:
+    """The same change on every rank of one host."""
+    return {node * nproc + local: {**FACTS, **changes} for local in range(nproc)}
+
+
+def places(found: list[Finding]) -> set[tuple[str, Severity, tuple[str, ...], tuple[int, ...]]]:
+    return {(f.code, f.level, f.where.hosts, f.where.ranks) for f in found}
+
+
+def test_the_same_software_everywhere() -> None:
+    assert judge(cluster_of()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "message"),
+    [
+        ({"nccl": "2.27.3"}, Severity.FAIL, "NCCL 2.27.3; the others have NCCL 2.28.9"),
+        ({"torch": "2.12.1+cu130", "torch_git": "aa"}, Severity.FAIL,
+         "torch 2.12.1; the others have torch 2.13.0"),
+        ({"torch": "2.13.1+cu130", "torch_git": "aa"}, Severity.WARN,
+         "torch 2.13.1; the others have torch 2.13.0"),
+        ({"deepspeed": None}, Severity.WARN,
+         "DeepSpeed not installed; the others have DeepSpeed 0.19.8"),
+        ({"python": "3.12.1"}, Severity.WARN, "Python 3.12; the others have Python 3.11"),
+        ({"cuda": "12.8", "nccl": "2.27.3", "python": "3.10.2"}, Severity.FAIL,
+         "CUDA 12.8, NCCL 2.27.3, Python 3.10; the others have CUDA 13.0, NCCL 2.28.9, "
+         "Python 3.11"),
+    ],
+)  # fmt: skip
+def test_the_minority_of_three_to_one_is_blamed(
+    changes: dict[str, Any], severity: Severity, message: str
+) -> None:
+    found = judge(cluster_of(one_host(2, 2, **changes), hosts=4, nproc=2))
+    assert places(found) == {("version-differs", severity, ("nd2",), (4, 5))}
+    assert found[0].message == message
+
+
+def test_a_python_patch_is_no_difference() -> None:
+    assert judge(cluster_of({0: {**FACTS, "python": "3.11.9"}})) == []
+
+
+def test_a_tie_is_said_to_be_a_tie() -> None:
+    found = judge(cluster_of(one_host(1, 1, nccl="2.27.3"), nproc=1))
+    assert places(found) == {("version-differs", Severity.FAIL, ("nd0", "nd1"), (0, 1))}
+    assert found[0].message == "a tie, by rank: NCCL 2.28.9 on 0, 2.27.3 on 1"
+
+
+def test_nccl_versions_do_not_stop_gloo() -> None:
+    by_rank = {0: CPU, 1: CPU, 2: CPU, 3: {**CPU, "nccl": "2.27.3"}}
+    found = judge(cluster_of(by_rank, hosts=4, nproc=1, backend="gloo"))
+    assert found == []  # one rank alone has a value: nothing to compare with
+
+
+def test_differences_of_two_kinds_come_apart() -> None:
+    stacks = {n: {"torch": "2.13.0", "NCCL": "2.28.9"} for n in range(5)}
+    stacks[1] = {"torch": "2.12.0", "NCCL": "2.28.9"}
+    stacks[3] = {"torch": "2.13.0", "NCCL": "2.27.3"}
+    assert [(d.places, d.values) for d in differences(stacks)] == [
+        ((1,), {"torch": "2.12.0"}),
+        ((3,), {"NCCL": "2.27.3"}),
+    ]
+
+
+def test_observe_on_this_machine() -> None:
+    import torch
+
+    seen = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env={}))))
+    assert set(seen) == set(FACTS)
+    assert seen["torch"] == torch.__version__
+    assert judge(cluster_of({0: seen}, hosts=1, nproc=1)) == []
+    assert not torch.cuda.is_initialized()
