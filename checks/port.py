@@ -36,10 +36,8 @@ proc(5): /proc/net/tcp; connect(2): error numbers.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import (
@@ -52,10 +50,14 @@ from nccl_doctor.api import (
     Layer,
     Rank,
     Severity,
+    Skip,
     Untested,
     Where,
+    ephemeral_range,
     knock,
     look_up,
+    may_bind,
+    port_holder,
 )
 
 PORT_IN_USE = Kind(
@@ -115,8 +117,6 @@ NO_ROUTE = Kind(
 SHORT_S = 7.0  # where the store is up before anybody knocks
 RESOLVE_S = 4.0
 MARGIN_S = 1.0
-MAX_COMMAND = 120
-_CAP_NET_BIND_SERVICE = 10
 
 
 class Port(Check):
@@ -144,6 +144,8 @@ class Port(Check):
         """The port of this host, and the road to the master's; back before the deadline."""
         master, port = ctx.launch.master_addr, ctx.launch.master_port
         if not master or port is None:
+            if ctx.launch.launcher == "none":
+                raise Skip("nothing launched here: there is no MASTER_ADDR")
             raise Untested("MASTER_ADDR or MASTER_PORT is not set, or is no port")
         until = min(ctx.deadline, time.monotonic() + self.deadline(ctx)) - MARGIN_S
         bind_errno = ctx.door.get("bind_errno")
@@ -153,11 +155,14 @@ class Port(Check):
             "server": ctx.door.get("server", "other"),
             "bind_errno": bind_errno,
             "bind_error": ctx.door.get("bind_error", ""),
-            "may_bind": _may_bind(port),
-            "ephemeral": _is_ephemeral(port),
+            "may_bind": may_bind(port),
+            "ephemeral": ephemeral_range(port),
         }
         if bind_errno is not None:
-            return {**facts, "holder": _holder(port) if bind_errno == errno.EADDRINUSE else None}
+            return {
+                **facts,
+                "holder": port_holder(port) if bind_errno == errno.EADDRINUSE else None,
+            }
         ctx.breadcrumb(f"look up {master}")
         found = look_up(master, min(RESOLVE_S, until - time.monotonic()), patience_s=2.5)
         if not found.answers:
@@ -179,18 +184,18 @@ class Port(Check):
 def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     port, where = facts["port"], _host(rank)
     if facts["bind_errno"] == errno.EADDRINUSE:
-        holder = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
-        who = f"process {holder['pid']} ({holder['command']})"
-        if holder["pid"] is None:
+        held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
+        who = f"process {held['pid']} ({held['command']})"
+        if held["pid"] is None:
             who = "a process that this user cannot see"
-            who += f" (user id {holder['uid']})" if holder["uid"] is not None else ""
+            who += f" (user id {held['uid']})" if held["uid"] is not None else ""
         yield Finding(
             PORT_IN_USE,
             f"MASTER_PORT={port} is held by {who}",
             where,
-            {**holder, "bind_error": facts["bind_error"]},
-            fix=f"end it (`kill {holder['pid']}`) or export another MASTER_PORT on every host"
-            if holder["pid"]
+            {**held, "bind_error": facts["bind_error"]},
+            fix=f"end it (`kill {held['pid']}`) or export another MASTER_PORT on every host"
+            if held["pid"]
             else f"`sudo ss -tanp 'sport = :{port}'`; export another MASTER_PORT on every host",
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
@@ -261,56 +266,3 @@ def _road(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _host(rank: Rank) -> Where:
     return Where(hosts=(rank.host.label,))
-
-
-# -- observing ---------------------------------------------------------------------------------
-
-
-def _may_bind(port: int) -> bool:
-    start = _read("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
-    status = dict(
-        line.split(":\t", 1) for line in _read("/proc/self/status").splitlines() if ":\t" in line
-    )
-    capable = int(status.get("CapEff", "0"), 16) >> _CAP_NET_BIND_SERVICE & 1
-    return port >= int(start) or bool(capable)
-
-
-def _is_ephemeral(port: int) -> list[int] | None:
-    """The range of ports for clients, where it holds this one unreserved."""
-    span = [int(word) for word in _read("/proc/sys/net/ipv4/ip_local_port_range").split()]
-    for part in _read("/proc/sys/net/ipv4/ip_local_reserved_ports").strip().split(","):
-        low, _, high = part.partition("-")
-        if low and int(low) <= port <= int(high or low):
-            return None
-    return span if len(span) == 2 and span[0] <= port <= span[1] else None
-
-
-def _holder(port: int) -> dict[str, Any] | None:
-    """The socket that has the port, a listener before others, and its process where visible."""
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for row in (line.split() for line in _read(table).splitlines()[1:]):
-            if int(row[1].rpartition(":")[2], 16) == port and row[3] != "06":  # 06: TIME_WAIT
-                found.append((row[3] != "0A", row[7], row[9]))
-    if not found:
-        return None
-    other, uid, inode = min(found)
-    socket_name = f"socket:[{inode}]"
-    held = {"state": "connected" if other else "listening", "uid": int(uid)}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mine = any(os.readlink(fd) == socket_name for fd in (process / "fd").iterdir())
-        except OSError:  # gone by now, or of another user
-            continue
-        if mine:
-            words = _read(str(process / "cmdline")).split("\0")[:3]
-            command = " ".join(" ".join(words).split())[:MAX_COMMAND]
-            return {**held, "pid": int(process.name), "command": command}
-    return {**held, "pid": None, "command": ""}
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -30,7 +30,7 @@ from nccl_doctor.gpus import (
     see_other_gpus,
     torch_build,
 )
-from nccl_doctor.ifchoice import port_range, survey
+from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
     Pair,
@@ -64,6 +64,7 @@ from nccl_doctor.model import (
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
 from nccl_doctor.netfilter import Packet, let_in, quote_hit, read_rules, remove_rule
+from nccl_doctor.ports import ephemeral_range, may_bind, port_holder, port_range
 from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
@@ -128,6 +129,7 @@ __all__ = [
     "dial",
     "differences",
     "disagreement",
+    "ephemeral_range",
     "has_entered",
     "has_route",
     "host_gpus",
@@ -138,10 +140,12 @@ __all__ = [
     "let_in",
     "look_up",
     "major",
+    "may_bind",
     "minor_of",
     "number_range",
     "odd_ones_out",
     "place_of",
+    "port_holder",
     "port_range",
     "public",
     "quote_hit",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.net import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.ports import port_range
 
 BOOTSTRAP = "nccl-bootstrap"
 SOCKETS = "nccl-sockets"
@@ -444,12 +445,3 @@ def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
         for address in interface.addresses
         if address in prefixes
     ]
-
-
-def port_range(path: Path = Path("/proc/sys/net/ipv4/ip_local_port_range")) -> tuple[int, int]:
-    """Lowest and highest port that the kernel hands out by itself."""
-    try:
-        low, high = path.read_text().split()
-    except OSError:
-        return 32768, 60999  # the kernel's default
-    return int(low), int(high)

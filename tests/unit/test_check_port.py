@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Finding, Launch, Severity, Untested, Where
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Launch,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+)
 from nccl_doctor.checks.port import Port
 from nccl_doctor.model import Kind
 from tests.clusters import make_cluster
@@ -228,7 +238,7 @@ def test_rank_0_that_does_not_find_itself_at_master_addr_says_so():
 
 
 def context(port: int | None, master: str | None = "127.0.0.1", **more: Any) -> Context:
-    launch = Launch(master_addr=master, master_port=port, rank=1, world_size=2)
+    launch = Launch("env", master_addr=master, master_port=port, rank=1, world_size=2)
     if more.pop("agent_store", False):
         launch = dataclasses.replace(launch, agent_store=True)
     return Context(launch=launch, env={}, **{"door": OTHER, "join_timeout_s": 3.0, **more})
@@ -422,6 +432,11 @@ def test_what_cannot_be_tested_is_said():
             CHECK.observe(ctx)
     with pytest.raises(Untested, match="does not resolve"):
         CHECK.observe(context(29500, "bad..label"))
+
+
+def test_outside_a_job_there_is_no_port_to_test():
+    with pytest.raises(Skip, match="nothing launched here"):
+        CHECK.observe(Context(launch=Launch(), env={}))
 
 
 def test_the_deadline_is_long_only_where_rank_0_may_come_late():
