@@ -187,7 +187,7 @@ class Process:
             LabError: it is over, or did not start within two seconds.
         """
         end = time.monotonic() + 2
-        while time.monotonic() < end:
+        while self._outer.poll() is None and time.monotonic() < end:
             children = [pid for pid in self.host.pids() if _parent(pid) == self._outer.pid]
             if children:
                 return children[0]
@@ -217,10 +217,9 @@ class Process:
     def kill(self) -> None:
         """SIGKILL the command and wait for it; its own children are left to the host's end."""
         if self.poll() is None:
-            try:
+            with suppress(LabError, ProcessLookupError):
                 self.signal(signal.SIGKILL)
-            except (LabError, ProcessLookupError):
-                self._outer.kill()
+            self._outer.kill()  # nsenter stops itself when its child is stopped
             self._outer.wait(5)
             self.poll()
 
@@ -587,7 +586,7 @@ class Lab:
             holder.stdout.close()
             holder.stderr.close()
         for process in self.processes:
-            process.wait(5)
+            process.kill()
         gone = time.monotonic() + 5
         while any(host.pids() for host in self.hosts) and time.monotonic() < gone:
             time.sleep(0.01)
@@ -605,8 +604,10 @@ class Lab:
     def wait(self, processes: Sequence[Process], timeout_s: float) -> bool:
         """Wait until all have ended; after `timeout_s` kill the rest. Returns: nobody was late."""
         end = time.monotonic() + timeout_s
-        for process in processes:
-            process.wait(max(0.0, end - time.monotonic()))
+        while any([process.poll() is None for process in processes]):  # every one: it sets the time
+            if time.monotonic() > end:
+                break
+            time.sleep(0.01)
         late = [process for process in processes if process.poll() is None]
         for process in late:
             process.kill()
@@ -750,10 +751,13 @@ class Lab:
 
     @contextmanager
     def strike(
-        self, rank: int, number: int, comm: str = "ncd:collectives", after_s: float = 0.0
+        self, rank: int, number: int, comm: str = "ncd:collectives", *, parent: bool = False
     ) -> Iterator[Strike]:
-        """Send a signal to the first process named `comm` of this rank, as soon as it appears."""
-        struck = Strike(self, rank, number, comm[:15], after_s)
+        """Send a signal to the first process named `comm` of this rank, as soon as it appears.
+
+        `parent`: to the supervisor that forked it instead.
+        """
+        struck = Strike(self, rank, number, comm[:15], parent)
         struck.thread.start()
         try:
             yield struck
@@ -765,8 +769,8 @@ class Lab:
 class Strike:
     """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent."""
 
-    def __init__(self, lab: Lab, rank: int, number: int, comm: str, after_s: float):
-        self.lab, self.rank, self.number, self.comm, self.after_s = lab, rank, number, comm, after_s
+    def __init__(self, lab: Lab, rank: int, number: int, comm: str, parent: bool):
+        self.lab, self.rank, self.number, self.comm, self.parent = lab, rank, number, comm, parent
         self.pid: int | None = None
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -792,11 +796,13 @@ class Strike:
             # A fork shows the environment that its supervisor was started with.
             if wanted not in (process / "environ").read_bytes().split(b"\0"):
                 return False
+            if self.parent:
+                stat = (process / "stat").read_text()
+                process = process.parent / stat.rpartition(")")[2].split()[1]
             handle = os.open(process, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             return False
         try:
-            time.sleep(self.after_s)
             signal.pidfd_send_signal(handle, self.number)
         except OSError:
             return False

@@ -1,0 +1,51 @@
+"""The doctor's own processes are lost or frozen: it still ends in time and never says pass."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.lab.lab import Lab
+from tests.lab.reading import ROUND_S, SIGN_IN_S, START_S, check_clean, loud
+
+
+def test_a_supervisor_is_killed(lab: Lab) -> None:
+    with lab.strike(1, signal.SIGKILL, parent=True) as strike:
+        run = lab.plain_doctor()
+    assert strike.pid, str(run)
+    check_clean(run, SIGN_IN_S + 2 * ROUND_S)
+    report = run.report
+    assert report is not None, str(run)
+    assert report["verdict"] in ("fail", "unknown"), str(run)
+    assert run.codes == [report["exit_code"], -signal.SIGKILL], str(run)
+    assert report["exit_code"] in (1, 3), str(run)
+    named = [found["where"] for found in loud(report)]
+    assert {rank for where in named for rank in where["ranks"]} == {1}, str(run)
+    assert {host for where in named for host in where["hosts"]} <= {"nd1"}, str(run)
+
+
+def test_the_coordinator_is_frozen(lab: Lab) -> None:
+    limit_s = 15.0
+    with lab.strike(0, signal.SIGSTOP, parent=True) as strike:
+        run = lab.plain_doctor("--timeout", f"{limit_s:g}", timeout_s=START_S + limit_s)
+    assert strike.pid, str(run)
+    frozen, other = run.done
+    assert frozen.code is None, "nobody can end a stopped process but the lab"
+    assert other.code == 3, str(run)
+    assert other.seconds < START_S + limit_s, str(run)
+    assert run.report is None
+    report = run.partial[1]
+    assert report["verdict"] == "unknown", str(run)
+    assert [root["code"] for root in report["root_causes"]] == ["coordinator-lost"], str(run)
+    assert report["root_causes"][0]["where"]["ranks"] == [0], str(run)
+    assert run.leftovers == [], str(run)
+
+
+def test_a_run_is_interrupted(lab: Lab) -> None:
+    with lab.strike(0, signal.SIGTERM, parent=True) as strike:
+        run = lab.plain_doctor()
+    assert strike.pid, str(run)
+    check_clean(run, SIGN_IN_S + 4 * ROUND_S)
+    assert run.report is not None, str(run)
+    assert run.report["verdict"] != "pass", str(run)
+    assert "run-interrupted" in {found["code"] for found in loud(run.report)}, str(run)
+    assert not {0, None} & set(run.codes), str(run)
