@@ -24,7 +24,9 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.model import Status
-from nccl_doctor.verdict import check_results, conclude, explain, fold, judge_all
+from nccl_doctor.verdict import conclude, judge_all
+from nccl_doctor.verdict.causes import explain, fold
+from nccl_doctor.verdict.status import check_results
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 

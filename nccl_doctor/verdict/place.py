@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from nccl_doctor.model import Cluster, Host, Rank, Where
+from nccl_doctor.model import Cluster, Host, Layer, Rank, Where
 
 Key = Hashable
 """A host: its id in the cluster, or the name of one that the cluster does not know."""
@@ -133,3 +133,8 @@ def rank_where(rank: Rank) -> Where:
     """One participant and its host; of a participant without a rank, its host."""
     here = host_where(rank.host)
     return here if rank.rank is None else here | Where(ranks=(rank.rank,))
+
+
+def is_of_a_group(layer: Layer) -> bool:
+    """Whether a group stands or falls there as a whole: one bad member stops it everywhere."""
+    return layer.order >= Layer.GROUP.order

@@ -1,0 +1,169 @@
+"""Who was due to observe in one check, who did, and what is missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.api import Check
+from nccl_doctor.model import ALONE, Cluster, OutcomeStatus, Rank, Scope, Where, number_range
+from nccl_doctor.verdict.judging import in_words
+from nccl_doctor.verdict.place import host_where, is_of_a_group, rank_where
+
+_WORDS = {
+    OutcomeStatus.RAISED: "raised",
+    OutcomeStatus.HUNG: "hung",
+    OutcomeStatus.DIED: "died",
+    OutcomeStatus.SILENT: "fell silent",
+    OutcomeStatus.UNTESTED: "could not be tested",
+}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One unit (host or rank) of which something that was due is not known."""
+
+    unit: int
+    where: Where
+    text: str
+    missing: bool = False
+    absent: bool = False
+
+
+class Account:
+    """Who was due to observe in one check, who did, and what is missing.
+
+    The unit is a host (by id) for a host-scope check and a participant (by seat) otherwise.
+    """
+
+    def __init__(self, cluster: Cluster, check: Check) -> None:
+        self.check = check
+        self.by_host = check.scope is Scope.HOST
+        self.broken: str | None = None
+        self.labels: dict[int, str] = {}
+        self.numbers: dict[int, int] = {}
+        self.tested: dict[int, str] = {}
+        self.skips: list[str] = []
+        self.gaps: list[Gap] = []
+        self._where: dict[int, Where] = {}
+        self._seats: dict[int, Rank] = {rank.seat: rank for rank in cluster.ranks}
+        self._took: dict[str, float] = defaultdict(float)
+        self._enroll(cluster)
+        self.due = self._due(cluster)
+        held = self._read(cluster)
+        for unit, name in self.due:
+            if (unit, name) not in held:
+                text = "no outcome" if name == ALONE else f"no outcome of {name}"
+                self._gap(unit, name, text, missing=True)
+
+    @property
+    def duration_s(self) -> float:
+        """Rounds follow one another; within a round everybody observes at the same time."""
+        return sum(self._took.values())
+
+    def _enroll(self, cluster: Cluster) -> None:
+        for host in cluster.hosts if self.by_host else ():
+            self._unit(host.id, host.label, host_where(host), host.reported)
+        for rank in () if self.by_host else cluster.ranks:
+            label = f"seat {rank.seat}" if rank.rank is None else str(rank.rank)
+            if rank.rank is not None:
+                self.numbers[rank.seat] = rank.rank
+            self._unit(rank.seat, label, rank_where(rank), rank.reported)
+
+    def _unit(self, unit: int, label: str, where: Where, reported: bool) -> None:
+        self.labels[unit] = label
+        self._where[unit] = where
+        if not reported:
+            self.gaps.append(Gap(unit, where, "never signed in", absent=True))
+
+    def _due(self, cluster: Cluster) -> dict[tuple[int, str], Where]:
+        """(unit, round) → place whose failure stops that unit's part of the round."""
+        absent = {gap.unit for gap in self.gaps}
+        if not self.check.together:
+            return {
+                (unit, ALONE): where for unit, where in self._where.items() if unit not in absent
+            }
+        due = {}
+        try:
+            rounds = tuple(self.check.plan(cluster))
+        except Exception as error:  # as in judge_all
+            self.broken = f"plan raised {in_words(error)}"
+            rounds = ()
+        symptom = is_of_a_group(self.check.layer)
+        for item in rounds:
+            for group in item.groups:
+                seats = [self._seats[seat] for seat in group if seat in self._seats]
+                whole = _all_of(seats) if symptom else Where()
+                for rank in seats:
+                    unit = rank.host.id if self.by_host else rank.seat
+                    if unit not in absent:
+                        due[unit, item.name] = whole or self._where[unit]
+        return due
+
+    def _read(self, cluster: Cluster) -> set[tuple[int, str]]:
+        sources = [(host.id, host.facts) for host in cluster.hosts if self.by_host]
+        for rank in cluster.ranks:
+            sources.append((rank.host.id if self.by_host else rank.seat, rank.facts))
+        held: set[tuple[int, str]] = set()
+        for unit, facts in sources:
+            for name, outcome in facts.get(self.check.name, {}).items():
+                held.add((unit, name))
+                self._outcome(unit, name, outcome)
+        return held
+
+    def _outcome(self, unit: int, name: str, outcome: Mapping[str, Any]) -> None:
+        status = OutcomeStatus(outcome["status"])
+        reason = " ".join(str(outcome.get("reason", "")).split())
+        self._took[name] = max(self._took[name], float(outcome.get("duration_s", 0.0)))
+        if status is OutcomeStatus.OK:
+            self.tested[unit] = self.labels.get(unit, str(unit))
+        elif status is OutcomeStatus.SKIPPED:
+            self.skips.append(reason)
+        else:
+            crumbs = outcome.get("breadcrumbs") or ()
+            step = crumbs[-1].get("step") if crumbs else None
+            text = _WORDS[status]
+            if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and step:
+                text += f" in {step}"
+            if outcome.get("signal"):
+                text += f" of {outcome['signal']}"
+            self._gap(unit, name, f"{text}: {reason}" if reason else text)
+
+    def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:
+        where = self.due.get((unit, name)) or self._where.get(unit) or Where()
+        self.gaps.append(Gap(unit, where, text, missing=missing))
+
+    def told(self, gaps: Iterable[Gap]) -> str:
+        """Gaps in one line: `hung in barrier (ranks 1–3); never signed in (rank 5)`."""
+        by_text: dict[str, list[int]] = defaultdict(list)
+        for gap in gaps:
+            if gap.unit not in by_text[gap.text]:
+                by_text[gap.text].append(gap.unit)
+        return "; ".join(f"{text} ({self._units(units)})" for text, units in by_text.items())
+
+    def _units(self, units: Sequence[int]) -> str:
+        if not self.by_host:
+            numbers = [self.numbers[unit] for unit in units if unit in self.numbers]
+            others = [self.labels.get(unit, "") for unit in units if unit not in self.numbers]
+            ranks = [f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"]
+            return ", ".join((ranks if numbers else []) + others)
+        names = [self.labels.get(unit, str(unit)) for unit in units]
+        return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _all_of(ranks: Sequence[Rank]) -> Where:
+    return Where(
+        hosts=tuple(sorted({rank.host.name for rank in ranks if rank.host.name is not None})),
+        ranks=tuple(sorted({rank.rank for rank in ranks if rank.rank is not None})),
+        nodes=tuple(
+            sorted(
+                {
+                    rank.host.node_rank
+                    for rank in ranks
+                    if rank.host.name is None and rank.host.node_rank is not None
+                }
+            )
+        ),
+    )

@@ -1,0 +1,165 @@
+"""Many findings, few causes: fold the same fault of many places, and explain one by another."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.kinds import ENGINE_CODES
+from nccl_doctor.model import Cluster, Finding, Severity, Where
+from nccl_doctor.verdict.place import Map, Place, is_of_a_group
+
+
+def fold(findings: Iterable[Finding]) -> list[Finding]:
+    """Unite findings that differ only in place and evidence; the order given does not matter.
+
+    Evidence that differs is kept whole, as `{"each": [...]}`.
+    """
+    same: dict[Any, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        same[
+            (
+                finding.kind,
+                finding.check,
+                finding.level,
+                finding.message,
+                finding.fix or finding.kind.fix,
+                finding.confidence,
+                finding.explained_by,
+            )
+        ].append(finding)
+    return sorted((_united(group) for group in same.values()), key=importance)
+
+
+def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
+    """Let the lowest broken layer explain what it covers.
+
+    A failure explains failures and warnings of higher layers whose place lies in its own; from the
+    group layer up it is enough that the places meet. A warning breaks no layer: it explains only
+    warnings from the group layer up, where it meets their place. What a judge said of its own
+    findings stands, unless it names a code that nobody found, or found only as something less
+    severe, or goes in a circle. So wherever there is a failure, one is left unexplained.
+    """
+    given = sorted(findings, key=importance)
+    worst = {finding.code: finding.level.order for finding in reversed(given)}
+    causes = _Causes()
+    for i, finding in enumerate(given):
+        code = finding.explained_by
+        if code is not None and (
+            worst.get(code, len(Severity)) > finding.level.order
+            or not causes.add(finding.code, code)
+        ):
+            given[i] = finding.replaced(explained_by=None)
+    ground = Map(cluster)
+    placed = [(finding, ground.place(finding.where)) for finding in given]
+    lowest_first = sorted(placed, key=lambda item: (item[0].kind.layer.order, importance(item[0])))
+    out = []
+    for finding, place in placed:
+        if finding.explained_by is None and finding.level is not Severity.INFO:
+            for cause, ground_of_cause in lowest_first:
+                if _explains(ground, cause, ground_of_cause, finding, place) and causes.add(
+                    finding.code, cause.code
+                ):
+                    finding = finding.replaced(explained_by=cause.code)
+                    break
+        out.append(finding)
+    return out
+
+
+def root_causes(findings: Iterable[Finding]) -> list[Finding]:
+    """What to fix, most important first: unexplained failures; where there are none, warnings."""
+    roots = [finding for finding in findings if finding.explained_by is None]
+    for severity in (Severity.FAIL, Severity.WARN):
+        worst = [finding for finding in roots if finding.level is severity]
+        if worst:
+            return sorted(worst, key=importance)
+    return []
+
+
+def importance(finding: Finding) -> tuple[Any, ...]:
+    """A total order: severity, layer, code, place, and then whatever tells two apart."""
+    return (
+        finding.level.order,
+        finding.kind.layer.order,
+        finding.code,
+        _canonical(finding.where.to_json()),
+        finding.message,
+        finding.fix,
+        finding.confidence.value,
+        finding.explained_by or "",
+        finding.check,
+        _canonical(finding.evidence),
+    )
+
+
+def _canonical(value: Any) -> str:
+    # default=str: evidence that is not JSON is the check's mistake, not a reason to lose a finding.
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _united(group: Sequence[Finding]) -> Finding:
+    where = Where()
+    evidence: dict[str, Any] = {}
+    for finding in group:
+        where = where | finding.where
+        for one in _each(finding.evidence):
+            evidence[_canonical(one)] = one
+    kept = [json.loads(text) for text in sorted(evidence)]
+    return group[0].replaced(
+        where=where,
+        evidence=kept[0] if len(kept) == 1 else {"each": kept} if kept else {},
+        fix=group[0].fix or group[0].kind.fix,
+        severity=group[0].level,
+    )
+
+
+def _each(evidence: Mapping[str, Any]) -> Iterable[Any]:
+    if set(evidence) == {"each"} and isinstance(evidence["each"], (list, tuple)):
+        return list(evidence["each"])
+    return [evidence] if evidence else []
+
+
+def _explains(
+    ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
+) -> bool:
+    if cause.kind.layer.order >= finding.kind.layer.order:
+        return False
+    symptom = is_of_a_group(finding.kind.layer)
+    if cause.level is Severity.FAIL:
+        if symptom:
+            return ground.meets(cause_place, place)
+        return ground.covers(cause_place, place)
+    return (
+        cause.level is finding.level is Severity.WARN
+        and cause.code not in ENGINE_CODES
+        and symptom
+        and bool(cause_place)
+        and ground.meets(cause_place, place)
+    )
+
+
+class _Causes:
+    """Which code explains which; refuses to go in a circle."""
+
+    def __init__(self) -> None:
+        self._causes: dict[str, set[str]] = defaultdict(set)
+
+    def add(self, code: str, cause: str) -> bool:
+        if self._reaches(cause, code):
+            return False
+        self._causes[code].add(cause)
+        return True
+
+    def _reaches(self, start: str, goal: str) -> bool:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            code = todo.pop()
+            if code == goal:
+                return True
+            if code not in seen:
+                seen.add(code)
+                todo.extend(self._causes.get(code, ()))
+        return False

@@ -1,0 +1,120 @@
+"""Judge everything that was gathered, and put the report together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nccl_doctor import __version__
+from nccl_doctor.api import Check
+from nccl_doctor.kinds import CHECK_BROKE, ENGINE_CODES
+from nccl_doctor.model import CheckResult, Cluster, Finding, Severity, Status
+from nccl_doctor.record import Report, cluster_of, record, run_of
+from nccl_doctor.silence import silent_ranks
+from nccl_doctor.verdict.causes import explain, fold, root_causes
+from nccl_doctor.verdict.judging import judge_all
+from nccl_doctor.verdict.sentence import summary
+from nccl_doctor.verdict.status import check_results
+
+if TYPE_CHECKING:
+    from nccl_doctor.registry import Registry
+
+EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}
+"""Exit code of each verdict; 2 is a usage or configuration error, which yields no report."""
+
+_NONE: Mapping[str, str] = {}
+
+
+def conclude(
+    cluster: Cluster,
+    checks: Sequence[Check],
+    *,
+    run: Mapping[str, Any],
+    problems: Iterable[Finding] = (),
+    blocked: Mapping[str, str] = _NONE,
+    skipped: Mapping[str, str] = _NONE,
+    wanted: Callable[[str], bool] = lambda code: True,
+    strict: bool = False,
+    others: Sequence[CheckResult] = (),
+    alone: bool = False,
+) -> Report:
+    """Judge everything that was gathered, and put the report together.
+
+    `run` is the part of the report's `run` that the cluster does not know (id, started, duration_s,
+    launcher, command, options). `problems` are findings of the engine itself. `blocked` and
+    `skipped` are as in `check_results`. `wanted` says whether findings of a code belong in the
+    report (`Registry.wanted`). With `strict`, warnings fail. `others` are results of checks that
+    are not here to judge. `alone` says that one host was to be examined by itself, so that nobody
+    is missed, and nobody is told that the cluster is fit.
+    """
+    judged, broken = judge_all(cluster, checks)
+    kept = [
+        finding for finding in (*problems, *silent_ranks(cluster), *judged) if wanted(finding.code)
+    ]
+    findings = fold(explain(fold(kept), cluster))
+    results = check_results(
+        cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
+    )
+    results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
+    verdict = _verdict(findings, results, strict=strict, complete=cluster.complete or alone)
+    roots = root_causes(findings)
+    hosts, ranks = record(cluster)
+    return Report(
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+        summary=summary(cluster, verdict, roots, results, alone=alone),
+        run={**run, **run_of(cluster), "alone": alone},
+        root_causes=tuple(roots),
+        findings=tuple(findings),
+        checks=tuple(results),
+        hosts=tuple(hosts),
+        ranks=tuple(ranks),
+        tool={"name": "nccl-doctor", "version": __version__},
+    )
+
+
+def judge_again(saved: Report, registry: Registry) -> Report:
+    """Judge the facts of a saved report with the checks that are installed here.
+
+    What a check found that is not installed here stands as it was saved, and so does what the
+    engine found. An installed check that was not part of the saved run is skipped: it has no facts.
+
+    Raises:
+        ValueError: the report does not hold a whole cluster.
+    """
+    results = {result.name: result for result in saved.checks}
+    here = {check.name for check in registry.checks}
+    skipped = {name: r.reason for name, r in results.items() if r.status is Status.SKIPPED}
+    skipped |= dict.fromkeys(here - set(results), "not part of the saved run")
+    kept = [
+        finding
+        for finding in saved.findings
+        if finding.check not in here or finding.code in ENGINE_CODES - {CHECK_BROKE.code}
+    ]
+    return conclude(
+        cluster_of(saved),
+        registry.checks,
+        run=saved.run,
+        problems=kept,
+        skipped=skipped,
+        wanted=registry.wanted,
+        strict=bool(saved.run.get("options", {}).get("strict", False)),
+        others=[result for name, result in results.items() if name not in here],
+        alone=saved.run.get("alone") is True,
+    )
+
+
+def _verdict(
+    findings: Iterable[Finding], results: Iterable[CheckResult], *, strict: bool, complete: bool
+) -> str:
+    levels = {(finding.level, finding.code in ENGINE_CODES) for finding in findings}
+    statuses = {result.status for result in results}
+    warned = (Severity.WARN, False) in levels
+    failed = any(level is Severity.FAIL for level, _ in levels)
+    if failed or (warned and strict):
+        return "fail"
+    measured = statuses & {Status.PASS, Status.WARN, Status.FAIL}
+    unproven = statuses & {Status.UNKNOWN, Status.BLOCKED}
+    if not measured or unproven or not complete or (Severity.WARN, True) in levels:
+        return "unknown"
+    return "warn" if warned else "pass"

@@ -1,0 +1,48 @@
+"""Let every check judge; a check that breaks costs its own answer only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from nccl_doctor.api import Check
+from nccl_doctor.kinds import CHECK_BROKE
+from nccl_doctor.model import Cluster, Finding
+
+
+def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding], dict[str, str]]:
+    """Let every check judge.
+
+    Returns: the findings, each stamped with its check, and check name → what went wrong for every
+    check whose rules broke. A broken check loses no finding that it made before.
+    """
+    findings: list[Finding] = []
+    broken: dict[str, str] = {}
+    for check in checks:
+        try:
+            for finding in check.judge(cluster):
+                findings.append(finding.replaced(check=check.name))
+        except Exception as error:  # a check's mistake must cost its own answer only
+            broken[check.name] = in_words(error)
+            findings.append(_broke(check, "judge", error))
+    return findings, broken
+
+
+def in_words(error: Exception) -> str:
+    """An exception in one line: its type, and what it says."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _broke(check: Check, method: str, error: Exception) -> Finding:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code if trace is not None else None
+    at = f"{PurePath(code.co_filename).name}:{trace.tb_lineno}" if code and trace else ""
+    return Finding(
+        CHECK_BROKE,
+        f"`{method}` of check {check.name} raised {in_words(error)}",
+        evidence={"check": check.name, "error": in_words(error), "at": at},
+        check=check.name,
+    )

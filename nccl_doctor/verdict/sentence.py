@@ -1,0 +1,58 @@
+"""The whole report in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nccl_doctor.kinds import ENGINE_CODES
+from nccl_doctor.model import CheckResult, Cluster, Finding, Status
+from nccl_doctor.verdict.place import Map
+
+
+def summary(
+    cluster: Cluster,
+    verdict: str,
+    roots: Sequence[Finding],
+    results: Sequence[CheckResult],
+    *,
+    alone: bool,
+) -> str:
+    """The verdict and its main reasons, for a reader who reads no further.
+
+    `roots` are the root causes, the most important first; `alone` is as in `conclude`.
+    """
+    ranks = _count(len(cluster.present), "rank")
+    fit = f"{ranks} on {_count(len(cluster.present_hosts), 'host')}"
+    titles = _few([*dict.fromkeys(finding.kind.title for finding in roots)])
+    if alone and verdict in ("pass", "warn"):
+        more = f", but {_count(len(roots), 'warning')}: {titles}" if roots else ""
+        return f"Nothing stops this host by itself{more}; no other host was met"
+    if verdict == "pass":
+        verb = "is" if len(cluster.present) == 1 else "are"
+        return f"{fit} {verb} fit to train with {cluster.backend}"
+    if verdict == "warn":
+        warnings = _count(len(roots), "warning")
+        return f"{fit} can train with {cluster.backend}, with {warnings}: {titles}"
+    if verdict == "fail":
+        ground = Map(cluster)
+        hosts = ground.hosts(ground.place(finding.where) for finding in roots)
+        total = max(len(cluster.hosts), len(hosts))
+        place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts else ""
+        return f"{_count(len(roots), 'problem')}{place}: {titles}"
+    reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
+    if not (cluster.complete or alone):
+        reasons.append("only one host's own view")
+    for status in (Status.UNKNOWN, Status.BLOCKED):
+        reasons += [f"{r.name}: {r.reason}" for r in results if r.status is status]
+    if not reasons:
+        reasons = ["nothing was measured"]
+    return f"The examination could not be completed: {_few([*dict.fromkeys(reasons)])}"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _few(texts: Sequence[str], most: int = 3) -> str:
+    more = len(texts) - most
+    return "; ".join(texts[:most]) + (f"; and {more} more" if more > 0 else "")

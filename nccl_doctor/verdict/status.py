@@ -1,0 +1,132 @@
+"""What became of each check: passed, failed, blocked by a failure below it, or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from nccl_doctor.api import Check
+from nccl_doctor.kinds import ENGINE_CODES
+from nccl_doctor.model import CheckResult, Cluster, Finding, Layer, Severity, Status
+from nccl_doctor.verdict.account import Account, Gap
+from nccl_doctor.verdict.causes import importance
+from nccl_doctor.verdict.place import Map, Place, is_of_a_group
+
+_NONE: Mapping[str, str] = {}
+
+
+def check_results(
+    cluster: Cluster,
+    checks: Iterable[Check],
+    findings: Sequence[Finding],
+    *,
+    blocked: Mapping[str, str] = _NONE,
+    skipped: Mapping[str, str] = _NONE,
+    broken: Mapping[str, str] = _NONE,
+) -> list[CheckResult]:
+    """What became of each check.
+
+    `findings` are as `explain` left them. Each mapping is by check name: `blocked` to the code or
+    the words for which the engine did not run it (or not everywhere), `skipped` to why it does not
+    apply, `broken` to what went wrong in its `judge`.
+    """
+    ground = Map(cluster)
+    failures = [
+        (finding, ground.place(finding.where))
+        for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))
+        if finding.level is Severity.FAIL
+    ]
+    return [
+        _result(
+            Account(cluster, check),
+            [f for f in findings if f.check == check.name and f.code not in ENGINE_CODES],
+            ground,
+            failures,
+            blocked=blocked.get(check.name),
+            skipped=skipped.get(check.name),
+            broken=broken.get(check.name),
+        )
+        for check in checks
+    ]
+
+
+def _result(
+    account: Account,
+    own: Sequence[Finding],
+    ground: Map,
+    failures: Sequence[tuple[Finding, Place]],
+    *,
+    blocked: str | None,
+    skipped: str | None,
+    broken: str | None,
+) -> CheckResult:
+    check = account.check
+    gaps = [gap for gap in account.gaps if not (gap.missing and (blocked or skipped))]
+    if skipped:
+        gaps = [gap for gap in gaps if not gap.absent]
+    open_gaps = []
+    blockers: list[str] = []
+    known: dict[tuple[int, bool, str], str | None] = {}  # a whole group shares one place
+    for gap in gaps:
+        key = (id(gap.where), gap.absent, gap.text)
+        if key not in known:
+            known[key] = _blocker(check, gap, ground, failures)
+        code = known[key]
+        if code is None:
+            open_gaps.append(gap)
+        elif code not in blockers:
+            blockers.append(code)
+    broken = broken or account.broken
+    levels = {finding.level for finding in own}
+    codes = ", ".join(dict.fromkeys(f.code for f in own if f.level is not Severity.INFO))
+    told = account.told(open_gaps)
+    if Severity.FAIL in levels:
+        status, reason = Status.FAIL, "; ".join(text for text in (codes, broken, told) if text)
+    elif broken or open_gaps:
+        status, reason = Status.UNKNOWN, "; ".join(text for text in (broken, told) if text)
+    elif blockers or blocked:
+        words = ", ".join(blockers) or str(blocked)
+        status = Status.BLOCKED
+        reason = words if words.startswith("blocked by ") else f"blocked by {words}"
+    elif Severity.WARN in levels:
+        status, reason = Status.WARN, codes
+    elif account.tested:
+        status, reason = Status.PASS, ""
+    elif skipped or account.skips:
+        status = Status.SKIPPED
+        reason = skipped or "; ".join(sorted({skip for skip in account.skips if skip}))
+    elif check.together and account.labels:
+        status, reason = Status.SKIPPED, "nothing here for it to test together"
+    else:
+        status, reason = Status.UNKNOWN, "nobody reported"
+    return CheckResult(
+        name=check.name,
+        layer=check.layer,
+        scope=check.scope,
+        status=status,
+        reason=reason,
+        duration_s=account.duration_s,
+        tested=tuple(account.tested[unit] for unit in sorted(account.tested)),
+    )
+
+
+def _blocker(
+    check: Check, gap: Gap, ground: Map, failures: Sequence[tuple[Finding, Place]]
+) -> str | None:
+    """Code of the failure that is the reason for a gap: the lowest one that covers it.
+
+    Whoever never signed in is covered by whatever failure names it, on any layer: nothing at all
+    could be observed there. What the engine itself held back names its failure.
+    """
+    held_back = gap.text.rpartition("blocked by ")[2]
+    if any(finding.code == held_back for finding, _ in failures):
+        return held_back
+    place = ground.place(gap.where)
+    if gap.absent:
+        covering = [f for f, there in failures if ground.covers(there, place)]
+        covering.sort(key=lambda f: f.kind.layer is not Layer.RANKS)
+        return covering[0].code if covering else None
+    reach = ground.meets if is_of_a_group(check.layer) else ground.covers
+    for finding, there in failures:
+        if finding.kind.layer.order < check.layer.order and reach(there, place):
+            return finding.code
+    return None
