@@ -63,8 +63,9 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
-from nccl_doctor.netfilter import Packet, let_in, quote_hit, read_rules, remove_rule
+from nccl_doctor.netfilter import Packet, let_in, quote_hit, remove_rule
 from nccl_doctor.ports import ephemeral_range, may_bind, port_holder, port_range
+from nccl_doctor.rulesets import read_rules
 from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
