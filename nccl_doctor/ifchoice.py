@@ -1,22 +1,21 @@
 """Which interfaces and addresses NCCL and gloo would choose on this host, by their own rules.
 
 NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in src/os/linux.cc
-(src/misc/socket.cc before 2.29), configuration files in src/misc/param.cc; the rules have been
-the same since 2.3. gloo: `createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and
-gloo/transport/tcp/device.cc.
+(src/misc/socket.cc before 2.29); the rules have been the same since 2.3. gloo:
+`createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and gloo/transport/tcp/device.cc.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.names import look_up
+from nccl_doctor.nccl_conf import Setting, nccl_settings
 from nccl_doctor.net import Interface, interfaces, is_link_local, is_loopback
 from nccl_doctor.ports import port_range
 
@@ -28,64 +27,8 @@ GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 MAX_INTERFACES = 16
 """NET/Socket takes no more than this many interfaces (MAX_IFS)."""
 
-ETC_CONF = Path("/etc/nccl.conf")
 _AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """What NCCL tries in turn where the user names nothing; a subnet hint comes after the first."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One effective variable and where its value came from: `environment` or a file."""
-
-    value: str
-    origin: str
-
-
-def nccl_settings(
-    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
-) -> dict[str, Setting]:
-    """The environment as NCCL sees it: its configuration files fill what is not set.
-
-    NCCL_CONF_FILE, where it is not empty, replaces ~/.nccl.conf; /etc/nccl.conf is read always;
-    what is set already wins. A file that cannot be read counts as absent, as it does for NCCL.
-
-    Args:
-        env: the process environment.
-        home: the home folder; by default that of the user database, which is where NCCL looks.
-        etc: the host's own file.
-    """
-    found = {name: Setting(value, "environment") for name, value in env.items()}
-    named = env.get("NCCL_CONF_FILE", "")
-    if home is None:
-        home = _home()
-    first = Path(named) if named else home / ".nccl.conf" if home else None
-    for path in (first, etc):
-        for name, value in _read_conf(path).items() if path else ():
-            found.setdefault(name, Setting(value, str(path)))
-    return found
-
-
-def _home() -> Path | None:
-    import pwd
-
-    try:
-        return Path(pwd.getpwuid(os.getuid()).pw_dir)
-    except KeyError:
-        return None
-
-
-def _read_conf(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines; `#` is a comment in the first column alone, and blanks are not trimmed."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return {}
-    values: dict[str, str] = {}
-    for line in text.split("\n"):
-        name, equals, value = line.partition("=")
-        if equals and name and not line.startswith("#"):
-            values.setdefault(name, value)
-    return values
 
 
 @dataclass(frozen=True)
@@ -348,23 +291,11 @@ def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
     """(host name, its addresses as the resolver orders them).
 
     The addresses are empty where the name does not resolve, and None where that took longer than
-    `timeout_s`: the look-up itself cannot be bounded, so it is left behind in its thread.
+    `timeout_s`.
     """
-    name = socket.gethostname()
-    answer: list[tuple[str, ...]] = []
-
-    def look_up() -> None:
-        try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
-            answer.append(())
-            return
-        answer.append(tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found)))
-
-    thread = threading.Thread(target=look_up, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return name, answer[0] if answer else None
+    found = look_up(socket.gethostname(), timeout_s)
+    answers = tuple(dict.fromkeys(answer.partition("%")[0] for answer in found.answers))
+    return found.query, None if found.timed_out else answers
 
 
 def subnet_prefixes() -> dict[str, int]:

@@ -8,16 +8,15 @@ import pytest
 
 from nccl_doctor.ifchoice import (
     Filter,
-    Setting,
     chosen,
     gloo_choice,
     has_infiniband,
     nccl_choices,
     nccl_data_road,
-    nccl_settings,
     resolve_own,
     subnet_prefixes,
 )
+from nccl_doctor.nccl_conf import Setting, nccl_settings
 from nccl_doctor.net import Interface
 
 
