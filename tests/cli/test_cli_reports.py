@@ -53,6 +53,25 @@ def test_explain_prints_the_page(code):
     assert registry.page(check).splitlines()[0] in done.stdout
 
 
+def test_checks_come_in_the_order_in_which_they_run():
+    names = [line.split()[0] for line in program("checks").stdout.splitlines() if line.strip()]
+    checks = [check for check in registry.load().checks if check.name in names]
+    alone = [check.name for check in checks if not check.together]
+    together = [check.name for check in checks if check.together]
+    assert alone
+    assert together
+    assert [name for name in names if name in {*alone, *together}] == alone + together
+
+
+def test_explain_prints_the_page_of_a_check():
+    done = program("explain", "collectives")
+    assert done.returncode == 0
+    (check,) = [check for check in registry.load().checks if check.name == "collectives"]
+    for kind_ in check.kinds:
+        assert f"{kind_.code}: {kind_.title}" in done.stdout
+    assert registry.page(check) in done.stdout
+
+
 def test_explain_knows_the_engines_own():
     assert "check     the engine itself" in program("explain", "rank-silent").stdout
 

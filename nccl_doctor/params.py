@@ -1,0 +1,99 @@
+"""Types of command-line parameters: each reads one kind of word, or says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[Any]  # generic for the type checker; a plain class before 8.2
+else:
+    _ParamType = click.ParamType
+
+
+class _Word(_ParamType):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return self._read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def _read(self, value: Any) -> Any:
+        """The value of a good word; ValueError says what a bad one is not."""
+        raise NotImplementedError
+
+
+class Seconds(_Word):
+    """A time in seconds: finite and above zero."""
+
+    name = "seconds"
+
+    def _read(self, value: Any) -> float:
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            seconds = math.nan
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"{value!r} is not a positive number of seconds")
+        return seconds
+
+
+class Number(_Word):
+    """A whole number from `low` to `high`."""
+
+    name = "number"
+
+    def __init__(self, low: int, high: int | None = None) -> None:
+        self._low = low
+        self._high = high
+
+    def _read(self, value: Any) -> int:
+        text = str(value).strip()
+        bound = f"at least {self._low}" if self._high is None else f"{self._low} to {self._high}"
+        # isdecimal() as well: int() would take "1_000" and Arabic digits.
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+        if number is None or number < self._low or (self._high and number > self._high):
+            elastic = " (a range of nodes is not supported)" if ":" in text else ""
+            raise ValueError(f"{text!r} is not a whole number, {bound}{elastic}")
+        return number
+
+
+class LocalRanks(_Word):
+    """How many ranks to start: a number from 1, or a word of torchrun's."""
+
+    name = "auto|gpu|cpu|number"
+
+    def _read(self, value: Any) -> str:
+        text = str(value)
+        if text in ("auto", "gpu", "cpu"):
+            return text
+        if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0):
+            raise ValueError(f"{text!r} is not auto, gpu, cpu or a number from 1")
+        return str(int(text))
+
+
+class Names(_Word):
+    """Comma-separated names; a list in the configuration file."""
+
+    name = "names"
+
+    def _read(self, value: Any) -> tuple[str, ...]:
+        items = value.split(",") if isinstance(value, str) else list(value)
+        names = tuple(dict.fromkeys(item.strip() for item in items))
+        if "" in names:
+            raise ValueError(f"{value!r} holds an empty name")
+        return names
+
+
+class HostName(_Word):
+    """A host name or address, by its looks: whether it exists is for a check to say."""
+
+    name = "host"
+
+    def _read(self, value: Any) -> str:
+        text = str(value)
+        if not text or any(char.isspace() or not char.isprintable() for char in text):
+            raise ValueError(f"{text!r} is not a host name or address")
+        return text

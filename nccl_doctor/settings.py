@@ -1,0 +1,159 @@
+"""From command line and configuration file to options: all that can be wrong is said here.
+
+Every error is one line, before anything starts. Nothing heavy is imported before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from nccl_doctor.launch import Launch
+    from nccl_doctor.options import Flags, Options
+
+_CONFIG = "nccl-doctor.config"
+"""Where the tables of the configuration file wait in the click context."""
+
+
+def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of --config: values of the file become the defaults of the options that follow.
+
+    Raises:
+        click.UsageError: there is a file, and it cannot be used.
+    """
+    from nccl_doctor.config import ConfigError, load
+
+    try:
+        config = load(value, Path.cwd())
+    except ConfigError as error:
+        raise click.UsageError(str(error), ctx) from error
+    except OSError as error:
+        raise click.UsageError(f"cannot read the working directory: {error}", ctx) from error
+    known = {item.name for item in ctx.command.params}
+    ctx.default_map = {key: item for key, item in config.items() if key in known}
+    ctx.meta[_CONFIG] = {key: config.get(key, {}) for key in ("expected", "thresholds")}
+    return value
+
+
+def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> Options:
+    """Options of an examination, from the parameters that it was given.
+
+    `first`: this participant is the one that writes the report.
+
+    Raises:
+        click.UsageError: they contradict each other, name a check that is not there, or leave none
+            to run; or the report could not be written.
+    """
+    from nccl_doctor.model import Level
+    from nccl_doctor.options import Options
+
+    if given["quiet"] and given["verbose"]:
+        raise click.UsageError("--quiet and --verbose contradict each other", ctx)
+    if first:
+        check_json_path(given["json"])
+    select, ignore = given["select"] or (), given["ignore"] or ()
+    _check_names(ctx, select, ignore)
+    timeout = given.get("timeout", Options.timeout_s)
+    return Options(
+        backend=given["backend"],
+        level=Level(given.get("level", "standard")),
+        select=select,
+        ignore=ignore,
+        timeout_s=timeout,
+        join_timeout_s=_within(ctx, given, "join_timeout", Options.join_timeout_s, timeout),
+        collective_timeout_s=_within(
+            ctx, given, "collective_timeout", Options.collective_timeout_s, timeout
+        ),
+        strict=given["strict"],
+        json_path=given["json"],
+        verbosity=given["verbose"],
+        quiet=given["quiet"],
+        **ctx.meta[_CONFIG],
+    )
+
+
+def _within(
+    ctx: click.Context, given: Mapping[str, Any], name: str, default: float, timeout: float
+) -> float:
+    """A part of --timeout: must not exceed it if it was asked for, else it shrinks with it."""
+    seconds = float(given.get(name, default))
+    if seconds <= timeout:
+        return seconds
+    if ctx.get_parameter_source(name) in (None, ParameterSource.DEFAULT):
+        return timeout
+    raise click.UsageError(
+        f"--{name.replace('_', '-')} {seconds:g} is longer than --timeout {timeout:g}; "
+        f"raise --timeout or lower it",
+        ctx,
+    )
+
+
+def _check_names(ctx: click.Context, select: Sequence[str], ignore: Sequence[str]) -> None:
+    if not (select or ignore):
+        return
+    from nccl_doctor import registry
+
+    try:
+        found = registry.load(select, ignore)
+    except registry.UnknownName as error:
+        raise click.UsageError(str(error), ctx) from error
+    if not found.checks:
+        raise click.UsageError("--select and --ignore leave no check to run", ctx)
+
+
+def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
+    """Hold the topology flags against the launcher, or against one host where there is none.
+
+    Raises:
+        click.UsageError: they say something else than the launcher, or ask for what only a
+            launcher could start.
+    """
+    from nccl_doctor.options import contradictions
+
+    nnodes, node_rank = flags.nnodes, flags.node_rank
+    if launch.launcher != "none":
+        lines = contradictions(flags, launch)
+        if lines:
+            raise click.UsageError("; ".join(lines), ctx)
+        return
+    if (nnodes or 1) > 1:
+        raise click.UsageError(
+            f"--nnodes {nnodes}: several hosts need a launcher: run "
+            f"`torchrun --nnodes {nnodes} … -m nccl_doctor run` on each",
+            ctx,
+        )
+    if node_rank:
+        raise click.UsageError(
+            f"--node-rank {node_rank} is out of range for --nnodes {nnodes or 1}", ctx
+        )
+    if flags.nproc_per_node is not None:
+        from nccl_doctor.spawn import num_local_ranks
+
+        try:
+            num_local_ranks(flags.nproc_per_node, os.environ)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+
+
+def check_json_path(path: str | None) -> None:
+    """Before anything starts: a report that cannot be written is found out too late otherwise.
+
+    Raises:
+        click.UsageError: the path is no file in a folder that can be written.
+    """
+    if path in (None, "-"):
+        return
+    target = Path(str(path))
+    folder = target.parent
+    if not path or target.is_dir():
+        raise click.UsageError(f"--json {path or repr(path)}: a file name is needed, not a folder")
+    if not folder.is_dir():
+        raise click.UsageError(f"--json {path}: the folder {folder} does not exist; create it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--json {path}: the folder {folder} is not writable")
