@@ -143,7 +143,9 @@ def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
     ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 1])
-    time.sleep(START_S / 2)  # both wait for rank 2 in the roll call
+    probe_child(ranks.processes[0].pid, "doorkeeper")
+    probe_child(ranks.processes[1].pid, "ranks")
+    time.sleep(1.0)  # both are about to wait for rank 2, or wait already
     below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
     assert below, "the doorkeeper at least"
     signalled = time.monotonic()
