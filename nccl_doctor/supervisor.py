@@ -114,9 +114,7 @@ class Supervisor:
     def _connect(self) -> Mailbox:
         run = self._run
         patience = run.options.join_timeout_s - (time.monotonic() - run.started)
-        cluster = self._ledger.cluster(run.options, run.backend, complete=False)
-        own, _ = judge_all(cluster, run.registry.checks)
-        if any(f.level is Severity.FAIL and f.kind.layer in _ROAD for f in own):
+        if self._broken_road() is not None:
             patience = min(patience, SHORT_ROAD_S)
         patience = min(max(patience, SHORT_ROAD_S), run.left())
         doorkeeper.bound_resolver()
@@ -181,11 +179,20 @@ class Supervisor:
     def _own_view(self, kind: Kind | None, message: str, where: Where | None = None) -> Departure:
         """Judge one's own facts: the coordinator was not reached, or was lost."""
         here = Where(hosts=(socket.gethostname(),)) if where is None else where
-        extra = [Finding(kind, message, here)] if kind else []
+        road = self._broken_road()
+        cause = road.code if road else None
+        extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
         report = self._run.judge(self._ledger, complete=False, extra=extra)
         if not self._run.launch.is_complete():
             report = replace(report, exit_code=2)  # not a sick cluster: a launch without a place
         return Departure(report.exit_code, report, aside=self._is_aside())
+
+    def _broken_road(self) -> Finding | None:
+        """The lowest failure that this participant has seen between itself and the master."""
+        cluster = self._ledger.cluster(self._run.options, self._run.backend, complete=False)
+        findings, _ = judge_all(cluster, self._run.registry.checks)
+        found = [f for f in findings if f.level is Severity.FAIL and f.kind.layer in _ROAD]
+        return min(found, key=lambda f: f.kind.layer.order, default=None)
 
     def _is_aside(self) -> bool:
         return self._run.launch.rank not in (0, None) or self._is_second

@@ -115,7 +115,8 @@ class Account:
 
     def _outcome(self, unit: int, name: str, outcome: Mapping[str, Any]) -> None:
         status = OutcomeStatus(outcome["status"])
-        reason = " ".join(str(outcome.get("reason", "")).split())
+        # Of a traceback the last line says what went wrong; the whole stands in the facts.
+        reason = (str(outcome.get("reason", "")).strip().splitlines() or [""])[-1].strip()
         self._took[name] = max(self._took[name], float(outcome.get("duration_s", 0.0)))
         if status is OutcomeStatus.OK:
             self.tested[unit] = self.labels.get(unit, str(unit))

@@ -149,6 +149,18 @@ def gone(pids: Sequence[int], timeout_s: float = 3.0) -> bool:
     return True
 
 
+def handles(pid: int, number: int, timeout_s: float = 30.0) -> bool:
+    """Wait until a process has a handler for a signal."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        status = Path(f"/proc/{pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        if caught >> (number - 1) & 1:
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def probe_child(pid: int, name: str, timeout_s: float = 30.0) -> int:
     """Wait for the probe child of a check below a process; returns its process id."""
     until = time.monotonic() + timeout_s

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.ranks import Ranks, descendants, free_port, gone, probe_child, rank_env
+from tests.ranks.ranks import Ranks, descendants, free_port, gone, handles, probe_child, rank_env
 
 JOIN_S = 5.0
 COLLECTIVE_S = 3.0
@@ -144,7 +144,7 @@ def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
 def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
     ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 1])
     probe_child(ranks.processes[0].pid, "doorkeeper")
-    probe_child(ranks.processes[1].pid, "ranks")
+    assert handles(ranks.processes[1].pid, number)
     time.sleep(1.0)  # both are about to wait for rank 2, or wait already
     below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
     assert below, "the doorkeeper at least"
