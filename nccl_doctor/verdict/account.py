@@ -115,8 +115,10 @@ class Account:
 
     def _outcome(self, unit: int, name: str, outcome: Mapping[str, Any]) -> None:
         status = OutcomeStatus(outcome["status"])
-        # Of a traceback the last line says what went wrong; the whole stands in the facts.
-        reason = (str(outcome.get("reason", "")).strip().splitlines() or [""])[-1].strip()
+        reason = str(outcome.get("reason", "")).strip()
+        if reason.startswith("Traceback"):  # its last line says it; the whole stands in the facts
+            reason = reason.splitlines()[-1]
+        reason = " ".join(reason.split())
         self._took[name] = max(self._took[name], float(outcome.get("duration_s", 0.0)))
         if status is OutcomeStatus.OK:
             self.tested[unit] = self.labels.get(unit, str(unit))
