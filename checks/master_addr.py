@@ -2,25 +2,23 @@
 
 What it checks
 --------------
-Every host resolves MASTER_ADDR and its own host name, as torch and gloo will, and names the
-addresses of its interfaces. The answers are compared: whether there is one at all, whether it is
-loopback although the job spans hosts, whether all hosts get the same, whether rank 0's host owns
-it (and if not, who does), whether IPv6 answers can be used, and whether look-ups in both directions
-are quick. Look-ups go to the resolver of the host; no packet goes to the master.
+Every host resolves MASTER_ADDR, as torch will, and names the addresses of its interfaces. The
+answers are compared: whether there is one at all, whether it is loopback although the job spans
+hosts, whether all hosts get the same, whether rank 0's host owns it (and if not, who does), whether
+IPv6 answers can be used, and whether look-ups in both directions are quick. Look-ups go to the
+resolver of the host; no packet goes to the master.
 
 Why it matters
 --------------
 Every rank meets the others at MASTER_ADDR. Where it does not resolve, or leads to the wrong machine
 or back to the host itself, that rank waits for its whole time-out and the others wait for it.
-gloo publishes the address that a host's *own* name resolves to: with the line "127.0.1.1 myhost" of
-many distributions its peers are told to connect to themselves. torch looks up the name of every
-peer for its log, so a name server that does not answer costs seconds for each connection.
+torch looks up the name of every peer for its log, so a name server that does not answer costs
+seconds for each connection.
 
 How to fix
 ----------
 Set MASTER_ADDR to the address of rank 0's host on the network that the hosts share, or give its
-name the same address on every host. Let a host's own name resolve to that network too, or set
-GLOO_SOCKET_IFNAME to the exact interface.
+name the same address on every host.
 
 When it is wrong
 ----------------
@@ -31,20 +29,21 @@ that is slow again when it is repeated.
 
 References
 ----------
-PyTorch: torch.distributed.TCPStore, environment variable initialization, GLOO_SOCKET_IFNAME;
-getaddrinfo(3), hosts(5), resolv.conf(5); RFC 6724 (order of addresses).
+PyTorch: torch.distributed.TCPStore, environment variable initialization; getaddrinfo(3), hosts(5),
+resolv.conf(5); RFC 6724 (order of addresses).
 """
 
 from __future__ import annotations
 
-import re
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nccl_doctor.api import (
+    ADDR_DIGITS_ONLY,
+    ADDR_LOOPBACK,
+    ADDR_UNRESOLVABLE,
     SLOW_S,
     Check,
     Cluster,
@@ -56,32 +55,18 @@ from nccl_doctor.api import (
     LookUp,
     Rank,
     Severity,
+    Skip,
     Untested,
     Where,
     has_route,
     interfaces,
-    is_link_local,
     is_loopback,
+    likely_address,
     look_up,
     odd_ones_out,
+    spans_machines,
 )
 
-ADDR_UNRESOLVABLE = Kind(
-    code="addr-unresolvable",
-    layer=Layer.NAME,
-    title="A host name that the job needs does not resolve",
-    why="Ranks meet at MASTER_ADDR, and gloo publishes the address of a host's own name; without "
-    "an answer a rank retries in silence until its time-out.",
-    fix='add "ADDRESS NAME" to /etc/hosts or the name server, or use the address itself',
-)
-ADDR_LOOPBACK = Kind(
-    code="addr-loopback",
-    layer=Layer.NAME,
-    title="A host name leads back to the host itself",
-    why="A loopback address means another machine on every host: peers that are given it connect "
-    "to themselves.",
-    fix="export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
-)
 ADDR_DIFFERS = Kind(
     code="addr-differs",
     layer=Layer.NAME,
@@ -105,13 +90,6 @@ ADDR_FAMILY_MIXED = Kind(
     fix="remove the AAAA record of the master, or give this host an IPv6 route",
     severity=Severity.WARN,
 )
-ADDR_DIGITS_ONLY = Kind(
-    code="addr-digits-only",
-    layer=Layer.NAME,
-    title="A host name of digits only is taken for an IPv4 address",
-    why="The resolver reads a plain number as a 32-bit address and never asks for the name.",
-    fix="use the fully qualified name or the address",
-)
 DNS_SLOW = Kind(
     code="dns-slow",
     layer=Layer.NAME,
@@ -126,11 +104,10 @@ LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s: the answ
 PATIENCE_S = 2.5  # the name of a pod that starts with the job comes seconds after it
 ALL_S = 4.7
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-_VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
 
 
 class MasterAddr(Check):
-    """Resolve MASTER_ADDR and the own host name; compare over hosts."""
+    """Resolve MASTER_ADDR on every host, and compare."""
 
     name = "master_addr"
     layer = Layer.NAME
@@ -146,16 +123,17 @@ class MasterAddr(Check):
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """All look-ups at once; back within 5 s whatever the resolver does."""
-        master, own = ctx.launch.master_addr, socket.gethostname()
+        """Look up in both directions; back within 5 s whatever the resolver does."""
+        master = ctx.launch.master_addr
         if not master:
+            if ctx.launch.launcher == "none":
+                raise Skip("nothing launched here: there is no MASTER_ADDR")
             raise Untested("MASTER_ADDR is not set")
         until = time.monotonic() + ALL_S
-        ctx.breadcrumb(f"look up {master} and {own}")
-        with ThreadPoolExecutor(4) as pool:
-            mine = pool.submit(look_up, own, LOOK_UP_S)
-            found = look_up(master, LOOK_UP_S, patience_s=PATIENCE_S)
-            left = min(LOOK_UP_S, until - time.monotonic())
+        ctx.breadcrumb(f"look up {master}")
+        found = look_up(master, LOOK_UP_S, patience_s=PATIENCE_S)
+        left = min(LOOK_UP_S, until - time.monotonic())
+        with ThreadPoolExecutor(2) as pool:
             names = [
                 pool.submit(look_up, address, left, reverse=True)
                 for address in found.answers[:2]
@@ -164,7 +142,6 @@ class MasterAddr(Check):
             return {
                 "master_addr": master,
                 "master": found.to_json(),
-                "own": mine.result().to_json(),
                 "reverse": [name.result().to_json() for name in names],
                 "no_route": [answer for answer in found.answers if not has_route(answer)],
                 "interfaces": [
@@ -177,16 +154,11 @@ class MasterAddr(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Every host by itself, then what MASTER_ADDR leads to."""
         views = [_View(cluster, rank, facts) for rank, facts in cluster.facts(self.name)]
-        machines = {(view.host.name, view.host.addresses) for view in views}
-        everybody_is_in = cluster.complete and not cluster.absent
-        # Two node ranks on one machine need no network; while somebody is missing, trust nnodes.
-        spans = cluster.is_multi_host() and (len(machines) > 1 or not everybody_is_in)
+        own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}
         for view in views:
             yield from _unusable(view, views)
-            yield from _slow(view)
-            if spans:
-                yield from _own_name(cluster, view)
-        if spans:
+            yield from _slow(view, own.get(view.rank.seat))
+        if spans_machines(cluster):
             yield from _loopback(cluster, views)
             yield from _not_on_master(cluster, views)
             yield from _differing(views)
@@ -199,7 +171,6 @@ class _View:
         self.rank, self.host, self.facts = rank, rank.host, facts
         self.name = str(facts["master_addr"])
         self.found = LookUp.from_json(facts["master"])
-        self.own = LookUp.from_json(facts["own"])
         self.where = Where(hosts=(rank.host.name,) if rank.host.name else ())
         self.answers = self.found.answers
         self.shown = f"MASTER_ADDR={self.name} resolves to {', '.join(self.answers)}"
@@ -219,15 +190,10 @@ class _View:
         first_of_host = self.rank.local_rank == 0 and self.rank.rank
         return not self.is_master and bool(node if node is not None else first_of_host)
 
-    def nic(self) -> tuple[str, str] | None:
-        """(interface, address) that peers are most likely to reach."""
-        usable = [
-            (bool(_VIRTUAL.match(nic)), ":" in address, nic, address)
-            for nic, addresses in self.facts["interfaces"]
-            for address in addresses
-            if not is_link_local(address)
-        ]
-        return min(usable, key=lambda u: u[:2])[2:] if usable else None
+    def address(self) -> str | None:
+        """The own address that peers are most likely to reach."""
+        likely = likely_address(self.facts["interfaces"])
+        return likely and likely[1]
 
 
 def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
@@ -265,8 +231,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
 
 def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
     """MASTER_ADDR leads back to a host that the others, or that itself, will not find there."""
-    target = next((v.nic() for v in views if v.is_master), None)
-    address = target[1] if target else "ADDRESS of rank 0's host"
+    address = next((v.address() for v in views if v.is_master), None)
+    address = address or "ADDRESS of rank 0's host"
     for view in views:
         # Whether it is loopback wherever it is asked, and not by a line in this host's hosts file.
         anywhere = view.name in (*_LOOPBACK_NAMES, *view.answers)
@@ -302,7 +268,7 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
         if cluster.complete:  # address translation, or a service name, where others did come in
             came = any(view.got_in for view in views)
             severity = (Severity.WARN if cluster.absent else Severity.INFO) if came else severity
-        nic = master.nic()
+        address = master.address()
         yield Finding(
             ADDR_NOT_ON_MASTER,
             f"{master.shown}, which "
@@ -311,8 +277,8 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
             ),
             master.where,
             {"owners": owners, "rank_0_host": list(master.host.addresses)},
-            fix=f"export MASTER_ADDR={nic[1]} on every host, or start rank 0 on {master.name}"
-            if nic
+            fix=f"export MASTER_ADDR={address} on every host, or start rank 0 on {master.name}"
+            if address
             else "",
             severity=severity,
             confidence=Confidence.CERTAIN
@@ -351,40 +317,11 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
         )
 
 
-def _own_name(cluster: Cluster, view: _View) -> Iterator[Finding]:
-    """The rule of gloo: publish the first address of the own host name that can be bound here."""
-    name, answers, nic = view.own.query, view.own.answers, view.nic()
-    published = next(filter(view.owns, answers), "")
-    if view.rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
-        return
-    if not answers:
-        kind, message = ADDR_UNRESOLVABLE, f"does not resolve: {view.own.error}"
-    elif name.isdecimal():
-        kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
-    elif published:
-        kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo gives that to its peers"
-    else:
-        kind = ADDR_LOOPBACK
-        message = f"resolves to {', '.join(answers)}, not an address of it: gloo takes 127.0.0.1"
-    # A host that never got in did not fail for its own name: that would bite later.
-    fails = cluster.backend == "gloo" and cluster.complete
-    yield Finding(
-        kind,
-        f"own host name {name} {message}",
-        view.where,
-        fix=f'export GLOO_SOCKET_IFNAME={nic[0]} on this host, or put "{nic[1]} {name}" into '
-        "/etc/hosts in place of its line"
-        if nic
-        else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
-        severity=Severity.FAIL if fails else Severity.WARN,
-    )
-
-
-def _slow(view: _View) -> Iterator[Finding]:
-    """A name that never came is no slow name: it has its own finding."""
-    reverse = [LookUp.from_json(data) for data in view.facts["reverse"]]
-    forward = [found for found in (view.found, view.own) if found.answers or found is view.own]
-    slow = [found for found in (*forward, *reverse) if found.slow]
+def _slow(view: _View, own: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """`own` is the look-up of the own host name, where check own_name made one."""
+    others = [LookUp.from_json(data) for data in ([own] if own else []) + view.facts["reverse"]]
+    # A master's name that never came is no slow name: it has its own finding.
+    slow = [found for found in ([view.found] if view.answers else []) + others if found.slow]
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}
         shown = ", ".join(

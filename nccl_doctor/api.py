@@ -30,6 +30,7 @@ from nccl_doctor.gpus import (
     see_other_gpus,
     torch_build,
 )
+from nccl_doctor.hosts import likely_address, spans_machines
 from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
@@ -66,6 +67,7 @@ from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is
 from nccl_doctor.netfilter import Packet, let_in, quote_hit, remove_rule
 from nccl_doctor.ports import ephemeral_range, may_bind, port_holder, port_range
 from nccl_doctor.rulesets import read_rules
+from nccl_doctor.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 from nccl_doctor.storeping import knock
 from nccl_doctor.versions import (
     OLDEST_DRIVER,
@@ -81,6 +83,9 @@ from nccl_doctor.versions import (
 )
 
 __all__ = [
+    "ADDR_DIGITS_ONLY",
+    "ADDR_LOOPBACK",
+    "ADDR_UNRESOLVABLE",
     "ALONE",
     "OLDEST_DRIVER",
     "SLOW_S",
@@ -139,6 +144,7 @@ __all__ = [
     "is_loopback",
     "knock",
     "let_in",
+    "likely_address",
     "look_up",
     "major",
     "may_bind",
@@ -160,6 +166,7 @@ __all__ = [
     "see_other_gpus",
     "sort_calls",
     "source_of",
+    "spans_machines",
     "survey",
     "torch_build",
     "unroutable_hosts",

@@ -39,8 +39,9 @@ class Registry:
     """The checks of one run.
 
     `checks` are those selected, by layer, then name. `kinds` maps every installed code, selected or
-    not, to its kind and check (None: the engine's own). `origins` maps every installed check name
-    to the distribution that it came with.
+    not, to its kind and the first check that lists it (None: the engine's own). `owners` maps the
+    codes of checks to the names of all that list them. `origins` maps every installed check name to
+    the distribution that it came with.
     """
 
     checks: tuple[Check, ...]
@@ -49,17 +50,23 @@ class Registry:
     origins: Mapping[str, str] = field(default_factory=dict)
     select: frozenset[str] = frozenset()
     ignore: frozenset[str] = frozenset()
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def wanted(self, code: str) -> bool:
         """Whether a finding of this code belongs in the report, after --select and --ignore.
 
-        What the engine itself has to say is dropped only when it is ignored by its code.
+        One that several checks share belongs there if it does for any of them. What the engine
+        itself has to say is dropped only when it is ignored by its code.
         """
-        check = self.kinds[code][1] if code in self.kinds else None
-        names = {code} if check is None else {code, check.name}
-        if names & self.ignore:
-            return False
-        return check is None or not self.select or bool(names & self.select)
+        owners = self.owners.get(code)
+        if owners is None:
+            return code not in self.ignore
+        return any(self.wants(check, code) for check in owners)
+
+    def wants(self, check: str, code: str) -> bool:
+        """Whether this check is to look for this code."""
+        names = {check, code}
+        return not names & self.ignore and (not self.select or bool(names & self.select))
 
 
 def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
@@ -95,6 +102,7 @@ class _Shelf:
         self.checks: dict[str, Check] = {}
         self.origins: dict[str, str] = {}
         self.problems: list[Finding] = []
+        self.owners: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[str, tuple[Kind, Check | None]] = {
             kind.code: (kind, None) for kind in ENGINE_KINDS
         }
@@ -104,7 +112,7 @@ class _Shelf:
             # Foreign code runs at import: whatever it raises, sys.exit() included, is its fault
             # and must not stop the examination.
             check = _check_of(find())
-            self._refuse_duplicates(check)
+            self._refuse_duplicates(check, origin)
         except (Exception, SystemExit) as error:
             text = (
                 str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
@@ -119,14 +127,17 @@ class _Shelf:
             return
         self.checks[check.name] = check
         self.origins[check.name] = origin
-        self.kinds.update({kind.code: (kind, check) for kind in check.kinds})
+        for kind in check.kinds:
+            self.kinds.setdefault(kind.code, (kind, check))
+            self.owners[kind.code] = (*self.owners.get(kind.code, ()), check.name)
 
-    def _refuse_duplicates(self, check: Check) -> None:
+    def _refuse_duplicates(self, check: Check, origin: str) -> None:
         if check.name in self.checks:
             raise _Unusable(f'the check name "{check.name}" belongs to {self.origins[check.name]}')
         for kind in check.kinds:
-            if kind.code in self.kinds:
-                other = self.kinds[kind.code][1]
+            known, other = self.kinds.get(kind.code, (None, None))
+            # Built-in checks share a code by listing the very same kind.
+            if known is not None and not (other and origin == _BUILT_IN and known == kind):
                 owner = "the engine" if other is None else f"check {other.name}"
                 raise _Unusable(f'the finding code "{kind.code}" belongs to {owner}')
 
@@ -141,11 +152,11 @@ class _Shelf:
         for name in sorted(select & ENGINE_CODES):
             raise UnknownName(f'--select: "{name}" is the engine\'s own and cannot be selected')
         every = sorted(self.checks.values(), key=lambda check: (check.layer.order, check.name))
-        all_of_it = Registry((), (), self.kinds, self.origins, select, ignore)
+        all_of_it = Registry((), (), self.kinds, self.origins, select, ignore, self.owners)
         return replace(
             all_of_it,
             # A check none of whose findings is wanted would run for nothing and then read "pass".
-            checks=tuple(c for c in every if any(all_of_it.wanted(k.code) for k in c.kinds)),
+            checks=tuple(c for c in every if any(all_of_it.wants(c.name, k.code) for k in c.kinds)),
             # Whatever was selected is here, so what could not be loaded is not part of this run.
             problems=tuple(
                 p.replaced(severity=Severity.INFO) if select else p

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +16,11 @@ from nccl_doctor.api import (
     Launch,
     LookUp,
     Severity,
+    Skip,
     Untested,
 )
 from nccl_doctor.checks.master_addr import MasterAddr
-from tests.clusters import change_rank, make_cluster
+from tests.clusters import change_rank, make_cluster, outcome
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")
@@ -34,13 +34,12 @@ def look(query: str, *answers: str, error: str = "", took: Sequence[float] = (0.
     return LookUp(query, answers, error, tuple(took), slow=slow).to_json()
 
 
-def facts(host: str, *answers: str, name: str = "nd0", own: Any = None, **more: Any) -> Any:
+def facts(host: str, *answers: str, name: str = "nd0", **more: Any) -> Any:
     """What a host sees; healthy but for what is said."""
     mine = ADDRESSES[NAMES.index(host)]
     return {
         "master_addr": name,
         "master": look(name, *(answers or (ND0,))),
-        "own": own or look(host, mine),
         "reverse": [look(address, "nd0") for address in answers or (ND0,)],
         "no_route": [],
         "interfaces": [["docker0", ["172.17.0.1"]], ["eth0", [mine, "fe80::1"]]],
@@ -95,22 +94,21 @@ def test_a_healthy_cluster_has_no_findings(backend: str, complete: bool):
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
-def test_one_host_may_meet_on_loopback_and_call_itself_loopback(name: str):
-    seen = facts("nd0", "127.0.0.1", name=name, own=look("nd0", "127.0.1.1"))
+def test_one_host_may_meet_on_loopback(name: str):
+    seen = facts("nd0", "127.0.0.1", name=name)
     for complete in (True, False):
         assert judged(cluster_of({"nd0": seen}, complete=complete)) == []
 
 
 def test_two_node_ranks_on_one_machine_may_too():
-    seen = facts("nd0", "127.0.0.1", name="127.0.0.1", own=look("nd0", "127.0.0.1"))
+    seen = facts("nd0", "127.0.0.1", name="127.0.0.1")
     made = cluster_of({"nd0": seen}, nnodes=2)
     assert judged(made) == []
 
 
-def test_the_masters_own_name_may_be_loopback_to_the_master_where_gloo_is_told_otherwise():
-    seen = facts("nd0", "127.0.1.1", own=look("nd0", "127.0.1.1"))
-    env = {0: {"GLOO_SOCKET_IFNAME": "eth0"}}
-    assert judged(cluster_of({"nd0": seen, "nd1": facts("nd1")}, env=env)) == []
+def test_the_masters_own_name_may_be_loopback_to_the_master():
+    seen = facts("nd0", "127.0.1.1")
+    assert judged(cluster_of({"nd0": seen, "nd1": facts("nd1")})) == []
 
 
 # -- no answer -----------------------------------------------------------------------------------
@@ -278,42 +276,6 @@ def test_an_ipv6_answer_without_a_route():
     assert Severity.FAIL not in levels
 
 
-# -- the own name --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("own", "code", "words"),
-    [
-        (look("nd1", "127.0.1.1"), "addr-loopback", "127.0.1.1"),
-        (look("nd1", "127.0.1.1", ND1), "addr-loopback", "127.0.1.1"),
-        (look("nd1", "10.9.9.9"), "addr-loopback", "10.9.9.9"),
-        (look("nd1"), "addr-unresolvable", "Name or service not known"),
-        (look("6841231", "0.104.99.143"), "addr-digits-only", "0.104.99.143"),
-    ],
-)
-def test_the_own_name_as_gloo_reads_it(own: Any, code: str, words: str):
-    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", own=own), "nd2": facts("nd2")}
-    found = only(cluster_of(by_host))
-    assert (place(found), found.level) == ((code, ("nd1",)), Severity.FAIL)
-    assert f"own host name {own['query']}" in found.message
-    assert words in found.message
-    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
-    assert only(cluster_of(by_host, backend="nccl")).level is Severity.WARN
-    told = {2: {"GLOO_SOCKET_IFNAME": "eth0"}, 3: {"GLOO_SOCKET_IFNAME": "eth0"}}
-    assert judged(cluster_of(by_host, env=told)) == []
-
-
-def test_a_name_whose_first_usable_address_is_on_the_network_is_fine():
-    own = look("nd1", "10.9.9.9", ND1, "127.0.1.1")
-    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", own=own)})) == []
-
-
-def test_the_own_name_is_not_why_a_host_did_not_come_in():
-    """A failure of this layer would explain the port's, which it is not the cause of."""
-    found = only(view_of_nd1(facts("nd1", own=look("nd1", "127.0.1.1"))))
-    assert found.level is Severity.WARN
-
-
 # -- slow ----------------------------------------------------------------------------------------
 
 
@@ -322,6 +284,16 @@ def test_look_ups_that_are_slow_twice():
     found = only(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)}))
     assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
     assert ND0 in found.message
+
+
+def test_a_slow_look_up_of_the_own_name_counts_too():
+    made = cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1")})
+    slow = {"own_name": {"alone": outcome({"own": look("nd1", ND1, took=(4.0, 3.0))})}}
+    nd1 = replace(made.hosts[1], facts={**made.hosts[1].facts, **slow})
+    ranks = [replace(rank, host=nd1) if rank.host.id == 1 else rank for rank in made.ranks]
+    found = only(replace(made, hosts=(made.hosts[0], nd1), ranks=tuple(ranks)))
+    assert (place(found), found.level) == (("dns-slow", ("nd1",)), Severity.WARN)
+    assert "nd1 4 s" in found.message
 
 
 def test_a_look_up_that_was_slow_once_is_no_finding():
@@ -339,7 +311,7 @@ def test_a_name_that_never_came_is_not_slow_as_well():
 
 def observed(master: str) -> Any:
     started = time.monotonic()
-    launch = Launch(master_addr=master, master_port=29500, rank=0, world_size=1)
+    launch = Launch("env", master_addr=master, master_port=29500, rank=0, world_size=1)
     found = CHECK.observe(Context(launch=launch, env={}))
     assert time.monotonic() - started < 5.0
     return json.loads(json.dumps(found))
@@ -348,7 +320,6 @@ def observed(master: str) -> Any:
 def test_the_facts_of_this_host():
     found = observed("localhost")
     assert "127.0.0.1" in found["master"]["answers"]
-    assert found["own"]["query"] == socket.gethostname()
     assert found["reverse"][0]["query"] in found["master"]["answers"]
     assert all(nic != "lo" for nic, _ in found["interfaces"])
     cluster = make_cluster(("nd0",), 1, check="master_addr", by_host={"nd0": found})
@@ -368,4 +339,9 @@ def test_a_name_that_is_none_is_seen_for_real():
 
 def test_without_a_master_there_is_nothing_to_test():
     with pytest.raises(Untested, match="MASTER_ADDR is not set"):
+        CHECK.observe(Context(launch=Launch("env"), env={}))
+
+
+def test_outside_a_job_there_is_no_master():
+    with pytest.raises(Skip, match="nothing launched here"):
         CHECK.observe(Context(launch=Launch(), env={}))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Check, Finding
-from nccl_doctor.model import Severity
+from nccl_doctor.model import Kind, Layer, Severity
 
 GOOD = '''
 """Is the moon up?
@@ -84,7 +85,11 @@ def test_every_kind_is_known_by_its_code():
     found = registry.load()
     for check in found.checks:
         for kind in check.kinds:
-            assert found.kinds[kind.code] == (kind, check)
+            known, first = found.kinds[kind.code]
+            assert known == kind
+            assert first is not None
+            assert found.owners[kind.code][0] == first.name
+            assert check.name in found.owners[kind.code]
     assert found.kinds["check-broke"][1] is None
 
 
@@ -155,6 +160,44 @@ def test_of_two_plug_ins_with_one_name_the_first_is_kept(install):
     assert 'the check name "moon" belongs to alpha 1.2' in problem.message
 
 
+def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
+    kind = Kind("moon-down", Layer.HOST, "title", "why", "fix")
+
+    class Moon(Check):
+        name = "moon"
+        layer = Layer.HOST
+        kinds = (kind,)
+
+        def observe(self, ctx):
+            return {}
+
+        def judge(self, cluster):
+            return ()
+
+    class Sun(Moon):
+        name = "sun"
+        kinds = (replace(kind, fix="another"),)
+
+    class Tide(Moon):
+        name = "tide"
+
+    shelf = registry._Shelf()
+    for check in (Moon, Sun, Tide):
+        shelf.add(check.name, "nccl-doctor", lambda check=check: check)
+    assert list(shelf.checks) == ["moon", "tide"]
+    assert shelf.owners == {"moon-down": ("moon", "tide")}
+    assert shelf.kinds["moon-down"] == (kind, shelf.checks["moon"])
+    (problem,) = shelf.problems
+    assert 'code "moon-down" belongs to check moon' in problem.message
+
+
+def test_a_plug_in_may_not_find_what_built_in_checks_share(install):
+    shared = good().replace("KIND = Kind(", "from nccl_doctor.api import ADDR_LOOPBACK as KIND #")
+    install(shared, "moon_shared")
+    (problem,) = foreign(registry.load())
+    assert 'the finding code "addr-loopback" belongs to check master_addr' in problem.message
+
+
 # --- selection ---
 
 
@@ -166,6 +209,26 @@ def test_select_by_name_and_by_code():
     assert not found.wanted("rank-absent")
     assert found.wanted("port-blocked")
     assert found.wanted("check-broke")
+
+
+def test_a_shared_code_is_wanted_for_either_of_its_checks():
+    both = registry.load()
+    assert both.owners["addr-loopback"] == ("master_addr", "own_name")
+    assert both.kinds["addr-loopback"][1] in both.checks
+    by_code = registry.load(select=["addr-loopback"])
+    assert [c.name for c in by_code.checks] == ["master_addr", "own_name"]
+    for name in ("master_addr", "own_name"):
+        alone = registry.load(select=[name])
+        assert [c.name for c in alone.checks] == [name]
+        assert alone.wanted("addr-loopback")
+        rest = registry.load(ignore=[name])
+        assert name not in {c.name for c in rest.checks}
+        assert rest.wanted("addr-loopback")
+    assert not registry.load(select=["own_name"]).wanted("addr-differs")
+    assert not registry.load(ignore=["master_addr", "own_name"]).wanted("addr-loopback")
+    without = registry.load(ignore=["addr-loopback"])
+    assert not without.wanted("addr-loopback")
+    assert {"master_addr", "own_name"} <= {c.name for c in without.checks}
 
 
 def test_ignore_by_name_and_by_code():

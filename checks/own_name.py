@@ -1,0 +1,119 @@
+"""Does every host's own name lead to an address that the other hosts can use?
+
+What it checks
+--------------
+Every host resolves its own host name, as gloo will. gloo publishes the first of the answers that it
+can bind; the check says which one that is: an address of an interface, a loopback address, or none
+at all. A host with GLOO_SOCKET_IFNAME set is left alone, as gloo does not ask for the name there.
+
+Why it matters
+--------------
+With the line "127.0.1.1 myhost" that many distributions write into /etc/hosts, gloo tells its peers
+to connect to themselves: refused at once, or silence until the time-out. A name that does not
+resolve leads to 127.0.0.1 as well. NCCL chooses by interface and is not hurt, but a job with NCCL
+often has gloo groups too.
+
+How to fix
+----------
+Set GLOO_SOCKET_IFNAME to the exact interface, or let the host's own name resolve to its address on
+the network that the hosts share: put "ADDRESS NAME" into /etc/hosts in place of the loopback line.
+
+When it is wrong
+----------------
+Where all ranks are on one machine, loopback is right and nothing is said. A name that appears
+later than the few seconds for which this check asks is reported as missing. A host that did not
+sign in is only warned: its own name is not what kept it out.
+
+References
+----------
+PyTorch: torch.distributed, choosing the network interface (GLOO_SOCKET_IFNAME); createDefaultDevice
+in ProcessGroupGloo.cpp; getaddrinfo(3), hosts(5).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    ADDR_DIGITS_ONLY,
+    ADDR_LOOPBACK,
+    ADDR_UNRESOLVABLE,
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Layer,
+    LookUp,
+    Rank,
+    Severity,
+    Where,
+    interfaces,
+    is_loopback,
+    likely_address,
+    look_up,
+    spans_machines,
+)
+
+LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
+
+
+class OwnName(Check):
+    """Resolve the own host name, by the rule of gloo."""
+
+    name = "own_name"
+    layer = Layer.NAME
+    cost = "seconds"
+    kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """One look-up, back within 4 s whatever the resolver does."""
+        own = socket.gethostname()
+        ctx.breadcrumb(f"look up {own}")
+        return {
+            "own": look_up(own, LOOK_UP_S).to_json(),
+            "interfaces": [
+                [nic.name, list(nic.addresses)]
+                for nic in interfaces()
+                if nic.up and not nic.loopback
+            ],
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every host by itself, where the job needs a network at all."""
+        if spans_machines(cluster):
+            for rank, facts in cluster.facts(self.name):
+                yield from _published(cluster, rank, facts)
+
+
+def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """The rule of gloo: publish the first address of the own host name that can be bound here."""
+    own = LookUp.from_json(facts["own"])
+    name, answers = own.query, own.answers
+    bound = (a for a in answers if a in rank.host.addresses or is_loopback(a))
+    published = next(bound, "")
+    if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
+        return
+    if not answers:
+        kind, message = ADDR_UNRESOLVABLE, f"does not resolve: {own.error}"
+    elif name.isdecimal():
+        kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
+    elif published:
+        kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo gives that to its peers"
+    else:
+        kind = ADDR_LOOPBACK
+        message = f"resolves to {', '.join(answers)}, not an address of it: gloo takes 127.0.0.1"
+    nic = likely_address(facts["interfaces"])
+    # A host that never got in did not fail for its own name: that would bite later.
+    fails = cluster.backend == "gloo" and cluster.complete
+    yield Finding(
+        kind,
+        f"own host name {name} {message}",
+        Where(hosts=(rank.host.name,) if rank.host.name else ()),
+        fix=f'export GLOO_SOCKET_IFNAME={nic[0]} on this host, or put "{nic[1]} {name}" into '
+        "/etc/hosts in place of its line"
+        if nic
+        else "set GLOO_SOCKET_IFNAME to the interface that leads to the other hosts",
+        severity=Severity.FAIL if fails else Severity.WARN,
+    )

@@ -1,0 +1,32 @@
+"""Kinds of finding that more than one built-in check may make.
+
+A code belongs to one check, unless the checks list the very same kind: these.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Kind, Layer
+
+ADDR_UNRESOLVABLE = Kind(
+    code="addr-unresolvable",
+    layer=Layer.NAME,
+    title="A host name that the job needs does not resolve",
+    why="Ranks meet at MASTER_ADDR, and gloo publishes the address of a host's own name; without "
+    "an answer a rank retries in silence until its time-out.",
+    fix='add "ADDRESS NAME" to /etc/hosts or the name server, or use the address itself',
+)
+ADDR_LOOPBACK = Kind(
+    code="addr-loopback",
+    layer=Layer.NAME,
+    title="A host name leads back to the host itself",
+    why="A loopback address means another machine on every host: peers that are given it connect "
+    "to themselves.",
+    fix="export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
+)
+ADDR_DIGITS_ONLY = Kind(
+    code="addr-digits-only",
+    layer=Layer.NAME,
+    title="A host name of digits only is taken for an IPv4 address",
+    why="The resolver reads a plain number as a 32-bit address and never asks for the name.",
+    fix="use the fully qualified name or the address",
+)

@@ -1,0 +1,107 @@
+"""The own name of each host, as gloo reads it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Context, Finding, Launch, LookUp, Severity
+from nccl_doctor.checks.own_name import OwnName
+from tests.clusters import make_cluster
+from tests.findings import judge
+
+CHECK = OwnName()
+NAMES = ("nd0", "nd1", "nd2")
+ND0, ND1, ND2 = ADDRESSES = ("192.168.77.1", "192.168.77.2", "192.168.77.3")
+
+
+def look(query: str, *answers: str) -> Any:
+    error = "" if answers else "Name or service not known"
+    return LookUp(query, answers, error, (0.001,)).to_json()
+
+
+def facts(host: str, own: Any = None) -> Any:
+    """What a host sees; healthy but for what is said."""
+    mine = ADDRESSES[NAMES.index(host)]
+    return {
+        "own": own or look(host, mine),
+        "interfaces": [["docker0", ["172.17.0.1"]], ["eth0", [mine, "fe80::1"]]],
+    }
+
+
+def cluster_of(by_host: Any, **fields: Any) -> Cluster:
+    return make_cluster(tuple(by_host), check="own_name", by_host=by_host, **fields)
+
+
+def judged(cluster: Cluster) -> list[Finding]:
+    return judge(CHECK, cluster)
+
+
+def only(cluster: Cluster) -> Finding:
+    (found,) = judged(cluster)
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_healthy_cluster_has_no_findings(backend: str, complete: bool):
+    by_host = {name: facts(name) for name in NAMES}
+    assert judged(cluster_of(by_host, backend=backend, complete=complete)) == []
+
+
+def test_one_host_may_call_itself_loopback():
+    seen = facts("nd0", look("nd0", "127.0.1.1"))
+    for complete in (True, False):
+        assert judged(cluster_of({"nd0": seen}, complete=complete)) == []
+
+
+def test_two_node_ranks_on_one_machine_may_too():
+    assert judged(cluster_of({"nd0": facts("nd0", look("nd0", "127.0.0.1"))}, nnodes=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "code", "words"),
+    [
+        (look("nd1", "127.0.1.1"), "addr-loopback", "127.0.1.1"),
+        (look("nd1", "127.0.1.1", ND1), "addr-loopback", "127.0.1.1"),
+        (look("nd1", "10.9.9.9"), "addr-loopback", "10.9.9.9"),
+        (look("nd1"), "addr-unresolvable", "Name or service not known"),
+        (look("6841231", "0.104.99.143"), "addr-digits-only", "0.104.99.143"),
+    ],
+)
+def test_the_own_name_as_gloo_reads_it(own: Any, code: str, words: str):
+    by_host = {"nd0": facts("nd0"), "nd1": facts("nd1", own), "nd2": facts("nd2")}
+    found = only(cluster_of(by_host))
+    assert (found.code, found.where.hosts) == (code, ("nd1",))
+    assert found.level is Severity.FAIL
+    assert f"own host name {own['query']}" in found.message
+    assert words in found.message
+    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
+    assert only(cluster_of(by_host, backend="nccl")).level is Severity.WARN
+    told = {2: {"GLOO_SOCKET_IFNAME": "eth0"}, 3: {"GLOO_SOCKET_IFNAME": "eth0"}}
+    assert judged(cluster_of(by_host, env=told)) == []
+
+
+def test_a_name_whose_first_usable_address_is_on_the_network_is_fine():
+    own = look("nd1", "10.9.9.9", ND1, "127.0.1.1")
+    assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", own)})) == []
+
+
+def test_the_own_name_is_not_why_a_host_did_not_come_in():
+    """A failure of this layer would explain the port's, which it is not the cause of."""
+    seen = facts("nd1", look("nd1", "127.0.1.1"))
+    found = only(cluster_of({"nd1": seen}, nnodes=2, complete=False))
+    assert found.level is Severity.WARN
+
+
+def test_the_facts_of_this_host():
+    """Also where nothing was launched: `env` looks at the name too."""
+    started = time.monotonic()
+    found = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env={}))))
+    assert time.monotonic() - started < 5.0
+    assert found["own"]["query"] == socket.gethostname()
+    assert all(nic != "lo" for nic, _ in found["interfaces"])
