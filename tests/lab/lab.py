@@ -604,10 +604,10 @@ class Lab:
     def wait(self, processes: Sequence[Process], timeout_s: float) -> bool:
         """Wait until all have ended; after `timeout_s` kill the rest. Returns: nobody was late."""
         end = time.monotonic() + timeout_s
-        while any([process.poll() is None for process in processes]):  # every one: it sets the time
-            if time.monotonic() > end:
-                break
+        running = list(processes)
+        while running and time.monotonic() < end:
             time.sleep(0.01)
+            running = [process for process in running if process.poll() is None]
         late = [process for process in processes if process.poll() is None]
         for process in late:
             process.kill()
@@ -683,14 +683,23 @@ class Lab:
         return self._collect(folder, {None: processes})
 
     def plain_doctor(
-        self, *options: str, nproc: int = 1, timeout_s: float = TOTAL_S + 10, **more: Any
+        self,
+        *options: str,
+        nproc: int = 1,
+        timeout_s: float = TOTAL_S + 10,
+        awaited: Sequence[int] | None = None,
+        **more: Any,
     ) -> Run:
-        """Run the doctor with plain variables, one process per rank, and read what it left."""
+        """Run the doctor with plain variables, one process per rank, and read what it left.
+
+        Once the `awaited` ranks (default: all) have ended, the others are killed.
+        """
         folder = self.new_folder()
         command = ["-m", "nccl_doctor", *_options(folder, options)]
         more["env"] = {"TMPDIR": str(folder / "tmp"), **more.get("env", {})}
         started = self.plain(command, nproc=nproc, folder=folder, **more)
-        self.wait(list(started.values()), timeout_s)
+        self.wait([started[rank] for rank in awaited or started], timeout_s)
+        self.wait(list(started.values()), 0.0)
         return self._collect(folder, {rank: [process] for rank, process in started.items()})
 
     def _collect(self, folder: Path, started: Mapping[int | None, Sequence[Process]]) -> Run:

@@ -21,9 +21,7 @@ def test_name_unresolvable_on_one_host(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd0=""))
     run = lab.plain_doctor()
     check_clean(run, SIGN_IN_S)
-    root = check_cause(
-        run, view_of(run, 1), "addr-unresolvable", hosts=["nd1"], beside=["coordinator-lost"]
-    )
+    root = check_cause(run, view_of(run, 1), "addr-unresolvable", hosts=["nd1"])
     assert "nd0" in root["message"] + root["fix"]
     check_absent(run)
     assert run.codes == [1, 1], str(run)
@@ -48,7 +46,6 @@ def test_stale_address_of_the_master(lab: Lab) -> None:
         view_of(run, 1),
         {"no-route", "addr-differs"},
         hosts=["nd1"],
-        beside=["coordinator-lost"],
     )
     assert "192.168.77.99" in root["message"]
     check_absent(run)
@@ -60,14 +57,10 @@ def test_master_port_is_taken(lab: Lab) -> None:
     pid = faults.pid_inside(taker)
     run = lab.plain_doctor()
     check_clean(run, SIGN_IN_S)
-    root = check_cause(
-        run, view_of(run, 0), "port-in-use", hosts=["nd0"], beside=["coordinator-lost"]
-    )
+    root = check_cause(run, view_of(run, 0), "port-in-use", hosts=["nd0"])
     assert str(pid) in root["message"] + root["fix"], str(run)
     assert "python" in root["message"], str(run)
-    check_cause(
-        run, view_of(run, 1), "port-not-the-store", hosts=["nd0"], beside=["coordinator-lost"]
-    )
+    check_cause(run, view_of(run, 1), "port-not-the-store", hosts=["nd0"])
     assert run.codes == [1, 1], str(run)
     assert taker.poll() is None, "the doctor must not touch the process that holds the port"
 
@@ -87,9 +80,7 @@ def test_master_port_is_behind_a_firewall(lab: Lab, how: str, code: str) -> None
         faults.reject_master_port(lab["nd0"], how)
     run = lab.plain_doctor()
     check_clean(run, SIGN_IN_S)
-    root = check_cause(
-        run, view_of(run, 1), code, links=[("nd1", "nd0")], beside=["coordinator-lost"]
-    )
+    root = check_cause(run, view_of(run, 1), code, links=[("nd1", "nd0")])
     assert str(MASTER_PORT) in root["message"], str(run)
     check_absent(run)
     assert run.codes == [1, 1], str(run)
