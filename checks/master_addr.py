@@ -233,6 +233,8 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
     """MASTER_ADDR leads back to a host that the others, or that itself, will not find there."""
     address = next((v.address() for v in views if v.is_master), None)
     address = address or "ADDRESS of rank 0's host"
+    # Seen from one machine, two node ranks that share it look the same.
+    confidence = Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY
     for view in views:
         # Whether it is loopback wherever it is asked, and not by a line in this host's hosts file.
         anywhere = view.name in (*_LOOPBACK_NAMES, *view.answers)
@@ -245,8 +247,7 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
                 f"{view.shown}, in a job of {max(cluster.nnodes, len(cluster.hosts))} hosts",
                 view.where,
                 fix=f"export MASTER_ADDR={address} on every host{entry}",
-                # Seen from one machine, two node ranks that share it look the same.
-                confidence=Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY,
+                confidence=confidence,
             )
 
 
@@ -268,22 +269,19 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
         if cluster.complete:  # address translation, or a service name, where others did come in
             came = any(view.got_in for view in views)
             severity = (Severity.WARN if cluster.absent else Severity.INFO) if came else severity
-        address = master.address()
+        owned = f"belongs to {', '.join(owners)}" if owners else "no interface of rank 0's host has"
+        certain = owners and severity is Severity.FAIL
+        address, fix = master.address(), ""
+        if address:
+            fix = f"export MASTER_ADDR={address} on every host, or start rank 0 on {master.name}"
         yield Finding(
             ADDR_NOT_ON_MASTER,
-            f"{master.shown}, which "
-            + (
-                f"belongs to {', '.join(owners)}" if owners else "no interface of rank 0's host has"
-            ),
+            f"{master.shown}, which {owned}",
             master.where,
             {"owners": owners, "rank_0_host": list(master.host.addresses)},
-            fix=f"export MASTER_ADDR={address} on every host, or start rank 0 on {master.name}"
-            if address
-            else "",
+            fix=fix,
             severity=severity,
-            confidence=Confidence.CERTAIN
-            if owners and severity is Severity.FAIL
-            else Confidence.LIKELY,
+            confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
         )
 
 
@@ -298,22 +296,23 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
     else:
         result = odd_ones_out(asked)
         usual, odd = (result.usual, result.places) if result else (None, ())
+    sure = Confidence.CERTAIN if master else Confidence.LIKELY if usual else Confidence.POSSIBLE
     for view in odd:
         partly = bool(set(view.answers) & set(usual or ()))
+        known, fix = "no majority agrees", ""
+        if usual:
+            known = f"rank 0 is at {usual[0]}"
+            fix = (
+                f"export MASTER_ADDR={usual[0]}, or correct {view.name} in /etc/hosts or the name "
+            )
+            fix += "server"
         yield Finding(
             ADDR_DIFFERS,
-            f"{view.shown}; " + (f"rank 0 is at {usual[0]}" if usual else "no majority agrees"),
+            f"{view.shown}; {known}",
             view.where,
-            fix=f"export MASTER_ADDR={usual[0]}, or correct {view.name} in /etc/hosts or the name "
-            "server"
-            if usual
-            else "",
+            fix=fix,
             severity=(Severity.WARN if partly else Severity.INFO) if view.got_in else None,
-            confidence=Confidence.CERTAIN
-            if master
-            else Confidence.LIKELY
-            if usual
-            else Confidence.POSSIBLE,
+            confidence=sure,
         )
 
 
