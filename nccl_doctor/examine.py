@@ -101,6 +101,7 @@ class Run:
             skipped=skipped,
             wanted=self.registry.wanted,
             strict=self.options.strict,
+            alone=alone,
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
+from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.jsonfmt import render as render_json
 from nccl_doctor.report.text import render as render_text
 
@@ -45,10 +46,14 @@ def save(report: Report, path: str) -> None:
 
 
 def print_report(report: Report, options: Options, stream: TextIO) -> None:
-    """Print the report for people; width, colour and marks as the stream can take them."""
+    """Print the report for people; width, colour and marks as the stream can take them.
+
+    Under the report of a host that was examined by itself (`env`) stand its facts.
+    """
     terminal = stream.isatty()
     width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
     encoding = (stream.encoding or "ascii").lower().replace("-", "")
+    plain = not encoding.startswith("utf")
     stream.write(
         render_text(
             report,
@@ -56,9 +61,11 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
             color=terminal and not os.environ.get("NO_COLOR"),
             verbose=options.verbosity > 0,
             quiet=options.quiet,
-            ascii=not encoding.startswith("utf"),
+            ascii=plain,
         )
     )
+    if report.run.get("alone") is True and not options.quiet:
+        stream.write("\n" + render_facts(report, width=width, ascii=plain))
     stream.flush()
 
 

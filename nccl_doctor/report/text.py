@@ -27,7 +27,8 @@ _ASCII = str.maketrans(
         "…": "...",
     }
 )
-_MIN_WIDTH = 40
+MIN_WIDTH = 40
+"""Columns that every renderer for people takes for granted."""
 _MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
 
@@ -51,7 +52,7 @@ def render(
         quiet: only the verdict and what to fix.
         ascii: write nothing but ASCII.
     """
-    page = _Page(max(width, _MIN_WIDTH), color)
+    page = _Page(max(width, MIN_WIDTH), color)
     places = _Places(report)
     page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
     for group in _by_kind(report.root_causes):
@@ -70,8 +71,12 @@ def render(
             page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
         elif report.verdict == "unknown" and not verbose:
             page.line("Next: run again with -v to see every check")
-    text = page.text()
-    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode() if ascii else text
+    return to_ascii(page.text()) if ascii else page.text()
+
+
+def to_ascii(text: str) -> str:
+    """The marks of a renderer in their ASCII form, and every other character as an escape."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
 
 
 def safe(text: str) -> str:

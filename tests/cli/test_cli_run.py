@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from tests.cli.program import program
@@ -57,3 +58,43 @@ def test_a_report_that_cannot_be_saved_after_all_is_not_a_success(tmp_path: Path
     assert done.returncode in (2, 3)
     (line,) = done.stderr.splitlines()
     assert "/proc/nccl-doctor.json" in line
+
+
+def test_env_prints_the_facts_of_this_host(tmp_path: Path):
+    saved = tmp_path / "saved.json"
+    job = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    settings = {"NCCL_DEBUG": "INFO", "NCCL_API_KEY": "hidden", "EDITOR": "vi"}
+    done = program("env", "--json", str(saved), cwd=tmp_path, env={**job, **settings})
+    data = json.loads(saved.read_text())
+    validate(data)
+    (host,), (rank,) = data["hosts"], data["ranks"]
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"nccl-doctor: {data['verdict'].upper()}: ")
+    assert f"host {host['host']}" in lines
+    words = [line.split() for line in lines]
+    for address in host["addresses"]:
+        assert any(line[:1] == ["addresses"] and address in done.stdout for line in words)
+    assert ["world_size", "1", "(WORLD_SIZE)"] in words
+    assert ["torch", rank["facts"]["software"]["alone"]["facts"]["torch"]] in words
+    assert ["NCCL_DEBUG", "INFO"] in words
+    assert ["NCCL_API_KEY", "***"] in words
+    assert "EDITOR" not in done.stdout
+    for library in ("nccl-bootstrap", "nccl-sockets", "gloo"):
+        assert any(line[:2] == [f"choices.{library}", "picks"] for line in words)
+    assert program("report", "show", str(saved)).stdout == done.stdout
+    assert f"host {host['host']}" not in program("env", "-q", cwd=tmp_path).stdout
+
+
+def test_env_where_nothing_was_launched_is_quick_and_content(tmp_path: Path):
+    took = []
+    for _ in range(3):  # what it does, not what else the machine does
+        started = time.monotonic()
+        done = program("env", cwd=tmp_path)
+        took.append(time.monotonic() - started)
+        assert done.returncode in (0, 1), done  # this host may have a fault, but is examined
+        if took[-1] < 5:
+            break
+    assert min(took) < 5
+    done = program("env", "--select", "master_addr,port,software", cwd=tmp_path)
+    assert done.returncode == 0, done
+    assert "no other host was met" in done.stdout.splitlines()[0]

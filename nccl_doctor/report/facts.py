@@ -1,0 +1,169 @@
+"""The facts of a host for people: what was observed, check by check, whatever the checks are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from nccl_doctor.launch import Launch
+from nccl_doctor.model import ALONE
+from nccl_doctor.record import Report
+from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii
+
+_MOST = 8
+"""Hosts, ranks of a host, and items of a list that are written out."""
+_DEPTH = 4
+"""Nesting that is followed within one value."""
+_LONGEST = 2000
+"""Characters of one text that are looked at; no line is longer than that."""
+_FIRST = ("name", "interface")
+
+Row = tuple[str, str]
+Section = tuple[str, list[Row]]
+
+
+def render(report: Report, *, width: int = 100, ascii: bool = False) -> str:
+    """One block per host, launch record, environment and check; a line per fact.
+
+    Values that need more than a line are cut: all of them are in the JSON report. Facts that only
+    repeat the launch record are left out, and those that are empty share one line.
+
+    Args:
+        report: what to render; nothing in it is trusted to be free of terminal escapes.
+        width: columns of the terminal; less than 40 is taken as 40.
+        ascii: write nothing but ASCII.
+    """
+    width = max(width, MIN_WIDTH)
+    sections = [(title, rows) for title, rows in _sections(report) if rows]
+    longest = max((len(key) for _, rows in sections for key, _ in rows), default=0)
+    column = min(longest, width // 3)
+    lines: list[str] = []
+    whole = True
+    for title, rows in sections:
+        lines.append(_cut(title, width))
+        for key, value in rows:
+            line = f"  {_cut(key, column):<{column}}  {value}".rstrip()
+            whole = whole and len(line) <= width and len(key) <= column
+            lines.append(_cut(line, width))
+    if not whole:
+        lines += ["", "Longer values are cut here; --json - has all of them."]
+    text = "".join(f"{line}\n" for line in lines)
+    return to_ascii(text) if ascii else text
+
+
+def _sections(report: Report) -> Iterator[Section]:
+    order = [check.name for check in report.checks]
+    for host in islice(report.hosts, _MOST):
+        name = _text(host.get("host") or f"node {host.get('node_rank')}")
+        yield f"host {name}", _rows({"addresses": host.get("addresses")}.items())
+        yield from _outcomes(_table(host.get("facts")), order, {})
+        ranks = [rank for rank in report.ranks if rank.get("host_id") == host.get("id")]
+        for rank in islice(ranks, _MOST):
+            of_rank = "" if len(report.ranks) == 1 else f" of rank {_text(rank.get('rank'))}"
+            launch = _table(rank.get("launch"))
+            yield f"launch{of_rank}", _launch(launch)
+            env = sorted(_table(rank.get("env")).items())
+            yield f"environment{of_rank}", [(_text(key), _text(value)) for key, value in env]
+            for title, rows in _outcomes(_table(rank.get("facts")), order, launch):
+                yield f"{title}{of_rank}", rows
+        if len(ranks) > _MOST:
+            yield f"and {len(ranks) - _MOST} more ranks on {name}", [("", "see --json -")]
+    if len(report.hosts) > _MOST:
+        yield f"and {len(report.hosts) - _MOST} more hosts", [("", "see --json -")]
+
+
+def _launch(launch: Mapping[str, Any]) -> list[Row]:
+    """Each field that somebody told, and which variable it was."""
+    sources = _table(launch.get("sources"))
+    rows = [("launcher", _text(launch.get("launcher")))] if launch else []
+    for name in Launch.__dataclass_fields__:
+        if name in sources:
+            rows.append((name, f"{_text(launch.get(name))}  ({_text(sources[name])})"))
+    return rows
+
+
+def _outcomes(
+    facts: Mapping[str, Any], order: list[str], launch: Mapping[str, Any]
+) -> Iterator[Section]:
+    """One section per outcome, in the order of the report's checks."""
+    others = sorted(set(facts) - set(order))
+    for check in [*order, *others]:
+        for name, outcome in sorted(_table(facts.get(check)).items()):
+            title = _text(check) if name == ALONE else f"{_text(check)}, round {_text(name)}"
+            outcome = _table(outcome)
+            status = _text(outcome.get("status"))
+            if status != "ok":
+                yield title, [(status, _text(outcome.get("reason")))]
+                continue
+            items = _table(outcome.get("facts")).items()
+            yield title, _rows((k, v) for k, v in items if k not in launch or launch[k] != v)
+
+
+def _rows(items: Iterable[tuple[str, Any]]) -> list[Row]:
+    rows: list[Row] = []
+    empty: list[str] = []
+    for key, value in _opened(items):
+        if _is_empty(value):
+            empty.append(key)
+        elif isinstance(value, list) and isinstance(value[0], Mapping):
+            for i, each in enumerate(value[:_MOST]):
+                rows.append((f"{key}.{i}", _inline(each)))
+            if len(value) > _MOST:
+                rows.append((key, f"and {len(value) - _MOST} more"))
+        else:
+            rows.append((key, _inline(value)))
+    return [*rows, *([("(none)", ", ".join(empty))] if empty else [])]
+
+
+def _opened(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The items in order; a table of tables gives one item per entry."""
+    for name, value in _in_order(items):
+        if isinstance(value, Mapping) and any(isinstance(v, Mapping) for v in value.values()):
+            for inner, each in islice(_in_order(value.items()), 2 * _MOST):
+                yield f"{_text(name)}.{_text(inner)}", each
+        else:
+            yield _text(name), value
+
+
+def _in_order(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """By name, as in a saved report, but what tells one thing from another comes first."""
+    return sorted(items, key=lambda item: (item[0] not in _FIRST, str(item[0])))
+
+
+def _inline(value: Any, depth: int = 0, between: str = ", ") -> str:
+    """Any value on one line: `name eth0; addresses 10.0.0.1, fd00::2; up`."""
+    if depth >= _DEPTH:
+        return "…"
+    if isinstance(value, Mapping):
+        parts = []
+        for name, each in islice(_in_order(value.items()), 4 * _MOST):
+            if each is True:
+                parts.append(_text(name))
+            elif each is not False and not _is_empty(each):
+                parts.append(f"{_text(name)} {_inline(each, depth + 1)}")
+        return "; ".join(parts) or "–"
+    if isinstance(value, (list, tuple)):
+        texts = [_inline(each, depth + 1, " ") for each in value[:_MOST]]
+        return between.join(texts) + (f" and {len(value) - _MOST} more" * (len(value) > _MOST))
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "–" if value is None else safe(str(value)[:_LONGEST])
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, (str, list, tuple, Mapping)) and not value)
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
