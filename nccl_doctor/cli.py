@@ -23,10 +23,10 @@ from nccl_doctor.params import HostName, LocalRanks, Names, Number, Seconds
 from nccl_doctor.settings import check_json_path, check_topology, options_of, read_config
 
 if TYPE_CHECKING:
+    from nccl_doctor.examine import Departure
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Options
     from nccl_doctor.record import Report
-    from nccl_doctor.supervisor import Departure
 
 PROGRAM = "nccl-doctor"
 

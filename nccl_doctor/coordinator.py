@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from nccl_doctor.api import Check
-from nccl_doctor.examine import Run, hold
+from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model import (
@@ -23,7 +23,6 @@ from nccl_doctor.model import (
     Severity,
     number_range,
 )
-from nccl_doctor.supervisor import SETTLE_S, Departure
 from nccl_doctor.verdict import judge_all
 
 GOODBYE_S = 3.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,8 @@ from nccl_doctor.registry import Registry
 from nccl_doctor.verdict import conclude
 
 PROTOCOL = "nccl-doctor/1"
+SETTLE_S = 5.0
+"""Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
 RESERVE_S = 2.0
 """Kept of the run's time for judging and writing the report."""
 
@@ -103,6 +105,20 @@ class Run:
             strict=self.options.strict,
             alone=alone,
         )
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How a participant leaves: with whose report (None: the coordinator has it), and what code.
+
+    `aside` marks the own view of one that is not the coordinator: it must not take the place of the
+    report. `finish` tells the others, and must be called once the report is written.
+    """
+
+    code: int
+    report: Report | None = None
+    aside: bool = False
+    finish: Callable[[int], None] = field(default=lambda code: None)
 
 
 def examine_alone(run: Run) -> dict[str, Any]:

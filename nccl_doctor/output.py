@@ -16,8 +16,8 @@ from nccl_doctor.report.jsonfmt import render as render_json
 from nccl_doctor.report.text import render as render_text
 
 if TYPE_CHECKING:
+    from nccl_doctor.examine import Departure
     from nccl_doctor.launch import Launch
-    from nccl_doctor.supervisor import Departure
 
 _PIPE_WIDTH = 100
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import identity, registry, spawn
-from nccl_doctor.examine import Run
+from nccl_doctor.examine import Departure, Run
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
-from nccl_doctor.supervisor import Departure, Supervisor
+from nccl_doctor.supervisor import Supervisor
 
 
 def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:

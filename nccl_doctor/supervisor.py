@@ -10,39 +10,31 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor import doorkeeper, kinds, probe
 from nccl_doctor.api import Check
-from nccl_doctor.examine import PROTOCOL, Run, examine_alone, hold, round_from
+from nccl_doctor.coordinator import Coordinator
+from nccl_doctor.examine import (
+    PROTOCOL,
+    SETTLE_S,
+    Departure,
+    Run,
+    examine_alone,
+    hold,
+    round_from,
+)
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import Finding, Kind, Layer, Severity, Where
-from nccl_doctor.record import Report
 from nccl_doctor.verdict import judge_all
 
-SETTLE_S = 5.0
-"""Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
 SHORT_ROAD_S = 3.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
 
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
-
-
-@dataclass(frozen=True)
-class Departure:
-    """How a participant leaves: with whose report (None: the coordinator has it), and what code.
-
-    `aside` marks the own view of one that is not the coordinator: it must not take the place of the
-    report. `finish` tells the others, and must be called once the report is written.
-    """
-
-    code: int
-    report: Report | None = None
-    aside: bool = False
-    finish: Callable[[int], None] = field(default=lambda code: None)
 
 
 class Supervisor:
@@ -101,8 +93,6 @@ class Supervisor:
         box.put(f"seat/{run.seat}", self._letter)
         self._is_second = run.launch.rank == 0 and box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
-            from nccl_doctor.coordinator import Coordinator
-
             self._ledger = Ledger(run.launch, self._scopes)
             return Coordinator(run, box, self._ledger).conduct()
         return self._follow(box)
