@@ -227,26 +227,26 @@ def explain(code: str) -> None:
     found = registry.load()
     named = {check.name: check for check in found.checks}
     if code in found.kinds:
-        kind, check = found.kinds[code]
+        kind = found.kinds[code][0]
+        owners = found.owners.get(code, ())
         lines = [
             f"{kind.code}: {kind.title}",
             "",
             f"layer     {kind.layer.value}",
             f"severity  {kind.severity.value}",
-            f"check     {check.name if check else 'the engine itself'}",
+            f"check     {', '.join(owners) or 'the engine itself'}",
             "",
             f"Why  {kind.why}",
             f"Fix  {kind.fix}",
         ]
     elif code in named:
-        check = named[code]
-        lines = [f"check {code} (layer {check.layer.value}) finds", ""]
-        lines += [f"  {kind.code}: {kind.title}" for kind in check.kinds]
+        owners = (code,)
+        lines = [f"check {code} (layer {named[code].layer.value}) finds", ""]
+        lines += [f"  {kind.code}: {kind.title}" for kind in named[code].kinds]
     else:
         hint = suggest(code, [*found.kinds, *named]) or f"; `{PROGRAM} checks` lists them"
         raise click.UsageError(f'no check or finding code is named "{code}"{hint}')
-    page = registry.page(check) if check else ""
-    if page:
+    for page in (registry.page(named[name]) for name in owners):
         lines += ["", "-" * 72, "", page.rstrip()]
     click.echo("\n".join(lines))
 
