@@ -20,7 +20,15 @@ from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
-from nccl_doctor.echo import Door, Listeners, call_all, scoped, source_of
+from nccl_doctor.culprits import (
+    Suspects,
+    follow_pairs,
+    how_to_open,
+    sample_for_rules,
+    suspects,
+    what_rules_say,
+)
+from nccl_doctor.echo import Listeners, scoped
 from nccl_doctor.exercise import Exercise
 from nccl_doctor.gpus import (
     VISIBLE,
@@ -30,7 +38,7 @@ from nccl_doctor.gpus import (
     see_other_gpus,
     torch_build,
 )
-from nccl_doctor.hosts import likely_address, spans_machines
+from nccl_doctor.hosts import host_labels, likely_address, link_names, spans_machines
 from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
@@ -38,8 +46,6 @@ from nccl_doctor.matrix import (
     PeerCall,
     Sorted,
     read_calls,
-    rule_culprits,
-    sample_for_rules,
     sort_calls,
     unroutable_hosts,
 )
@@ -64,7 +70,8 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
-from nccl_doctor.netfilter import Packet, let_in, quote_hit, remove_rule
+from nccl_doctor.netfilter import quote_hit
+from nccl_doctor.peercalls import call_others
 from nccl_doctor.ports import ephemeral_range, may_bind, port_holder, port_range
 from nccl_doctor.rulesets import read_rules
 from nccl_doctor.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
@@ -98,7 +105,6 @@ __all__ = [
     "Dial",
     "Difference",
     "Disagreement",
-    "Door",
     "Evidence",
     "Exercise",
     "Finding",
@@ -115,7 +121,6 @@ __all__ = [
     "Odd",
     "Outcome",
     "OutcomeStatus",
-    "Packet",
     "Pair",
     "PeerCall",
     "Peers",
@@ -125,26 +130,30 @@ __all__ = [
     "Severity",
     "Skip",
     "Sorted",
+    "Suspects",
     "Untested",
     "Where",
     "arch_runs_on",
     "attempts_of",
     "blame_links",
-    "call_all",
+    "call_others",
     "count_gpus",
     "dial",
     "differences",
     "disagreement",
     "ephemeral_range",
+    "follow_pairs",
     "has_entered",
     "has_route",
     "host_gpus",
+    "host_labels",
+    "how_to_open",
     "interfaces",
     "is_link_local",
     "is_loopback",
     "knock",
-    "let_in",
     "likely_address",
+    "link_names",
     "look_up",
     "major",
     "may_bind",
@@ -158,18 +167,17 @@ __all__ = [
     "quote_hit",
     "read_calls",
     "read_rules",
-    "remove_rule",
-    "rule_culprits",
     "sample_for_rules",
     "scoped",
     "see_gpus",
     "see_other_gpus",
     "sort_calls",
-    "source_of",
     "spans_machines",
     "survey",
+    "suspects",
     "torch_build",
     "unroutable_hosts",
+    "what_rules_say",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.model import Cluster
 from nccl_doctor.net import is_link_local
@@ -19,6 +19,18 @@ def spans_machines(cluster: Cluster) -> bool:
     machines = {(host.name, host.addresses) for host in cluster.present_hosts}
     everybody_is_in = cluster.complete and not cluster.absent
     return cluster.is_multi_host() and (len(machines) > 1 or not everybody_is_in)
+
+
+def host_labels(cluster: Cluster) -> dict[int, str]:
+    """Seat of every participant that signed in → name of its host, for people."""
+    return {rank.seat: rank.host.label for rank in cluster.present}
+
+
+def link_names(
+    labels: Mapping[int, str], pairs: Iterable[tuple[int, int]]
+) -> tuple[tuple[str, str], ...]:
+    """Ordered pairs of seats as links of a `Where`, sorted."""
+    return tuple(sorted({(labels[a], labels[b]) for a, b in pairs}))
 
 
 def likely_address(nics: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, str] | None:

@@ -17,7 +17,6 @@ from typing import Any
 from nccl_doctor.names import look_up
 from nccl_doctor.nccl_conf import Setting, nccl_settings
 from nccl_doctor.net import Interface, interfaces, is_link_local, is_loopback
-from nccl_doctor.ports import port_range
 
 BOOTSTRAP = "nccl-bootstrap"
 SOCKETS = "nccl-sockets"
@@ -350,7 +349,7 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
 
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: see `nccl_data_road`;
     `interfaces`: those that somebody chose, and at most `MAX_INTERFACES` more, each with its
-    `subnets`, one for each address; `port_range`: net.ipv4.ip_local_port_range, lowest and highest.
+    `subnets`, one for each address.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
@@ -366,7 +365,6 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
         "nccl_data": nccl_data_road(settings, has_infiniband()),
-        "port_range": list(port_range()),
     }
 
 

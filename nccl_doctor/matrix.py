@@ -17,8 +17,15 @@ Pair = tuple[int, int]
 """Seats of (caller, listener)."""
 
 _TWICE = 2
-_SAMPLES = 2
-"""So many failed calls from and to each host are followed through its firewall."""
+_WORDS = {
+    "dropped": "no answer within 3 s",
+    "refused": "connection refused",
+    "rejected": "rejected by a firewall",
+    "unreachable": "network is unreachable",
+    "no-neighbour": "nobody answers for the address on the local network",
+    "own-address": "the caller has the same address",
+    "mtu": "64 bytes came back, of 1 MiB nothing moved for 3 s",
+}
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,19 @@ class PeerCall:
         last = str(self.attempts[-1]["outcome"])
         sure = last in ("ok", "own-address") or len(self.attempts) >= _TWICE
         return last if sure else "untested"
+
+    @property
+    def words(self) -> str:
+        """The result, for people."""
+        if self.outcome in ("error", "intercepted"):
+            return str(self.attempts[-1]["detail"])
+        return _WORDS.get(self.outcome, self.outcome)
+
+    @property
+    def moved(self) -> int:
+        """For `mtu`: bytes of the large echo that arrived in the direction that stood still."""
+        last = self.attempts[-1]
+        return int(last.get("downloaded" if last.get("stalled") == "download" else "uploaded", 0))
 
     @property
     def stuck(self) -> Pair:
@@ -138,6 +158,18 @@ class Sorted:
     working: Mapping[Pair, PeerCall] = field(default_factory=dict)
 
     @property
+    def by_code(self) -> dict[str, tuple[PeerCall, ...]]:
+        """Finding code → the calls that failed so: those first that say most about the cause."""
+        return {
+            "peer-no-route": self.no_route,
+            "peer-blocked": self.blocked,
+            "peer-one-way": self.one_way,
+            "peer-intercepted": self.intercepted,
+            "mtu-blackhole": self.stuck,
+            "interface-unroutable": self.unroutable,
+        }
+
+    @property
     def failed(self) -> tuple[PeerCall, ...]:
         """Every call that a local rule may explain."""
         return (*self.no_route, *self.blocked, *self.one_way, *self.intercepted, *self.stuck)
@@ -223,64 +255,3 @@ def unroutable_hosts(calls: Sequence[PeerCall], all_calls: Iterable[PeerCall]) -
         ):
             found.add(listener)
     return found or set(blame_links(tested, bad).hosts)
-
-
-def sample_for_rules(calls: Iterable[PeerCall]) -> list[dict[str, Any]]:
-    """A few failed calls for each host, as parameters of a round that reads local rules."""
-    sampled: list[dict[str, Any]] = []
-    seen: dict[tuple[str, int], int] = {}
-    for call in sorted(calls, key=lambda each: (each.pair, each.address)):
-        if call.source is None:
-            continue
-        ends = [("caller", call.caller, call.kind), ("listener", call.listener, call.kind)]
-        keys = [(f"{side} {kind}", seat) for side, seat, kind in ends]
-        if all(seen.get(key, 0) >= _SAMPLES for key in keys):
-            continue
-        for key in keys:
-            seen[key] = seen.get(key, 0) + 1
-        sampled.append(
-            {
-                "caller": call.caller,
-                "listener": call.listener,
-                "source": call.source,
-                "target": call.address.partition("%")[0],
-                "port": call.port,
-                "kind": call.kind,
-            }
-        )
-    return sampled
-
-
-def rule_culprits(
-    calls: Iterable[PeerCall], hits: Mapping[int, Sequence[Mapping[str, Any]]]
-) -> dict[Pair, dict[int, Mapping[str, Any]]]:
-    """Which local rules surely take packets of these calls: pair → seat of the host → the hit.
-
-    Only some pairs were followed through the rules. A rule on packets of all sources explains the
-    other pairs of its host too; one that was seen on two pairs is taken for such a rule.
-
-    Args:
-        calls: failed ones, of one fault.
-        hits: seat → entries of that host's `hits` (see `observe` of the check).
-    """
-    calls = list(calls)
-    wanted = {(call.pair, call.kind) for call in calls}
-    found: dict[Pair, dict[int, Mapping[str, Any]]] = {}
-    general: dict[tuple[int, str], dict[Pair, Mapping[str, Any]]] = {}
-    for seat, entries in hits.items():
-        for hit in entries:
-            pair = (int(hit["caller"]), int(hit["listener"]))
-            if hit["sure"] and (pair, hit["kind"]) in wanted:
-                found.setdefault(pair, {}).setdefault(seat, hit)
-                side = "caller" if seat == pair[0] else "listener"
-                general.setdefault((seat, side), {}).setdefault(pair, hit)
-    for call in calls:
-        for seat, side in ((call.caller, "caller"), (call.listener, "listener")):
-            seen = list(general.get((seat, side), {}).values())
-            if call.pair not in found and len(seen) >= _SAMPLES and _same_rule(seen):
-                found[call.pair] = {seat: seen[0]}
-    return found
-
-
-def _same_rule(hits: Sequence[Mapping[str, Any]]) -> bool:
-    return len({(hit["tool"], hit["table"], hit["chain"], hit["rule"]) for hit in hits}) == 1

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from itertools import permutations
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import (
-    Cluster,
     Confidence,
     Context,
-    Finding,
     Launch,
     Listeners,
     Outcome,
@@ -24,158 +21,22 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.firewall import Firewall
-from tests.clusters import make_cluster, outcome
+from tests.clusters import make_cluster
+from tests.peers import (
+    DROPPED,
+    NO_ROUTE,
+    OK,
+    OWN,
+    REFUSED,
+    SILENT_PROXY,
+    Link,
+    World,
+    only,
+    pairs,
+    stuck,
+)
 
 CHECK = Firewall()
-DROPPED = {"outcome": "dropped", "detail": "no answer", "duration_s": 3.0}
-REFUSED = {"outcome": "refused", "detail": "Connection refused", "duration_s": 0.001}
-NO_ROUTE = {"outcome": "unreachable", "detail": "Network is unreachable", "duration_s": 0.0}
-OWN = {"outcome": "own-address"}
-OK = {"outcome": "ok", "duration_s": 0.01}
-SILENT_PROXY = {"outcome": "intercepted", "detail": "no proof of identity", "duration_s": 3.0}
-
-
-def stuck(way: str, arrived: int = 0) -> dict[str, Any]:
-    key = f"{way}ed"
-    return {"outcome": "mtu", "detail": f"{way} stood still", "stalled": way, key: arrived}
-
-
-Link = tuple[str, str]
-
-
-class World:
-    """Healthy facts of some hosts, to be spoilt by a test."""
-
-    def __init__(self, count: int, backend: str = "nccl") -> None:
-        self.names = [f"nd{i}" for i in range(count)]
-        self.backend = backend
-        self.facts: dict[str, dict[str, Any]] = {}
-        self.rules: dict[str, dict[str, Any]] = {}
-        self.outcomes: dict[str, Outcome] = {}
-        for index, name in enumerate(self.names):
-            self.facts[name] = {
-                "interfaces": [nic("eth0", f"192.168.77.{index + 1}"), nic("lo", "127.0.0.1")],
-                "choices": {
-                    library: choice([("eth0", f"192.168.77.{index + 1}")])
-                    for library in ("nccl-bootstrap", "nccl-sockets", "gloo")
-                },
-                "listen": [self.entry(name)],
-                "nccl_data": "sockets",
-                "port_range": [32768, 60999],
-                "peers": {
-                    str(self.seat(other)): [self.call(other)]
-                    for other in self.names
-                    if other != name
-                },
-            }
-
-    def seat(self, name: str) -> int:
-        return 2 * self.names.index(name)
-
-    def address(self, name: str) -> str:
-        return f"192.168.77.{self.names.index(name) + 1}"
-
-    def entry(self, name: str) -> dict[str, Any]:
-        roles = ["nccl-bootstrap", "nccl-sockets", "gloo"]
-        return {"interface": "eth0", "address": self.address(name), "roles": roles}
-
-    def call(self, to: str, **fields: Any) -> dict[str, Any]:
-        return {**self.entry(to), "port": 40000 + self.seat(to), "attempts": [OK], **fields}
-
-    def fail(self, links: Iterable[Link], attempt: Mapping[str, Any]) -> World:
-        for a, b in links:
-            for call in self.facts[a]["peers"][str(self.seat(b))]:
-                call["attempts"] = [dict(attempt)] * 2
-                call["source"] = self.address(a)
-        return self
-
-    def extra(self, a: str, b: str, nic: str, attempt: Mapping[str, Any], *roles: str) -> World:
-        entry = {"interface": nic, "address": f"10.0.0.{self.seat(b)}", "roles": list(roles)}
-        self.facts[a]["peers"][str(self.seat(b))].append(
-            {**entry, "port": 5, "attempts": [dict(attempt)] * 2}
-        )
-        return self
-
-    def hit(self, host: str, link: Link, kind: str = "connect", **fields: Any) -> World:
-        rules = self.rules.setdefault(
-            host, {"readable": True, "reason": "", "managers": [], "drops": [], "hits": []}
-        )
-        caller, listener = link
-        rules["hits"].append(
-            {
-                "tool": "nft",
-                "table": "inet fw",
-                "chain": "input",
-                "rule": "tcp dport 32768-60999 drop",
-                "handle": "4",
-                "verdict": "drop",
-                "sure": True,
-                "packet": "first",
-                "incoming": True,
-                "caller": self.seat(caller),
-                "listener": self.seat(listener),
-                "kind": kind,
-                **fields,
-            }
-        )
-        return self
-
-    def cluster(self) -> Cluster:
-        made = make_cluster(self.names, backend=self.backend)
-        hosts = []
-        for host in made.hosts:
-            name = host.name or ""
-            rounds = {"matrix": outcome(self.outcomes.get(name, self.facts[name]))}
-            if name in self.rules:
-                rounds["rules"] = outcome(self.rules[name])
-            # As re-read from a saved report: lists, and text for keys.
-            hosts.append(replace(host, facts=json.loads(json.dumps({"firewall": rounds}))))
-        ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
-        return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
-
-    def judge(self) -> list[Finding]:
-        return list(CHECK.judge(self.cluster()))
-
-
-def nic(name: str, address: str, mtu: int = 1500) -> dict[str, Any]:
-    net = "127.0.0.0/8" if name == "lo" else address.rpartition(".")[0] + ".0/24"
-    return {
-        "name": name,
-        "addresses": [address],
-        "up": True,
-        "running": True,
-        "loopback": name == "lo",
-        "mtu": mtu,
-        "subnets": [net],
-    }
-
-
-def choice(picks: Sequence[Link], **fields: Any) -> dict[str, Any]:
-    return {
-        "picks": [list(pick) for pick in picks],
-        "reason": "by rule",
-        "variable": "",
-        "value": "",
-        "origin": "",
-        "problem": "",
-        "names": [],
-        **fields,
-    }
-
-
-def only(findings: Sequence[Finding], code: str) -> Finding:
-    assert [each.code for each in findings] == [code]
-    return findings[0]
-
-
-def pairs(world: World) -> list[Link]:
-    return list(permutations(world.names, 2))
-
-
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_a_healthy_cluster_has_no_finding(count: int, backend: str) -> None:
-    assert World(count, backend).judge() == []
 
 
 # Two hosts
@@ -332,88 +193,6 @@ def test_a_second_attempt_that_works_is_good_enough() -> None:
 # Interfaces
 
 
-@pytest.mark.parametrize(
-    ("backend", "library", "severity"),
-    [
-        ("nccl", "nccl-sockets", Severity.FAIL),
-        ("gloo", "nccl-sockets", Severity.WARN),
-        ("gloo", "gloo", Severity.FAIL),
-        ("nccl", "gloo", Severity.WARN),
-    ],
-)
-@pytest.mark.parametrize(
-    ("problem", "code"), [("missing", "interface-missing"), ("down", "interface-down")]
-)
-def test_a_variable_that_names_a_bad_interface(
-    backend: str, library: str, severity: Severity, problem: str, code: str
-) -> None:
-    variable = "GLOO_SOCKET_IFNAME" if library == "gloo" else "NCCL_SOCKET_IFNAME"
-    world = World(3, backend)
-    world.facts["nd1"]["choices"][library] = choice(
-        [], variable=variable, value="eth7", origin="environment", problem=problem, names=["eth7"]
-    )
-    found = only(world.judge(), code)
-    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth7",))
-    assert found.level is severity
-    assert f"{variable}=eth7" in found.message
-    assert ("==eth0" if "NCCL" in variable else "=eth0") in found.fix
-
-
-def test_nccl_syntax_in_the_variable_of_gloo() -> None:
-    world = World(2, "gloo")
-    world.facts["nd0"]["choices"]["gloo"] = choice(
-        [], variable="GLOO_SOCKET_IFNAME", value="^lo", problem="missing", names=["^lo"]
-    )
-    found = only(world.judge(), "interface-missing")
-    assert found.where.hosts == ("nd0",)
-    assert "mean nothing to gloo" in found.fix
-
-
-def test_a_configuration_file_is_named() -> None:
-    world = World(2)
-    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
-        [],
-        variable="NCCL_SOCKET_IFNAME",
-        value="ib0",
-        origin="/etc/nccl.conf",
-        problem="missing",
-        names=["ib0"],
-    )
-    found = only(world.judge(), "interface-missing")
-    assert "/etc/nccl.conf" in found.message
-    assert "/etc/nccl.conf" in found.fix
-
-
-def test_a_list_that_lets_loopback_in() -> None:
-    world = World(2)
-    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
-        [("lo", "127.0.0.1"), ("eth0", "192.168.77.2")],
-        variable="NCCL_SOCKET_IFNAME",
-        value="^docker0",
-    )
-    found = only(world.judge(), "interface-loopback")
-    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("lo",))
-    assert found.level is Severity.FAIL
-
-
-@pytest.mark.parametrize(
-    ("backend", "severity"), [("gloo", Severity.FAIL), ("nccl", Severity.INFO)]
-)
-def test_a_host_name_that_is_loopback_for_gloo(backend: str, severity: Severity) -> None:
-    world = World(2, backend)
-    reason = "the host name nd1 resolves to 127.0.1.1"
-    world.facts["nd1"]["choices"]["gloo"] = choice([("lo", "127.0.1.1")], reason=reason)
-    found = only(world.judge(), "interface-loopback")
-    assert (found.where.hosts, found.level) == (("nd1",), severity)
-    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
-
-
-def test_loopback_is_right_on_one_host() -> None:
-    world = World(1, "gloo")
-    world.facts["nd0"]["choices"]["gloo"] = choice([("lo", "127.0.0.1")])
-    assert world.judge() == []
-
-
 @pytest.mark.parametrize(("backend", "level"), [("nccl", Severity.FAIL), ("gloo", Severity.INFO)])
 def test_docker_on_both_hosts(backend: str, level: Severity) -> None:
     world = World(2, backend)
@@ -456,45 +235,6 @@ def test_a_host_outside_the_second_network_is_found() -> None:
     world.extra("nd2", "nd1", "eth1", NO_ROUTE, "nccl-sockets")
     found = only(world.judge(), "interface-unroutable")
     assert found.where.hosts == ("nd2",)
-
-
-def test_hosts_in_different_networks() -> None:
-    world = World(3)
-    facts = world.facts["nd2"]
-    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
-    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
-    world.fail([("nd0", "nd2"), ("nd1", "nd2")], NO_ROUTE)
-    found = {each.code: each for each in world.judge()}
-    assert set(found) == {"peer-no-route", "interface-differs"}
-    assert found["peer-no-route"].where.hosts == ("nd2",)
-    assert found["interface-differs"].where.hosts == ("nd2",)
-    assert found["interface-differs"].level is Severity.WARN
-    assert found["interface-differs"].explained_by == "peer-no-route"
-
-
-def test_different_networks_that_reach_each_other_are_fine() -> None:
-    world = World(2)
-    facts = world.facts["nd1"]
-    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
-    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
-    assert world.judge() == []
-
-
-def test_a_different_mtu() -> None:
-    world = World(3)
-    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
-    found = only(world.judge(), "mtu-differs")
-    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth0",))
-    assert found.level is Severity.WARN
-    assert found.fix == "ip link set dev eth0 mtu 1500"
-
-
-def test_of_two_mtus_neither_is_the_wrong_one() -> None:
-    world = World(2)
-    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
-    found = only(world.judge(), "mtu-differs")
-    assert found.where.hosts == ()
-    assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
 
 
 # Planning

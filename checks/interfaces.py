@@ -1,0 +1,276 @@
+"""Which interfaces and addresses would NCCL and gloo choose on each host, and can these work?
+
+What it checks
+--------------
+The interfaces and addresses that NCCL (bootstrap, and data over sockets) and gloo would choose on
+this host, by their own rules, from the environment and NCCL's configuration files, and which
+variable or rule decided: whether the interface that is asked for is there, is running and has an
+address, whether it is loopback, and whether the hosts of one network have one MTU. Where hosts that
+chose different networks could not reach each other (check `firewall`), the choices are named.
+
+Why it matters
+--------------
+NCCL and gloo pick addresses by themselves and give them to the other hosts. A library that finds no
+interface of the name it was given ends at once, and the ranks on the other hosts wait for it until
+their time-out; one that gives away a loopback address makes its peers call themselves.
+
+How to fix
+----------
+Name the interface: NCCL_SOCKET_IFNAME==eth0 (the second = asks for the exact name) and
+GLOO_SOCKET_IFNAME=eth0 (which knows exact names only). Give all hosts of one network the same MTU.
+
+When it is wrong
+----------------
+A network plug-in of NCCL may choose by rules of its own. A host that did not sign in is only
+warned: its choice of an interface is not what kept it out. Of two halves with different MTUs nobody
+can say which one is wrong, so no host is named.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_SOCKET_IFNAME) and troubleshooting (networking); NCCL
+src/misc/socket.cc; PyTorch documentation of torch.distributed (choosing the network interface).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Sorted,
+    Where,
+    host_labels,
+    is_loopback,
+    link_names,
+    odd_ones_out,
+    read_calls,
+    sort_calls,
+    survey,
+)
+
+_EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+
+INTERFACE_MISSING = Kind(
+    code="interface-missing",
+    layer=Layer.ROUTE,
+    title="The variable names an interface that the host does not have",
+    why="The library finds no address to listen on and ends at once on this host; the ranks on the "
+    "other hosts wait for it until their time-out.",
+    fix=_EXACT,
+)
+INTERFACE_DOWN = Kind(
+    code="interface-down",
+    layer=Layer.ROUTE,
+    title="The chosen interface is not running or has no address",
+    why="NCCL skips an interface without carrier, and what gloo binds there cannot be reached.",
+    fix="ip link set <nic> up, check the cable, or choose another interface: " + _EXACT,
+)
+INTERFACE_LOOPBACK = Kind(
+    code="interface-loopback",
+    layer=Layer.ROUTE,
+    title="The library would give the other hosts a loopback address",
+    why="A host that is told 127.0.0.1 calls itself: refused at once, or silence for long.",
+    fix=_EXACT,
+)
+INTERFACE_DIFFERS = Kind(
+    code="interface-differs",
+    layer=Layer.ROUTE,
+    title="Hosts chose interfaces in networks that do not reach each other",
+    why="The library picks the first interface that fits, not the same network everywhere.",
+    fix=_EXACT,
+    severity=Severity.WARN,
+)
+MTU_DIFFERS = Kind(
+    code="mtu-differs",
+    layer=Layer.ROUTE,
+    title="Hosts in one network have different MTUs",
+    why="What one host may send another one may not receive: at best slower, at worst lost.",
+    fix="ip link set dev <nic> mtu <the same value on every host and switch port>",
+    severity=Severity.WARN,
+)
+
+
+class Interfaces(Check):
+    """What the libraries would choose on this host, and how the choices of hosts go together."""
+
+    name = "interfaces"
+    layer = Layer.ROUTE
+    cost = "seconds"
+    kinds = (
+        INTERFACE_MISSING,
+        INTERFACE_DOWN,
+        INTERFACE_LOOPBACK,
+        INTERFACE_DIFFERS,
+        MTU_DIFFERS,
+    )
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """The choices, and between what."""
+        ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
+        return survey(ctx.env)
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Each host's choices, then what they have in common."""
+        reports = list(cluster.facts(self.name))
+        by_fault = sort_calls(read_calls(cluster.facts("firewall", "matrix"), cluster.backend))
+        reached = {call.listener: call.interface for call in by_fault.working.values()}
+        for rank, facts in reports:
+            good = reached.get(rank.seat) or _running(facts)
+            for library in ("nccl", "gloo"):
+                yield from _bad_choice(cluster, rank, facts, library, good)
+        mains = {rank.seat: _main(cluster, facts) for rank, facts in reports}
+        known = {seat: main for seat, main in mains.items() if main is not None}
+        labels = host_labels(cluster)
+        yield from _mtu_differs(labels, known)
+        yield from _differs(labels, known, by_fault)
+
+
+def _running(facts: Mapping[str, Any]) -> str:
+    """An interface to recommend where no call has proved one."""
+    for nic in facts["interfaces"]:
+        outside = [a for a in nic["addresses"] if not is_loopback(a)]
+        if nic["running"] and outside and not nic["name"].startswith(("docker", "virbr", "br-")):
+            return str(nic["name"])
+    return "<nic>"
+
+
+def _uses(cluster: Cluster, library: str) -> bool:
+    return ("nccl" in cluster.backend) == library.startswith("nccl")
+
+
+def _bad_choice(
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], library: str, good: str
+) -> Iterator[Finding]:
+    if library == "nccl":
+        library = "nccl-sockets" if facts["nccl_data"] == "sockets" else "nccl-bootstrap"
+    choice, used = facts["choices"][library], _uses(cluster, library)
+    variable, names = choice["variable"], choice["names"]
+    said = f"{variable}={choice['value']}" if variable else f"{library}: {choice['reason']}"
+    if choice["origin"] not in ("", "environment"):
+        said += f" (in {choice['origin']})"
+    loops = [pick for pick in choice["picks"] if is_loopback(pick[1])]
+    if choice["problem"] and (variable or used):
+        kind, fault = INTERFACE_DOWN, "not running, or no address"
+        if choice["problem"] == "missing":
+            kind, fault = INTERFACE_MISSING, "no such interface"
+    elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
+        kind, fault = INTERFACE_LOOPBACK, f"the others are given {loops[0][1]}"
+        names = [pick[0] for pick in loops]
+    else:
+        return
+    # A host that never got in did not fail for its choice: that would bite later.
+    fails = used and cluster.complete
+    yield Finding(
+        kind,
+        f"{said}: {fault}",
+        Where(hosts=(rank.host.label,), interfaces=tuple(sorted(set(names)))),
+        {
+            "decided by": choice["reason"],
+            "interfaces": {nic["name"]: nic["addresses"] for nic in facts["interfaces"]},
+        },
+        fix=_name_it(library, good, choice, kind, rank.host.label),
+        severity=Severity.FAIL if fails else Severity.WARN if variable or used else Severity.INFO,
+        # gloo asks for the host's own name, and that is the one to mend.
+        explained_by=None if variable or library != "gloo" else "addr-loopback",
+    )
+
+
+def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:
+    if library != "gloo":
+        elsewhere = choice["origin"] not in ("", "environment")
+        return f"export NCCL_SOCKET_IFNAME=={nic}" + (
+            f", or correct {choice['origin']}" if elsewhere else ""
+        )
+    fix = f"export GLOO_SOCKET_IFNAME={nic}"
+    if kind is INTERFACE_MISSING:
+        fix += " (whole names, separated by commas: the ^, = and prefixes of NCCL_SOCKET_IFNAME "
+        fix += "mean nothing to gloo)"
+    elif not choice["variable"]:
+        fix += f", or let {host} resolve to the address of {nic} (/etc/hosts: remove the line with "
+        fix += "127.0.1.1)"
+    return fix
+
+
+_Main = tuple[str, str, int]
+"""(interface, subnet, MTU) of the address that the job's backend uses first on a host."""
+
+
+def _main(cluster: Cluster, facts: Mapping[str, Any]) -> _Main | None:
+    mine = [each for each in facts["listen"] if any(_uses(cluster, role) for role in each["roles"])]
+    for entry in (mine or facts["listen"])[:1]:
+        for nic in facts["interfaces"]:
+            if nic["name"] == entry["interface"]:
+                own = ipaddress.ip_address(entry["address"])
+                nets = [net for net in nic["subnets"] if own in ipaddress.ip_network(net)]
+                return nic["name"], nets[0] if nets else str(own), nic["mtu"]
+    return None
+
+
+def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Iterator[Finding]:
+    by_subnet: dict[str, dict[int, int]] = {}
+    for seat, (_, subnet, mtu) in mains.items():
+        by_subnet.setdefault(subnet, {})[seat] = mtu
+    for subnet, mtus in by_subnet.items():
+        odd = odd_ones_out(mtus)
+        if odd is None:
+            continue
+        counts = Counter(mtus.values()).most_common()
+        shown = ", ".join(f"{mtu} on {n} host{'s' * (n > 1)}" for mtu, n in counts)
+        # Of two equal halves nobody can say which one is wrong.
+        wrong = () if odd.tie else odd.places
+        yield Finding(
+            MTU_DIFFERS,
+            f"in {subnet}: MTU {shown}",
+            Where(
+                hosts=tuple(sorted(labels[seat] for seat in wrong)),
+                interfaces=tuple(sorted({mains[seat][0] for seat in odd.places})),
+            ),
+            {"mtu": {labels[seat]: mtu for seat, mtu in mtus.items()}},
+            fix=f"ip link set dev {mains[wrong[0]][0]} mtu {odd.usual}" if wrong else "",
+            confidence=Confidence.LIKELY if wrong else Confidence.POSSIBLE,
+        )
+
+
+def _differs(
+    labels: Mapping[int, str], mains: Mapping[int, _Main], by_fault: Sorted
+) -> Iterator[Finding]:
+    """The choices of hosts that could not reach each other."""
+    apart = {
+        call.pair
+        for call in (*by_fault.no_route, *by_fault.blocked, *by_fault.unroutable)
+        if call.job
+        and (a := mains.get(call.caller))
+        and (b := mains.get(call.listener))
+        and a[0] != b[0]
+        and a[1] != b[1]
+    }
+    if not apart:
+        return
+    odd = odd_ones_out({seat: main[1] for seat, main in mains.items()})
+    wrong = odd.places if odd is not None and not odd.tie else ()
+    chosen = {seat: f"{nic} in {net}" for seat, (nic, net, _) in mains.items()}
+    failing = (code for code, calls in by_fault.by_code.items() if any(c.job for c in calls))
+    yield Finding(
+        INTERFACE_DIFFERS,
+        f"chosen: {', '.join(sorted(set(chosen.values())))}",
+        Where(
+            hosts=tuple(sorted(labels[seat] for seat in wrong)),
+            links=link_names(labels, apart),
+            interfaces=tuple(sorted({mains[seat][0] for seat in wrong})),
+        ),
+        {labels[seat]: text for seat, text in chosen.items()},
+        confidence=Confidence.LIKELY if wrong else Confidence.POSSIBLE,
+        # It is the reason, but by itself no fault: what fails decides the verdict.
+        explained_by=next(failing, None),
+    )

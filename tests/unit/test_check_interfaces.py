@@ -1,0 +1,182 @@
+"""The interface check: what it judges from made-up facts, and the choices of this host."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nccl_doctor.api import Context, Launch, Severity
+from nccl_doctor.checks.interfaces import Interfaces
+from tests.findings import judge
+from tests.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_healthy_cluster_has_no_finding(count: int, backend: str) -> None:
+    assert World(count, backend).judge() == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "library", "severity"),
+    [
+        ("nccl", "nccl-sockets", Severity.FAIL),
+        ("gloo", "nccl-sockets", Severity.WARN),
+        ("gloo", "gloo", Severity.FAIL),
+        ("nccl", "gloo", Severity.WARN),
+    ],
+)
+@pytest.mark.parametrize(
+    ("problem", "code"), [("missing", "interface-missing"), ("down", "interface-down")]
+)
+def test_a_variable_that_names_a_bad_interface(
+    backend: str, library: str, severity: Severity, problem: str, code: str
+) -> None:
+    variable = "GLOO_SOCKET_IFNAME" if library == "gloo" else "NCCL_SOCKET_IFNAME"
+    world = World(3, backend)
+    world.facts["nd1"]["choices"][library] = choice(
+        [], variable=variable, value="eth7", origin="environment", problem=problem, names=["eth7"]
+    )
+    found = only(world.judge(), code)
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth7",))
+    assert found.level is severity
+    assert f"{variable}=eth7" in found.message
+    assert ("==eth0" if "NCCL" in variable else "=eth0") in found.fix
+
+
+def test_nccl_syntax_in_the_variable_of_gloo() -> None:
+    world = World(2, "gloo")
+    world.facts["nd0"]["choices"]["gloo"] = choice(
+        [], variable="GLOO_SOCKET_IFNAME", value="^lo", problem="missing", names=["^lo"]
+    )
+    found = only(world.judge(), "interface-missing")
+    assert found.where.hosts == ("nd0",)
+    assert "mean nothing to gloo" in found.fix
+
+
+def test_a_configuration_file_is_named() -> None:
+    world = World(2)
+    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
+        [],
+        variable="NCCL_SOCKET_IFNAME",
+        value="ib0",
+        origin="/etc/nccl.conf",
+        problem="missing",
+        names=["ib0"],
+    )
+    found = only(world.judge(), "interface-missing")
+    assert "/etc/nccl.conf" in found.message
+    assert "/etc/nccl.conf" in found.fix
+
+
+def test_a_list_that_lets_loopback_in() -> None:
+    world = World(2)
+    world.facts["nd1"]["choices"]["nccl-sockets"] = choice(
+        [("lo", "127.0.0.1"), ("eth0", "192.168.77.2")],
+        variable="NCCL_SOCKET_IFNAME",
+        value="^docker0",
+    )
+    found = only(world.judge(), "interface-loopback")
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("lo",))
+    assert found.level is Severity.FAIL
+
+
+@pytest.mark.parametrize(
+    ("backend", "severity"), [("gloo", Severity.FAIL), ("nccl", Severity.INFO)]
+)
+def test_a_host_name_that_is_loopback_for_gloo(backend: str, severity: Severity) -> None:
+    world = World(2, backend)
+    reason = "the host name nd1 resolves to 127.0.1.1"
+    world.facts["nd1"]["choices"]["gloo"] = choice([("lo", "127.0.1.1")], reason=reason)
+    found = only(world.judge(), "interface-loopback")
+    assert (found.where.hosts, found.level) == (("nd1",), severity)
+    assert "GLOO_SOCKET_IFNAME=eth0" in found.fix
+
+
+def test_loopback_is_right_on_one_host() -> None:
+    world = World(1, "gloo")
+    world.facts["nd0"]["choices"]["gloo"] = choice([("lo", "127.0.0.1")])
+    assert world.judge() == []
+
+
+def test_hosts_in_different_networks() -> None:
+    world = World(3)
+    facts = world.facts["nd2"]
+    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
+    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
+    world.fail([("nd0", "nd2"), ("nd1", "nd2")], NO_ROUTE)
+    found = {each.code: each for each in world.judge()}
+    assert set(found) == {"peer-no-route", "interface-differs"}
+    assert found["peer-no-route"].where.hosts == ("nd2",)
+    assert found["interface-differs"].where.hosts == ("nd2",)
+    assert found["interface-differs"].level is Severity.WARN
+    assert found["interface-differs"].explained_by == "peer-no-route"
+
+
+def test_different_networks_that_reach_each_other_are_fine() -> None:
+    world = World(2)
+    facts = world.facts["nd1"]
+    facts["interfaces"] = [nic("eth1", "10.5.0.1"), nic("lo", "127.0.0.1")]
+    facts["listen"] = [{"interface": "eth1", "address": "10.5.0.1", "roles": ["nccl-bootstrap"]}]
+    assert world.judge() == []
+
+
+def test_a_different_mtu() -> None:
+    world = World(3)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
+    found = only(world.judge(), "mtu-differs")
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth0",))
+    assert found.level is Severity.WARN
+    assert found.fix == "ip link set dev eth0 mtu 1500"
+
+
+def test_of_two_mtus_neither_is_the_wrong_one() -> None:
+    world = World(2)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
+    found = only(world.judge(), "mtu-differs")
+    assert found.where.hosts == ()
+    assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
+
+
+def test_a_bad_choice_is_not_why_a_host_did_not_come_in() -> None:
+    """A failure of this layer would explain the port's, which it is not the cause of."""
+    world = World(2, "gloo")
+    world.facts["nd1"]["choices"]["gloo"] = choice(
+        [], variable="GLOO_SOCKET_IFNAME", value="eth7", problem="missing", names=["eth7"]
+    )
+    found = only(world.judge(complete=False), "interface-missing")
+    assert (found.where.hosts, found.level) == (("nd1",), Severity.WARN)
+
+
+def test_the_own_name_explains_what_gloo_makes_of_it() -> None:
+    world = World(2, "gloo")
+    world.facts["nd1"]["choices"]["gloo"] = choice([("lo", "127.0.1.1")])
+    assert only(world.judge(), "interface-loopback").explained_by == "addr-loopback"
+    world.facts["nd1"]["choices"]["gloo"] = choice(
+        [("lo", "127.0.0.1")], variable="GLOO_SOCKET_IFNAME", value="lo"
+    )
+    assert only(world.judge(), "interface-loopback").explained_by is None
+
+
+def test_without_calls_only_the_choices_are_judged() -> None:
+    """As on a host that never signed in."""
+    world = World(2)
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 9000
+    made = world.fail(pairs(world), DROPPED).cluster(complete=False)
+    for host in made.hosts:
+        del host.facts["firewall"]
+    only(judge(Interfaces(), made), "mtu-differs")
+
+
+def test_the_choices_of_this_host() -> None:
+    """The variables keep the host's own name, and with it the resolver, out of it."""
+    env = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "NCCL_CONF_FILE": "/nonexistent",
+    }
+    facts = json.loads(json.dumps(Interfaces().observe(Context(launch=Launch(), env=env))))
+    assert facts["choices"]["gloo"]["variable"] == "GLOO_SOCKET_IFNAME"
+    assert facts["choices"]["nccl-sockets"]["picks"][0][0] == "lo"
+    assert any(nic["name"] == "lo" for nic in facts["interfaces"])
