@@ -453,7 +453,7 @@ def test_a_gap_is_unknown_and_said_in_one_line():
     assert (report.verdict, report.exit_code) == ("unknown", 3)
     assert "shm: raised: OSError" in report.summary
     assert "\n" not in report.summary
-    text = "Traceback (most recent call last):\n  File \"a.py\", line 1\nOSError: [Errno 5]"
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1\nOSError: [Errno 5]'
     raised = Outcome(OutcomeStatus.RAISED, reason=text)
     report = report_of(by_host={"nd0": OK, "nd1": raised})
     assert "shm: raised: OSError: [Errno 5] (nd1)" in report.summary
