@@ -24,7 +24,7 @@ def test_a_supervisor_is_killed(lab: Lab) -> None:
 
 
 def test_the_coordinator_is_frozen(lab: Lab) -> None:
-    limit_s = 15.0
+    limit_s = 20.0
     with lab.strike(0, signal.SIGSTOP, parent=True) as strike:
         run = lab.plain_doctor("--timeout", f"{limit_s:g}", awaited=[1])
     assert strike.pid, str(run)
