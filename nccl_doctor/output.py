@@ -82,7 +82,8 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
         for problem in launch.problems:
             _complain(problem.message)
     if departure.aside and launch.local_rank not in (0, None):
-        _complain(f"rank {launch.rank}: {report.summary}")
+        told = [f"{found.kind.title}: {found.message}" for found in report.root_causes[:1]]
+        _complain(f"rank {launch.rank}: {' '.join(told) or report.summary}")
         return departure.code
     path = options.json_path
     if departure.aside:

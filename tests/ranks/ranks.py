@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,26 +69,33 @@ class Ranks:
     ) -> None:
         self.report_path = folder / "report.json"
         self.port = free_port()
-        self._started = time.monotonic()
-        self._files: dict[int, tuple[Path, Path]] = {}
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        for index in range(world) if start is None else start:
-            env = rank_env(index, world, self.port, **(changes or {}).get(index, {}))
-            out, err = folder / f"{index}.out", folder / f"{index}.err"
-            self._files[index] = (out, err)
+        self._folder, self._world, self._options = folder, world, options
+        self._changes = changes or {}
+        self._started = time.monotonic()
+        self.start(range(world) if start is None else start)
+
+    def start(self, indices: Iterable[int]) -> None:
+        """Start these ranks."""
+        for index in indices:
+            changes = self._changes.get(index, {})
+            out, err = self._outputs(index)
             with out.open("w") as stdout, err.open("w") as stderr:
                 self.processes[index] = subprocess.Popen(
                     [
                         *(sys.executable, "-m", "nccl_doctor", "run"),
                         *("--json", str(self.report_path)),
-                        *options,
+                        *self._options,
                     ],
-                    env=env,
+                    env=rank_env(index, self._world, self.port, **changes),
                     stdout=stdout,
                     stderr=stderr,
                     text=True,
-                    cwd=folder,
+                    cwd=self._folder,
                 )
+
+    def _outputs(self, index: int) -> tuple[Path, Path]:
+        return self._folder / f"{index}.out", self._folder / f"{index}.err"
 
     def wait(self, timeout_s: float) -> dict[int, Ended]:
         """Wait for all; whoever outstays `timeout_s` is killed and fails the test."""
@@ -97,7 +104,7 @@ class Ranks:
         try:
             for index, process in self.processes.items():
                 code = process.wait(max(0.1, until - time.monotonic()))
-                out, err = self._files[index]
+                out, err = self._outputs(index)
                 seconds = time.monotonic() - self._started
                 ended[index] = Ended(code, out.read_text(), err.read_text(), seconds)
         finally:

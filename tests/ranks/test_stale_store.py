@@ -1,0 +1,61 @@
+"""Another job's store, or an earlier run's, on MASTER_PORT is recognised and never joined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from nccl_doctor import doorkeeper
+from nccl_doctor.examine import PROTOCOL
+from nccl_doctor.mailbox import Mailbox
+from tests.ranks.ranks import Ranks
+
+OPTIONS = ("--join-timeout=3", "--timeout=40", "--collective-timeout=3")
+WAIT_S = 12 + 3 + 15 + 5  # start, join, the slack for a slow coordinator, leaving
+
+
+@pytest.fixture
+def stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """A job of two ranks, not yet started, on whose port somebody else's store is served."""
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    ranks = Ranks(tmp_path, 2, OPTIONS, start=[])
+    door = doorkeeper.serve(ranks.port)
+    assert door.error is None
+    yield ranks
+    ranks.kill()
+    door.close()
+
+
+def test_rank_0_says_that_the_port_is_taken(stale: Ranks) -> None:
+    stale.start([0])
+    ended = stale.wait(WAIT_S)
+    assert ended[0].code == 1
+    report = stale.report()
+    (found,) = [f for f in report["root_causes"] if f["code"] == "port-in-use"]
+    assert str(stale.port) in found["message"]
+
+
+def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks) -> None:
+    old = Mailbox("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+    old.add("seats", 2)
+    old.put("roster", {"nonce": "old", "backend": "gloo", "tokens": {"0": "a", "1": "b"}})
+    old.put("order/0", {"finish": 0})
+    stale.start([1])
+    ended = stale.wait(WAIT_S)
+    assert ended[1].code != 0
+    assert "belongs to another run" in " ".join(ended[1].stderr.split())
+    assert not stale.report_path.exists()
+
+
+def test_store_of_another_job_is_waited_at_no_longer_than_for_a_late_rank_0(stale: Ranks) -> None:
+    other = TCPStore("127.0.0.1", stale.port, is_master=False, timeout=timedelta(seconds=5))
+    other.set("their/key", "their value")
+    stale.start([1])
+    ended = stale.wait(WAIT_S)
+    assert ended[1].code != 0
+    assert "rank 0" in " ".join(ended[1].stderr.split())
+    assert other.get("their/key") == b"their value"
