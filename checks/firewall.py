@@ -307,7 +307,8 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     if remove and not found.rules:
         return kind.fix.replace("<host>", call.address)
     steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
-    low, high = matrix.ranges[call.listener]
+    ends = {call.listener for call in found.calls}
+    low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
     everywhere = "in the hosts' firewalls, security groups and ACLs"
     return steps or f"{_OPEN} ({low}-{high}), {everywhere}"
 

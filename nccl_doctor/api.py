@@ -42,7 +42,6 @@ from nccl_doctor.hosts import host_labels, likely_address, link_names, spans_mac
 from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.matrix import (
-    Pair,
     PeerCall,
     Sorted,
     read_calls,
@@ -121,7 +120,6 @@ __all__ = [
     "Odd",
     "Outcome",
     "OutcomeStatus",
-    "Pair",
     "PeerCall",
     "Peers",
     "Rank",
