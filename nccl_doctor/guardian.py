@@ -53,6 +53,10 @@ class Guardian:
         signal.alarm(max(1, int(self._deadline - time.monotonic()) + LAST_WORDS_S))
         return True
 
+    def dismiss(self) -> None:
+        """What was guarded is over; nothing happens any more at the deadline or at a signal."""
+        self._leaving.acquire(blocking=False)
+
     def _watch(self) -> None:
         reason = f"the deadline passed (pid {os.getpid()})"
         left = max(0.0, self._deadline - time.monotonic())

@@ -12,10 +12,11 @@ from datetime import datetime, timezone
 
 from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
+from nccl_doctor.guardian import Guardian
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
-from nccl_doctor.supervisor import Supervisor
+from nccl_doctor.supervisor import Supervisor, import_torch
 
 
 def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:
@@ -41,7 +42,9 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
     address = flags.master_addr or "localhost"
     port = flags.master_port or spawn.DEFAULT_PORT
-    _import_torch()
+    guardian = Guardian(started + options.timeout_s, _no_report)
+    import_torch()
+    guardian.dismiss()
 
     def rank(local_rank: int) -> int:
         identity_ = spawn.rank_environment(local_rank, nproc, address, port)
@@ -55,7 +58,6 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
 
 def prepare(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> Run:
     """Everything that one participant needs to know before it looks at anything."""
-    _import_torch()
     deadline = started + options.timeout_s
     shown = launch.rank in (0, None) and not options.quiet
     return Run(
@@ -80,9 +82,6 @@ def _supervise(run_: Run, write: Callable[[Departure, Launch], int]) -> int:
     return Supervisor(run_, leave).run()
 
 
-def _import_torch() -> None:
-    """Before any fork, so that no child pays for it again. Its absence is a finding, later."""
-    try:
-        import torch.distributed  # noqa: F401
-    except (ImportError, OSError):  # OSError: one of its shared libraries does not load
-        return
+def _no_report(reason: str) -> int:
+    sys.stderr.write(f"nccl-doctor: {reason} while importing torch: no rank was started\n")
+    return 3

@@ -67,6 +67,8 @@ class Supervisor:
 
     def _depart(self) -> Departure:
         run = self._run
+        run.progress.say("importing torch")
+        import_torch()
         if self._serves():
             run.door = doorkeeper.serve(run.launch.master_port or 0)
         elif run.launch.agent_store:
@@ -194,3 +196,12 @@ class Supervisor:
         report = self._run.judge(self._ledger, complete=coordinates, extra=[stopped])
         departure = Departure(max(report.exit_code, 1), report, aside=self._is_aside())
         return self._write(departure)
+
+
+def import_torch() -> None:
+    """Before any fork, so that no child pays for it again. Its absence is for a check to find.
+
+    On a file system that hangs this may take for ever: only under a guardian.
+    """
+    with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
+        import torch.distributed  # noqa: F401

@@ -170,6 +170,29 @@ def test_the_deadline_holds_whatever_is_awaited(tmp_path: Path) -> None:
     assert ranks.report()["verdict"] in ("fail", "unknown")
 
 
+@pytest.mark.parametrize("launched", [True, False])
+def test_torch_on_a_file_system_that_hangs(tmp_path: Path, launched: bool) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(1000)")
+    env = rank_env(0, 2, free_port(), PYTHONPATH=str(tmp_path))
+    for name in () if launched else ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del env[name]
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "run", "--timeout=4"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert time.monotonic() - started < 4 + 3
+    assert done.returncode == 3
+    assert "importing torch" in " ".join((done.stdout + done.stderr).split())
+    assert "Traceback" not in done.stderr
+
+
 def test_shared_memory_and_temp_folder_are_left_as_they_were(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     temp = tmp_path / "tmp"
