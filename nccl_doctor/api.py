@@ -18,36 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from nccl_doctor.attempts import Attempt, attempts_of, has_entered
-from nccl_doctor.blame import LinkBlame, Odd, blame_links, odd_ones_out
-from nccl_doctor.culprits import (
-    Suspects,
-    follow_pairs,
-    how_to_open,
-    sample_for_rules,
-    suspects,
-    what_rules_say,
-)
-from nccl_doctor.echo import Listeners, scoped
-from nccl_doctor.exercise import Exercise
-from nccl_doctor.gpus import (
-    VISIBLE,
-    count_gpus,
-    host_gpus,
-    see_gpus,
-    see_other_gpus,
-    torch_build,
-)
-from nccl_doctor.hosts import host_labels, likely_address, link_names, spans_machines
-from nccl_doctor.ifchoice import survey
 from nccl_doctor.launch import Launch, LaunchProblem
-from nccl_doctor.matrix import (
-    PeerCall,
-    Sorted,
-    read_calls,
-    sort_calls,
-    unroutable_hosts,
-)
 from nccl_doctor.model import (
     ALONE,
     Cluster,
@@ -67,15 +38,44 @@ from nccl_doctor.model import (
     Where,
     number_range,
 )
-from nccl_doctor.names import SLOW_S, LookUp, has_route, look_up
-from nccl_doctor.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
-from nccl_doctor.netfilter import quote_hit
-from nccl_doctor.peercalls import call_others
-from nccl_doctor.ports import ephemeral_range, may_bind, port_holder, port_range
-from nccl_doctor.rulesets import read_rules
-from nccl_doctor.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
-from nccl_doctor.storeping import knock
-from nccl_doctor.versions import (
+from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
+from nccl_doctor.tools.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.tools.culprits import (
+    Suspects,
+    follow_pairs,
+    how_to_open,
+    sample_for_rules,
+    suspects,
+    what_rules_say,
+)
+from nccl_doctor.tools.echo import Listeners, scoped
+from nccl_doctor.tools.exercise import Exercise
+from nccl_doctor.tools.gpus import (
+    VISIBLE,
+    count_gpus,
+    host_gpus,
+    see_gpus,
+    see_other_gpus,
+    torch_build,
+)
+from nccl_doctor.tools.hosts import host_labels, likely_address, link_names, spans_machines
+from nccl_doctor.tools.ifchoice import survey
+from nccl_doctor.tools.matrix import (
+    PeerCall,
+    Sorted,
+    read_calls,
+    sort_calls,
+    unroutable_hosts,
+)
+from nccl_doctor.tools.names import SLOW_S, LookUp, has_route, look_up
+from nccl_doctor.tools.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.netfilter import quote_hit
+from nccl_doctor.tools.peercalls import call_others
+from nccl_doctor.tools.ports import ephemeral_range, may_bind, port_holder, port_range
+from nccl_doctor.tools.rulesets import read_rules
+from nccl_doctor.tools.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
+from nccl_doctor.tools.storeping import knock
+from nccl_doctor.tools.versions import (
     OLDEST_DRIVER,
     Difference,
     Disagreement,

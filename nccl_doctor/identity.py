@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from nccl_doctor.gpus import count_gpus, host_gpus
-from nccl_doctor.net import interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.gpus import count_gpus, host_gpus
+from nccl_doctor.tools.net import interfaces, is_link_local, is_loopback
 
 
 def host_name() -> str:

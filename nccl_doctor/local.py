@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from dataclasses import replace
 
-from nccl_doctor.examine import examine_alone
+from nccl_doctor.examine import Run, examine_alone
+from nccl_doctor.guardian import Guardian
 from nccl_doctor.launch import detect
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
 from nccl_doctor.run import prepare
+from nccl_doctor.supervisor import import_torch
 
 JOIN_S = 3.0
 """No job has to come up here: knocking at a master that does not answer is given up soon."""
+TIMEOUT_S = 60.0
+"""A few seconds are normal; a wedged driver or file system may cost each probe its deadline."""
 
 
 def examine_here(options: Options) -> Report:
-    """Observe whatever needs no peer, and judge it as one host's own view."""
-    options = replace(options, join_timeout_s=min(options.join_timeout_s, JOIN_S))
+    """Observe whatever needs no peer, and judge it as one host's own view.
+
+    Ends the process, with exit code 3, if it is interrupted or takes longer than `TIMEOUT_S`.
+    """
+    options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
     run = prepare(options, detect(environ), environ, time.monotonic())
+    guardian = Guardian(run.deadline, lambda reason: _no_report(reason, run))
+    run.progress.say("importing torch")
+    import_torch()
     ledger = Ledger(run.launch, {check.name: check.scope for check in run.registry.checks})
     ledger.sign_in(0, examine_alone(run), 0.0)
+    guardian.dismiss()
+    run.progress.clear()
     return run.judge(ledger, complete=False, alone=True)
+
+
+def _no_report(reason: str, run: Run) -> int:
+    sys.stderr.write(f"nccl-doctor: {reason} while {run.progress.doing}\n")
+    return 3

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.blame import blame_links, odd_ones_out
+from nccl_doctor.tools.blame import blame_links, odd_ones_out
 
 Pair = tuple[str, str]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.ifchoice import (
+from nccl_doctor.tools.ifchoice import (
     Filter,
     chosen,
     gloo_choice,
@@ -16,8 +16,8 @@ from nccl_doctor.ifchoice import (
     resolve_own,
     subnet_prefixes,
 )
-from nccl_doctor.nccl_conf import Setting, nccl_settings
-from nccl_doctor.net import Interface
+from nccl_doctor.tools.nccl_conf import Setting, nccl_settings
+from nccl_doctor.tools.net import Interface
 
 
 def nic(name: str, *addresses: str, running: bool = True) -> Interface:

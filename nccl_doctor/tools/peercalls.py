@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.echo import Door, call_all, source_of
-from nccl_doctor.net import interfaces
+from nccl_doctor.tools.echo import Door, call_all, source_of
+from nccl_doctor.tools.net import interfaces
 
 
 def call_others(

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nccl_doctor.net import dial, is_link_local
+from nccl_doctor.tools.net import dial, is_link_local
 
 MAGIC = b"ncdr-ec1"
 TOKEN_BYTES = 32

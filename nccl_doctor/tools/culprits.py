@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.matrix import Pair, PeerCall
-from nccl_doctor.net import Interface
-from nccl_doctor.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
+from nccl_doctor.tools.matrix import Pair, PeerCall
+from nccl_doctor.tools.net import Interface
+from nccl_doctor.tools.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
 
 _SAMPLES = 2
 """So many failed calls from and to each host are followed through its firewall."""

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.names import has_route
-from nccl_doctor.net import Dial, dial
+from nccl_doctor.tools.names import has_route
+from nccl_doctor.tools.net import Dial, dial
 
 DIAL_S = 3.5
 """Longer than the three ARP requests after which the kernel reports that nobody answers."""

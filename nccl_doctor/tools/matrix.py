@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.blame import blame_links
 from nccl_doctor.model import Rank
+from nccl_doctor.tools.blame import blame_links
 
 Pair = tuple[int, int]
 """Seats of (caller, listener)."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.names import look_up
-from nccl_doctor.nccl_conf import Setting, nccl_settings
-from nccl_doctor.net import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.names import look_up
+from nccl_doctor.tools.nccl_conf import Setting, nccl_settings
+from nccl_doctor.tools.net import Interface, interfaces, is_link_local, is_loopback
 
 BOOTSTRAP = "nccl-bootstrap"
 SOCKETS = "nccl-sockets"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.model import Cluster
-from nccl_doctor.net import is_link_local
+from nccl_doctor.tools.net import is_link_local
 
 _VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
 
