@@ -1,30 +1,35 @@
 """Do collectives finish, with the right result, on every group that a job would build?
 
 What it checks
-    All-reduce, broadcast and barrier on the job's backend, with integer results checked exactly and
-    several message sizes: over all ranks, over the ranks of each host, and over one rank per host;
-    then over several groups that live at once, with their collectives interleaved. Every group
-    attempt runs in processes of its own, under its own deadline.
+--------------
+All-reduce, broadcast and barrier on the job's backend, with integer results checked exactly and
+several message sizes: over all ranks, over the ranks of each host, and over one rank per host;
+then over several groups that live at once, with their collectives interleaved. Every group
+attempt runs in processes of its own, under its own deadline.
 
 Why it matters
-    A collective has no useful time-out: when one rank dies, freezes or never comes, the others wait
-    for 10 minutes (NCCL) or 30 minutes (gloo), and the one that finally prints is a victim.
+--------------
+A collective has no useful time-out: when one rank dies, freezes or never comes, the others wait
+for 10 minutes (NCCL) or 30 minutes (gloo), and the one that finally prints is a victim.
 
 How to fix
-    collective-hang, group-init-hang: look at the ranks that never came first, then at the network
-    between the hosts of the group. rank-crashed: the signal and the stack in the evidence say how
-    it died; SIGKILL is usually the kernel's out-of-memory killer (`dmesg | grep -i oom`).
-    rank-frozen: state T is a stopped process (`kill -CONT PID`), state D one that waits in the
-    kernel, mostly for a file system or a driver. collective-wrong-result: take the named rank's
-    host out of the job and test its GPU and its links.
+----------
+collective-hang, group-init-hang: look at the ranks that never came first, then at the network
+between the hosts of the group. rank-crashed: the signal and the stack in the evidence say how
+it died; SIGKILL is usually the kernel's out-of-memory killer (`dmesg | grep -i oom`).
+rank-frozen: state T is a stopped process (`kill -CONT PID`), state D one that waits in the
+kernel, mostly for a file system or a driver. collective-wrong-result: take the named rank's
+host out of the job and test its GPU and its links.
 
 When it is wrong
-    A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
-    looks like a hang. Raise that option and see whether the finding stays.
+----------------
+A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
+looks like a hang. Raise that option and see whether the finding stays.
 
 References
-    https://docs.pytorch.org/docs/stable/distributed.html
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+----------
+https://docs.pytorch.org/docs/stable/distributed.html
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
 """
 
 from __future__ import annotations

@@ -1,24 +1,29 @@
 """Can torch be imported here at all?
 
 What it checks
-    That `import torch` and `import torch.distributed` work in the Python that runs the doctor, and
-    how long the first of all imports took where it was not loaded already.
+--------------
+That `import torch` and `import torch.distributed` work in the Python that runs the doctor, and
+how long the first of all imports took where it was not loaded already.
 
 Why it matters
-    A rank whose Python has no torch, or a broken one, stops at its first line. The others wait for
-    it until the rendezvous times out, and none of them says why.
+--------------
+A rank whose Python has no torch, or a broken one, stops at its first line. The others wait for
+it until the rendezvous times out, and none of them says why.
 
 How to fix
-    torch-missing: activate the environment that the job runs in before both the doctor and the job
-    (`source .../bin/activate`, `conda activate`, the container image), or install the doctor into
-    that environment: it never changes the torch that is there.
+----------
+torch-missing: activate the environment that the job runs in before both the doctor and the job
+(`source .../bin/activate`, `conda activate`, the container image), or install the doctor into
+that environment: it never changes the torch that is there.
 
 When it is wrong
-    When the doctor runs in another environment than the job: then it examines the wrong one, and
-    this finding is how you notice.
+----------------
+When the doctor runs in another environment than the job: then it examines the wrong one, and
+this finding is how you notice.
 
 References
-    https://docs.pytorch.org/get-started/locally/
+----------
+https://docs.pytorch.org/get-started/locally/
 """
 
 from __future__ import annotations

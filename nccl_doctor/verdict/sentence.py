@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nccl_doctor.kinds import ENGINE_CODES
 from nccl_doctor.model import CheckResult, Cluster, Finding, Status
@@ -35,7 +36,12 @@ def summary(
         return f"{fit} can train with {cluster.backend}, with {warnings}: {titles}"
     if verdict == "fail":
         ground = Map(cluster)
-        hosts = ground.hosts(ground.place(finding.where) for finding in roots)
+        # The ends of a link are counted only where no host is to blame for it.
+        blamed = [
+            replace(finding.where, links=()) if finding.where.hosts else finding.where
+            for finding in roots
+        ]
+        hosts = ground.hosts(ground.place(where) for where in blamed)
         total = max(len(cluster.hosts), len(hosts))
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
