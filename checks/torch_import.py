@@ -2,8 +2,8 @@
 
 What it checks
 --------------
-That `import torch` and `import torch.distributed` work in the Python that runs the doctor, and
-how long the first of all imports took where it was not loaded already.
+That `import torch` and `import torch.distributed` work in the Python that runs the doctor, on
+every rank.
 
 Why it matters
 --------------
