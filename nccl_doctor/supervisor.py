@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor import doorkeeper, kinds, probe
-from nccl_doctor.api import Check
 from nccl_doctor.coordinator import Coordinator
 from nccl_doctor.examine import (
     PROTOCOL,
@@ -28,11 +27,22 @@ from nccl_doctor.examine import (
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
-from nccl_doctor.model import Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model import (
+    Finding,
+    Kind,
+    Layer,
+    Outcome,
+    OutcomeStatus,
+    Round,
+    Severity,
+    Where,
+)
 from nccl_doctor.verdict import judge_all
 
 SHORT_ROAD_S = 3.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
+LAST_REPORT_S = 0.5
+"""What the guardian keeps of the run's time to write what is known by then."""
 
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
@@ -48,7 +58,7 @@ class Supervisor:
         self._ledger = Ledger(run.launch, self._scopes)
         self._letter: dict[str, Any] = {}
         self._is_second = False
-        self._guardian = Guardian(run.deadline, self._last_words)
+        self._guardian = Guardian(run.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -96,6 +106,7 @@ class Supervisor:
         self._is_second = run.launch.rank == 0 and box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
             self._ledger = Ledger(run.launch, self._scopes)
+            self._ledger.sign_in(run.seat, self._letter, 0.0)
             return Coordinator(run, box, self._ledger).conduct()
         return self._follow(box)
 
@@ -154,17 +165,21 @@ class Supervisor:
             if "finish" in order:
                 box.put(f"bye/{run.seat}", True)
                 return Departure(int(order["finish"]))
-            check = self._check(order["check"])
             round_ = round_from(order)
-            if check is not None and any(run.seat in group for group in round_.groups):
-                outcome = hold(run, box, check, round_)
-                self._ledger.record(0, check.name, round_.name, outcome)
+            if any(run.seat in group for group in round_.groups):
+                outcome = self._take_part_in(box, order["check"], round_)
                 box.put(f"evidence/{number}/{run.seat}", outcome.to_json())
             patience = order["next_s"]
             number += 1
 
-    def _check(self, name: str) -> Check | None:
-        return next((check for check in self._run.registry.checks if check.name == name), None)
+    def _take_part_in(self, box: Mailbox, name: str, round_: Round) -> Outcome:
+        check = next((check for check in self._run.registry.checks if check.name == name), None)
+        if check is None:
+            reason = f"this participant has no check {name}: another version, plug-in or --select"
+            return Outcome(OutcomeStatus.UNTESTED, reason=reason)
+        outcome = hold(self._run, box, check, round_)
+        self._ledger.record(0, check.name, round_.name, outcome)
+        return outcome
 
     # -- leaving alone --------------------------------------------------------------------------
 

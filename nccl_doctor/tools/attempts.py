@@ -63,9 +63,10 @@ class Attempt:
 
     @property
     def has_culprit(self) -> bool:
-        """Some member is to blame more than the others."""
-        silent = self._ended(OutcomeStatus.SILENT)
-        return bool(self.dead or self.stopped or self.never_came or silent)
+        """Some member is to blame more than the others, or did not take part at all."""
+        tried = (*self.dead, *self.stuck, *self.raised, *self._ended(OutcomeStatus.OK))
+        someone_did_not = len(tried) < len(self.members)
+        return bool(self.dead or self.stopped or self.never_came or someone_did_not)
 
     @property
     def is_unexplained(self) -> bool:

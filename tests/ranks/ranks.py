@@ -64,14 +64,17 @@ class Ranks:
         folder: Path,
         world: int,
         options: Sequence[str] = (),
+        *,
         changes: Mapping[int, Mapping[str, str | None]] | None = None,
         start: Sequence[int] | None = None,
+        extra: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
+        """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
         self.report_path = folder / "report.json"
         self.port = free_port()
         self.processes: dict[int, subprocess.Popen[str]] = {}
         self._folder, self._world, self._options = folder, world, options
-        self._changes = changes or {}
+        self._changes, self._extra = changes or {}, extra or {}
         self._started = time.monotonic()
         self.start(range(world) if start is None else start)
 
@@ -86,6 +89,7 @@ class Ranks:
                         *(sys.executable, "-m", "nccl_doctor", "run"),
                         *("--json", str(self.report_path)),
                         *self._options,
+                        *self._extra.get(index, ()),
                     ],
                     env=rank_env(index, self._world, self.port, **changes),
                     stdout=stdout,

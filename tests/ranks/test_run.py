@@ -72,6 +72,17 @@ def test_own_launcher_on_one_host(tmp_path: Path) -> None:
     assert "3 ranks on 1 host" in done.stdout
 
 
+def test_rank_that_lacks_a_check_is_neither_silent_nor_passed_over(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 2, OPTIONS, extra={1: ["--ignore=collectives"]})
+    ended = ranks.wait(START_S + COLLECTIVE_S + 15)
+    assert {e.code for e in ended.values()} == {3}
+    report = ranks.report()
+    assert above_info(report) == []
+    collectives = next(c for c in report["checks"] if c["name"] == "collectives")
+    assert collectives["status"] == "unknown"
+    assert "has no check collectives" in collectives["reason"]
+
+
 def test_absent_rank_is_named_after_the_join_timeout(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 2])
     ended = ranks.wait(START_S + JOIN_S + 10)

@@ -102,6 +102,11 @@ def test_silent_rank_is_the_engines_finding_and_its_victims_nobodys() -> None:
     assert judge(cluster_of({0: VICTIM, 1: hung(), 2: silent, 3: hung()})) == []
 
 
+def test_those_who_waited_for_one_that_took_no_part_are_not_blamed() -> None:
+    lacks = Outcome(OutcomeStatus.UNTESTED, reason="this participant has no check collectives")
+    assert judge(cluster_of({0: hung(), 1: lacks, 2: hung(), 3: VICTIM})) == []
+
+
 def test_hang_of_all_blames_the_group_and_says_that_it_cannot_tell() -> None:
     (found,) = judge(cluster_of(dict.fromkeys(range(4), hung(steps=FORMING))))
     assert found.code == "group-init-hang"
