@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nccl_doctor.api import Check
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
@@ -101,10 +101,18 @@ class Coordinator:
 
     def _observe_together(self, check: Check) -> None:
         held: set[str] = set()
-        while rounds := [r for r in check.plan(self._cluster()) if r.name not in held]:
+        while rounds := [r for r in self._planned(check) if r.name not in held]:
             for round_ in rounds:
                 held.add(round_.name)
                 self._hold(check, round_)
+
+    def _planned(self, check: Check) -> Sequence[Round]:
+        if not self._run.left():
+            return ()  # what is due and was not held, the verdict calls unknown
+        try:
+            return tuple(check.plan(self._cluster()))
+        except Exception:  # a plug-in's mistake costs its own answer; the verdict will name it
+            return ()
 
     def _cluster(self) -> Cluster:
         return self._ledger.cluster(self._run.options, self._run.backend)

@@ -136,7 +136,7 @@ def examine_alone(run: Run) -> dict[str, Any]:
     ]
     context = run.context()
     jobs = [
-        observing(check, context, time.monotonic() + min(check.deadline(context), run.left()))
+        observing(check, context, time.monotonic() + min(_patience(check, context), run.left()))
         for check in checks
     ]
     run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
@@ -157,6 +157,13 @@ def examine_alone(run: Run) -> dict[str, Any]:
             for check, outcome in zip(checks, outcomes, strict=True)
         },
     }
+
+
+def _patience(check: Check, context: Context) -> float:
+    try:
+        return float(check.deadline(context))
+    except Exception:  # a plug-in's mistake must not stop the others
+        return check.deadline_s
 
 
 def observing(check: Check, context: Context, deadline: float) -> probe.Job:
