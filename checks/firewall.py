@@ -164,7 +164,7 @@ class Firewall(Check):
             return ()
         deadline = _LISTEN_S + _CALLS_S + _DONE_S + 10 + 12 * (len(seats) // _BATCH)
         hosts = max(cluster.nnodes, len(cluster.hosts))
-        rounds = [Round("matrix", (seats,), deadline, {"hosts": hosts})]
+        rounds = [Round("matrix", (seats,), deadline, {"hosts": hosts}, may_shrink=True)]
         pairs = sample_for_rules(_Matrix(cluster).sorted.failed)
         ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
         if ends:

@@ -175,14 +175,15 @@ class Coordinator:
             if finding.level is Severity.FAIL and finding.kind.layer in check.needs
         ]
         for group in round_.groups:
-            silent = sorted(self._silent & set(group))
+            silent = self._silent & set(group)
             blocker = next((f for f in in_the_way if touches(f, cluster, group)), None)
-            if blocker is None and not silent:
-                yield group
-                continue
+            shut = blocker is not None or (silent and not round_.may_shrink)
+            out = set(group) if shut else silent
             reason = f"blocked by {blocker.code if blocker else 'rank-silent'}"
-            for seat in group:
+            for seat in sorted(out):
                 self._note(seat, check, round_, OutcomeStatus.UNTESTED, reason)
+            if left := tuple(seat for seat in group if seat not in out):
+                yield left
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -440,13 +440,15 @@ class Round:
     """One thing done together: who takes part, with what parameters, by when.
 
     `groups` are tuples of seats, in group-rank order; a seat stands in at most one of them.
-    All groups of a round run at the same time, each in probe children of its own.
+    All groups of a round run at the same time, each in probe children of its own. Where
+    `may_shrink`, a group goes on without the members that fell silent before; else it is not held.
     """
 
     name: str
     groups: tuple[tuple[int, ...], ...]
     deadline_s: float
     params: Mapping[str, Any] = field(default_factory=dict)
+    may_shrink: bool = False
 
 
 @dataclass(frozen=True)
