@@ -25,6 +25,8 @@ most scripts do; a script that chooses otherwise is not seen. Several ranks on o
 where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own for each rank, says that it is
 meant; that is reported as information. Without persistence mode a driver may need longer to start
 than this check waits.
+Not validated on hardware: everything about GPUs here was written from sources and tested on
+made-up clusters; no run on a GPU is on record yet.
 
 References
 ----------

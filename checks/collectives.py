@@ -25,6 +25,8 @@ When it is wrong
 ----------------
 A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
 looks like a hang. Raise that option and see whether the finding stays.
+Not validated on hardware: with gloo every rule has met real ranks and real faults; the NCCL path
+has not run on a GPU yet.
 
 References
 ----------
