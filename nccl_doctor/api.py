@@ -18,20 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from nccl_doctor.cluster import ALONE, Cluster, Evidence, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model import (
-    ALONE,
-    Cluster,
     Confidence,
-    Evidence,
     Finding,
-    Host,
     Kind,
     Layer,
     Level,
-    Outcome,
-    OutcomeStatus,
-    Rank,
     Round,
     Scope,
     Severity,

@@ -11,18 +11,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.api import Check
+from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
-from nccl_doctor.model import (
-    Cluster,
-    Finding,
-    Outcome,
-    OutcomeStatus,
-    Round,
-    Severity,
-    number_range,
-)
+from nccl_doctor.model import Finding, Round, Severity, number_range
 from nccl_doctor.verdict import judge_all
 
 GOODBYE_S = 3.0

@@ -14,11 +14,12 @@ from typing import Any
 
 from nccl_doctor import identity, probe
 from nccl_doctor.api import Check, Context
+from nccl_doctor.cluster import ALONE, Outcome
 from nccl_doctor.doorkeeper import Door
 from nccl_doctor.launch import Launch
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, RoundPeers
-from nccl_doctor.model import ALONE, Finding, Outcome, Round, Scope
+from nccl_doctor.model import Finding, Round, Scope
 from nccl_doctor.options import Options
 from nccl_doctor.progress import Progress
 from nccl_doctor.record import Report

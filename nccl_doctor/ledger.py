@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from nccl_doctor.cluster import Cluster, Host, Outcome, Rank
 from nccl_doctor.launch import Launch
-from nccl_doctor.model import Cluster, Host, Outcome, Rank, Scope
+from nccl_doctor.model import Scope
 from nccl_doctor.options import Options
 
 

@@ -11,18 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from nccl_doctor.cluster import Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.launch import Launch
 from nccl_doctor.model import (
     CheckResult,
-    Cluster,
     Confidence,
     Finding,
-    Host,
     Kind,
     Layer,
     Level,
-    OutcomeStatus,
-    Rank,
     Scope,
     Severity,
     Status,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
 from nccl_doctor.kinds import RANK_SILENT
-from nccl_doctor.model import Cluster, Confidence, Evidence, Finding, Outcome, OutcomeStatus
+from nccl_doctor.model import Confidence, Finding
 
 
 def silent_ranks(cluster: Cluster) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor import doorkeeper, kinds, probe
+from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.coordinator import Coordinator
 from nccl_doctor.examine import (
     PROTOCOL,
@@ -27,16 +28,7 @@ from nccl_doctor.examine import (
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
-from nccl_doctor.model import (
-    Finding,
-    Kind,
-    Layer,
-    Outcome,
-    OutcomeStatus,
-    Round,
-    Severity,
-    Where,
-)
+from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.verdict import judge_all
 
 SHORT_ROAD_S = 3.0

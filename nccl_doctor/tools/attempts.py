@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nccl_doctor.model import Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
 
 ENTRY = "init_process_group"
 """The breadcrumb of a rank that enters its group."""

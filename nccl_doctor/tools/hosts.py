@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.model import Cluster
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.tools.net import is_link_local
 
 _VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model import Rank
+from nccl_doctor.cluster import Rank
 from nccl_doctor.tools.blame import blame_links
 
 Pair = tuple[int, int]

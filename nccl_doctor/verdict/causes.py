@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import Cluster, Finding, Severity, Where
+from nccl_doctor.model import Finding, Severity, Where
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from nccl_doctor import __version__
 from nccl_doctor.api import Check
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import CHECK_BROKE, ENGINE_CODES
-from nccl_doctor.model import CheckResult, Cluster, Finding, Severity, Status
+from nccl_doctor.model import CheckResult, Finding, Severity, Status
 from nccl_doctor.record import Report, cluster_of, record, run_of
 from nccl_doctor.silence import silent_ranks
 from nccl_doctor.verdict.causes import explain, fold, root_causes

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from nccl_doctor.api import Check
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import CHECK_BROKE
-from nccl_doctor.model import Cluster, Finding
+from nccl_doctor.model import Finding
 
 
 def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding], dict[str, str]]:

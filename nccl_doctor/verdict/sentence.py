@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import CheckResult, Cluster, Finding, Status
+from nccl_doctor.model import CheckResult, Finding, Status
 from nccl_doctor.verdict.place import Map
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.api import Check
+from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import CheckResult, Cluster, Finding, Layer, Severity, Status
+from nccl_doctor.model import CheckResult, Finding, Layer, Severity, Status
 from nccl_doctor.verdict.account import Account, Gap
 from nccl_doctor.verdict.causes import importance
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group

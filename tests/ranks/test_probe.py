@@ -13,7 +13,7 @@ import pytest
 
 from nccl_doctor import probe
 from nccl_doctor.api import Skip, Untested
-from nccl_doctor.model import Outcome, OutcomeStatus
+from nccl_doctor.cluster import Outcome, OutcomeStatus
 from tests.ranks.ranks import gone
 
 DEADLINE_S = 1.0

@@ -124,7 +124,7 @@ PURE = [
     for path in ENGINE_FILES
     if path.parent.name in ("verdict", "report")
     or path.stem
-    in ("model", "blame", "kinds", "silence", "record", "launch", "launchers", "matrix")
+    in ("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers", "matrix")
 ]
 
 

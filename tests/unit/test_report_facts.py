@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.model import Outcome, OutcomeStatus
+from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.record import Report
 from nccl_doctor.report import facts
 from nccl_doctor.verdict import conclude

@@ -1,0 +1,250 @@
+"""What was gathered: outcomes of probes, and the hosts and ranks that they came from. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from nccl_doctor.launch import Launch
+from nccl_doctor.model import Level, Where
+
+ALONE = "alone"
+"""Name of the one round of a check that observes without peers."""
+
+
+class OutcomeStatus(str, Enum):
+    """How one `observe` ended."""
+
+    OK = "ok"  # it returned facts
+    SKIPPED = "skipped"  # it does not apply here; `reason`
+    UNTESTED = "untested"  # it could not look; `reason`
+    RAISED = "raised"  # an exception nobody expected; `reason`
+    HUNG = "hung"  # it missed its deadline and was killed
+    DIED = "died"  # it was killed by a signal or left with an exit code
+    SILENT = "silent"  # no word from the participant at all
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one probe child left behind: facts, or how it ended and what it was doing.
+
+    `breadcrumbs` are the steps it announced before each blocking call, oldest first, each
+    `{"step": str, "at_s": float, ...}`; the last one is what a hung or dead child was doing.
+    `stack` is the Python stack of a stuck child, `state` its /proc state letter (T = stopped,
+    D = uninterruptible, S = sleeping), `wchan` the kernel function that it slept in,
+    `log_tail` the end of what it printed.
+    """
+
+    status: OutcomeStatus
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    breadcrumbs: tuple[Mapping[str, Any], ...] = ()
+    stack: str = ""
+    state: str = ""
+    wchan: str = ""
+    log_tail: str = ""
+    exit_code: int | None = None
+    signal: str | None = None
+    duration_s: float = 0.0
+
+    @property
+    def last_step(self) -> str:
+        """Text of the last breadcrumb, or the empty string."""
+        return str(self.breadcrumbs[-1].get("step", "")) if self.breadcrumbs else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what is set, so that a healthy outcome stays small."""
+        data: dict[str, Any] = {
+            "status": self.status.value,
+            "duration_s": round(self.duration_s, 4),
+        }
+        if self.facts:
+            data["facts"] = dict(self.facts)
+        if self.breadcrumbs:
+            data["breadcrumbs"] = [dict(crumb) for crumb in self.breadcrumbs]
+        for key in ("reason", "stack", "state", "wchan", "log_tail", "exit_code", "signal"):
+            value = getattr(self, key)
+            if value not in ("", None):
+                data[key] = value
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Inverse of `to_json`.
+
+        Raises:
+            ValueError: the status is not one of `OutcomeStatus`.
+        """
+        return cls(
+            status=OutcomeStatus(data["status"]),
+            facts=data.get("facts", {}),
+            reason=data.get("reason", ""),
+            breadcrumbs=tuple(data.get("breadcrumbs", ())),
+            stack=data.get("stack", ""),
+            state=data.get("state", ""),
+            wchan=data.get("wchan", ""),
+            log_tail=data.get("log_tail", ""),
+            exit_code=data.get("exit_code"),
+            signal=data.get("signal"),
+            duration_s=data.get("duration_s", 0.0),
+        )
+
+
+Facts = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""check name → round name → `Outcome.to_json()`."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: everything with the same name, kernel boot and network namespace.
+
+    `id` is its index in the report. `name` is what the host calls itself; two hosts may share it.
+    `reported` is False for a host that is expected but never signed in; then `name` is None unless
+    some other source knows it.
+    """
+
+    id: int
+    name: str | None
+    node_rank: int | None
+    reported: bool
+    addresses: tuple[str, ...] = ()
+    facts: Facts = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Name for people: the host name, or the node rank of a host nobody knows by name."""
+        return self.name or f"node {self.node_rank}"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One participant. `seat` is unique even where two participants claim the same rank.
+
+    `signed_in_s` is seconds after the coordinator opened the roll call. `env` holds allow-listed
+    variables as the launcher gave them. A rank that never signed in has `reported` False, and no
+    launch, environment or facts.
+    """
+
+    seat: int
+    rank: int | None
+    local_rank: int | None
+    host: Host
+    reported: bool
+    launch: Launch | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None
+    pid: int | None = None
+    signed_in_s: float = 0.0
+    last_breadcrumb: str | None = None
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One outcome with its place: `rank` is the participant that observed it."""
+
+    rank: Rank
+    round: str
+    outcome: Outcome
+
+    @property
+    def host(self) -> Host:
+        """The host of the observer."""
+        return self.rank.host
+
+    @property
+    def where(self) -> Where:
+        """The observer's own place."""
+        return self.rank_place(self.rank)
+
+    @staticmethod
+    def rank_place(rank: Rank) -> Where:
+        """Host and rank of one participant."""
+        return Where(
+            hosts=(rank.host.name,) if rank.host.name else (),
+            ranks=(rank.rank,) if rank.rank is not None else (),
+        )
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything that was gathered: what `judge` sees.
+
+    `world_size` and `nnodes` are the coordinator's claims. `hosts` and `ranks` include the expected
+    ones that never signed in (`reported` False). `scopes` maps each check that ran to its scope.
+    `complete` is False when this is one host's own view, because it never reached the coordinator.
+    """
+
+    world_size: int
+    nnodes: int
+    backend: str
+    level: Level
+    hosts: tuple[Host, ...]
+    ranks: tuple[Rank, ...]
+    join_timeout_s: float = 60.0
+    collective_timeout_s: float = 20.0
+    complete: bool = True
+    expected: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def present(self) -> tuple[Rank, ...]:
+        """Ranks that signed in, in order of rank, then seat."""
+        here = (rank for rank in self.ranks if rank.reported)
+        return tuple(sorted(here, key=lambda r: (-1 if r.rank is None else r.rank, r.seat)))
+
+    @cached_property
+    def absent(self) -> tuple[Rank, ...]:
+        """Expected ranks that never signed in."""
+        return tuple(rank for rank in self.ranks if not rank.reported)
+
+    @property
+    def present_hosts(self) -> tuple[Host, ...]:
+        """Hosts of which at least one rank signed in."""
+        return tuple(host for host in self.hosts if host.reported)
+
+    def is_multi_host(self) -> bool:
+        """Whether the job spans hosts, by what was claimed and by what was seen."""
+        return self.nnodes > 1 or len(self.hosts) > 1
+
+    def ranks_on(self, host: Host) -> tuple[Rank, ...]:
+        """The participants of one host that signed in."""
+        return self._by_host.get(host.id, ())
+
+    def first_on(self, host: Host) -> Rank | None:
+        """The participant that speaks for a host: the lowest local rank, then the lowest seat."""
+        ranks = self._by_host.get(host.id, ())
+        return min(ranks, key=lambda r: (r.local_rank or 0, r.seat)) if ranks else None
+
+    @cached_property
+    def _by_host(self) -> Mapping[int, tuple[Rank, ...]]:
+        grouped: dict[int, list[Rank]] = {}
+        for rank in self.present:
+            grouped.setdefault(rank.host.id, []).append(rank)
+        return {host: tuple(ranks) for host, ranks in grouped.items()}
+
+    def evidence(self, check: str, round_name: str | None = None) -> tuple[Evidence, ...]:
+        """Every outcome of a check, host-scope and rank-scope alike, in order of rank.
+
+        Host-scope facts come once per host, under the rank that speaks for it.
+        """
+        found: list[Evidence] = []
+        for rank in self.present:
+            sources = [rank.facts]
+            if self.first_on(rank.host) is rank:
+                sources.append(rank.host.facts)
+            for facts in sources:
+                for name, outcome in facts.get(check, {}).items():
+                    if round_name in (None, name):
+                        found.append(Evidence(rank, name, Outcome.from_json(outcome)))
+        return tuple(found)
+
+    def facts(
+        self, check: str, round_name: str = ALONE
+    ) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
+        """(observer, facts) of every outcome that is `ok`."""
+        for item in self.evidence(check, round_name):
+            if item.outcome.status is OutcomeStatus.OK:
+                yield item.rank, item.outcome.facts
