@@ -44,7 +44,8 @@ def summary(
         ]
         hosts = ground.hosts(ground.place(where) for where in blamed)
         total = max(len(cluster.hosts), len(hosts))
-        place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts else ""
+        # One host's own view knows no total to count against.
+        place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts and cluster.complete else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
     if not (cluster.complete or alone):
