@@ -115,7 +115,8 @@ def _addresses_of(name: str) -> tuple[str, ...]:
 
 
 def _name_of(address: str) -> tuple[str, ...]:
-    return (socket.getnameinfo((address, 0), socket.NI_NAMEREQD)[0],)
+    # Not getnameinfo: before Python 3.11 it holds the interpreter's lock while it waits.
+    return (socket.gethostbyaddr(address)[0],)
 
 
 def has_route(address: str) -> bool:
