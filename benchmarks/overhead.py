@@ -20,7 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.lab.lab import Lab, Process, trouble
+from tests.lab.hosts import trouble
+from tests.lab.lab import Lab
+from tests.lab.processes import Process
 
 BAR = 1.5
 LIMIT_S = 120.0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import Lab, trouble
+from tests.lab.hosts import trouble
+from tests.lab.lab import Lab
 
 _HERE = Path(__file__).parent
 

@@ -7,7 +7,9 @@ Rules of a host carry `iifname eth0`, so that it still reaches its own address.
 
 from __future__ import annotations
 
-from tests.lab.lab import EPHEMERAL, MASTER_PORT, Host, Lab, Process
+from tests.lab.hosts import Host
+from tests.lab.lab import EPHEMERAL, MASTER_PORT, Lab
+from tests.lab.processes import Process
 
 _SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 _PORTS = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"

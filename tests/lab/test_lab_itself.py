@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import Host, Lab, LabError, Process, trouble
+from tests.lab.hosts import Host, trouble
+from tests.lab.lab import Lab
+from tests.lab.processes import LabError, Process
 
 _ECHO = """
 import socket, sys, threading

@@ -1,0 +1,259 @@
+"""Hosts made of namespaces, held by processes that end when this one does, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.lab.processes import PATH, LabError, Process, call, parent
+
+if TYPE_CHECKING:
+    from tests.lab.lab import Lab
+
+TOOLS = {
+    "ip": "iproute2",
+    "nft": "nftables",
+    "ethtool": "ethtool",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "mount": "mount",
+}
+SUBNET = "192.168.77"
+_LOCALHOST = "127.0.0.1 localhost\n::1 localhost ip6-localhost\n"
+_NAMESPACES = ["--net", "--uts", "--ipc", "--mount", "--pid"]
+_FORK = ["--propagation", "private", "--fork", "--kill-child", "--mount-proc"]
+
+_TRIAL = """
+mount -t tmpfs tmpfs /dev/shm
+ip link add trial0 type veth peer name trial1
+ip link add trial2 type bridge
+nft -f - <<END
+table bridge trial {
+    chain forward {
+        type filter hook forward priority 0;
+    }
+}
+table inet trial {
+    chain prerouting {
+        type nat hook prerouting priority -100;
+    }
+}
+END
+"""
+
+# PID 1 of a host. What needs no network is set up here.
+_INIT = """
+hostname "$LAB_NAME"
+for name in hosts resolv.conf nsswitch.conf machine-id; do
+    if [ -e "/etc/$name" ]; then mount --bind "$LAB_ETC/$name" "/etc/$name"; fi
+done
+if [ -e /proc/sys/kernel/random/boot_id ]; then
+    mount --bind "$LAB_ETC/boot-id" /proc/sys/kernel/random/boot_id
+fi
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mkdir "$LAB_ETC/cgroup"
+if mount --rbind /sys/fs/cgroup "$LAB_ETC/cgroup"; then
+    mount -t sysfs sysfs /sys
+    mount --rbind "$LAB_ETC/cgroup" /sys/fs/cgroup
+    umount -l "$LAB_ETC/cgroup"
+fi
+ip link set lo up
+exec "$LAB_PYTHON" -I -S -c "$LAB_HOLD"
+"""
+
+# It then holds the namespaces until its standard input closes. Orphans are reaped by the kernel,
+# as SIGCHLD is ignored (the trap of a shell would not survive exec everywhere).
+_HOLD = """
+import signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+SWITCH = "echo ready; exec cat > /dev/null"
+
+
+def trouble(path: str = PATH) -> str | None:
+    """Why no lab can be built here and what to do about it, or None where one can."""
+    missing = sorted(
+        {package for tool, package in TOOLS.items() if not shutil.which(tool, path=path)}
+    )
+    if sys.platform != "linux":
+        return "the lab needs Linux (network namespaces)"
+    if missing:
+        return f"the lab needs {', '.join(missing)}: apt-get install -y {' '.join(missing)}"
+    try:
+        done = subprocess.run(
+            ["unshare", *user_namespace(), *_NAMESPACES, *_FORK, "sh", "-ec", _TRIAL],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env={"PATH": PATH},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the lab cannot make namespaces here: {error}"
+    if done.returncode == 0:
+        return None
+    how = (
+        "run it as root" if os.geteuid() else "it needs CAP_SYS_ADMIN and CAP_NET_ADMIN"
+    ) + " (in Docker: --privileged)"
+    return f"the lab cannot make namespaces here ({done.stderr.strip()}); {how}"
+
+
+def user_namespace() -> list[str]:
+    """Options of unshare that let it work without root."""
+    return ["--user", "--map-root-user"] if os.geteuid() else []
+
+
+@dataclass
+class Host:
+    """One host. `init` is the process id, on the machine, of the PID 1 that holds it."""
+
+    lab: Lab
+    name: str
+    index: int
+    etc: Path
+    holder: subprocess.Popen[str]
+    init: int
+    pid_namespace: str
+
+    @property
+    def address(self) -> str:
+        """IPv4 address of eth0."""
+        return f"{SUBNET}.{self.index + 1}"
+
+    @property
+    def enter(self) -> list[str]:
+        """Command prefix that runs a command on this host."""
+        user = ["--user", "--preserve-credentials"] if os.geteuid() else []
+        return ["nsenter", "--target", str(self.init), *user, *_NAMESPACES, "--"]
+
+    def run(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> Process:
+        """Start a command in `folder` (default: the lab's), with the lab's clean environment."""
+        process = Process(self, argv, {**self.lab.env, **(env or {})}, folder or self.lab.folder)
+        self.lab.processes.append(process)
+        return process
+
+    def call(self, *argv: str, stdin: str = "", timeout_s: float = 10.0) -> str:
+        """Run a command to its end and return its standard output.
+
+        Raises:
+            LabError: it failed or took longer than `timeout_s` seconds.
+        """
+        return call([*self.enter, *argv], stdin, timeout_s)
+
+    def python(self, code: str, *args: str, **options: Any) -> Process:
+        """Start Python code that needs nothing but the standard library."""
+        return self.run([sys.executable, "-S", "-u", "-c", code, *args], **options)
+
+    def nft(self, rules: str) -> None:
+        """Add nftables rules, as in a file for `nft -f`."""
+        self.call("nft", "-f", "-", stdin=rules)
+
+    def set_hosts(self, text: str) -> None:
+        """Replace /etc/hosts; the lines for localhost stay."""
+        (self.etc / "hosts").write_text(_LOCALHOST + text)
+
+    def torchrun(
+        self, args: Sequence[str], env: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> Process:
+        """Start torchrun with these arguments."""
+        return self.run([sys.executable, "-m", "torch.distributed.run", *args], env, folder)
+
+    def pids(self) -> list[int]:
+        """Process ids, on the machine, of all that runs here but PID 1."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) != self.init:
+                pid = int(entry)
+                if self.lab.namespace_of(pid) == self.pid_namespace:
+                    found.append(pid)
+        return found
+
+    def listeners(self) -> list[str]:
+        """Listening and established TCP sockets, `local -> remote state`, loopback included."""
+        states = {"01": "established", "0A": "listening"}
+        found = []
+        for table in ("tcp", "tcp6"):
+            lines = Path(f"/proc/{self.init}/net/{table}").read_text().splitlines()[1:]
+            for line in lines:
+                _, local, remote, state = line.split()[:4]
+                if state in states:
+                    found.append(f"{_address(local)} -> {_address(remote)} {states[state]}")
+        return found
+
+    def shared_memory(self) -> list[str]:
+        """Names under /dev/shm."""
+        return sorted(os.listdir(f"/proc/{self.init}/root/dev/shm"))
+
+
+def new_host(lab: Lab, index: int, name: str, switch: int) -> Host:
+    """Start a host, in the user namespace of the process `switch`; it has no eth0 yet."""
+    etc = lab.folder / f"etc-{name}"
+    etc.mkdir()
+    for file, text in {
+        "hosts": _LOCALHOST,
+        "resolv.conf": "",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+        "machine-id": f"{uuid.uuid4().hex}\n",
+        "boot-id": f"{uuid.uuid4()}\n",
+    }.items():
+        (etc / file).write_text(text)
+    user = ["nsenter", "--target", str(switch), "--user", "--preserve-credentials"]
+    holder = hold(
+        [*(user if os.geteuid() else []), "unshare", *_NAMESPACES, *_FORK],
+        {
+            "LAB_NAME": name,
+            "LAB_ETC": str(etc),
+            "LAB_PYTHON": sys.executable,
+            "LAB_HOLD": _HOLD,
+        },
+        _INIT,
+    )
+    init = next(
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and parent(int(entry)) == holder.pid
+    )
+    return Host(lab, name, index, etc, holder, init, os.readlink(f"/proc/{init}/ns/pid"))
+
+
+def hold(prefix: Sequence[str], env: Mapping[str, str], script: str) -> subprocess.Popen[str]:
+    """Start what holds namespaces until its standard input closes.
+
+    Raises:
+        LabError: it did not get ready.
+    """
+    holder = subprocess.Popen(
+        [*prefix, "sh", "-ec", script],
+        env={"PATH": PATH, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout is not None
+    assert holder.stderr is not None
+    if holder.stdout.readline().strip() != "ready":
+        holder.wait(5)
+        raise LabError(f"no namespace: {holder.stderr.read().strip()}")
+    return holder
+
+
+def _address(text: str) -> str:
+    """One address of /proc/net/tcp: hexadecimal, little-endian words, then the port."""
+    words, port = text.split(":")
+    raw = b"".join(int(words[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(words), 8))
+    family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+    return f"{socket.inet_ntop(family, raw)}:{int(port, 16)}"

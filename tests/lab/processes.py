@@ -1,0 +1,230 @@
+"""Processes on a host: output with the time of each line, and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.lab.hosts import Host
+
+PATH = os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+
+
+class LabError(RuntimeError):
+    """A command of the lab itself failed: not the fault of what is tested."""
+
+
+def call(argv: Sequence[str], stdin: str = "", timeout_s: float = 10.0) -> str:
+    """Run a command to its end and return its standard output.
+
+    Raises:
+        LabError: it failed or took longer than `timeout_s` seconds.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env={"PATH": PATH},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{argv} took longer than {timeout_s} s") from error
+    if done.returncode:
+        raise LabError(f"{argv} failed ({done.returncode}): {done.stderr.strip()}\n{stdin}")
+    return done.stdout
+
+
+def parent(pid: int) -> int | None:
+    """Process id of the parent, None where the process is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def describe(pid: int) -> str:
+    """Process id, name, state and command line."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        comm = Path(f"/proc/{pid}/comm").read_text().strip()
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return f"{pid} (gone)"
+    return f"{pid} {comm} [{state}] {line}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of output: seconds after the start of the process, `stdout` or `stderr`, text."""
+
+    seconds: float
+    stream: str
+    text: str
+
+
+class Process:
+    """A command on a host. Output goes to two files, and to `lines` with the time of each line."""
+
+    def __init__(self, host: Host, argv: Sequence[str], env: Mapping[str, str], folder: Path):
+        self.host = host
+        self.argv = list(argv)
+        self.env = dict(env)
+        self.lines: list[Line] = []
+        self.returncode: int | None = None
+        self.seconds: float | None = None
+        self.started = time.monotonic()
+        self._outer = subprocess.Popen(
+            [*host.enter, "env", "-C", str(folder), *argv],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        stem = f"{host.name}.{self._outer.pid}"
+        self._files = {name: folder / f"{stem}.{name}" for name in ("stdout", "stderr")}
+        self._readers = []
+        for name, stream in (("stdout", self._outer.stdout), ("stderr", self._outer.stderr)):
+            assert stream is not None
+            reader = threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+
+    def _read(self, name: str, stream: IO[str]) -> None:
+        with self._files[name].open("w") as copy:
+            for text in stream:
+                self.lines.append(Line(time.monotonic() - self.started, name, text.rstrip("\n")))
+                copy.write(text)
+                copy.flush()
+
+    @property
+    def pid(self) -> int:
+        """Process id on the machine (not in the host's table) of the command itself.
+
+        Raises:
+            LabError: it is over, or did not start within two seconds.
+        """
+        end = time.monotonic() + 2
+        while self._outer.poll() is None and time.monotonic() < end:
+            children = [pid for pid in self.host.pids() if parent(pid) == self._outer.pid]
+            if children:
+                return children[0]
+            time.sleep(0.002)
+        raise LabError(f"{self.argv} does not run")
+
+    def poll(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        if self.returncode is None and self._outer.poll() is not None:
+            self.seconds = time.monotonic() - self.started
+            self.returncode = self._outer.returncode
+            for reader in self._readers:
+                reader.join(1.0)  # a stray child may hold the pipe: then leave the rest
+        return self.returncode
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Exit code, or None if it still runs after `timeout_s` seconds (it is left running)."""
+        end = time.monotonic() + timeout_s
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the command itself."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL the command and wait for it; its own children are left to the host's end."""
+        if self.poll() is None:
+            with suppress(LabError, ProcessLookupError):
+                self.signal(signal.SIGKILL)
+            self._outer.kill()  # nsenter stops itself when its child is stopped
+            self._outer.wait(5)
+            self.poll()
+
+    def _text(self, name: str) -> str:
+        return "\n".join(line.text for line in list(self.lines) if line.stream == name)
+
+    @property
+    def stdout(self) -> str:
+        """Standard output so far."""
+        return self._text("stdout")
+
+    @property
+    def stderr(self) -> str:
+        """Standard error so far."""
+        return self._text("stderr")
+
+    def wait_for(self, text: str, timeout_s: float) -> float:
+        """Seconds after the start at which a line with `text` came.
+
+        Raises:
+            LabError: it did not come within `timeout_s` seconds from now.
+        """
+        end = time.monotonic() + timeout_s
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if text in line.text:
+                    return line.seconds
+            time.sleep(0.005)
+        raise LabError(f"{text!r} was not printed by {self.argv}:\n{self.stdout}\n{self.stderr}")
+
+
+class Strike:
+    """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent."""
+
+    def __init__(self, hosts: Sequence[Host], rank: int, number: int, comm: str, parent: bool):
+        self.hosts, self.rank = hosts, rank
+        self.number, self.comm, self.parent = number, comm, parent
+        self.pid: int | None = None
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        # The child lives for some 50 ms: on a busy machine this thread must not queue for a core.
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        tables = [Path(f"/proc/{host.init}/root/proc") for host in self.hosts]
+        while self.pid is None and not self.over.wait(0.001):
+            for table in tables:
+                for entry in os.listdir(table):
+                    if entry.isdigit() and entry != "1" and self._hit(table / entry):
+                        self.pid = int(entry)
+                        return
+
+    def _hit(self, process: Path) -> bool:
+        """Signal a process, given its folder in /proc, if it is the one."""
+        wanted = f"RANK={self.rank}".encode()
+        try:
+            if (process / "comm").read_text().strip() != self.comm:
+                return False
+            # A fork shows the environment that its supervisor was started with.
+            if wanted not in (process / "environ").read_bytes().split(b"\0"):
+                return False
+            if self.parent:
+                stat = (process / "stat").read_text()
+                process = process.parent / stat.rpartition(")")[2].split()[1]
+            handle = os.open(process, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            signal.pidfd_send_signal(handle, self.number)
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+        return True
