@@ -25,6 +25,11 @@ from nccl_doctor.launchers import (
     tasks_on_node,
 )
 
+MALFORMED = frozenset(
+    ("launch-missing-variable", "launch-bad-value", "rank-out-of-range", "local-rank-out-of-range")
+)
+"""Problems that no cluster can cure: the launch itself is a configuration error."""
+
 
 @dataclass(frozen=True)
 class LaunchProblem:

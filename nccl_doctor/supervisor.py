@@ -10,7 +10,6 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from nccl_doctor import doorkeeper, kinds, probe
@@ -182,8 +181,6 @@ class Supervisor:
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
         report = self._run.judge(self._ledger, complete=False, extra=extra)
-        if not self._run.launch.is_complete():
-            report = replace(report, exit_code=2)  # not a sick cluster: a launch without a place
         return Departure(report.exit_code, report, aside=self._is_aside())
 
     def _broken_road(self) -> Finding | None:

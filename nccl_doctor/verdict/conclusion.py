@@ -9,6 +9,7 @@ from nccl_doctor import __version__
 from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import CHECK_BROKE, ENGINE_CODES
+from nccl_doctor.launch import MALFORMED
 from nccl_doctor.model import CheckResult, Finding, Severity, Status
 from nccl_doctor.record import Report, cluster_of, record, run_of
 from nccl_doctor.silence import silent_ranks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from nccl_doctor.registry import Registry
 
 EXIT_CODES: Mapping[str, int] = {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}
-"""Exit code of each verdict; 2 is a usage or configuration error, which yields no report."""
+"""Exit code of each verdict, unless the launch is malformed: that is a configuration error, 2."""
 
 _NONE: Mapping[str, str] = {}
 
@@ -62,7 +63,7 @@ def conclude(
     hosts, ranks = record(cluster)
     return Report(
         verdict=verdict,
-        exit_code=EXIT_CODES[verdict],
+        exit_code=_exit_code(cluster, verdict, roots),
         summary=summary(cluster, verdict, roots, results, alone=alone),
         run={**run, **run_of(cluster), "alone": alone},
         root_causes=tuple(roots),
@@ -103,6 +104,20 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         others=[result for name, result in results.items() if name not in here],
         alone=saved.run.get("alone") is True,
     )
+
+
+def _exit_code(cluster: Cluster, verdict: str, roots: Sequence[Finding]) -> int:
+    """2 where a malformed launch is all that is wrong, or all that one host can know."""
+    malformed = any(
+        problem.fatal and problem.code in MALFORMED
+        for rank in cluster.ranks
+        if rank.launch is not None
+        for problem in rank.launch.problems
+    )
+    nothing_else = roots and all(finding.code in MALFORMED for finding in roots)
+    if malformed and (nothing_else or not cluster.complete):
+        return 2
+    return EXIT_CODES[verdict]
 
 
 def _verdict(

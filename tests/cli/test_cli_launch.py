@@ -1,0 +1,61 @@
+"""Bad launch variables: one clear line, exit 2, and the finding in the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks.ranks import free_port, rank_env
+
+BAD = [
+    ("RANK", "x", "launch-bad-value"),
+    ("RANK", "", "launch-bad-value"),
+    ("RANK", "-1", "launch-bad-value"),
+    ("RANK", "5", "rank-out-of-range"),
+    ("WORLD_SIZE", "0", "launch-bad-value"),
+    ("WORLD_SIZE", "1e3", "launch-bad-value"),
+    ("WORLD_SIZE", None, "launch-missing-variable"),
+    ("LOCAL_RANK", "a", "launch-bad-value"),
+    ("LOCAL_RANK", "7", "local-rank-out-of-range"),
+    ("MASTER_PORT", "70000", "launch-bad-value"),
+    ("MASTER_PORT", "abc", "launch-bad-value"),
+    ("MASTER_ADDR", "", "launch-bad-value"),
+    ("MASTER_ADDR", None, "launch-missing-variable"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "code"), BAD)
+def test_bad_variable(tmp_path, name, value, code):
+    path = tmp_path / "report.json"
+    command = [sys.executable, "-m", "nccl_doctor", "run", "--json", str(path)]
+    done = subprocess.run(
+        [*command, "--join-timeout=2", "--timeout=30"],
+        env=rank_env(0, 1, free_port(), **{name: value}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("nccl-doctor: ")]
+    assert sum(name in line and "FAIL" not in line for line in lines) == 1
+    assert "Traceback" not in done.stderr
+    reports = [path, *tmp_path.glob("report.*.json")]
+    (report,) = [json.loads(p.read_text()) for p in reports if p.exists()]
+    assert report["exit_code"] == 2
+    (found,) = [f for f in report["findings"] if f["code"] == code]
+    assert name in found["message"]
+    saved = next(p for p in reports if p.exists())
+    again = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "report", "judge", str(saved)],
+        env={**os.environ},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert again.returncode == 2  # the same facts, the same answer
