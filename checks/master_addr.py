@@ -178,7 +178,7 @@ class _View:
         self.is_loopback = bool(self.answers) and all(is_loopback(a) for a in self.answers)
         self.leads_somewhere = bool(self.answers) and not (self.is_digits or self.is_loopback)
         self.is_master = any(other.rank == 0 for other in cluster.ranks_on(rank.host))
-        self.got_in = cluster.complete and not self.is_master
+        self.got_in = rank.host.joined and not self.is_master
         """It met the coordinator through MASTER_ADDR; rank 0 need not have."""
 
     def owns(self, address: str) -> bool:

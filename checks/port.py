@@ -177,7 +177,7 @@ class Port(Check):
             if facts["server"] == "self":
                 yield from _own_port(rank, facts)
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
-            if "knock" in facts and (facts["server"] == "self" or not cluster.complete):
+            if "knock" in facts and (facts["server"] == "self" or not rank.host.joined):
                 yield from _road(rank, facts)
 
 

@@ -103,7 +103,8 @@ class Host:
 
     `id` is its index in the report. `name` is what the host calls itself; two hosts may share it.
     `reported` is False for a host that is expected but never signed in; then `name` is None unless
-    some other source knows it.
+    some other source knows it. `joined` is False where only its own view is known: it examined
+    itself, and never reached the coordinator (or lost it).
     """
 
     id: int
@@ -112,6 +113,7 @@ class Host:
     reported: bool
     addresses: tuple[str, ...] = ()
     facts: Facts = field(default_factory=dict)
+    joined: bool = True
 
     @property
     def label(self) -> str:
@@ -174,8 +176,9 @@ class Cluster:
     """Everything that was gathered: what `judge` sees.
 
     `world_size` and `nnodes` are the coordinator's claims. `hosts` and `ranks` include the expected
-    ones that never signed in (`reported` False). `scopes` maps each check that ran to its scope.
-    `complete` is False when this is one host's own view, because it never reached the coordinator.
+    ones that never signed in (`reported` False). `complete` is False when this is one host's own
+    view, because it never reached the coordinator; a merged report is complete, and has hosts that
+    did not join.
     """
 
     world_size: int

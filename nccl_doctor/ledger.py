@@ -80,6 +80,7 @@ class Ledger:
                     reported=True,
                     addresses=tuple(letter["host"]["addresses"]),
                     facts=facts_of[key],
+                    joined=complete,
                 )
         ranks = [self._rank(seat, hosts[keys[seat]]) for seat, _ in in_order]
         absent_hosts: tuple[Host, ...] = ()

@@ -113,6 +113,7 @@ def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
             "host": host.name,
             "node_rank": host.node_rank,
             "reported": host.reported,
+            "joined": host.joined,
             "addresses": list(host.addresses),
             "facts": _facts_json(host.facts),
         }
@@ -313,6 +314,7 @@ def _host(node: _Node) -> Host:
         reported=node.get("reported", bool),
         addresses=node.many("addresses", str),
         facts=_facts(node),
+        joined=node.get("joined", bool, True),
     )
 
 

@@ -50,6 +50,7 @@ def make_cluster(
                 reported=not gone,
                 addresses=() if gone else (f"192.168.77.{node + 1}",),
                 facts={} if facts is None or gone else {check: {round_name: outcome(facts)}},
+                joined=cluster_fields.get("complete", True),
             )
         )
         for local in range(nproc):
