@@ -145,7 +145,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
     launch = detect(os.environ)
     flags = Flags(
-        **{name: given[name] for name in Flags.__dataclass_fields__}  # None: not given
+        **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
     )
     check_topology(ctx, flags, launch)
     options = options_of(ctx, given, first=launch.rank in (0, None))

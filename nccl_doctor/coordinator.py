@@ -15,7 +15,8 @@ from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
-from nccl_doctor.model import Finding, Round, Severity, number_range
+from nccl_doctor.model import Finding, Round, Severity
+from nccl_doctor.rollcall import RollCall
 from nccl_doctor.verdict import judge_all
 
 GOODBYE_S = 3.0
@@ -30,7 +31,6 @@ class Coordinator:
         self._box = box
         self._ledger = ledger
         self._number = 0
-        self._opened = 0.0
         self._silent: set[int] = set()
 
     def conduct(self) -> Departure:
@@ -41,54 +41,15 @@ class Coordinator:
         """
         run = self._run
         run.nonce = secrets.token_hex(8)
-        self._call_the_roll()
+        roll = RollCall(run, self._box, self._ledger)
+        roll.call()
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
-        self._admit_latecomers()
+        self._silent |= roll.latecomers()
         run.progress.say("judging")
         report = run.judge(self._ledger, complete=True)
         return Departure(report.exit_code, report, finish=self._send_home)
-
-    # -- roll call ------------------------------------------------------------------------------
-
-    def _call_the_roll(self) -> None:
-        run, box = self._run, self._box
-        self._opened = time.monotonic()
-        until = self._opened + min(run.options.join_timeout_s, run.left())
-        pause = 0.002
-        while True:
-            self._admit()
-            missing = self._ledger.missing()
-            if not missing or time.monotonic() > until:
-                break
-            here = len(self._ledger.ranks_here())
-            run.progress.say(f"roll call: {here} here, waiting for ranks {number_range(missing)}")
-            time.sleep(pause)
-            pause = min(pause * 1.3, 0.05)
-        box.put(
-            "roster",
-            {
-                "nonce": run.nonce,
-                "backend": run.backend,
-                "tokens": {str(seat): self._ledger.token(seat) for seat in self._ledger.seats},
-                "next_s": SETTLE_S + OPERATION_S,
-            },
-        )
-
-    def _admit(self) -> None:
-        """Take the letters that have come since the last look."""
-        seats = range(self._box.add("seats", 0))
-        awaited = {f"seat/{seat}": seat for seat in seats if seat not in self._ledger.seats}
-        for key in self._box.wait(awaited, 0.0) if awaited else ():
-            letter = self._box.get(key, OPERATION_S)
-            self._ledger.sign_in(awaited[key], letter, time.monotonic() - self._opened)
-
-    def _admit_latecomers(self) -> None:
-        """Who signed in after the roll call was closed took no part, but is a fact: a duplicate."""
-        before = set(self._ledger.seats)
-        self._admit()
-        self._silent |= set(self._ledger.seats) - before
 
     # -- rounds ---------------------------------------------------------------------------------
 
@@ -193,7 +154,7 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in self._ledger.seats]
-        box.forget(["coordinators", "seats", "roster", *orders, *seats, *byes])
+        box.forget(["coordinators", "seats", "layout", "roster", *orders, *seats, *byes])
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -16,7 +16,9 @@ from nccl_doctor import identity, probe
 from nccl_doctor.api import Check, Context
 from nccl_doctor.cluster import ALONE, Outcome
 from nccl_doctor.doorkeeper import Door
+from nccl_doctor.hostlaunch import become, placed
 from nccl_doctor.launch import Launch
+from nccl_doctor.layout import Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, RoundPeers
 from nccl_doctor.model import Finding, Round, Scope
@@ -36,7 +38,10 @@ RESERVE_S = 2.0
 
 @dataclass
 class Run:
-    """What every part of one participant's run needs to know; times are `time.monotonic()`."""
+    """What every part of one participant's run needs to know; times are `time.monotonic()`.
+
+    `start_siblings` starts the other ranks of a host of the own launcher, once it has its place.
+    """
 
     options: Options
     launch: Launch
@@ -49,6 +54,7 @@ class Run:
     started_at: str
     progress: Progress
     door: Door = field(default_factory=lambda: Door("other"))
+    start_siblings: Callable[[Place], None] = field(default=lambda place: None)
     nonce: str = ""
     seat: int = 0
 
@@ -174,6 +180,13 @@ def observing(check: Check, context: Context, deadline: float) -> probe.Job:
         return check.observe(replace(context, breadcrumb=breadcrumb, deadline=deadline))
 
     return probe.Job(check.name, work, deadline)
+
+
+def take_place(run: Run, place: Place) -> None:
+    """Become the first rank of a host that has been given its place, and start the others."""
+    run.launch = placed(run.launch, place)
+    run.environ = become(run.launch, run.environ)
+    run.start_siblings(place)
 
 
 def round_from(order: Mapping[str, Any]) -> Round:

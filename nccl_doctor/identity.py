@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nccl_doctor.tools.gpus import count_gpus, host_gpus
+from nccl_doctor.tools.names import look_up
 from nccl_doctor.tools.net import interfaces, is_link_local, is_loopback
+
+LOOK_UP_S = 4.0
 
 
 def host_name() -> str:
@@ -42,6 +45,13 @@ def host_addresses() -> tuple[str, ...]:
         for address in interface.addresses
         if not is_loopback(address) and not is_link_local(address)
     )
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name or address leads to this host; False for one that does not resolve in 4 s."""
+    found = look_up(name, LOOK_UP_S)
+    mine = host_addresses()
+    return any(is_loopback(address) or address in mine for address in found.answers)
 
 
 def num_gpus(environ: Mapping[str, str]) -> int:

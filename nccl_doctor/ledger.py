@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.cluster import Cluster, Host, Outcome, Rank
+from nccl_doctor.hostlaunch import OWN, placed
 from nccl_doctor.launch import Launch
+from nccl_doctor.layout import Layout
 from nccl_doctor.model import Scope
 from nccl_doctor.options import Options
 
@@ -25,6 +28,7 @@ class Ledger:
         self._scopes = scopes
         self._letters: dict[int, Mapping[str, Any]] = {}
         self._signed_in_s: dict[int, float] = {}
+        self._layout: Layout | None = None
         self._facts: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
 
     @property
@@ -33,11 +37,28 @@ class Ledger:
         return tuple(self._letters)
 
     def sign_in(self, seat: int, letter: Mapping[str, Any], after_s: float) -> None:
-        """Take a participant's letter, `after_s` seconds after the roll call was opened."""
+        """Take a participant's letter, `after_s` seconds after the roll call was opened.
+
+        A rank that its host forked once it had its place came when its host came.
+        """
+        if letter["launch"].get("launcher") == OWN and letter["launch"].get("local_rank"):
+            key = self._host_key(letter)
+            came = (
+                self._signed_in_s[s] for s, o in self._letters.items() if self._host_key(o) == key
+            )
+            after_s = min(came, default=after_s)
         self._letters[seat] = letter
         self._signed_in_s[seat] = after_s
         for check, rounds in letter.get("facts", {}).items():
             self._facts[seat].setdefault(check, {}).update(rounds)
+
+    def lay_out(self, layout: Layout) -> None:
+        """Take the places that the hosts were given, and with them the ranks that are expected."""
+        self._layout = layout
+        for seat, place in layout.seats.items():
+            launch = placed(Launch.from_json(self._letters[seat]["launch"]), place)
+            self._letters[seat] = {**self._letters[seat], "launch": launch.to_json()}
+        self._launch = replace(self._launch, world_size=layout.world_size)
 
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
@@ -46,6 +67,10 @@ class Ledger:
     def token(self, seat: int) -> str:
         """What a participant chose to recognise its own sign-in by."""
         return str(self._letters[seat]["token"])
+
+    def launches(self) -> Mapping[int, Launch]:
+        """The launch record of each participant, by seat."""
+        return {seat: Launch.from_json(item["launch"]) for seat, item in self._letters.items()}
 
     def ranks_here(self) -> set[int]:
         """Distinct ranks that have signed in."""
@@ -127,20 +152,25 @@ class Ledger:
 
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
         """Expected ranks nobody signed in for, on the hosts that they would be on."""
-        per_node = self._launch.local_world_size or 0
         made: dict[int | None, Host] = {}
         known = {host.node_rank: host for host in hosts if host.node_rank is not None}
         ranks = []
         seat = max(self._letters, default=-1)
         for rank in self.missing():
-            node = rank // per_node if per_node else None
+            node, local = self._home_of(rank)
             host = known.get(node) if node is not None else None
             if host is None:
                 host = made.setdefault(node, Host(len(hosts) + len(made), None, node, False))
             seat += 1
-            local = rank % per_node if per_node else None
             ranks.append(Rank(seat, rank, local, host, reported=False))
         return tuple(made.values()), ranks
+
+    def _home_of(self, rank: int) -> tuple[int | None, int | None]:
+        """(node rank, local rank), as far as anybody can tell."""
+        if self._layout is not None:
+            return self._layout.home_of(rank)
+        per_node = self._launch.local_world_size
+        return divmod(rank, per_node) if per_node else (None, None)
 
 
 def _by_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:

@@ -30,6 +30,7 @@ class Options:
     collective_timeout_s: float = 20.0
     strict: bool = False
     json_path: str | None = None
+    output_dir: str | None = None
     verbosity: int = 0
     quiet: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +54,9 @@ class Options:
 class Flags:
     """The topology as the command line gives it; None where it was not given.
 
-    `nproc_per_node` is `auto`, `gpu`, `cpu` or a number.
+    `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
+    out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
+    is node 0.
     """
 
     nnodes: int | None = None
@@ -61,6 +64,7 @@ class Flags:
     nproc_per_node: str | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    any_node_rank: bool | None = None
 
 
 _FIELDS = {  # flag: field of Launch, and the variable that every launcher's ranks agree on

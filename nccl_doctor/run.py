@@ -7,13 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
+from nccl_doctor.hostlaunch import become, host_launch, placed
 from nccl_doctor.launch import Launch, detect
+from nccl_doctor.layout import Place
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
 from nccl_doctor.supervisor import Supervisor, import_torch
@@ -40,20 +41,22 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     if found.launcher != "none":
         return _supervise(prepare(options, found, environ, started), write)
     nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
-    address = flags.master_addr or "localhost"
-    port = flags.master_port or spawn.DEFAULT_PORT
     guardian = Guardian(started + options.timeout_s, _no_report)
     import_torch()
     guardian.dismiss()
+    is_master = flags.any_node_rank and identity.is_this_host(flags.master_addr or "localhost")
+    host = host_launch(flags, nproc, is_master=is_master)
 
-    def rank(local_rank: int) -> int:
-        identity_ = spawn.rank_environment(local_rank, nproc, address, port)
-        os.environ.update(identity_)  # torch itself reads LOCAL_RANK
-        mine = {**environ, **identity_}
-        launch = replace(detect(mine), launcher="nccl-doctor")
-        return _supervise(prepare(options, launch, mine, started), write)
+    def first(start_siblings: Callable[[Place], None]) -> int:
+        run_ = prepare(options, host, become(host, environ), started)
+        run_.start_siblings = start_siblings
+        return _supervise(run_, write)
 
-    return spawn.run_local(nproc, rank, deadline=started + options.timeout_s)
+    def sibling(place: Place, local_rank: int) -> int:
+        launch = placed(host, place, local_rank)
+        return _supervise(prepare(options, launch, become(launch, environ), started), write)
+
+    return spawn.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
 
 
 def prepare(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> Run:

@@ -122,15 +122,13 @@ def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
         if lines:
             raise click.UsageError("; ".join(lines), ctx)
         return
-    if (nnodes or 1) > 1:
-        raise click.UsageError(
-            f"--nnodes {nnodes}: several hosts need a launcher: run "
-            f"`torchrun --nnodes {nnodes} … -m nccl_doctor run` on each",
-            ctx,
-        )
-    if node_rank:
+    if (node_rank or 0) >= (nnodes or 1):
         raise click.UsageError(
             f"--node-rank {node_rank} is out of range for --nnodes {nnodes or 1}", ctx
+        )
+    if (nnodes or 1) > 1 and flags.master_addr is None:
+        raise click.UsageError(
+            f"--nnodes {nnodes}: give --master-addr, the name or address of node 0's host", ctx
         )
     if flags.nproc_per_node is not None:
         from nccl_doctor.spawn import num_local_ranks

@@ -2,11 +2,14 @@
 
 torch's elastic launcher stops every rank as soon as one fails; a doctor goes on without the rank
 that died. So the ranks are forked here, from a process that has imported torch once for all.
+Forking is safe: that process has no thread but a guardian that waits.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import sys
 import time
@@ -14,9 +17,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from nccl_doctor import identity, probe
+from nccl_doctor.layout import Place
 
-DEFAULT_PORT = 29500
-"""torchrun's."""
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the fewest that have to meet."""
 _GRACE_S = 10.0
@@ -43,48 +45,57 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
     return (os.cpu_count() or 1) if wanted == "cpu" else int(wanted)
 
 
-def rank_environment(local_rank: int, nproc: int, address: str, port: int) -> dict[str, str]:
-    """Variables of one rank of a one-host job, as torchrun would set them."""
-    return {
-        "RANK": str(local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(nproc),
-        "LOCAL_WORLD_SIZE": str(nproc),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-    }
+def run_host(
+    nproc: int,
+    first: Callable[[Callable[[Place], None]], int],
+    sibling: Callable[[Place, int], int],
+    deadline: float,
+) -> int:
+    """Run the ranks of this host, one process each, and wait for all.
 
-
-def run_local(nproc: int, rank: Callable[[int], int], deadline: float) -> int:
-    """Run `rank(local_rank)` in one process each, and wait for all.
+    The first one signs in for the host; the others are forked when it has been given its place, and
+    never if the host does not get in.
 
     Args:
         nproc: number of ranks.
-        rank: body of one rank; returns its exit code.
+        first: body of local rank 0, which calls what it is given once it has its place; returns its
+            exit code.
+        sibling: body of another local rank.
         deadline: `time.monotonic()` second by which the ranks leave by themselves; what is still
             there some seconds later is killed.
 
-    Returns: the exit code of rank 0, whose report it is; 3 if it was killed.
+    Returns: the exit code of local rank 0, whose report it is; 3 if it was killed.
     """
-    pids = {probe.fork_child(partial(rank, local)): local for local in range(nproc)}
+    word, word_end = os.pipe()
+
+    def start_siblings(place: Place) -> None:
+        os.write(word_end, json.dumps(vars(place)).encode())
+
+    children = {probe.fork_child(partial(first, start_siblings)): 0}
+    os.close(word_end)
     for number in _FORWARDED:
-        signal.signal(number, lambda number, _: _forward(pids, number))
+        signal.signal(number, lambda number, _: _forward(children, number))
     codes: dict[int, int] = {}
-    killed = False
-    while len(codes) < nproc:
+    waiting, killed = True, False
+    while len(codes) < len(children):
+        if waiting and select.select([word], [], [], 0)[0]:
+            waiting = False
+            if told := os.read(word, 4096):
+                place = Place(**json.loads(told))
+                for local in range(1, nproc):
+                    children[probe.fork_child(partial(sibling, place, local))] = local
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in pids:
-            codes[pids[pid]] = os.waitstatus_to_exitcode(status)
+        if pid in children:
+            codes[children[pid]] = os.waitstatus_to_exitcode(status)
         elif time.monotonic() > deadline + _GRACE_S and not killed:
             killed = True
-            _forward(pids, signal.SIGKILL)
+            _forward(children, signal.SIGKILL)
         elif not pid:
             time.sleep(0.01)
+    os.close(word)
     if codes[0] < 0:
         name = signal.Signals(-codes[0]).name
-        sys.stderr.write(f"nccl-doctor: rank 0 was killed by {name}: there is no report\n")
+        sys.stderr.write(f"nccl-doctor: local rank 0 was killed by {name}: there is no report\n")
         return 3
     return codes[0]
 

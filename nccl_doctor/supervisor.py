@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import doorkeeper, kinds, probe
+from nccl_doctor import doorkeeper, identity, kinds, probe
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.coordinator import Coordinator
 from nccl_doctor.examine import (
@@ -23,8 +23,11 @@ from nccl_doctor.examine import (
     examine_alone,
     hold,
     round_from,
+    take_place,
 )
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
+from nccl_doctor.hostlaunch import OWN
+from nccl_doctor.layout import Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
@@ -83,7 +86,7 @@ class Supervisor:
         run = self._run
         self._letter = examine_alone(run)
         self._ledger.sign_in(run.seat, self._letter, 0.0)
-        if not run.launch.is_complete():
+        if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
         try:
             box = self._connect()
@@ -101,6 +104,10 @@ class Supervisor:
             return Coordinator(run, box, self._ledger).conduct()
         return self._follow(box)
 
+    def _speaks_for_host(self) -> bool:
+        """Whether this is the first process of a host that has yet to be given its place."""
+        return self._run.launch.launcher == OWN and self._run.launch.local_rank == 0
+
     def _serves(self) -> bool:
         launch = self._run.launch
         return launch.rank == 0 and launch.master_port is not None and not launch.agent_store
@@ -112,38 +119,46 @@ class Supervisor:
             patience = min(patience, SHORT_ROAD_S)
         patience = min(max(patience, SHORT_ROAD_S), run.left())
         doorkeeper.bound_resolver()
-        run.progress.say(f"signing in at {run.launch.master_addr}:{run.launch.master_port}")
-        # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
-        # others cannot, and it is the one to say so.
-        mine = run.door.server == "self" and not run.door.error
-        host = "127.0.0.1" if mine else str(run.launch.master_addr)
+        master, port = str(run.launch.master_addr), run.launch.master_port or 0
+        run.progress.say(f"signing in at {master}:{port}")
         # By the restart count, as torch itself does: the agent's store outlives its workers.
         prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
-        return Mailbox(host, run.launch.master_port or 0, timeout_s=patience, prefix=prefix)
+        if run.door.server != "self" or run.door.error:
+            return Mailbox(master, port, timeout_s=patience, prefix=prefix)
+        # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
+        # others cannot, and it is the one to say so. Unless another rank 0 serves there.
+        if not identity.is_this_host(master):
+            with contextlib.suppress(MailboxLost):
+                return Mailbox(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
+        return Mailbox("127.0.0.1", port, timeout_s=patience, prefix=prefix)
 
     # -- following the coordinator --------------------------------------------------------------
 
     def _follow(self, box: Mailbox) -> Departure:
         run = self._run
         run.progress.say("signed in; waiting for the coordinator")
-        patience = min(run.options.join_timeout_s + 3 * SETTLE_S, run.left())
-        try:
-            roster = box.get("roster", patience, run.progress.tick)
-        except MailboxTimeout:
-            return self._own_view(
-                kinds.COORDINATOR_LOST,
-                f"signed in, but rank 0 opened no roll call within {patience:.0f} s",
-                Where(ranks=(0,)),
-            )
-        if roster["tokens"].get(str(run.seat)) != self._letter["token"]:
-            return self._own_view(
-                kinds.COORDINATOR_LOST,
-                "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or to this run "
-                "after its roll call was closed",
-            )
-        run.nonce, run.backend = roster["nonce"], roster["backend"]
+        patience = run.options.join_timeout_s + 3 * SETTLE_S
+        for key in ("layout", "roster") if self._speaks_for_host() else ("roster",):
+            patience = min(patience, run.left())
+            try:
+                letter = box.get(key, patience, run.progress.tick)
+            except MailboxTimeout:
+                return self._own_view(
+                    kinds.COORDINATOR_LOST,
+                    f"signed in, but rank 0 closed no roll call within {patience:.0f} s",
+                    Where(ranks=(0,)),
+                )
+            if letter["tokens"].get(str(run.seat)) != self._letter["token"]:
+                return self._own_view(
+                    kinds.COORDINATOR_LOST,
+                    "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or to this run "
+                    "after its roll call was closed",
+                )
+            if key == "layout":
+                take_place(run, Place(**letter["places"][str(run.seat)]))
+            patience = letter["next_s"]
+        run.nonce, run.backend = letter["nonce"], letter["backend"]
         number = 0
-        patience = roster["next_s"]
         while True:
             try:
                 order = box.get(f"order/{number}", min(patience, run.left()), run.progress.tick)

@@ -311,6 +311,39 @@ class Lab:
         self.wait(list(started.values()), 0.0)
         return self._collect(folder, {rank: [process] for rank, process in started.items()})
 
+    def own_doctor(
+        self,
+        *options: str,
+        nproc: int = 2,
+        timeout_s: float = TOTAL_S + 10,
+        hosts: Sequence[str] | None = None,
+        per_host: Mapping[str, Sequence[str]] | None = None,
+        per_host_env: Mapping[str, Mapping[str, str]] | None = None,
+        env: Mapping[str, str] | None = None,
+        late_s: Mapping[str, float] | None = None,
+    ) -> Run:
+        """Run the doctor's own launcher on every host, and read what it left.
+
+        `per_host` adds or overrides options of a host; `late_s` is how much later one starts.
+        """
+        folder = self.new_folder()
+        started: dict[int | None, list[Process]] = {}
+        begin = time.monotonic()
+        names = [name for name in self.names if hosts is None or name in hosts]
+        for name in sorted(names, key=lambda name: (late_s or {}).get(name, 0.0)):
+            time.sleep(max(0.0, begin + (late_s or {}).get(name, 0.0) - time.monotonic()))
+            host = self[name]
+            args = ["--nnodes", str(len(self.hosts)), "--node-rank", str(host.index)]
+            args += ["--nproc-per-node", str(nproc), "--master-addr", self.names[0]]
+            args += ["--master-port", str(MASTER_PORT), *(per_host or {}).get(name, ())]
+            run, *rest = _options(folder, options)
+            variables = {"TMPDIR": str(folder / "tmp"), **(env or {})}
+            variables |= (per_host_env or {}).get(name, {})
+            argv = [sys.executable, "-m", "nccl_doctor", run, *rest, *args]
+            started[host.index] = [host.run(argv, variables, folder)]
+        self.wait([process for each in started.values() for process in each], timeout_s)
+        return self._collect(folder, dict(sorted(started.items())))
+
     def _collect(self, folder: Path, started: Mapping[int | None, Sequence[Process]]) -> Run:
         run = Run(folder)
         for rank, processes in started.items():

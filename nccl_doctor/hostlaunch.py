@@ -1,0 +1,79 @@
+"""Launch records of the own launcher: first of a host, then, once it has its place, of its ranks.
+
+A host knows its flags only. How its ranks are numbered is known when the others have said how many
+they start; until then a host speaks as if all hosts were like itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from nccl_doctor.launch import Launch
+from nccl_doctor.layout import Place
+from nccl_doctor.options import Flags
+
+OWN = "nccl-doctor"
+"""`Launch.launcher` of what we started ourselves."""
+DEFAULT_PORT = 29500
+"""torchrun's."""
+
+_DERIVED = "derived from the hosts' numbers of ranks"
+
+
+def host_launch(flags: Flags, nproc: int, *, is_master: bool = False) -> Launch:
+    """What a host says of itself as it signs in: its flags, and the rank of its first process.
+
+    Where the flags leave node ranks to the roll call (`flags.any_node_rank`), the master takes
+    node 0 and the others have neither node rank nor rank yet.
+    """
+    nnodes, node_rank = flags.nnodes or 1, flags.node_rank or 0
+    sources = {
+        name: f"--{name.replace('_', '-')}" if getattr(flags, name) is not None else "default"
+        for name in ("nnodes", "node_rank", "master_addr", "master_port")
+    }
+    launch = Launch(
+        launcher=OWN,
+        local_rank=0,
+        local_world_size=nproc,
+        nnodes=nnodes,
+        master_addr=flags.master_addr or "localhost",
+        master_port=flags.master_port or DEFAULT_PORT,
+        sources={**sources, "local_world_size": "--nproc-per-node", "local_rank": OWN},
+    )
+    if flags.any_node_rank and not is_master:
+        return replace(launch, world_size=nnodes * nproc)
+    return _numbered(replace(launch, node_rank=node_rank), node_rank * nproc, nnodes * nproc)
+
+
+def placed(launch: Launch, place: Place, local_rank: int = 0) -> Launch:
+    """The launch record of one rank of a host, now that the host has its place."""
+    mine = replace(launch, local_rank=local_rank, node_rank=place.node_rank)
+    return _numbered(mine, place.first_rank + local_rank, place.world_size)
+
+
+def _numbered(launch: Launch, rank: int, world_size: int) -> Launch:
+    # A world size that was told by nobody can contradict nobody: the numbers behind it can.
+    sources = {**launch.sources, "rank": OWN, "world_size": _DERIVED}
+    return replace(launch, rank=rank, world_size=world_size, sources=sources)
+
+
+def become(launch: Launch, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Set the variables of a rank in this process, as torchrun would.
+
+    Returns: `environ` with them. torch itself reads some from the process, LOCAL_RANK for one.
+    """
+    values = {
+        "RANK": launch.rank,
+        "LOCAL_RANK": launch.local_rank,
+        "WORLD_SIZE": launch.world_size,
+        "LOCAL_WORLD_SIZE": launch.local_world_size,
+        "GROUP_RANK": launch.node_rank,
+        "GROUP_WORLD_SIZE": launch.nnodes,
+        "MASTER_ADDR": launch.master_addr,
+        "MASTER_PORT": launch.master_port,
+    }
+    mine = {name: str(value) for name, value in values.items() if value is not None}
+    os.environ.update(mine)
+    return {**environ, **mine}

@@ -1,0 +1,101 @@
+"""Which ranks run on which host, once the hosts have said how many each starts. Pure.
+
+As torchrun lays them out: in order of node rank, as many on each host as it asked for, so that
+hosts may be uneven.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one host says: its node rank (None: it takes any), of how many, and its ranks."""
+
+    seat: int
+    node_rank: int | None
+    nnodes: int
+    nproc: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """The ranks of one host: `nproc` of them from `first_rank` on."""
+
+    node_rank: int
+    first_rank: int
+    nproc: int
+    world_size: int
+
+    @property
+    def ranks(self) -> range:
+        """Its ranks."""
+        return range(self.first_rank, self.first_rank + self.nproc)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`nodes` are all places in order of node rank, also of hosts that are not here; `seats` maps
+    the seat of each host that is to its place. Hosts that claim one node rank share its place.
+    """
+
+    nodes: tuple[Place, ...]
+    seats: Mapping[int, Place]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all nodes."""
+        return sum(node.nproc for node in self.nodes)
+
+    @property
+    def ranks_here(self) -> set[int]:
+        """Ranks of the hosts that are here."""
+        return {rank for place in self.seats.values() for rank in place.ranks}
+
+    def home_of(self, rank: int) -> tuple[int | None, int | None]:
+        """(node rank, local rank) of a rank; (None, None) for one beyond the world."""
+        for node in self.nodes:
+            if rank in node.ranks:
+                return node.node_rank, rank - node.first_rank
+        return None, None
+
+
+def agree(claims: Sequence[Claim], nnodes: int) -> bool:
+    """Whether the claims can all be true of one job of `nnodes` hosts."""
+    told = [claim.node_rank for claim in claims if claim.node_rank is not None]
+    return (
+        len(claims) <= nnodes
+        and len(set(told)) == len(told)
+        and all(node < nnodes for node in told)
+        and all(claim.nnodes == nnodes for claim in claims)
+    )
+
+
+def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
+    """Lay ranks out over the hosts that are here and the ones that are not.
+
+    Args:
+        claims: at least one; the first is the coordinator's, which takes node 0 if it was told
+            none. Others without a node rank take the free ones in order.
+        nnodes: as the coordinator says. A host that claims a node beyond has a place all the same,
+            so that it can be compared with the others.
+
+    Hosts that are not here are taken to start as many ranks as most of the others.
+    """
+    told = {claim.node_rank for claim in claims if claim.node_rank is not None}
+    free = (node for node in range(nnodes + len(claims)) if node not in told)
+    nodes = {
+        claim.seat: claim.node_rank if claim.node_rank is not None else next(free)
+        for claim in claims
+    }
+    nproc: dict[int, int] = {}
+    for claim in claims:
+        nproc.setdefault(nodes[claim.seat], claim.nproc)
+    usual = Counter(nproc.values()).most_common(1)[0][0]
+    sizes = [nproc.get(node, usual) for node in range(max(nnodes, max(nproc) + 1))]
+    world = sum(sizes)
+    places = tuple(Place(node, sum(sizes[:node]), size, world) for node, size in enumerate(sizes))
+    return Layout(places, {seat: places[node] for seat, node in nodes.items()})

@@ -1,0 +1,120 @@
+"""Who is here: the coordinator waits for every host, lays the ranks out, and waits for the ranks.
+
+A launcher has laid the ranks out already; then only ranks are awaited.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from nccl_doctor.examine import SETTLE_S, Run, take_place
+from nccl_doctor.hostlaunch import OWN
+from nccl_doctor.layout import Claim, Layout, agree, lay_out
+from nccl_doctor.ledger import Ledger
+from nccl_doctor.mailbox import OPERATION_S, Mailbox
+from nccl_doctor.model import number_range
+
+RANKS_S = 15.0
+"""How long the other ranks of a host that is here may take: they are forked, not started."""
+DISAGREE_S = 3.0
+"""Once as many hosts are here as any of them expects, and they contradict each other, waiting can
+only show who else does."""
+_PAUSES_S = (0.002, 0.05)
+
+
+class RollCall:
+    """The roll call of one run, on the coordinator."""
+
+    def __init__(self, run: Run, box: Mailbox, ledger: Ledger) -> None:
+        self._run = run
+        self._box = box
+        self._ledger = ledger
+        self._opened = 0.0
+
+    def call(self) -> None:
+        """Wait for all or until the join time-out, then tell everybody who is in.
+
+        Raises:
+            MailboxLost: the store broke off.
+        """
+        run = self._run
+        self._opened = time.monotonic()
+        until = self._opened + min(run.options.join_timeout_s, run.left())
+        if run.launch.launcher == OWN:
+            awaited = self._call_hosts(until).ranks_here
+            until = time.monotonic() + min(RANKS_S, run.left())
+        else:
+            awaited = set(range(run.launch.world_size or 0))
+
+        def missing() -> set[int]:
+            return awaited - self._ledger.ranks_here()
+
+        self._wait(until, lambda: not missing(), lambda: f"ranks {number_range(sorted(missing()))}")
+        roster = {"nonce": run.nonce, "backend": run.backend, "next_s": SETTLE_S + OPERATION_S}
+        self._box.put("roster", {**roster, "tokens": self._tokens()})
+
+    def latecomers(self) -> set[int]:
+        """Seats of those that signed in after the roll call was closed: they took no part, but each
+        is a fact (a duplicate, say).
+        """
+        before = set(self._ledger.seats)
+        self._admit()
+        return set(self._ledger.seats) - before
+
+    def _call_hosts(self, until: float) -> Layout:
+        nnodes = self._run.launch.nnodes or 1
+        settled: list[float] = []
+
+        def complete() -> bool:
+            claims = self._claims()
+            if agree(claims, nnodes):
+                return len(claims) == nnodes
+            if len(claims) >= min(nnodes, *(claim.nnodes for claim in claims)):
+                settled.append(time.monotonic())
+            return bool(settled) and time.monotonic() > settled[0] + DISAGREE_S
+
+        def missing() -> str:
+            here = {claim.node_rank for claim in self._claims()}
+            return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
+
+        self._wait(until, complete, missing)
+        layout = lay_out(self._claims(), nnodes)
+        self._ledger.lay_out(layout)
+        places = {str(seat): vars(place) for seat, place in layout.seats.items()}
+        self._box.put(
+            "layout",
+            {"places": places, "tokens": self._tokens(), "next_s": RANKS_S + 2 * SETTLE_S},
+        )
+        take_place(self._run, layout.seats[self._run.seat])
+        return layout
+
+    def _claims(self) -> Sequence[Claim]:
+        """Of every host that is here, the coordinator's first."""
+        claims = [
+            Claim(seat, launch.node_rank, launch.nnodes or 1, launch.local_world_size or 1)
+            for seat, launch in self._ledger.launches().items()
+            if launch.launcher == OWN
+        ]
+        return sorted(claims, key=lambda claim: (claim.seat != self._run.seat, claim.seat))
+
+    def _wait(self, until: float, complete: Callable[[], bool], missing: Callable[[], str]) -> None:
+        pause, longest = _PAUSES_S
+        while True:
+            self._admit()
+            if complete() or time.monotonic() > until:
+                return
+            self._run.progress.say(f"roll call: waiting for {missing()}")
+            time.sleep(pause)
+            pause = min(pause * 1.3, longest)
+
+    def _admit(self) -> None:
+        """Take the letters that have come since the last look."""
+        seats = range(self._box.add("seats", 0))
+        awaited = {f"seat/{seat}": seat for seat in seats if seat not in self._ledger.seats}
+        for key in self._box.wait(awaited, 0.0) if awaited else ():
+            letter = self._box.get(key, OPERATION_S)
+            self._ledger.sign_in(awaited[key], letter, time.monotonic() - self._opened)
+
+    def _tokens(self) -> dict[str, str]:
+        return {str(seat): self._ledger.token(seat) for seat in self._ledger.seats}
