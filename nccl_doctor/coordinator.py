@@ -154,7 +154,7 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in self._ledger.seats]
-        box.forget(["coordinators", "seats", "layout", "roster", *orders, *seats, *byes])
+        box.forget(["coordinators", "server", "seats", "layout", "roster", *orders, *seats, *byes])
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -18,7 +18,7 @@ from nccl_doctor.cluster import ALONE, Outcome
 from nccl_doctor.doorkeeper import Door
 from nccl_doctor.hostlaunch import become, placed
 from nccl_doctor.launch import Launch
-from nccl_doctor.layout import Place
+from nccl_doctor.layout import Address, Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, RoundPeers
 from nccl_doctor.model import Finding, Round, Scope
@@ -40,7 +40,8 @@ RESERVE_S = 2.0
 class Run:
     """What every part of one participant's run needs to know; times are `time.monotonic()`.
 
-    `start_siblings` starts the other ranks of a host of the own launcher, once it has its place.
+    `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
+    `meeting` is the store's address for one of them.
     """
 
     options: Options
@@ -54,7 +55,8 @@ class Run:
     started_at: str
     progress: Progress
     door: Door = field(default_factory=lambda: Door("other"))
-    start_siblings: Callable[[Place], None] = field(default=lambda place: None)
+    start_siblings: Callable[[Place, Address], None] = field(default=lambda place, meeting: None)
+    meeting: Address | None = None
     nonce: str = ""
     seat: int = 0
 
@@ -182,11 +184,14 @@ def observing(check: Check, context: Context, deadline: float) -> probe.Job:
     return probe.Job(check.name, work, deadline)
 
 
-def take_place(run: Run, place: Place) -> None:
-    """Become the first rank of a host that has been given its place, and start the others."""
+def take_place(run: Run, place: Place, box: Mailbox) -> None:
+    """Become the first rank of a host that has been given its place, and start the others.
+
+    They sign in where this one did.
+    """
     run.launch = placed(run.launch, place)
     run.environ = become(run.launch, run.environ)
-    run.start_siblings(place)
+    run.start_siblings(place, (box.host, box.port))
 
 
 def round_from(order: Mapping[str, Any]) -> Round:

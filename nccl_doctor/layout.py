@@ -10,6 +10,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+Address = tuple[str, int]
+"""Host name or numeric address, and port."""
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -15,6 +15,8 @@ from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model import number_range
 
+LEAST_S = 3.0
+"""However long this host was busy with itself, the others have this time to sign in."""
 RANKS_S = 15.0
 """How long the other ranks of a host that is here may take: they are forked, not started."""
 DISAGREE_S = 3.0
@@ -40,17 +42,28 @@ class RollCall:
         """
         run = self._run
         self._opened = time.monotonic()
-        until = self._opened + min(run.options.join_timeout_s, run.left())
+        patience = run.options.join_timeout_s
+        if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
+            patience = max(patience - (self._opened - run.started), LEAST_S)
+        until = self._opened + min(patience, run.left())
         if run.launch.launcher == OWN:
-            awaited = self._call_hosts(until).ranks_here
+            layout = self._call_hosts(until)
             until = time.monotonic() + min(RANKS_S, run.left())
+            awaited = layout.ranks_here
+            heads = sum(place.nproc for place in layout.seats.values())
         else:
             awaited = set(range(run.launch.world_size or 0))
+            heads = 0
 
         def missing() -> set[int]:
             return awaited - self._ledger.ranks_here()
 
-        self._wait(until, lambda: not missing(), lambda: f"ranks {number_range(sorted(missing()))}")
+        self._wait(
+            until,
+            # Heads are counted too: of hosts that claim one node rank, all ranks are to sign in.
+            lambda: not missing() and len(self._ledger.seats) >= heads,
+            lambda: f"ranks {number_range(sorted(missing()))}",
+        )
         roster = {"nonce": run.nonce, "backend": run.backend, "next_s": SETTLE_S + OPERATION_S}
         self._box.put("roster", {**roster, "tokens": self._tokens()})
 
@@ -86,7 +99,7 @@ class RollCall:
             "layout",
             {"places": places, "tokens": self._tokens(), "next_s": RANKS_S + 2 * SETTLE_S},
         )
-        take_place(self._run, layout.seats[self._run.seat])
+        take_place(self._run, layout.seats[self._run.seat], self._box)
         return layout
 
     def _claims(self) -> Sequence[Claim]:

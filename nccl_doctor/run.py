@@ -14,7 +14,7 @@ from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.hostlaunch import become, host_launch, placed
 from nccl_doctor.launch import Launch, detect
-from nccl_doctor.layout import Place
+from nccl_doctor.layout import Address, Place
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
 from nccl_doctor.supervisor import Supervisor, import_torch
@@ -44,17 +44,19 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     guardian = Guardian(started + options.timeout_s, _no_report)
     import_torch()
     guardian.dismiss()
-    is_master = flags.any_node_rank and identity.is_this_host(flags.master_addr or "localhost")
+    is_master = bool(flags.any_node_rank) and identity.is_this_host(str(flags.master_addr))
     host = host_launch(flags, nproc, is_master=is_master)
 
-    def first(start_siblings: Callable[[Place], None]) -> int:
+    def first(start_siblings: Callable[[Place, Address], None]) -> int:
         run_ = prepare(options, host, become(host, environ), started)
         run_.start_siblings = start_siblings
         return _supervise(run_, write)
 
-    def sibling(place: Place, local_rank: int) -> int:
+    def sibling(place: Place, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
-        return _supervise(prepare(options, launch, become(launch, environ), started), write)
+        run_ = prepare(options, launch, become(launch, environ), started)
+        run_.meeting = meeting
+        return _supervise(run_, write)
 
     return spawn.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
 

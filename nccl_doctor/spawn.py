@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from nccl_doctor import identity, probe
-from nccl_doctor.layout import Place
+from nccl_doctor.layout import Address, Place
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the fewest that have to meet."""
@@ -47,8 +47,8 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
 
 def run_host(
     nproc: int,
-    first: Callable[[Callable[[Place], None]], int],
-    sibling: Callable[[Place, int], int],
+    first: Callable[[Callable[[Place, Address], None]], int],
+    sibling: Callable[[Place, Address, int], int],
     deadline: float,
 ) -> int:
     """Run the ranks of this host, one process each, and wait for all.
@@ -58,9 +58,9 @@ def run_host(
 
     Args:
         nproc: number of ranks.
-        first: body of local rank 0, which calls what it is given once it has its place; returns its
-            exit code.
-        sibling: body of another local rank.
+        first: body of local rank 0, which calls what it is given once it has its place, with that
+            and the address of the store; returns its exit code.
+        sibling: body of another local rank, given both and its local rank.
         deadline: `time.monotonic()` second by which the ranks leave by themselves; what is still
             there some seconds later is killed.
 
@@ -68,8 +68,8 @@ def run_host(
     """
     word, word_end = os.pipe()
 
-    def start_siblings(place: Place) -> None:
-        os.write(word_end, json.dumps(vars(place)).encode())
+    def start_siblings(place: Place, meeting: Address) -> None:
+        os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
     children = {probe.fork_child(partial(first, start_siblings)): 0}
     os.close(word_end)
@@ -81,9 +81,10 @@ def run_host(
         if waiting and select.select([word], [], [], 0)[0]:
             waiting = False
             if told := os.read(word, 4096):
-                place = Place(**json.loads(told))
+                place, (host, port) = json.loads(told)
+                body = partial(sibling, Place(**place), (host, port))
                 for local in range(1, nproc):
-                    children[probe.fork_child(partial(sibling, place, local))] = local
+                    children[probe.fork_child(partial(body, local))] = local
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in children:
             codes[children[pid]] = os.waitstatus_to_exitcode(status)

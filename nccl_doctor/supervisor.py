@@ -33,8 +33,10 @@ from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.verdict import judge_all
 
-SHORT_ROAD_S = 3.0
+SHORT_ROAD_S = 2.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
+SIBLING_S = 10.0
+"""For a rank whose host is in: the store is known to be up."""
 LAST_REPORT_S = 0.5
 """What the guardian keeps of the run's time to write what is known by then."""
 
@@ -97,7 +99,8 @@ class Supervisor:
             )
         run.seat = box.add("seats", 1) - 1
         box.put(f"seat/{run.seat}", self._letter)
-        self._is_second = run.launch.rank == 0 and box.add("coordinators", 1) > 1
+        if run.launch.rank == 0:
+            self._is_second = self._is_second or box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
             self._ledger = Ledger(run.launch, self._scopes)
             self._ledger.sign_in(run.seat, self._letter, 0.0)
@@ -114,6 +117,10 @@ class Supervisor:
 
     def _connect(self) -> Mailbox:
         run = self._run
+        # By the restart count, as torch itself does: the agent's store outlives its workers.
+        prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
+        if run.meeting:
+            return Mailbox(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
         patience = run.options.join_timeout_s - (time.monotonic() - run.started)
         if self._broken_road() is not None:
             patience = min(patience, SHORT_ROAD_S)
@@ -121,16 +128,19 @@ class Supervisor:
         doorkeeper.bound_resolver()
         master, port = str(run.launch.master_addr), run.launch.master_port or 0
         run.progress.say(f"signing in at {master}:{port}")
-        # By the restart count, as torch itself does: the agent's store outlives its workers.
-        prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
         if run.door.server != "self" or run.door.error:
             return Mailbox(master, port, timeout_s=patience, prefix=prefix)
         # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
         # others cannot, and it is the one to say so. Unless another rank 0 serves there.
+        own = Mailbox("127.0.0.1", port, timeout_s=patience, prefix=prefix)
+        own.put("server", self._letter["token"])
         if not identity.is_this_host(master):
-            with contextlib.suppress(MailboxLost):
-                return Mailbox(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
-        return Mailbox("127.0.0.1", port, timeout_s=patience, prefix=prefix)
+            with contextlib.suppress(MailboxLost, MailboxTimeout):
+                other = Mailbox(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
+                if other.get("server", SHORT_ROAD_S) != self._letter["token"]:
+                    self._is_second = True
+                    return other
+        return own
 
     # -- following the coordinator --------------------------------------------------------------
 
@@ -155,7 +165,7 @@ class Supervisor:
                     "after its roll call was closed",
                 )
             if key == "layout":
-                take_place(run, Place(**letter["places"][str(run.seat)]))
+                take_place(run, Place(**letter["places"][str(run.seat)]), box)
             patience = letter["next_s"]
         run.nonce, run.backend = letter["nonce"], letter["backend"]
         number = 0
