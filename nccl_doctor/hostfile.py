@@ -1,0 +1,163 @@
+"""The hosts of a job, as DeepSpeed and MPI write them: one line each, `worker-0 slots=8`.
+
+Launchers read lines without `slots=` in different ways: DeepSpeed refuses them, Open MPI takes one
+rank or one per core, by version. A doctor that guessed would examine another job than the one that
+is meant, so such a line is good only where --nproc-per-node says the number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nccl_doctor.suggest import suggest
+
+MAX_BYTES = 1 << 20
+"""Room for some ten thousand hosts; what is larger is another kind of file."""
+MAX_RANKS = 10_000
+"""On one host; a larger number is a mistake."""
+
+_KEYS = ("slots", "max_slots", "max-slots", "slots_max", "slots-max")
+"""Open MPI's limits are read by its own scheduler only: nothing here depends on them."""
+# No leading hyphen: ssh would take it for an option.
+_HOST = re.compile(r"(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w\[:][\w.:%\[\]-]*)", re.ASCII)
+_SHOWN = 5
+
+
+class HostfileError(ValueError):
+    """The file cannot be used; the text is one line: file, line numbers, what to write."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One host of the file: `name` as written there, without the user. `slots` None: not told."""
+
+    name: str
+    slots: int | None
+    line: int
+    user: str = ""
+
+    @property
+    def destination(self) -> str:
+        """What ssh is given."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+
+def read(path: str) -> tuple[Entry, ...]:
+    """The hosts of a file, in order: the node rank of a host is its index.
+
+    Raises:
+        HostfileError: it cannot be read, names no host, or has lines that are wrong.
+    """
+    file = Path(path)
+    try:
+        if file.exists() and not file.is_file():  # a pipe might block for ever
+            raise HostfileError(f"--hostfile {path}: not a file")
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HostfileError(f"--hostfile {path}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise HostfileError(f"--hostfile {path}: larger than {MAX_BYTES >> 20} MiB: no hostfile")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HostfileError(f"--hostfile {path}: not text (byte {error.start})") from error
+    return parse(text, path)
+
+
+def parse(text: str, path: str) -> tuple[Entry, ...]:
+    """The hosts of a hostfile's text; `path` is for the errors.
+
+    Raises:
+        HostfileError: as in `read`.
+    """
+    entries: dict[str, Entry] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            entry = _entry(words, number)
+        except ValueError as error:
+            problems.append(f'line {number}: "{_short(" ".join(words))}": {error}')
+            continue
+        first = entries.setdefault(entry.name.lower(), entry)
+        if first is not entry:
+            problems.append(
+                f'line {number}: "{entry.name}" stands on line {first.line} already; '
+                "write one line with all its slots"
+            )
+    if problems:
+        raise HostfileError(f"--hostfile {path}: {_few(problems)}")
+    if not entries:
+        raise HostfileError(f'--hostfile {path}: names no host; write lines like "node1 slots=8"')
+    return tuple(entries.values())
+
+
+def ranks_per_host(
+    entries: Sequence[Entry], nproc_per_node: str | None, path: str
+) -> tuple[str, ...]:
+    """`--nproc-per-node` of every host: what was asked for, or else its slots.
+
+    Raises:
+        HostfileError: more ranks were asked for than a host has slots, or nothing says how many.
+    """
+    if nproc_per_node is None:
+        problems = [
+            f'line {entry.line}: "{entry.name}" has no slots; write "{entry.name} slots=N" with '
+            "the number of ranks, or give --nproc-per-node"
+            for entry in entries
+            if entry.slots is None
+        ]
+    else:
+        wanted = int(nproc_per_node) if nproc_per_node.isdecimal() else 0
+        problems = [
+            f'line {entry.line}: "{entry.name}" has slots={entry.slots}, fewer than '
+            f"--nproc-per-node {wanted}"
+            for entry in entries
+            if entry.slots is not None and wanted > entry.slots
+        ]
+    if problems:
+        raise HostfileError(f"--hostfile {path}: {_few(problems)}")
+    return tuple(nproc_per_node or str(entry.slots) for entry in entries)
+
+
+def _entry(words: Sequence[str], number: int) -> Entry:
+    """One line; ValueError says what is wrong with it and what to write."""
+    host, *rest = words
+    count = re.fullmatch(r"([^:=]+):(\d+)", host)
+    if count:
+        raise ValueError(f'write "{count[1]} slots={count[2]}"')
+    match = _HOST.fullmatch(host)
+    if not match:
+        raise ValueError('it does not begin with a host name; write "node1 slots=8"')
+    slots = None
+    for word in rest:
+        key, equals, value = word.partition("=")
+        if key not in _KEYS:
+            hint = f'write "user@{host}"' if key in ("user", "username") else ""
+            known = suggest(key, _KEYS) or f'; write "{host} slots=8"'
+            raise ValueError(hint or f'"{word}" is not known{known}')
+        if not equals or not value:
+            raise ValueError(f'write "{key}=8", without spaces')
+        if not (value.isascii() and value.isdecimal()) or not 0 < int(value[:9]) <= MAX_RANKS:
+            raise ValueError(f"{key} is {value!r}, not a number from 1 to {MAX_RANKS}")
+        if key == "slots":
+            if slots is not None:
+                raise ValueError("slots stands there twice")
+            slots = int(value)
+    return Entry(match["name"], slots, number, match["user"] or "")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _few(problems: Iterable[str]) -> str:
+    found = list(problems)
+    more = len(found) - _SHOWN
+    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
