@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -104,7 +104,8 @@ class Host:
     `id` is its index in the report. `name` is what the host calls itself; two hosts may share it.
     `reported` is False for a host that is expected but never signed in; then `name` is None unless
     some other source knows it. `joined` is False where only its own view is known: it examined
-    itself, and never reached the coordinator (or lost it).
+    itself, and never reached the coordinator (or lost it). `key` is the same in every report of one
+    host, and of no other; empty where nobody said.
     """
 
     id: int
@@ -114,6 +115,7 @@ class Host:
     addresses: tuple[str, ...] = ()
     facts: Facts = field(default_factory=dict)
     joined: bool = True
+    key: str = ""
 
     @property
     def label(self) -> str:
@@ -176,9 +178,9 @@ class Cluster:
     """Everything that was gathered: what `judge` sees.
 
     `world_size` and `nnodes` are the coordinator's claims. `hosts` and `ranks` include the expected
-    ones that never signed in (`reported` False). `complete` is False when this is one host's own
-    view, because it never reached the coordinator; a merged report is complete, and has hosts that
-    did not join.
+    ones that never signed in (`reported` False). `complete` is False where nobody called them all:
+    in the own view of a host that never reached the coordinator, and where such views are merged
+    and there is not one of every host. A merged cluster has hosts that did not join.
     """
 
     world_size: int
@@ -207,6 +209,32 @@ class Cluster:
     def present_hosts(self) -> tuple[Host, ...]:
         """Hosts of which at least one rank signed in."""
         return tuple(host for host in self.hosts if host.reported)
+
+    @cached_property
+    def everybody_joined(self) -> bool:
+        """Whether all that were expected met the coordinator."""
+        return self.complete and not self.absent and all(host.joined for host in self.present_hosts)
+
+    @cached_property
+    def met(self) -> Cluster:
+        """Those that met, as the coordinator saw it: hosts that did not join count as absent.
+
+        Where nobody joined, it is this same cluster: there is no coordinator's view.
+        """
+        there = self.present_hosts
+        if not any(host.joined for host in there) or all(host.joined for host in there):
+            return self
+        hosts = {
+            host.id: replace(host, reported=host.reported and host.joined) for host in self.hosts
+        }
+        return replace(
+            self,
+            hosts=tuple(hosts.values()),
+            ranks=tuple(
+                replace(rank, host=hosts[rank.host.id], reported=rank.reported and rank.host.joined)
+                for rank in self.ranks
+            ),
+        )
 
     def is_multi_host(self) -> bool:
         """Whether the job spans hosts, by what was claimed and by what was seen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -106,6 +107,7 @@ class Ledger:
                     addresses=tuple(letter["host"]["addresses"]),
                     facts=facts_of[key],
                     joined=complete,
+                    key=hashlib.sha256(key.encode()).hexdigest()[:16],
                 )
         ranks = [self._rank(seat, hosts[keys[seat]]) for seat, _ in in_order]
         absent_hosts: tuple[Host, ...] = ()

@@ -114,6 +114,7 @@ def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
             "node_rank": host.node_rank,
             "reported": host.reported,
             "joined": host.joined,
+            "key": host.key,
             "addresses": list(host.addresses),
             "facts": _facts_json(host.facts),
         }
@@ -315,6 +316,7 @@ def _host(node: _Node) -> Host:
         addresses=node.many("addresses", str),
         facts=_facts(node),
         joined=node.get("joined", bool, True),
+        key=node.get("key", str, ""),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.api import Check
 from nccl_doctor.cluster import ALONE, Cluster, OutcomeStatus, Rank
 from nccl_doctor.model import Scope, Where, number_range
-from nccl_doctor.verdict.judging import in_words
+from nccl_doctor.verdict.judging import in_words, view_for
 from nccl_doctor.verdict.place import host_where, is_of_a_group, rank_where
 
 _WORDS = {
@@ -40,7 +40,9 @@ class Account:
     """
 
     def __init__(self, cluster: Cluster, check: Check) -> None:
+        cluster = view_for(check, cluster)
         self.check = check
+        self._never = "never signed in" if cluster.complete else "no report of it"
         self.by_host = check.scope is Scope.HOST
         self.broken: str | None = None
         self.labels: dict[int, str] = {}
@@ -77,7 +79,7 @@ class Account:
         self.labels[unit] = label
         self._where[unit] = where
         if not reported:
-            self.gaps.append(Gap(unit, where, "never signed in", absent=True))
+            self.gaps.append(Gap(unit, where, self._never, absent=True))
 
     def _due(self, cluster: Cluster) -> dict[tuple[int, str], Where]:
         """(unit, round) → place whose failure stops that unit's part of the round."""

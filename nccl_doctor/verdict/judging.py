@@ -21,12 +21,17 @@ def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding],
     broken: dict[str, str] = {}
     for check in checks:
         try:
-            for finding in check.judge(cluster):
+            for finding in check.judge(view_for(check, cluster)):
                 findings.append(finding.replaced(check=check.name))
         except Exception as error:  # a check's mistake must cost its own answer only
             broken[check.name] = in_words(error)
             findings.append(_broke(check, "judge", error))
     return findings, broken
+
+
+def view_for(check: Check, cluster: Cluster) -> Cluster:
+    """What a check is shown: a check that observes together knows only of those that met."""
+    return cluster.met if check.together else cluster
 
 
 def in_words(error: Exception) -> str:

@@ -22,13 +22,15 @@ class Place:
     """A `Where`, with its hosts and ranks looked up.
 
     `whole` are hosts meant as a whole: a host that stands beside some of its ranks only says where
-    they are. `ends` are the hosts that links touch. `things` are devices and interfaces.
+    they are. `ends` are the hosts that links touch, `starts` those where links begin. `things` are
+    devices and interfaces.
     """
 
     whole: frozenset[Key]
     ranks: frozenset[int]
     links: frozenset[frozenset[str]]
     ends: frozenset[Key]
+    starts: frozenset[Key]
     things: frozenset[str]
 
     def __bool__(self) -> bool:
@@ -66,6 +68,7 @@ class Map:
             ranks=frozenset(where.ranks),
             links=frozenset(frozenset(link) for link in where.links),
             ends=frozenset(self._named(end for link in where.links for end in link)),
+            starts=frozenset(self._named(start for start, _ in where.links)),
             things=frozenset({*where.devices, *where.interfaces}),
         )
 
@@ -86,6 +89,11 @@ class Map:
                 link in one.links or bool(self._named(link) & one.whole) for link in other.links
             )
         )
+
+    def keeps_out(self, one: Place, other: Place) -> bool:
+        """Whether every host of the other place is at the start of a link of this one."""
+        hosts = other.whole | self._under(other)
+        return bool(hosts) and hosts <= one.starts
 
     def meets(self, one: Place, other: Place) -> bool:
         """Whether the two have anything in common. No place at all is everywhere."""

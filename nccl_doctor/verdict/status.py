@@ -123,7 +123,11 @@ def _blocker(
         return held_back
     place = ground.place(gap.where)
     if gap.absent:
-        covering = [f for f, there in failures if ground.covers(there, place)]
+        covering = [
+            f
+            for f, there in failures
+            if ground.covers(there, place) or ground.keeps_out(there, place)
+        ]
         covering.sort(key=lambda f: f.kind.layer is not Layer.RANKS)
         return covering[0].code if covering else None
     reach = ground.meets if is_of_a_group(check.layer) else ground.covers

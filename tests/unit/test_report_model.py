@@ -227,7 +227,7 @@ KEYS = {
     "confidence why",
     "findings.0.where": "hosts ranks links devices interfaces nodes",
     "checks.0": "name layer scope status reason duration_s hosts_or_ranks_tested",
-    "hosts.0": "id host node_rank reported joined addresses facts",
+    "hosts.0": "id host node_rank reported joined key addresses facts",
     "ranks.0": "seat rank local_rank host host_id device reported last_breadcrumb launch env pid "
     "signed_in_s facts",
 }
