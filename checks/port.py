@@ -5,9 +5,11 @@ What it checks
 On rank 0's host: whether MASTER_PORT may be bound, whether something else has it (and which
 process), and whether it lies where the kernel hands out ports at random. On every host: whether the
 addresses of MASTER_ADDR, tried in the order in which torch tries them, can be connected to, and
-whether a TCPStore answers. As hosts start at different times this is repeated until one does or
-`--join-timeout` is near; only the last outcome counts. Under torchrun the agent holds the port,
-rightly, and has done so before any rank starts.
+whether a TCPStore answers. As hosts start at different times the name, the route and the port are
+tried again until one does, `--join-timeout` is near, or no waiting could help: what answers is no
+store, a rule of this host forbids the call, there is no route, a firewall rejects it, or the host
+answers elsewhere and this port alone is silent. Only the last outcome counts. Under torchrun the
+agent holds the port, rightly, and has done so before any rank starts.
 
 Why it matters
 --------------
@@ -41,6 +43,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
+    PORT_BLOCKED,
     Check,
     Cluster,
     Confidence,
@@ -54,10 +57,13 @@ from nccl_doctor.api import (
     Untested,
     Where,
     ephemeral_range,
+    fits,
+    how_to_let_pass,
     knock,
-    look_up,
     may_bind,
+    mesh_proxy,
     port_holder,
+    stopped_by,
 )
 
 PORT_IN_USE = Kind(
@@ -90,14 +96,6 @@ PORT_REFUSED = Kind(
     "runs elsewhere; or a firewall answers with a reset.",
     fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; is rank 0 running, with this MASTER_PORT?",
 )
-PORT_BLOCKED = Kind(
-    code="port-blocked",
-    layer=Layer.PORT,
-    title="Connections to MASTER_PORT do not get through",
-    why="A firewall, a security group or a network policy stops them; without an answer, torch "
-    "says nothing until its time-out.",
-    fix="open MASTER_PORT on rank 0's host for the hosts of the job",
-)
 PORT_NOT_THE_STORE = Kind(
     code="port-not-the-store",
     layer=Layer.PORT,
@@ -115,7 +113,6 @@ NO_ROUTE = Kind(
 )
 
 SHORT_S = 7.0  # where the store is up before anybody knocks
-RESOLVE_S = 4.0
 MARGIN_S = 1.0
 
 
@@ -163,21 +160,30 @@ class Port(Check):
                 **facts,
                 "holder": port_holder(port) if bind_errno == errno.EADDRINUSE else None,
             }
-        ctx.breadcrumb(f"look up {master}")
-        found = look_up(master, min(RESOLVE_S, until - time.monotonic()), patience_s=2.5)
-        if not found.answers:
-            raise Untested(f"MASTER_ADDR {master} does not resolve: {found.error}")
-        ctx.breadcrumb(f"connect to {', '.join(found.answers)} port {port}")
-        serves = facts["server"] == "self"
-        return {**facts, "knock": knock(found.answers, port, until, serves=serves)}
+        road = knock(
+            master,
+            port,
+            until,
+            serves=facts["server"] == "self",
+            elsewhere=ctx.launch.node_rank not in (0, None),
+            breadcrumb=ctx.breadcrumb,
+        )
+        if road["last"] is None:
+            error, tried_s = road["name"]["error"], road["seconds"]
+            raise Untested(f"MASTER_ADDR {master} does not resolve in {tried_s:.0f} s: {error}")
+        return {**facts, "mesh": mesh_proxy(ctx.env), "knock": road}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """The port on the host that serves, the road on the hosts that did not get in."""
+        theirs = [facts["rules"] for _, facts in cluster.facts("master_firewall")]
         for rank, facts in cluster.facts(self.name):
             if facts["server"] == "self":
                 yield from _own_port(rank, facts)
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
-            if "knock" in facts and (facts["server"] == "self" or not rank.host.joined):
+            left_out = facts["server"] == "self" or not rank.host.joined
+            road = facts.get("knock")
+            # Check master_firewall names the rule, on the host that has it.
+            if left_out and road and not any(fits(rules, road["last"]) for rules in theirs):
                 yield from _road(rank, facts)
 
 
@@ -212,56 +218,121 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+class _Seen:
+    """The last knock of one host, with what every rule says of it."""
+
+    def __init__(self, rank: Rank, facts: Mapping[str, Any]) -> None:
+        self.tries: Mapping[str, Any] = facts["knock"]
+        self.last: Mapping[str, Any] = self.tries["last"]
+        self.master, self.port = facts["master_addr"], facts["port"]
+        self.at = f"{self.master}:{self.port} ({self.last['address']})"
+        self.words = f": {self.last['detail']}" if self.last["detail"] else ""
+        self.rules = self.tries.get("rules")
+        self.mesh = facts.get("mesh", "")
+        self.here = _host(rank)
+        # From one host alone nobody can tell which end of a link it is.
+        self.link = Where(links=((rank.host.label, self.master),))
+        self.look = f"on rank 0's host: sudo ss -ltnp 'sport = :{self.port}'"
+
+    def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
+        more.setdefault("confidence", Confidence.LIKELY)
+        return Finding(kind, message, where, self.tries, fix=fix, **more)
+
+
 def _road(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What the last knock says; from one host alone nobody can tell which end of a link it is."""
-    tries, master, port = facts["knock"], facts["master_addr"], facts["port"]
-    last = tries["last"]
-    outcome, answer = last["outcome"], last["answer"]
-    at = f"{master}:{port} ({last['address']})"
-    words = f": {last['detail']}" if last["detail"] else ""
-    where, confidence = Where(links=((rank.host.label, master),)), Confidence.LIKELY
-    look = f"on rank 0's host: sudo ss -ltnp 'sport = :{port}'"
-    fix = f"open tcp port {port} on {master} for this host"
-    if answer == "store":
-        stuck = [address for address, became in tries["passed"] if became == "dropped"]
-        if not stuck:
-            return
-        kind = PORT_BLOCKED
-        message = f"{', '.join(stuck)} port {port} gives no answer; torch tries it before "
-        message += f"{last['address']} and waits there for its whole time-out"
-    elif answer:
-        said = {
-            "silent": "accepts connections and says nothing: a proxy, or a frozen process",
-            "closed": f"accepts connections and hangs up ({last['reply'] or 'without a word'})",
-            "other": f'answers "{last["reply"]}"',
-        }[answer]
-        kind, message, where = PORT_NOT_THE_STORE, f"{at} {said}", Where(hosts=(master,))
-        fix = f"{look}; free the port, or export another MASTER_PORT on every host"
-        confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
-    elif outcome == "refused":
-        kind, message = PORT_REFUSED, f"{at} refuses connections"
-        fix = f"{look}; start rank 0 there with MASTER_PORT={port}, or open the port"
-    elif outcome == "rejected":
-        kind, message = PORT_BLOCKED, f"connections to {at} are rejected by a firewall{words}"
-        confidence = Confidence.CERTAIN
-        if last["errno"] in (errno.EACCES, errno.EPERM):  # no packet has left this host
-            message, where = f"a rule of this host forbids connections to {at}{words}", _host(rank)
-            fix = f"allow outgoing connections to tcp port {port} on this host: nft list ruleset"
-    elif outcome in ("unreachable", "no-neighbour"):
-        lost = "nobody on the local network has that address"
-        kind, where = NO_ROUTE, _host(rank)
-        message = f"{at}: {lost if outcome == 'no-neighbour' else f'no route{words}'}"
-        fix = f"correct MASTER_ADDR, or the route: ip route get {last['address']}"
+    """What the last knock says."""
+    seen = _Seen(rank, facts)
+    if seen.last["answer"] == "store":
+        yield from _hidden(seen)
+        return
+    own_rule = seen.rules and fits(seen.rules, seen.last)
+    if seen.last["answer"]:
+        finding = _stranger(seen)
+    elif own_rule:
+        finding = seen.finding(
+            PORT_BLOCKED,
+            f"calls to {seen.at} are stopped by a rule of this host: {stopped_by(own_rule)}",
+            seen.here,
+            f"on {rank.host.label}: {how_to_let_pass(seen.rules or {}, own_rule)}",
+            confidence=Confidence.CERTAIN,
+        )
     else:
-        kind, message = PORT_BLOCKED, f"{at} gives no answer at all"
-        if outcome != "dropped":
-            message, confidence = f"{at} cannot be connected to{words}", Confidence.POSSIBLE
+        finding = _unanswered(seen)
     if facts["server"] == "self":
-        where = _host(rank)
-        message += "; yet this host serves the store"
         mine = next(iter(rank.host.addresses), "ADDRESS of this host")
-        fix = f"export MASTER_ADDR={mine} on every host, or let this host connect to itself"
-    yield Finding(kind, message, where, tries, fix=fix, confidence=confidence)
+        finding = finding.replaced(
+            where=seen.here,
+            message=f"{finding.message}; yet this host serves the store",
+            fix=f"export MASTER_ADDR={mine} on every host, or let this host connect to itself",
+        )
+    yield finding
+
+
+def _hidden(seen: _Seen) -> Iterator[Finding]:
+    """An address that drops, before one that answers."""
+    stuck = [address for address, became in seen.tries["passed"] if became == "dropped"]
+    if stuck:
+        yield seen.finding(
+            PORT_BLOCKED,
+            f"{', '.join(stuck)} port {seen.port} gives no answer; torch tries it before "
+            f"{seen.last['address']} and waits there for its whole time-out",
+            seen.link,
+            f"open tcp port {seen.port} on {seen.master} for this host",
+        )
+
+
+def _stranger(seen: _Seen) -> Finding:
+    """Somebody answers who is no store."""
+    answer, reply = seen.last["answer"], seen.last["reply"]
+    said = {
+        "silent": "accepts connections and says nothing: a proxy, or a frozen process",
+        "closed": f"accepts connections and hangs up ({reply or 'without a word'})",
+        "other": f'answers "{reply}"',
+    }[answer]
+    where = Where(hosts=(seen.master,))
+    fix = f"{seen.look}; free the port, or export another MASTER_PORT on every host"
+    if seen.mesh:  # it may be the proxy of this host that took the call
+        where = seen.link
+        fix = (
+            f"{seen.mesh} shows a service mesh on this host: take the pods of the job out of it "
+            f'(annotation sidecar.istio.io/inject: "false"); or {fix}'
+        )
+    confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
+    message = f"{seen.at} {said}"
+    return seen.finding(PORT_NOT_THE_STORE, message, where, fix, confidence=confidence)
+
+
+def _unanswered(seen: _Seen) -> Finding:
+    """No connection at all."""
+    outcome, at, words, port = seen.last["outcome"], seen.at, seen.words, seen.port
+    fix = f"open tcp port {port} on {seen.master} for this host"
+    if outcome == "refused":
+        fix = f"{seen.look}; start rank 0 there with MASTER_PORT={port}, or open the port"
+        return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
+    if outcome == "rejected" and seen.last["errno"] in (errno.EACCES, errno.EPERM):
+        return seen.finding(  # no packet has left this host
+            PORT_BLOCKED,
+            f"a rule of this host forbids connections to {at}{words}",
+            seen.here,
+            f"allow outgoing connections to tcp port {port} on this host: nft list ruleset",
+            confidence=Confidence.CERTAIN,
+        )
+    if outcome == "rejected":
+        message = f"connections to {at} are rejected by a firewall{words}"
+        return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.CERTAIN)
+    if outcome in ("unreachable", "no-neighbour"):
+        lost = "nobody on the local network has that address"
+        message = f"{at}: {lost if outcome == 'no-neighbour' else f'no route{words}'}"
+        fix = f"correct MASTER_ADDR, or the route: ip route get {seen.last['address']}"
+        return seen.finding(NO_ROUTE, message, seen.here, fix)
+    if outcome == "dropped":
+        beside = seen.tries.get("neighbour") or {"outcome": ""}
+        said = "gives no answer at all"
+        if beside["outcome"] in ("refused", "connected"):
+            said = f"gives no answer, while port {beside['port']} there does"
+        return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
+    message = f"{at} cannot be connected to{words}"
+    return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.POSSIBLE)
 
 
 def _host(rank: Rank) -> Where:

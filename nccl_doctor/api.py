@@ -65,10 +65,29 @@ from nccl_doctor.tools.names import SLOW_S, LookUp, has_route, look_up
 from nccl_doctor.tools.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
 from nccl_doctor.tools.netfilter import quote_hit
 from nccl_doctor.tools.peercalls import call_others
-from nccl_doctor.tools.ports import ephemeral_range, may_bind, port_holder, port_range
+from nccl_doctor.tools.portrules import (
+    fits,
+    how_to_let_pass,
+    kept_out,
+    rules_for_calls_in,
+    stopped_by,
+    sure_hit,
+)
+from nccl_doctor.tools.ports import (
+    ephemeral_range,
+    may_bind,
+    mesh_proxy,
+    port_holder,
+    port_range,
+)
+from nccl_doctor.tools.road import knock
 from nccl_doctor.tools.rulesets import read_rules
-from nccl_doctor.tools.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
-from nccl_doctor.tools.storeping import knock
+from nccl_doctor.tools.shared_kinds import (
+    ADDR_DIGITS_ONLY,
+    ADDR_LOOPBACK,
+    ADDR_UNRESOLVABLE,
+    PORT_BLOCKED,
+)
 from nccl_doctor.tools.versions import (
     OLDEST_DRIVER,
     Difference,
@@ -88,6 +107,7 @@ __all__ = [
     "ADDR_UNRESOLVABLE",
     "ALONE",
     "OLDEST_DRIVER",
+    "PORT_BLOCKED",
     "SLOW_S",
     "VISIBLE",
     "Attempt",
@@ -134,21 +154,25 @@ __all__ = [
     "differences",
     "disagreement",
     "ephemeral_range",
+    "fits",
     "follow_pairs",
     "has_entered",
     "has_route",
     "host_gpus",
     "host_labels",
+    "how_to_let_pass",
     "how_to_open",
     "interfaces",
     "is_link_local",
     "is_loopback",
+    "kept_out",
     "knock",
     "likely_address",
     "link_names",
     "look_up",
     "major",
     "may_bind",
+    "mesh_proxy",
     "minor_of",
     "number_range",
     "odd_ones_out",
@@ -159,12 +183,15 @@ __all__ = [
     "quote_hit",
     "read_calls",
     "read_rules",
+    "rules_for_calls_in",
     "sample_for_rules",
     "scoped",
     "see_gpus",
     "see_other_gpus",
     "sort_calls",
     "spans_machines",
+    "stopped_by",
+    "sure_hit",
     "survey",
     "suspects",
     "torch_build",

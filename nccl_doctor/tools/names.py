@@ -16,6 +16,9 @@ from typing import Any
 SLOW_S = 1.0
 """A look-up that takes longer holds up every connection: a healthy one takes milliseconds."""
 
+NOT_A_NAME = "not a host name"
+"""With this begins the error of a look-up that no resolver can ever answer."""
+
 _PAUSE_S = 0.3
 
 
@@ -64,7 +67,7 @@ class _Attempt:
         except OSError as error:
             self.error = error.strerror or str(error)
         except UnicodeError as error:  # no host name at all: an empty or overlong label
-            self.error = f"not a host name: {error}"
+            self.error = f"{NOT_A_NAME}: {error}"
         self._took = time.monotonic() - self._started
         self.done.set()
 

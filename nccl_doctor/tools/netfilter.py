@@ -24,7 +24,8 @@ _OUT = ("output", "postrouting", "egress")
 class Packet:
     """One tcp packet as a host sees it.
 
-    `ports` are (lowest, highest): an ephemeral port that is not known is the whole range.
+    What is not known exactly is a range: ports are (lowest, highest), an address may be a network
+    (`0.0.0.0/0` is anybody).
     `state` is conntrack's: `new` for the first packet, `established` for the reply.
     """
 
@@ -247,15 +248,19 @@ def _interface(name: str, value: str) -> bool:
 
 
 def _address(address: str, value: str) -> bool | None:
-    own = ipaddress.ip_address(address)
+    own = ipaddress.ip_network(address, strict=False)
     low, dash, high = value.partition("-")
     try:
         if dash:
             first, last = ipaddress.ip_address(low), ipaddress.ip_address(high)
-            return first.version == own.version and int(first) <= int(own) <= int(last)
-        return own in ipaddress.ip_network(value, strict=False)
+        else:
+            network = ipaddress.ip_network(value, strict=False)
+            first, last = network[0], network[-1]
     except ValueError:  # a name, or a set that is defined elsewhere
         return None
+    if first.version != own.version or int(own[-1]) < int(first) or int(last) < int(own[0]):
+        return False
+    return True if int(first) <= int(own[0]) and int(own[-1]) <= int(last) else None
 
 
 def _port(ports: tuple[int, int], value: str) -> bool | None:

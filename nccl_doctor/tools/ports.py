@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,25 @@ def port_holder(port: int) -> dict[str, Any] | None:
             command = " ".join(" ".join(words).split())[:MAX_COMMAND]
             return {**held, "pid": int(process.name), "command": command}
     return {**held, "pid": None, "command": ""}
+
+
+_MESH_PORTS = (15001, 15006, 15021)
+"""Of Envoy as an Istio sidecar: outgoing, incoming, health."""
+
+
+def mesh_proxy(env: Mapping[str, str]) -> str:
+    """What shows that a service mesh's proxy stands before this host's connections, or empty."""
+    told = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
+    if told:
+        return f"variable {told}"
+    listening = {
+        int(row[1].rpartition(":")[2], 16)
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for row in (line.split() for line in _read(table).splitlines()[1:])
+        if row[3] == _LISTEN
+    }
+    there = [port for port in _MESH_PORTS if port in listening]
+    return f"a listener on port {there[0]}" if there else ""
 
 
 def _read(path: str) -> str:

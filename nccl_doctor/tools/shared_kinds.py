@@ -30,3 +30,11 @@ ADDR_DIGITS_ONLY = Kind(
     why="The resolver reads a plain number as a 32-bit address and never asks for the name.",
     fix="use the fully qualified name or the address",
 )
+PORT_BLOCKED = Kind(
+    code="port-blocked",
+    layer=Layer.PORT,
+    title="Connections to MASTER_PORT do not get through",
+    why="A firewall, a security group or a network policy stops them; without an answer, torch "
+    "says nothing until its time-out.",
+    fix="open MASTER_PORT on rank 0's host for the hosts of the job",
+)

@@ -129,3 +129,17 @@ def pid_inside(process: Process) -> int:
             if line.startswith("NSpid:"):
                 return int(line.split()[-1])
     raise AssertionError("the kernel says no NSpid")
+
+
+def drop_calls_out(host: Host, port: int = MASTER_PORT) -> None:
+    """A firewall of a host that does not let its own calls to the master port out."""
+    host.nft(
+        f"""
+        table inet fault {{
+            chain output {{
+                type filter hook output priority 0; policy accept;
+                oifname eth0 tcp dport {port} drop
+            }}
+        }}
+        """
+    )

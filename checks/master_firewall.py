@@ -1,0 +1,103 @@
+"""Does the firewall of rank 0's own host let the other hosts in at MASTER_PORT?
+
+What it checks
+--------------
+On the host that serves the store, the packet filter rules are read (nft, iptables; needs root), and
+a new connection to MASTER_PORT is followed through them, first from anywhere, then from the network
+of the interface that MASTER_ADDR leads to; so is the answer to it. A rule that surely drops or
+rejects one of the two is named, where somebody is missing or could not get in.
+
+Why it matters
+--------------
+Rank 0 reaches its own port through the loopback interface and sees nothing wrong. The others wait
+in silence for their time-outs, and blame the network.
+
+How to fix
+----------
+Let the hosts of the job in: all tcp from their network, as NCCL and gloo then use random ports.
+
+When it is wrong
+----------------
+A rule with a condition that is not understood here (a named set, a rate, one address out of many)
+is never blamed. A host may be missing for a reason of its own, and the rule be the second fault: it
+would stop the host when it comes.
+
+References
+----------
+nft(8), iptables-save(8), firewall-cmd(1); PyTorch: torch.distributed.TCPStore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    PORT_BLOCKED,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Layer,
+    Skip,
+    Where,
+    how_to_let_pass,
+    interfaces,
+    kept_out,
+    likely_address,
+    look_up,
+    rules_for_calls_in,
+    stopped_by,
+    sure_hit,
+)
+
+LOOK_UP_S = 2.0
+RULES_S = 1.5
+
+
+class MasterFirewall(Check):
+    """Follow a connection to MASTER_PORT through the rules of the host that serves it."""
+
+    name = "master_firewall"
+    layer = Layer.PORT
+    cost = "seconds"
+    kinds = (PORT_BLOCKED,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Read the rules, where this host serves the store to others."""
+        server, port = ctx.door.get("server"), ctx.launch.master_port
+        serves = server == "self" or (server == "agent" and ctx.launch.rank == 0)
+        if not serves or port is None or ctx.door.get("bind_errno") is not None:
+            raise Skip("only the host that serves the store is asked")
+        if ctx.launch.nnodes == 1:
+            raise Skip("one host: nobody has to come in")
+        nics = [(n.name, n.addresses) for n in interfaces() if n.up and not n.loopback]
+        found = look_up(ctx.launch.master_addr or "", LOOK_UP_S)
+        likely = likely_address([(nic, list(addresses)) for nic, addresses in nics])
+        own = [a for a in found.answers for _, addresses in nics if a in addresses]
+        own += [likely[1]] if likely else []
+        if not own:
+            raise Skip("this host has no address but loopback")
+        ctx.breadcrumb("read the firewall rules of this host")
+        rules = rules_for_calls_in(own[0], port, RULES_S)
+        if not rules["readable"]:
+            raise Skip(f"the rules cannot be read: {rules['reason']}")
+        return {"address": own[0], "port": port, "rules": rules}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Only where somebody is missing, or says that this port gave no answer."""
+        for rank, facts in cluster.facts(self.name):
+            rules, port = facts["rules"], facts["port"]
+            hit = sure_hit(rules)
+            victims = kept_out(cluster, rules)
+            if hit is None or not (victims or cluster.absent):
+                continue
+            yield Finding(
+                PORT_BLOCKED,
+                f"connections to {facts['address']}:{port} are stopped by {stopped_by(hit)}",
+                Where(hosts=(rank.host.label,)),
+                {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
+                fix=f"on {rank.host.label}: {how_to_let_pass(rules, hit)}",
+                confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
+            )
