@@ -1,7 +1,10 @@
-"""What the engine itself may find: an examination that could not be completed.
+"""What the engine itself may find.
 
-None of these says that the cluster is broken, and none says that it is fit: a run with one of them
-is `unknown` unless something else failed.
+`ENGINE_KINDS`: an examination that could not be completed. None of these says that the cluster is
+broken, and none says that it is fit: a run with one of them is `unknown` unless something else
+failed.
+
+`REMOTE_KINDS`: what keeps a host of a hostfile from being started on, by the doctor as by the job.
 """
 
 from __future__ import annotations
@@ -73,3 +76,33 @@ ENGINE_KINDS = (
     STORE_LOST,
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)
+
+SSH_FAILED = Kind(
+    code="ssh-failed",
+    layer=Layer.LAUNCH,
+    title="A host cannot be reached by ssh",
+    why="Launchers that read a hostfile (deepspeed, mpirun) start the job's ranks by ssh: none "
+    "would start there, and the other hosts would wait for them.",
+    fix="make `ssh -o BatchMode=yes HOST true` work from the host that launches the job",
+)
+
+REMOTE_COMMAND_FAILED = Kind(
+    code="remote-command-failed",
+    layer=Layer.LAUNCH,
+    title="A command could not be run on a host that ssh reached",
+    why="The launcher starts the same Python on every host, by the same path: where it, or a "
+    "package, is missing or broken, no rank starts.",
+    fix="install the same Python environment at the same path there, or put it on a file system "
+    "that all hosts share",
+)
+
+CONFIG_BAD_VALUE = Kind(
+    code="config-bad-value",
+    layer=Layer.LAUNCH,
+    title="A host refuses its configuration",
+    why="The doctor was started there, and could not begin with what its options, its "
+    "configuration file or its environment say.",
+    fix="correct there what its words name",
+)
+
+REMOTE_KINDS = (SSH_FAILED, REMOTE_COMMAND_FAILED, CONFIG_BAD_VALUE)

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from nccl_doctor.api import Check
-from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_CODES, ENGINE_KINDS
+from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_KINDS, REMOTE_KINDS
 from nccl_doctor.model import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.suggest import suggest
 
@@ -104,7 +104,7 @@ class _Shelf:
         self.problems: list[Finding] = []
         self.owners: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[str, tuple[Kind, Check | None]] = {
-            kind.code: (kind, None) for kind in ENGINE_KINDS
+            kind.code: (kind, None) for kind in (*ENGINE_KINDS, *REMOTE_KINDS)
         }
 
     def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:
@@ -149,7 +149,7 @@ class _Shelf:
                 if self.problems:
                     hint += "".join(f"; not loaded: {p.message}" for p in self.problems)
                 raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
-        for name in sorted(select & ENGINE_CODES):
+        for name in sorted(select & {code for code, (_, by) in self.kinds.items() if by is None}):
             raise UnknownName(f'--select: "{name}" is the engine\'s own and cannot be selected')
         every = sorted(self.checks.values(), key=lambda check: (check.layer.order, check.name))
         all_of_it = Registry((), (), self.kinds, self.origins, select, ignore, self.owners)

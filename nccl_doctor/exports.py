@@ -1,0 +1,61 @@
+"""What the DeepSpeed launcher exports to other hosts: the job there sees no other variables.
+
+Read from DeepSpeed 0.19: `deepspeed/launcher/runner.py` (main) and the exports of its CUDA
+accelerator. Variables by the beginning of their name, then the lines of .deepspeed_env, first of
+the home folder, then of the working directory; later ones win.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+PREFIXES = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
+ENV_FILE = ".deepspeed_env"
+
+
+class ExportsError(ValueError):
+    """A file of exports cannot be used: the text says where and what to write."""
+
+
+def exported(environ: Mapping[str, str], home: Path, cwd: Path) -> dict[str, str]:
+    """Variables that a job on another host would be given.
+
+    References to variables in values of the files are left as they are: they are the other host's.
+
+    Raises:
+        ExportsError: a file cannot be read, or has a line at which the launcher would stop.
+    """
+    found = {name: value for name, value in environ.items() if name.startswith(PREFIXES)}
+    inherited = found.get("PYTHONPATH")
+    found["PYTHONPATH"] = f"{cwd}:{inherited}" if inherited else str(cwd)
+    for folder in (home, cwd):
+        file = folder / environ.get("DS_ENV_FILE", ENV_FILE)
+        if file.is_file():
+            found |= _read(file)
+    return found
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportsError(f"{file} cannot be read: {error}") from error
+    found = {}
+    for number, line in enumerate(lines, start=1):
+        name, equals, value = line.partition("=")
+        name = name.strip()
+        if not equals or not name or not name.replace("_", "a").isalnum() or "\0" in value:
+            raise ExportsError(
+                f'{file}, line {number}: "{line.strip()[:60]}" is not NAME=value (the deepspeed '
+                "launcher takes no comments or empty lines there either)"
+            )
+        found[name] = value.strip()
+    return found
+
+
+def apply(variables: Mapping[str, str]) -> None:
+    """Set exported variables in this process; `$NAME` in them is this host's NAME."""
+    for name, value in variables.items():
+        os.environ[name] = os.path.expandvars(value)

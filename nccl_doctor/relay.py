@@ -1,0 +1,65 @@
+"""The other end of --hostfile: this process was started over ssh, and answers on its stdout.
+
+It announces itself, reads one line that says what to do, and from then on ends as soon as its
+standard input closes: then whoever asked is gone, or wants it to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor import __version__, exports
+from nccl_doctor.options import Options
+
+MARKER = "nccl-doctor relay: ready, version "
+"""Begins the line on stderr by which the other end knows that it came through."""
+
+_AGAIN_S = 1.0
+
+
+def letter(options: Options, variables: Mapping[str, str]) -> str:
+    """The line that a relay waits for."""
+    return json.dumps({"options": options.to_json(), "variables": dict(variables)}) + "\n"
+
+
+def attend() -> Options:
+    """Announce this process, wait for the letter, take over its variables, and watch the line.
+
+    Returns: the options of the run.
+
+    Raises:
+        ValueError: what came is no letter of ours.
+        EOFError: the line closed before.
+    """
+    sys.stderr.write(f"{MARKER}{__version__}\n")
+    sys.stderr.flush()
+    told = _first_line()
+    options = Options.from_json(told["options"])
+    exports.apply(told["variables"])
+    threading.Thread(target=_watch, name="relay", daemon=True).start()
+    return options
+
+
+def _first_line() -> Any:
+    data = b""
+    while not data.endswith(b"\n"):
+        more = os.read(0, 1 << 16)  # not through sys.stdin: nothing else must be taken
+        if not more:
+            raise EOFError
+        data += more
+    return json.loads(data)
+
+
+def _watch() -> None:
+    while os.read(0, 1 << 16):
+        pass
+    while True:  # again: the handlers of a process that is starting its ranks may not be set yet
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_AGAIN_S)

@@ -1,0 +1,311 @@
+"""One command on many hosts at once, by the system's ssh: started, told one word, heard to the end.
+
+Nothing here knows what the commands do. Every ssh gets its own session, so that Ctrl-C reaches this
+process only; what runs on a host sees its standard input close when it is to end, also when this
+process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import PurePath
+from typing import IO
+
+STDOUT_MAX = 256 << 20
+STDERR_MAX = 64 << 10
+"""Bytes kept of one host: the beginning of what it answers, the end of what it complains."""
+HANG_UP_S = 8.0
+"""For what runs on the hosts to say its last words after it was interrupted."""
+WORD_MAX = 60 << 10
+"""Fits into an empty pipe: writing it never blocks."""
+
+_ALIVE_S, _ALIVE_COUNT = 5, 3
+_TICK_S = 0.05
+_REAP_S = 2.0
+_SPARE_FILES = 64
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def ssh_command(
+    destination: str,
+    command: Sequence[str],
+    *,
+    connect_s: float,
+    folder: PurePath | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Words of a local `ssh` that runs a command on another host.
+
+    Host keys, users, ports, keys and jumps are left to the user's own configuration. Nobody is
+    there to be asked for a password.
+
+    Args:
+        destination: `host` or `user@host`.
+        command: its words, each quoted for the login shell there.
+        connect_s: how long ssh may try to connect.
+        folder: working directory, if it exists there; else the login directory.
+        variables: set for the command. They are seen by whoever lists processes.
+    """
+    options = {
+        "BatchMode": "yes",
+        "ConnectTimeout": str(max(1, round(connect_s))),
+        "ConnectionAttempts": "1",
+        "ServerAliveInterval": str(_ALIVE_S),
+        "ServerAliveCountMax": str(_ALIVE_COUNT),
+        "ControlMaster": "no",  # a new master would stay behind, and keep our pipes
+        "ClearAllForwardings": "yes",
+        "LogLevel": "ERROR",
+    }
+    words = ["ssh", "-T"]
+    for name, value in options.items():
+        words += ["-o", f"{name}={value}"]
+    there = ["exec", "env", *(f"{k}={v}" for k, v in (variables or {}).items()), *command]
+    script = shlex.join(there)
+    if folder is not None:
+        script = f"{shlex.join(['cd', str(folder)])}; {script}"
+    return [*words, "--", destination, script]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one command ended. `code` is None where it was still running at the deadline.
+
+    `ready` says that it had announced itself; `stderr` is the end of it.
+    """
+
+    code: int | None
+    ready: bool
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """All of them, in the order of the commands; `interrupted` names the signal, if one came."""
+
+    ended: tuple[Ended, ...]
+    interrupted: str | None = None
+
+
+@dataclass
+class _Ssh:
+    process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    started: float
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    ready: bool = False
+    told: bool = False
+    seconds: float | None = None
+
+    def tell(self, word: bytes) -> None:
+        """Say the word, once."""
+        if not self.told:
+            self.told = True
+            with contextlib.suppress(OSError):  # it is gone; how, will be read from its end
+                self.stdin.write(word)
+                self.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Close its standard input: the other end is to stop."""
+        with contextlib.suppress(OSError):
+            self.stdin.close()
+
+    def ended(self) -> Ended:
+        code = self.process.returncode if self.seconds is not None else None
+        seconds = time.monotonic() - self.started if self.seconds is None else self.seconds
+        stdout, stderr = (data.decode("utf-8", "replace") for data in (self.stdout, self.stderr))
+        return Ended(code, self.ready, stdout, stderr, round(seconds, 3))
+
+
+def converse(
+    commands: Sequence[Sequence[str]],
+    *,
+    marker: str,
+    word: Callable[[frozenset[int]], str],
+    ready_by: float,
+    deadline: float,
+    tick: Callable[[str], None] = lambda doing: None,
+) -> Heard:
+    """Run commands at the same time, only from the main thread, and hear them to the end.
+
+    Every command announces itself by a line on stderr that holds `marker`, and goes on when it has
+    read one line. They are told together: when each of them is ready or has ended, or at the time
+    `ready_by`; who gets ready later is told then.
+
+    Args:
+        commands: words of each.
+        marker: see above.
+        word: the line to tell, given the indices of those that ended before they were ready.
+        ready_by: `time.monotonic()` second, as above.
+        deadline: `time.monotonic()` second at which whoever still runs is killed.
+        tick: called several times a second with what is going on.
+
+    Raises:
+        OSError: a command could not be started; none is left running.
+    """
+    with _Conversation(commands, marker.encode()) as talk:
+        line: bytes | None = None
+        while talk.running() and time.monotonic() < deadline:
+            talk.listen()
+            waiting = [ssh for ssh in talk.running() if not ssh.ready]
+            if line is None and (not waiting or time.monotonic() > ready_by):
+                line = word(talk.lost()).encode()
+            if line is not None:
+                for ssh in talk.running():
+                    if ssh.ready:
+                        ssh.tell(line)
+            if talk.interrupted and not talk.hung_up:
+                talk.hang_up()
+                deadline = min(deadline, time.monotonic() + HANG_UP_S)
+            there = sum(ssh.ready for ssh in talk.all)
+            left = len(talk.running())
+            tick(f"{there} of {len(talk.all)} hosts reached by ssh, waiting for {left}")
+        return Heard(tuple(ssh.ended() for ssh in talk.all), talk.interrupted)
+
+
+class _Conversation:
+    """The processes, their pipes and this process's signals, together put away at the end."""
+
+    def __init__(self, commands: Sequence[Sequence[str]], marker: bytes) -> None:
+        self.all: list[_Ssh] = []
+        self.interrupted: str | None = None
+        self.hung_up = False
+        self._commands = commands
+        self._marker = marker
+        self._selector = selectors.DefaultSelector()
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> _Conversation:
+        with self._cleanup as undo:
+            undo.callback(self._end)
+            undo.enter_context(_signals_wake(self._selector, self._interrupt))
+            _make_room(3 * len(self._commands))
+            for command in self._commands:
+                self._start(command)
+            self._cleanup = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    def running(self) -> list[_Ssh]:
+        return [ssh for ssh in self.all if ssh.seconds is None]
+
+    def lost(self) -> frozenset[int]:
+        """Indices of those that ended before they were ready."""
+        return frozenset(
+            i for i, ssh in enumerate(self.all) if ssh.seconds is not None and not ssh.ready
+        )
+
+    def listen(self) -> None:
+        """Read what has come, for a tick; note who has ended."""
+        for key, _ in self._selector.select(_TICK_S):
+            key.data()
+        for ssh in self.running():
+            if ssh.process.poll() is not None:
+                for stream in (ssh.process.stdout, ssh.process.stderr):
+                    while stream is not None and self._read(ssh, stream):
+                        pass
+                ssh.seconds = time.monotonic() - ssh.started
+
+    def hang_up(self) -> None:
+        self.hung_up = True
+        for ssh in self.all:
+            ssh.hang_up()
+
+    def _start(self, command: Sequence[str]) -> None:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        ssh = _Ssh(process, process.stdin, time.monotonic())
+        self.all.append(ssh)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, partial(self._read, ssh, stream))
+
+    def _read(self, ssh: _Ssh, stream: IO[bytes]) -> bool:
+        """Take what a pipe holds; False where it holds nothing, now or ever."""
+        if stream.closed:
+            return False
+        try:
+            data = os.read(stream.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(stream)
+            stream.close()
+            return False
+        if stream is ssh.process.stdout:
+            ssh.stdout += data[: STDOUT_MAX - len(ssh.stdout)]
+            return True
+        ssh.stderr += data
+        ssh.ready = ssh.ready or self._marker in ssh.stderr
+        del ssh.stderr[:-STDERR_MAX]
+        return True
+
+    def _interrupt(self, number: int) -> None:
+        self.interrupted = self.interrupted or signal.Signals(number).name
+
+    def _end(self) -> None:
+        """Kill what still runs, and close every pipe."""
+        for ssh in self.all:
+            if ssh.process.poll() is None:
+                os.killpg(ssh.process.pid, signal.SIGKILL)  # with its ProxyCommand
+        for ssh in self.all:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+                ssh.process.wait(_REAP_S)
+            ssh.hang_up()
+            for stream in (ssh.process.stdout, ssh.process.stderr):
+                if stream is not None:
+                    stream.close()
+        self._selector.close()
+
+
+def _make_room(files: int) -> None:
+    """Let this process open that many files more, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/proc/self/fd")) + files + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextlib.contextmanager
+def _signals_wake(
+    selector: selectors.BaseSelector, interrupt: Callable[[int], None]
+) -> Iterator[None]:
+    """Have signals that would end this process wake a selector instead, and be noted."""
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    fd_before = signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    selector.register(wake, selectors.EVENT_READ, lambda: interrupt(os.read(wake, 1)[0]))
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(fd_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        selector.unregister(wake)
+        os.close(wake)
+        os.close(wake_end)
