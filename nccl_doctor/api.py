@@ -52,7 +52,15 @@ from nccl_doctor.tools.gpus import (
     see_other_gpus,
     torch_build,
 )
-from nccl_doctor.tools.hosts import host_labels, likely_address, link_names, spans_machines
+from nccl_doctor.tools.hosts import (
+    everybody_came_in,
+    host_labels,
+    likely_address,
+    link_names,
+    master_host,
+    road_to_master,
+    spans_machines,
+)
 from nccl_doctor.tools.ifchoice import survey
 from nccl_doctor.tools.matrix import (
     PeerCall,
@@ -154,6 +162,7 @@ __all__ = [
     "differences",
     "disagreement",
     "ephemeral_range",
+    "everybody_came_in",
     "fits",
     "follow_pairs",
     "has_entered",
@@ -171,6 +180,7 @@ __all__ = [
     "link_names",
     "look_up",
     "major",
+    "master_host",
     "may_bind",
     "mesh_proxy",
     "minor_of",
@@ -184,6 +194,7 @@ __all__ = [
     "read_calls",
     "read_rules",
     "rules_for_calls_in",
+    "road_to_master",
     "sample_for_rules",
     "scoped",
     "see_gpus",

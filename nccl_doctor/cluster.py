@@ -211,11 +211,6 @@ class Cluster:
         return tuple(host for host in self.hosts if host.reported)
 
     @cached_property
-    def everybody_joined(self) -> bool:
-        """Whether all that were expected met the coordinator."""
-        return self.complete and not self.absent and all(host.joined for host in self.present_hosts)
-
-    @cached_property
     def met(self) -> Cluster:
         """Those that met, as the coordinator saw it: hosts that did not join count as absent.
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.cluster import Cluster, Host
+from nccl_doctor.model import Where
 from nccl_doctor.tools.net import is_link_local
 
 _VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
+
+
+def everybody_came_in(cluster: Cluster) -> bool:
+    """Whether every host that is expected reached the coordinator."""
+    return cluster.complete and not cluster.absent and all(host.joined for host in cluster.hosts)
 
 
 def spans_machines(cluster: Cluster) -> bool:
@@ -17,13 +23,28 @@ def spans_machines(cluster: Cluster) -> bool:
     Two node ranks on one machine need none; while somebody is missing, nnodes is trusted.
     """
     machines = {(host.name, host.addresses) for host in cluster.present_hosts}
-    everybody_is_in = cluster.complete and not cluster.absent
-    return cluster.is_multi_host() and (len(machines) > 1 or not everybody_is_in)
+    return cluster.is_multi_host() and (len(machines) > 1 or not everybody_came_in(cluster))
 
 
 def host_labels(cluster: Cluster) -> dict[int, str]:
     """Seat of every participant that signed in → name of its host, for people."""
     return {rank.seat: rank.host.label for rank in cluster.present}
+
+
+def master_host(cluster: Cluster) -> Host | None:
+    """The host of rank 0, if it reported; of several that claim to be, one that joined."""
+    claims = [rank.host for rank in cluster.present if rank.rank == 0]
+    return min(claims, key=lambda host: not host.joined, default=None)
+
+
+def road_to_master(cluster: Cluster, host: Host) -> Where:
+    """The way from a host to rank 0's: whatever is broken on it keeps the host out."""
+    master, first = master_host(cluster), cluster.first_on(host)
+    if master is not None and master.id == host.id:
+        return Where(hosts=(host.label,))
+    told = first.launch.master_addr if first and first.launch else None
+    end = master.label if master else told
+    return Where(links=((host.label, end),)) if end else Where(hosts=(host.label,))
 
 
 def link_names(
