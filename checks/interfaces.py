@@ -170,7 +170,7 @@ def _bad_choice(
     else:
         return
     # A host that never got in did not fail for its choice: that would bite later.
-    fails = used and cluster.complete
+    fails = used and rank.host.joined
     yield Finding(
         kind,
         f"{said}: {fault}",

@@ -23,9 +23,9 @@ name the same address on every host.
 When it is wrong
 ----------------
 Behind address translation, a floating address or a service name no host owns the address; where
-everybody signed in through it this is only mentioned. A name that appears later than the few
-seconds for which this check asks is reported as missing. One slow look-up is not reported: only one
-that is slow again when it is repeated.
+everybody signed in through it this is only mentioned. A name that appears later is reported as
+missing only where check `port`, which asks until `--join-timeout`, was left out. One slow look-up
+is not reported: only one that is slow again when it is repeated.
 
 References
 ----------
@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
+    everybody_came_in,
     has_route,
     interfaces,
     is_loopback,
@@ -153,7 +154,11 @@ class MasterAddr(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Every host by itself, then what MASTER_ADDR leads to."""
-        views = [_View(cluster, rank, facts) for rank, facts in cluster.facts(self.name)]
+        late = {r.seat: f["knock"]["name"] for r, f in cluster.facts("port") if _has_name(f)}
+        views = [
+            _View(cluster, rank, facts, late.get(rank.seat))
+            for rank, facts in cluster.facts(self.name)
+        ]
         own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}
         for view in views:
             yield from _unusable(view, views)
@@ -164,15 +169,31 @@ class MasterAddr(Check):
             yield from _differing(views)
 
 
-class _View:
-    """What one host saw, with what the rules ask of it."""
+def _has_name(facts: Mapping[str, Any]) -> bool:
+    return "name" in facts.get("knock", {})
 
-    def __init__(self, cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> None:
+
+class _View:
+    """What one host saw, with what the rules ask of it.
+
+    `late` is the name's part of check `port`, which asks for as long as hosts may join.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rank: Rank,
+        facts: Mapping[str, Any],
+        late: Mapping[str, Any] | None,
+    ) -> None:
         self.rank, self.host, self.facts = rank, rank.host, facts
         self.name = str(facts["master_addr"])
         self.found = LookUp.from_json(facts["master"])
         self.where = Where(hosts=(rank.host.name,) if rank.host.name else ())
         self.answers = self.found.answers
+        self.came_s: float | None = None
+        if late and late["answers"] and not self.answers:
+            self.answers, self.came_s = tuple(late["answers"]), late["came_s"]
         self.shown = f"MASTER_ADDR={self.name} resolves to {', '.join(self.answers)}"
         self.is_digits = self.name.isdecimal()
         self.is_loopback = bool(self.answers) and all(is_loopback(a) for a in self.answers)
@@ -201,7 +222,17 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
     name, found = view.name, view.found
     if view.is_digits and not view.got_in and not view.is_loopback:
         yield Finding(ADDR_DIGITS_ONLY, f"{view.shown}: it is read as a number", view.where)
-    elif not found.answers:
+    elif view.came_s is not None:
+        yield Finding(
+            ADDR_UNRESOLVABLE,
+            f"MASTER_ADDR={name} did not resolve at first ({found.error}); {view.answers[0]} came "
+            f"after {view.came_s:.0f} s",
+            view.where,
+            fix="Kubernetes: publishNotReadyAddresses: true on the headless service; elsewhere, "
+            f"before the launch: until getent hosts {name}; do sleep 1; done",
+            severity=Severity.INFO,  # torch asks again until its time-out
+        )
+    elif not view.answers:
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes a name or an address alone: the port goes into MASTER_PORT"
@@ -239,7 +270,7 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
         # Whether it is loopback wherever it is asked, and not by a line in this host's hosts file.
         anywhere = view.name in (*_LOOPBACK_NAMES, *view.answers)
         # Rank 0's host may call itself 127.0.1.1: it does reach its own store there.
-        theirs = anywhere and not (cluster.complete and not cluster.absent)
+        theirs = anywhere and not everybody_came_in(cluster)
         if view.is_loopback and (theirs if view.is_master else not view.got_in):
             entry = "" if anywhere else f", or take {view.name} off the loopback line of /etc/hosts"
             yield Finding(
@@ -266,9 +297,8 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
     if master and master.leads_somewhere and not any(map(master.owns, master.answers)):
         owners = [v.host.label for v in views if any(map(v.owns, master.answers))]
         severity = Severity.FAIL
-        if cluster.complete:  # address translation, or a service name, where others did come in
-            came = any(view.got_in for view in views)
-            severity = (Severity.WARN if cluster.absent else Severity.INFO) if came else severity
+        if any(view.got_in for view in views):  # address translation, or a service name
+            severity = Severity.INFO if everybody_came_in(cluster) else Severity.WARN
         owned = f"belongs to {', '.join(owners)}" if owners else "no interface of rank 0's host has"
         certain = owners and severity is Severity.FAIL
         address, fix = master.address(), ""
@@ -320,7 +350,7 @@ def _slow(view: _View, own: Mapping[str, Any] | None) -> Iterator[Finding]:
     """`own` is the look-up of the own host name, where check own_name made one."""
     others = [LookUp.from_json(data) for data in ([own] if own else []) + view.facts["reverse"]]
     # A master's name that never came is no slow name: it has its own finding.
-    slow = [found for found in ([view.found] if view.answers else []) + others if found.slow]
+    slow = [found for found in ([view.found] if view.found.answers else []) + others if found.slow]
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}
         shown = ", ".join(

@@ -106,7 +106,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         message = f"resolves to {', '.join(answers)}, not an address of it: gloo takes 127.0.0.1"
     nic = likely_address(facts["interfaces"])
     # A host that never got in did not fail for its own name: that would bite later.
-    fails = cluster.backend == "gloo" and cluster.complete
+    fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(
         kind,
         f"own host name {name} {message}",

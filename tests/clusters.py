@@ -92,6 +92,13 @@ def make_cluster(
     return replace(cluster, **cluster_fields)
 
 
+def shut_out(cluster: Cluster, *names: str) -> Cluster:
+    """A copy in which these hosts never got in: only their own view of them is known."""
+    hosts = {host.id: replace(host, joined=host.name not in names) for host in cluster.hosts}
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
 def change_rank(
     cluster: Cluster, seat: int, *, launch: Mapping[str, Any] | None = None, **fields: Any
 ) -> Cluster:

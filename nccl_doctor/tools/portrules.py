@@ -40,7 +40,7 @@ def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict
     nic = names.get(source, "lo" if source == address else "")
     first = Packet(False, nic, source, address, port_range(), (port, port))
     reply = Packet(True, nic, address, source, (port, port), port_range(), "established")
-    return _follow(read_rules(timeout_s), {"first": first, "reply": reply}, [address])
+    return follow(read_rules(timeout_s), {"first": first, "reply": reply}, [address])
 
 
 def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
@@ -56,14 +56,15 @@ def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[
     for source in ("::/0" if ":" in address else "0.0.0.0/0", network):
         first = Packet(True, nic, source, address, port_range(), (port, port))
         reply = Packet(False, nic, address, source, (port, port), port_range(), "established")
-        found = _follow(rules, {"first": first, "reply": reply}, [network])
+        found = follow(rules, {"first": first, "reply": reply}, [network])
         hits += [{**hit, "anyone": source != network} for hit in found["hits"]]
         if any(hit["sure"] for hit in hits):
             break
     return {**found, "hits": hits[:_MAX_HITS]}
 
 
-def _follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dict[str, Any]:
+def follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dict[str, Any]:
+    """Packets by name through rules; the result is as of `rules_for_calls_out`."""
     hits = [
         {**hit.to_json(), "packet": name, "incoming": packet.incoming}
         for name, packet in packets.items()

@@ -8,6 +8,7 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Severity
 from nccl_doctor.checks.interfaces import Interfaces
+from tests.clusters import shut_out
 from tests.findings import judge
 from tests.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
 
@@ -147,6 +148,17 @@ def test_a_bad_choice_is_not_why_a_host_did_not_come_in() -> None:
     )
     found = only(world.judge(complete=False), "interface-missing")
     assert (found.where.hosts, found.level) == (("nd1",), Severity.WARN)
+
+
+def test_in_a_merged_report_too() -> None:
+    world = World(2, "gloo")
+    for name in world.names:
+        world.facts[name]["choices"]["gloo"] = choice(
+            [], variable="GLOO_SOCKET_IFNAME", value="eth7", problem="missing", names=["eth7"]
+        )
+    found = judge(Interfaces(), shut_out(world.cluster(), "nd1"))
+    levels = {each.where.hosts: each.level for each in found}
+    assert levels == {("nd0",): Severity.FAIL, ("nd1",): Severity.WARN}
 
 
 def test_the_own_name_explains_what_gloo_makes_of_it() -> None:

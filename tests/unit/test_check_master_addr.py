@@ -20,7 +20,7 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.master_addr import MasterAddr
-from tests.clusters import change_rank, make_cluster, outcome
+from tests.clusters import change_rank, make_cluster, outcome, shut_out
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")
@@ -345,3 +345,64 @@ def test_without_a_master_there_is_nothing_to_test():
 def test_outside_a_job_there_is_no_master():
     with pytest.raises(Skip, match="nothing launched here"):
         CHECK.observe(Context(launch=Launch(), env={}))
+
+
+# -- a name that came late: check port went on asking ----------------------------------------------
+
+
+def with_port(cluster: Cluster, host: str, *answers: str, came_s: float | None) -> Cluster:
+    """The same hosts, and what check port says of the name on one of them."""
+    name = {"answers": list(answers), "error": "" if answers else "no", "came_s": came_s}
+    port = {"port": {"alone": outcome({"knock": {"name": name}})}}
+    hosts = {
+        h.id: replace(h, facts={**h.facts, **port}) if h.name == host else h for h in cluster.hosts
+    }
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
+def test_a_name_that_came_late_is_worth_knowing_and_no_more():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    made = with_port(cluster_of({"nd0": facts("nd0"), "nd1": seen}), "nd1", ND0, came_s=7.6)
+    found = only(made)
+    assert place(found) == ("addr-unresolvable", ("nd1",))
+    assert found.level is Severity.INFO
+    assert "after 8 s" in found.message
+    assert "until getent hosts nd0" in found.fix
+
+
+def test_a_name_that_came_late_and_leads_elsewhere_is_judged_as_any_other():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    made = shut_out(cluster_of({"nd0": facts("nd0"), "nd1": seen}), "nd1")
+    found = judged(with_port(made, "nd1", "10.9.9.9", came_s=4.0))
+    assert {place(each) for each in found if each.level is Severity.FAIL} == {
+        ("addr-differs", ("nd1",))
+    }
+
+
+def test_a_name_that_never_came_is_missing():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    found = only(with_port(view_of_nd1(seen), "nd1", came_s=None))
+    assert (place(found), found.level) == (("addr-unresolvable", ("nd1",)), Severity.FAIL)
+
+
+# -- reports that were merged: a host that never got in beside one that did ------------------------
+
+
+def test_localhost_in_a_merged_report_blames_every_host_as_if_they_had_met():
+    by_host = {n: facts(n, "127.0.0.1", name="localhost") for n in ("nd0", "nd1")}
+    found = judged(shut_out(cluster_of(by_host), "nd1"))
+    assert {place(each) for each in found} == {
+        ("addr-loopback", ("nd0",)),
+        ("addr-loopback", ("nd1",)),
+    }
+    assert all(each.level is Severity.FAIL for each in found)
+
+
+def test_a_merged_report_of_a_master_at_the_wrong_address_fails():
+    by_host = {n: facts(n, "10.9.9.9") for n in ("nd0", "nd1")}
+    (found,) = judged(shut_out(cluster_of(by_host), "nd1"))
+    assert (place(found), found.level) == (("addr-not-on-master", ("nd0",)), Severity.FAIL)
+    one_came = {n: facts(n, "10.9.9.9") for n in NAMES}
+    (found,) = judged(shut_out(cluster_of(one_came), "nd2"))
+    assert found.level is Severity.WARN

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Finding, Launch, LookUp, Severity
 from nccl_doctor.checks.own_name import OwnName
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, shut_out
 from tests.findings import judge
 
 CHECK = OwnName()
@@ -96,6 +96,12 @@ def test_the_own_name_is_not_why_a_host_did_not_come_in():
     seen = facts("nd1", look("nd1", "127.0.1.1"))
     found = only(cluster_of({"nd1": seen}, nnodes=2, complete=False))
     assert found.level is Severity.WARN
+
+
+def test_in_a_merged_report_only_hosts_that_came_in_fail_for_their_own_name():
+    by_host = {"nd0": facts("nd0", look("nd0", "127.0.1.1")), "nd1": facts("nd1")}
+    assert only(shut_out(cluster_of(by_host), "nd1")).level is Severity.FAIL
+    assert only(shut_out(cluster_of(by_host), "nd0")).level is Severity.WARN
 
 
 def test_the_facts_of_this_host():

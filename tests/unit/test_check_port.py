@@ -29,7 +29,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.port import Port
 from nccl_doctor.model import Kind
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, shut_out
 
 CHECK = Port()
 AGENT = {"server": "agent", "bind_errno": None, "bind_error": ""}
@@ -176,6 +176,65 @@ def test_an_address_that_drops_hides_one_that_answers():
     )
     assert (found.code, found.where) == ("port-blocked", LINK)
     assert "2001:db8::1" in found.message
+
+
+RULE = {
+    "tool": "nft",
+    "table": "inet fw",
+    "chain": "output",
+    "rule": "tcp dport 29500 drop",
+    "handle": "3",
+    "verdict": "drop",
+    "sure": True,
+    "packet": "first",
+    "incoming": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "sure", "where"),
+    [("dropped", True, HERE), ("dropped", False, LINK), ("refused", True, LINK)],
+)
+def test_a_rule_of_the_caller_is_the_callers_where_it_surely_fits(
+    outcome: str, sure: bool, where: Where
+):
+    """On the host that calls, and nobody else is blamed for what it does not let out."""
+    rules = {"hits": [{**RULE, "sure": sure}], "managers": ["ufw"], "peers": ["192.168.77.1"]}
+    seen = facts(tried(outcome))
+    seen["knock"]["rules"] = {"readable": True, "reason": "", **rules}
+    (found,) = judged(make_cluster(("nd1",), check="port", by_host={"nd1": seen}, complete=False))
+    assert found.where == where
+    if where is HERE:
+        assert (found.code, found.confidence) == ("port-blocked", Confidence.CERTAIN)
+        assert "nft inet fw output: tcp dport 29500 drop" in found.message
+        assert found.fix == "on nd1: nft insert rule inet fw output ip daddr 192.168.77.1 accept"
+
+
+@pytest.mark.parametrize(
+    ("beside", "words"),
+    [("refused", "while port 29501 there does"), ("dropped", "no answer at all")],
+)
+def test_a_silent_port_beside_one_that_answers(beside: str, words: str):
+    seen = facts(tried("dropped"))
+    seen["knock"]["neighbour"] = {"port": 29501, "outcome": beside}
+    (found,) = judged(make_cluster(("nd1",), check="port", by_host={"nd1": seen}, complete=False))
+    assert (found.code, found.where) == ("port-blocked", LINK)
+    assert words in found.message
+
+
+def test_a_service_mesh_on_the_callers_side_may_be_who_answered():
+    (found,) = view_of_nd1(tried("connected", "silent"), mesh="a listener on port 15001")
+    assert (found.code, found.where) == ("port-not-the-store", LINK)
+    assert "sidecar.istio.io/inject" in found.fix
+    assert "15001" in found.fix
+
+
+def test_in_a_merged_report_only_who_never_came_in_tells_of_the_road():
+    hosts = {"nd0": facts(server="self"), "nd1": facts(tried("refused")), "nd2": facts()}
+    made = make_cluster(tuple(hosts), check="port", by_host=hosts)
+    assert judged(made) == []
+    (found,) = judged(shut_out(made, "nd1", "nd2"))
+    assert (found.code, found.where) == ("port-refused", LINK)
 
 
 def test_the_port_in_use_is_rank_0s_alone_and_names_who_holds_it():

@@ -1,0 +1,177 @@
+"""The rules of rank 0's own host: blamed only where somebody could not get in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.checks.master_firewall import MasterFirewall
+from nccl_doctor.checks.port import Port
+from tests.clusters import make_cluster, outcome, shut_out
+from tests.findings import judge, only
+
+CHECK = MasterFirewall()
+
+
+def hit(rule: str = "tcp dport 29500 drop", verdict: str = "drop", **more: Any) -> dict[str, Any]:
+    return {
+        "tool": "nft",
+        "table": "inet filter",
+        "chain": "input",
+        "rule": rule,
+        "handle": "7",
+        "verdict": verdict,
+        "sure": True,
+        "packet": "first",
+        "incoming": True,
+        "anyone": True,
+        **more,
+    }
+
+
+def rules(*hits: dict[str, Any], managers: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "readable": True,
+        "reason": "",
+        "managers": list(managers),
+        "peers": ["192.168.77.0/24"],
+        "hits": list(hits),
+    }
+
+
+def knocked(became: str, server: str = "other", **more: Any) -> dict[str, Any]:
+    last = {
+        "address": "192.168.77.1",
+        "outcome": became,
+        "errno": None,
+        "detail": "",
+        "duration_s": 3.5,
+        "answer": "store" if became == "connected" else "",
+        "reply": "",
+    }
+    road = {"first": last, "last": last, "passed": [], "knocks": 2, "seconds": 6.0, **more}
+    return {
+        "master_addr": "nd0",
+        "port": 29500,
+        "server": server,
+        "bind_errno": None,
+        "bind_error": "",
+        "may_bind": True,
+        "ephemeral": None,
+        "mesh": "",
+        "knock": road,
+    }
+
+
+def world(
+    served: dict[str, Any], *, out: tuple[str, ...] = (), became: str = "dropped", **fields: Any
+) -> Cluster:
+    """Three hosts; `out` never got in and knocked in vain. nd0 serves, with these rules."""
+    names = ("nd0", "nd1", "nd2")
+    made = make_cluster(names, 1, **fields)
+    hosts = {}
+    for host in made.hosts:
+        if not host.reported:
+            hosts[host.id] = host
+            continue
+        road = knocked(became if host.name in out else "connected")
+        facts = {"port": {"alone": outcome(road)}}
+        if host.name == "nd0":
+            facts["port"] = {"alone": outcome(knocked("connected", "self"))}
+            seen = {"address": "192.168.77.1", "port": 29500, "rules": served}
+            facts["master_firewall"] = {"alone": outcome(seen)}
+        # As re-read from a saved report.
+        hosts[host.id] = replace(host, facts=json.loads(json.dumps(facts)))
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    return shut_out(replace(made, hosts=tuple(hosts.values()), ranks=ranks), *out)
+
+
+def test_a_rule_that_kept_a_host_out_is_one_cause_on_the_host_that_has_it() -> None:
+    cluster = world(rules(hit()), out=("nd1", "nd2"))
+    found = only(CHECK, cluster, "port-blocked", hosts=["nd0"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.CERTAIN)
+    assert "nft inet filter input: tcp dport 29500 drop" in found.message
+    assert found.fix == (
+        "on nd0: nft insert rule inet filter input ip saddr 192.168.77.0/24 accept"
+    )
+    assert found.evidence["could not get in"] == ["nd1", "nd2"]
+    assert judge(Port(), cluster) == []
+
+
+@pytest.mark.parametrize("became", ["rejected", "refused"])
+def test_a_rule_that_rejects_explains_what_the_others_saw(became: str) -> None:
+    cluster = world(rules(hit("tcp dport 29500 reject", "reject")), out=("nd1",), became=became)
+    only(CHECK, cluster, "port-blocked", hosts=["nd0"])
+    assert judge(Port(), cluster) == []
+
+
+def test_who_is_missing_and_left_no_word_is_enough() -> None:
+    found = only(CHECK, world(rules(hit()), absent_nodes=(2,)), "port-blocked", hosts=["nd0"])
+    assert found.evidence["could not get in"] == []
+
+
+def test_a_rule_that_takes_one_network_only_is_likely() -> None:
+    cluster = world(rules(hit(anyone=False)), absent_nodes=(2,))
+    found = only(CHECK, cluster, "port-blocked", hosts=["nd0"])
+    assert found.confidence is Confidence.LIKELY
+
+
+def test_while_everybody_came_in_no_rule_is_blamed() -> None:
+    assert judge(CHECK, world(rules(hit()))) == []
+
+
+@pytest.mark.parametrize(
+    "one", [hit(sure=False), hit("redirect to :15001", "redirect"), hit("x", "accept")]
+)
+def test_a_rule_that_may_or_may_not_take_the_call_is_never_blamed(one: dict[str, Any]) -> None:
+    cluster = world(rules(one), out=("nd1",))
+    assert judge(CHECK, cluster) == []
+    only(Port(), cluster, "port-blocked", links=[("nd1", "nd0")])
+
+
+def test_a_rule_that_drops_does_not_explain_a_refusal() -> None:
+    cluster = world(rules(hit()), out=("nd1",), became="refused")
+    assert judge(CHECK, cluster) == []
+    only(Port(), cluster, "port-refused", links=[("nd1", "nd0")])
+
+
+@pytest.mark.parametrize(
+    ("manager", "command"),
+    [
+        ("firewalld", "firewall-cmd --permanent --zone=trusted --add-source=192.168.77.0/24"),
+        ("ufw", "ufw allow proto tcp from 192.168.77.0/24"),
+    ],
+)
+def test_the_fix_speaks_the_language_of_the_host(manager: str, command: str) -> None:
+    cluster = world(rules(hit(), managers=(manager,)), out=("nd1",))
+    assert command in only(CHECK, cluster, "port-blocked", hosts=["nd0"]).fix
+
+
+@pytest.mark.parametrize(
+    ("door", "launch"),
+    [
+        ({"server": "other"}, Launch("env", rank=1, nnodes=2, master_port=29500)),
+        ({"server": "agent"}, Launch("torchrun", rank=4, nnodes=2, master_port=29500)),
+        ({"server": "self"}, Launch("env", rank=0, nnodes=1, master_port=29500)),
+        ({"server": "self"}, Launch("env", rank=0, nnodes=2)),
+        ({"server": "self", "bind_errno": 98}, Launch("env", rank=0, nnodes=2, master_port=29500)),
+    ],
+)
+def test_only_the_host_that_serves_others_is_asked(door: dict[str, Any], launch: Launch) -> None:
+    with pytest.raises(Skip):
+        CHECK.observe(Context(launch=launch, env={}, door=door))
+
+
+def test_the_rules_of_this_host() -> None:
+    launch = Launch("env", rank=0, nnodes=2, master_addr="localhost", master_port=29500)
+    try:
+        found = CHECK.observe(Context(launch=launch, env={}, door={"server": "self"}))
+    except Skip as reason:
+        pytest.skip(str(reason))
+    assert found["rules"]["readable"]
+    assert found["port"] == 29500
+    json.dumps(found)
