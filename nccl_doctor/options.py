@@ -18,7 +18,8 @@ class Options:
     """Options of `run` that matter after parsing; times in seconds.
 
     `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
-    the configuration file.
+    the configuration file. `absent_nodes` are node ranks that are known not to come: the roll call
+    does not wait for them.
     """
 
     backend: str = "auto"
@@ -35,6 +36,7 @@ class Options:
     quiet: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, Any] = field(default_factory=dict)
+    absent_nodes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -45,7 +47,7 @@ class Options:
         """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["level"] = Level(known.get("level", "standard"))
-        for name in ("select", "ignore"):
+        for name in ("select", "ignore", "absent_nodes"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
 

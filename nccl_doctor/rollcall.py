@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from nccl_doctor.examine import SETTLE_S, Run, take_place
 from nccl_doctor.hostlaunch import OWN
@@ -76,13 +77,15 @@ class RollCall:
         return set(self._ledger.seats) - before
 
     def _call_hosts(self, until: float) -> Layout:
-        nnodes = self._run.launch.nnodes or 1
+        run = self._run
+        nnodes = run.launch.nnodes or 1
+        awaited = set(range(nnodes)) - set(run.options.absent_nodes)
         settled: list[float] = []
 
         def complete() -> bool:
             claims = self._claims()
             if agree(claims, nnodes):
-                return len(claims) == nnodes
+                return len(claims) == nnodes or awaited <= {claim.node_rank for claim in claims}
             if len(claims) >= min(nnodes, *(claim.nnodes for claim in claims)):
                 settled.append(time.monotonic())
             return bool(settled) and time.monotonic() > settled[0] + DISAGREE_S
@@ -92,6 +95,9 @@ class RollCall:
             return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
 
         self._wait(until, complete, missing)
+        if run.options.absent_nodes:  # the report says how long they were waited for: not so long
+            waited_s = round(time.monotonic() - run.started, 1)
+            run.options = replace(run.options, join_timeout_s=waited_s)
         layout = lay_out(self._claims(), nnodes)
         self._ledger.lay_out(layout)
         places = {str(seat): vars(place) for seat, place in layout.seats.items()}
