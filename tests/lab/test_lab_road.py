@@ -5,11 +5,27 @@ The host that cannot get in says why in a report of its own; the coordinator say
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from tests.lab import faults
 from tests.lab.lab import MASTER_PORT, Lab, Run
-from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, view_of
+from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
+
+LATE_S = 6.0
+
+
+def check_shut(run: Run, rule: str) -> None:
+    """The coordinator misses node 1, and names the rule of its own host that keeps it out."""
+    assert run.report is not None, str(run)
+    roots = run.report["root_causes"]
+    assert [root["code"] for root in roots][:1] == ["port-blocked"], str(run)
+    assert {root["code"] for root in roots} <= {"port-blocked", "host-absent"}, str(run)
+    assert roots[0]["where"]["hosts"] == ["nd0"], str(run)
+    assert roots[0]["confidence"] == "certain"
+    assert rule in roots[0]["message"], str(run)
+    assert roots[0]["fix"].startswith("on nd0: nft insert rule inet fault input "), str(run)
 
 
 def check_absent(run: Run) -> None:
@@ -82,5 +98,43 @@ def test_master_port_is_behind_a_firewall(lab: Lab, how: str, code: str) -> None
     check_clean(run, SIGN_IN_S)
     root = check_cause(run, view_of(run, 1), code, links=[("nd1", "nd0")])
     assert str(MASTER_PORT) in root["message"], str(run)
+    check_shut(run, f"tcp dport {MASTER_PORT} {'drop' if how == 'drop' else 'reject'}")
+    assert run.codes == [1, 1], str(run)
+
+
+def test_a_firewall_that_is_sure_to_stay_is_not_waited_for(lab: Lab) -> None:
+    """A host that cannot get in leaves when no waiting can help, not at the join time-out."""
+    faults.drop_master_port(lab["nd0"])
+    run = lab.plain_doctor("--join-timeout", "20")
+    check_clean(run)
+    root = check_cause(run, view_of(run, 1), "port-blocked", links=[("nd1", "nd0")])
+    assert "port 29501 there does" in root["message"], str(run)
+    assert "is up" in root["evidence"]["final"], str(run)
+    assert run.done[1].seconds < run.done[0].seconds - 5, str(run)
+
+
+def test_a_host_that_drops_its_own_calls_is_the_one_to_blame(lab: Lab) -> None:
+    faults.drop_calls_out(lab["nd1"])
+    run = lab.plain_doctor("--join-timeout", "12")
+    check_clean(run, 12 + SIGN_IN_S)
+    root = check_cause(run, view_of(run, 1), "port-blocked", hosts=["nd1"])
+    assert "nft inet fault output" in root["message"], str(run)
+    assert root["fix"].startswith("on nd1: nft insert rule inet fault output "), str(run)
     check_absent(run)
     assert run.codes == [1, 1], str(run)
+
+
+def test_a_name_that_comes_late_is_waited_for(lab: Lab) -> None:
+    lab["nd1"].set_hosts(lab.names_text(nd0=""))
+    born = threading.Timer(LATE_S, lab.restore_names)
+    born.start()
+    try:
+        run = lab.plain_doctor("--join-timeout", "20")
+    finally:
+        born.join()
+    check_clean(run)
+    assert run.codes == [0, 0], str(run)
+    assert run.report is not None, str(run)
+    assert run.report["verdict"] == "pass", str(run)
+    assert loud(run.report) == [], str(run)
+    assert run.partial == {}
