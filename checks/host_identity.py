@@ -97,8 +97,6 @@ class HostIdentity(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Group the hosts by name, by machine and by machine id."""
-        if not cluster.complete:
-            return  # one host's own view: there is nothing to compare with
         seen = {rank.host.id: (rank.host, facts) for rank, facts in cluster.facts(self.name)}
         names: dict[str, list[Host]] = defaultdict(list)
         machines: dict[tuple[Any, ...], list[Host]] = defaultdict(list)

@@ -17,8 +17,8 @@ Start the same command on every host, with its own node rank and one value for e
 When it is wrong
 ----------------
 On a tie (two hosts that say two different things) nobody can tell who is right: both are named.
-A host that is slow to start is absent only if it is slower than --join-timeout. A rank that is
-absent because its host could not reach the master is explained in that host's own report.
+A host that is slow to start is absent only if it is slower than --join-timeout. Why a host could
+not reach the master stands in that host's own report; `nccl-doctor report merge` unites the two.
 
 References
 ----------
@@ -35,6 +35,7 @@ from typing import Any
 from nccl_doctor.api import (
     Check,
     Cluster,
+    Confidence,
     Context,
     Disagreement,
     Finding,
@@ -46,11 +47,15 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Where,
+    claimed_ranks,
     disagreement,
+    master_host,
     number_range,
     odd_ones_out,
     place_of,
+    road_to_master,
     see_other_gpus,
+    stands_for,
 )
 
 LATE_INFO_S = 5.0
@@ -125,7 +130,7 @@ NPROC = Kind(
     Severity.INFO,
 )
 _OUT_OF_RANGE = "rank-out-of-range"
-"""Of a rank that holds nobody's place; the launch layer says so."""
+"""Of a rank that holds nobody's place; the launch layer says so, as it does of one without any."""
 
 
 class Ranks(Check):
@@ -146,8 +151,8 @@ class Ranks(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Who is there too often, who counts differently, and who is missing for another reason."""
-        if not cluster.complete:
-            return  # one participant's own view: nobody else was asked, so nobody is absent
+        if not cluster.complete and len(cluster.present_hosts) < 2:
+            return  # one host's own view: nobody else was asked
         duplicates, spare = _duplicates(cluster)
         yield from duplicates
         yield from _local_ranks(cluster)
@@ -160,7 +165,9 @@ class Ranks(Check):
             there = set(nnodes.finding.where.hosts) if nnodes else set()
             same = set(world.finding.where.hosts) <= there
             yield world.finding.replaced(explained_by=NNODES.code if same else None)
-        yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
+        if cluster.complete:  # else nobody called those of whom there is no report
+            yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
+            yield from _kept_out(cluster, spare)
         yield from _late(cluster, spare)
         yield from _ranks_per_host(cluster, spare)
 
@@ -180,7 +187,7 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
     same: dict[frozenset[int | None], list[list[Rank]]] = defaultdict(list)
     for host in cluster.present_hosts:
         ranks = list(cluster.ranks_on(host))
-        same[frozenset(rank.rank for rank in ranks)].append(ranks)
+        same[claimed_ranks(ranks)].append(ranks)
     told: set[int] = set()
     for claimed, hosts in same.items():
         if len(hosts) < 2 or not claimed or None in claimed:
@@ -215,8 +222,9 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
         evidence = {"claims": _claims(seats)}
         findings.append(Finding(DUPLICATE, text, place_of(seats), evidence))
     for rank in cluster.present:
-        if rank.launch and any(problem.code == _OUT_OF_RANGE for problem in rank.launch.problems):
-            spare.setdefault(rank.seat, _OUT_OF_RANGE)
+        for problem in rank.launch.problems if rank.launch else ():
+            if problem.code == _OUT_OF_RANGE or (rank.rank is None and problem.fatal):
+                spare.setdefault(rank.seat, problem.code)
     return findings, spare
 
 
@@ -254,7 +262,7 @@ def _causes(
     is absent whom only the odd side expects.
     """
     absent = cluster.absent
-    if absent and len(absent) <= len(spare):
+    if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
         return dict.fromkeys(
             (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
         )
@@ -271,6 +279,8 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     whole: dict[str | None, list[Rank]] = defaultdict(list)
     single: dict[str | None, list[Rank]] = defaultdict(list)
     for rank in cluster.absent:
+        if rank.host.reported and not rank.host.joined:
+            continue  # its host is here, and is told of as a whole
         is_host = not rank.host.reported and rank.host.node_rank is not None
         (whole if is_host else single)[causes.get(rank.seat)].append(rank)
     first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
@@ -306,6 +316,42 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
         )
 
 
+def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
+    """Hosts of which only the own view is known.
+
+    What keeps such a host out is on its way to rank 0's host, so that is the place, and a failure
+    of a lower layer there explains it. A host that found the store open has come too late, or has
+    left too soon: then it is named.
+    """
+    master = master_host(cluster)
+    if master is None or not master.joined:
+        return  # nobody called the roll
+    found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
+    for host in (host for host in cluster.present_hosts if not host.joined):
+        ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
+        seen, where = "did not get through to rank 0", road_to_master(cluster, host)
+        if host.id in found:
+            seen = "found the store, and was not there when the roll was called"
+            where = place_of(ranks) | Where(hosts=(host.label,))
+        numbers = number_range([rank.rank for rank in ranks if rank.rank is not None])
+        yield Finding(
+            HOST_ABSENT,
+            f"the host of ranks {numbers or 'unknown'}, of {cluster.world_size}, {seen}",
+            where,
+            fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
+            "read its own report",
+            confidence=Confidence.LIKELY,
+            explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), None),
+        )
+
+
+def _is_open(facts: Mapping[str, Any]) -> bool:
+    """Whether a host came through to the store, by the facts of check port."""
+    road = facts.get("knock") or {}
+    answers = (road.get("last") or {}).get("answer") == "store"
+    return answers and all(outcome != "dropped" for _, outcome in road.get("passed", ()))
+
+
 def _has_room(cluster: Cluster, host: Host) -> bool:
     """Whether a host lacks ranks of its own. A host that is full is not where an absent one is."""
     ranks = cluster.ranks_on(host)
@@ -314,7 +360,11 @@ def _has_room(cluster: Cluster, host: Host) -> bool:
 
 
 def _late(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
-    came = [(rank, rank.signed_in_s) for rank in cluster.present if rank.seat not in spare]
+    came = [
+        (rank, rank.signed_in_s)
+        for rank in cluster.present
+        if rank.seat not in spare and rank.host.joined
+    ]
     start = min((at_s for _, at_s in came), default=0.0)
     spread = max((at_s for _, at_s in came), default=0.0) - start
     limit = min(LATE_WARN_S, max(LATE_INFO_S, cluster.join_timeout_s / 2))

@@ -34,6 +34,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.culprits import (
     Suspects,
     follow_pairs,
@@ -157,6 +158,7 @@ __all__ = [
     "attempts_of",
     "blame_links",
     "call_others",
+    "claimed_ranks",
     "count_gpus",
     "dial",
     "differences",
@@ -201,6 +203,7 @@ __all__ = [
     "see_other_gpus",
     "sort_calls",
     "spans_machines",
+    "stands_for",
     "stopped_by",
     "sure_hit",
     "survey",

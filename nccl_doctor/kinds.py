@@ -67,6 +67,17 @@ STORE_LOST = Kind(
     severity=Severity.WARN,
 )
 
+MERGE_DOUBTFUL = Kind(
+    code="merge-doubtful",
+    layer=Layer.LAUNCH,
+    title="The merged reports may not belong to one run",
+    why="Hosts are compared as they were at different times, or by different rules; what does not "
+    "fit may have been mended since.",
+    fix="merge the reports of one run, made by one version of nccl-doctor; if they are, set the "
+    "clocks of the hosts",
+    severity=Severity.WARN,
+)
+
 ENGINE_KINDS = (
     CHECK_UNUSABLE,
     CHECK_BROKE,
@@ -74,6 +85,7 @@ ENGINE_KINDS = (
     RUN_INTERRUPTED,
     COORDINATOR_LOST,
     STORE_LOST,
+    MERGE_DOUBTFUL,
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)
 

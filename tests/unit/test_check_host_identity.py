@@ -70,8 +70,12 @@ class TestMachines:
         assert judge(self.cluster(*({"boot_id": f"b{n}"} for n in range(3)))) == []
 
     def test_own_view_speaks_of_nobody_else(self) -> None:
-        cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 3}, names=("a", "a", "a"))
+        cluster = self.cluster({"netns": 1}, names=("a",))
         assert judge(replace(cluster, complete=False)) == []
+
+    def test_own_views_of_hosts_that_never_met_are_compared(self) -> None:
+        cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 3}, names=("nd0", "a", "a"))
+        only(replace(cluster, complete=False), "hostname-duplicate", hosts=["a"])
 
     def test_what_could_not_be_read_proves_nothing(self) -> None:
         unread = {"boot_id": None, "netns": None}

@@ -1,0 +1,213 @@
+"""One report from the reports of hosts that never met, as good as if they had.
+
+The facts of all are put together (`unite`) and judged again. What the engine said in one of them
+stays, but a host that lost rank 0 is explained by what is now known of its road there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from nccl_doctor.cluster import Cluster, Host
+from nccl_doctor.kinds import (
+    CHECK_BROKE,
+    COORDINATOR_LOST,
+    MERGE_DOUBTFUL,
+    RANK_SILENT,
+)
+from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
+from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.registry import Registry
+from nccl_doctor.tools.hosts import road_to_master
+from nccl_doctor.unite import host_key, unite
+from nccl_doctor.verdict import conclude, judge_all
+from nccl_doctor.verdict.causes import explain
+
+APART_S = 900.0
+"""Hosts of one job start within minutes of each other, and a clock may be wrong by some more."""
+
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
+
+
+def merge(
+    reports: Sequence[Report], registry: Registry, *, problems: Iterable[Finding] = ()
+) -> Report:
+    """Put the facts of several reports together, and judge them as those of one run.
+
+    Reports of one host twice do no harm. Whether the reports can be of one run at all is said in
+    findings: it may be a clock that is wrong.
+
+    Args:
+        reports: of the coordinator, of hosts that never reached it, or both; at least one.
+        registry: the checks that judge.
+        problems: further findings of the caller, judged with the rest.
+
+    Raises:
+        ValueError: there is no report, or they cannot be merged; says why.
+    """
+    _refuse(reports)
+    parts = sorted(reports, key=_started, reverse=True)  # of one host twice, the newest counts
+    clusters = [cluster_of(part) for part in parts]
+    cluster = unite(clusters)
+    judged, _ = judge_all(cluster, registry.checks)
+    failures = [finding for finding in judged if finding.level is Severity.FAIL]
+    kept = [
+        finding
+        for part, view in zip(parts, clusters, strict=True)
+        for finding in _kept(part, view, cluster, registry, failures)
+    ]
+    merged = conclude(
+        cluster,
+        registry.checks,
+        run=_run(parts, clusters),
+        problems=[*registry.problems, *problems, *_doubts(parts, clusters), *kept],
+        skipped=_skipped(parts, cluster, registry),
+        wanted=registry.wanted,
+        strict=any(_options(part).get("strict") is True for part in parts),
+        others=_others(parts, registry),
+    )
+    return replace(merged, redacted=parts[0].redacted)
+
+
+def _refuse(reports: Sequence[Report]) -> None:
+    if not reports:
+        raise ValueError("there is no report to merge")
+    if len({report.redacted for report in reports}) > 1:
+        raise ValueError(
+            "some reports are redacted and some are not, so nobody can tell which are of one host"
+        )
+    if any(report.run.get("alone") is True for report in reports):
+        raise ValueError("one is of a host examined by itself (nccl-doctor env), not of a run")
+
+
+def _started(report: Report) -> datetime:
+    """When the run began, by the clock of its host; the beginning of time where it does not say."""
+    try:
+        told = datetime.fromisoformat(str(report.run.get("started")).replace("Z", "+00:00"))
+    except ValueError:
+        return _NEVER
+    return told if told.tzinfo else told.replace(tzinfo=timezone.utc)
+
+
+def _options(report: Report) -> Mapping[str, Any]:
+    options = report.run.get("options")
+    return options if isinstance(options, Mapping) else {}
+
+
+def _run(parts: Sequence[Report], clusters: Sequence[Cluster]) -> dict[str, Any]:
+    """The coordinator's run, where it is there, and which reports it was made of."""
+    first = next((p for p, c in zip(parts, clusters, strict=True) if c.complete), parts[0])
+    took = [part.run.get("duration_s") for part in parts]
+    return {
+        **first.run,
+        "duration_s": max((s for s in took if isinstance(s, (int, float))), default=0.0),
+        "merged": [
+            {
+                "id": part.run.get("id"),
+                "started": part.run.get("started"),
+                "complete": cluster.complete,
+                "hosts": [host.label for host in cluster.present_hosts],
+            }
+            for part, cluster in zip(parts, clusters, strict=True)
+        ],
+    }
+
+
+def _skipped(parts: Sequence[Report], cluster: Cluster, registry: Registry) -> dict[str, str]:
+    known = {result.name for part in parts for result in part.checks}
+    skipped = {check.name: "not part of the runs" for check in registry.checks}
+    skipped = {name: reason for name, reason in skipped.items() if name not in known}
+    return skipped | {
+        check.name: f"needs --level {check.level.value}"
+        for check in registry.checks
+        if check.level.order > cluster.level.order
+    }
+
+
+def _others(parts: Sequence[Report], registry: Registry) -> list[CheckResult]:
+    """Results of checks that are not installed here: the facts of all cannot be judged together."""
+    here = {check.name for check in registry.checks}
+    found: dict[str, CheckResult] = {}
+    for result in (result for part in parts for result in part.checks if result.name not in here):
+        if result.name not in found or result.status is Status.FAIL:
+            found[result.name] = result
+    return [
+        result
+        if len(parts) == 1 or result.status is Status.FAIL
+        else replace(result, status=Status.UNKNOWN, reason="not installed where this was merged")
+        for result in found.values()
+    ]
+
+
+# -- what the reports themselves said --------------------------------------------------------------
+
+
+def _kept(
+    part: Report,
+    view: Cluster,
+    cluster: Cluster,
+    registry: Registry,
+    failures: Sequence[Finding],
+) -> Iterator[Finding]:
+    """Findings of one report that no judge here makes again, as far as they are still true."""
+    here = {check.name for check in registry.checks}
+    joined = {host_key(host) for host in cluster.present_hosts if host.joined}
+    left_out = [host for host in view.present_hosts if host_key(host) not in joined]
+    for finding in part.findings:
+        if finding.check in here or finding.code in (CHECK_BROKE.code, RANK_SILENT.code):
+            continue  # judged again
+        if finding.code == COORDINATOR_LOST.code and not view.complete:
+            if left_out:
+                yield _lost(finding, cluster, left_out[0], failures)
+            elif _is_of_this_run(view, cluster):
+                yield finding
+        else:
+            yield finding
+
+
+def _lost(finding: Finding, cluster: Cluster, host: Host, failures: Sequence[Finding]) -> Finding:
+    """A host that never got in, explained by the failure on its road, whoever found it."""
+    key = host_key(host)
+    known = next((each for each in cluster.present_hosts if host_key(each) == key), host)
+    where = finding.where if finding.where.ranks else road_to_master(cluster, known)
+    alone = finding.replaced(where=where, explained_by=None)
+    for each in explain([alone, *failures], cluster):
+        if each.code == COORDINATOR_LOST.code:
+            return each
+    return alone
+
+
+def _is_of_this_run(view: Cluster, cluster: Cluster) -> bool:
+    """Whether the processes of an own view are among those that the coordinator met."""
+    met = {(host_key(rank.host), rank.pid) for rank in cluster.present}
+    return any((host_key(rank.host), rank.pid) in met for rank in view.present)
+
+
+def _doubts(parts: Sequence[Report], clusters: Sequence[Cluster]) -> Iterator[Finding]:
+    """What speaks against these being reports of one run."""
+    times = sorted(_started(part) for part in parts)
+    apart_s = (times[-1] - times[0]).total_seconds()
+    if apart_s > APART_S:
+        spread = f"{apart_s / 3600:.1f} h" if times[0] is not _NEVER else "an unknown time"
+        yield Finding(MERGE_DOUBTFUL, f"started {spread} apart, by the clocks of their hosts")
+    versions = sorted({str(part.tool.get("version", "unknown")) for part in parts})
+    if len(versions) > 1:
+        yield Finding(MERGE_DOUBTFUL, f"written by nccl-doctor {' and '.join(versions)}")
+    processes: dict[Hashable, set[int | None]] = defaultdict(set)
+    names: dict[Hashable, str] = {}
+    for cluster in clusters:
+        for rank in cluster.present:
+            key = (host_key(rank.host), rank.rank)
+            processes[key].add(rank.pid)
+            names[key] = rank.host.label
+    twice = {names[key] for key, pids in processes.items() if len(pids) > 1}
+    if twice:
+        yield Finding(
+            MERGE_DOUBTFUL,
+            "several runs of one host; the coordinator's report of it counts, else the newest",
+            Where(hosts=tuple(sorted(twice))),
+        )

@@ -1,0 +1,218 @@
+"""One cluster from what hosts that never met saw, each by itself. Pure.
+
+A host that cannot reach rank 0 writes its own view. Such a view goes to the place that is empty in
+the coordinator's cluster. It holds what one host saw alone: nothing that it did together with
+others is taken over, and it never counts as having met anybody (`Host.joined`).
+
+Hosts are told apart by `Host.key` (kernel boot, network namespace, name and node rank), or, in a
+report that has none, by name, addresses and node rank. Of a host that several reports know, what
+the coordinator knows counts, then what comes first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypeVar
+
+from nccl_doctor.cluster import ALONE, Cluster, Facts, Host, Rank
+from nccl_doctor.hostlaunch import OWN
+from nccl_doctor.launch import Launch
+from nccl_doctor.layout import Claim, lay_out
+
+T = TypeVar("T", int, str)
+
+
+def unite(clusters: Sequence[Cluster]) -> Cluster:
+    """One cluster from the coordinator's, if it is there, and the own views of hosts.
+
+    A host that is absent in the coordinator's cluster and has sent its own view is present, and did
+    not join. Expected ranks of which nobody knows anything are absent. The result is complete where
+    a coordinator called everybody, or where there is a view of every host. The coordinator's seats
+    stay, as facts refer to them.
+
+    Args:
+        clusters: at least one. Of two coordinators (two hosts that both claim to be node 0), the
+            one counts to which more hosts came.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not clusters:
+        raise ValueError("there is no report to merge")
+    ordered = sorted(clusters, key=_precedence)
+    met = ordered[0] if ordered[0].complete else None
+    views = _views(ordered, met)
+    shape = _shape_of_met(met, views) if met else _shape_of_views(ordered, views)
+    views = [_renumbered(view, shape.starts[i]) for i, view in enumerate(views)]
+    seats = count(1 + max((rank.seat for rank in met.ranks), default=-1) if met else 0)
+    hosts: list[Host] = []
+    ranks: list[Rank] = []
+    for view in views:
+        hosts.append(replace(view.host, id=len(hosts)))
+        for rank in view.ranks:
+            seat = rank.seat if view.met else next(seats)
+            ranks.append(replace(rank, host=hosts[-1], seat=seat))
+    held = {rank.rank for rank in ranks}
+    by_id = {view.host.id: host for view, host in zip(views, hosts, strict=True) if view.met}
+    by_node: dict[int | None, Host] = {host.node_rank: host for host in reversed(hosts)}
+    by_node.pop(None, None)
+    nobody: dict[int | None, Host] = {}
+    for rank in shape.expected:
+        if rank.rank in held:
+            continue
+        node = rank.host.node_rank
+        host = by_id.get(rank.host.id) or by_node.get(node) or nobody.get(node)
+        if host is None:
+            host = nobody[node] = replace(rank.host, id=len(hosts) + len(nobody))
+        ranks.append(replace(rank, host=host, seat=rank.seat if met else next(seats)))
+    return replace(
+        ordered[0],
+        world_size=shape.world_size,
+        nnodes=shape.nnodes,
+        backend=met.backend if met else _most_common(cluster.backend for cluster in ordered),
+        hosts=(*hosts, *nobody.values()),
+        ranks=tuple(ranks),
+        complete=met is not None or not nobody,
+    )
+
+
+def host_key(host: Host) -> Hashable:
+    """What is the same in all reports of one host, and different for all others."""
+    return host.key or (host.name, host.addresses, host.node_rank)
+
+
+@dataclass(frozen=True)
+class _View:
+    """One host and its ranks that reported. `met`: they are of the coordinator's cluster."""
+
+    host: Host
+    ranks: tuple[Rank, ...]
+    met: bool = False
+
+    @property
+    def launch(self) -> Launch:
+        """Of its first rank."""
+        return next((rank.launch for rank in self.ranks if rank.launch), Launch())
+
+    @property
+    def awaits_place(self) -> bool:
+        """Whether its ranks are numbered by itself, until a roll call would have given it a place.
+
+        Such a host numbers them as if all hosts were like itself, and may have no node rank.
+        """
+        return not self.host.joined and self.launch.launcher == OWN
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The whole job. `expected` are its ranks, as far as they may be absent; `starts` maps the
+    index of a view that awaits a place to its (node rank, first rank).
+    """
+
+    world_size: int
+    nnodes: int
+    expected: Sequence[Rank]
+    starts: Mapping[int, tuple[int, int] | None]
+
+
+def _precedence(cluster: Cluster) -> tuple[bool, int]:
+    return not cluster.complete, -sum(host.joined for host in cluster.present_hosts)
+
+
+def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
+    """Every host once: those that met, then the others in order of rank."""
+    there = [_View(host, met.ranks_on(host), True) for host in met.present_hosts] if met else []
+    known = {host_key(view.host) for view in there}
+    others: dict[Hashable, _View] = {}
+    for cluster in ordered:
+        for host in cluster.present_hosts:
+            key = host_key(host)
+            if key in known:
+                continue
+            alone = replace(host, joined=False, facts=_alone(host.facts))
+            view = others.get(key, _View(alone, ()))
+            here = {rank.rank for rank in view.ranks}
+            more = (rank for rank in cluster.ranks_on(host) if rank.rank not in here)
+            mine = tuple(replace(rank, facts=_alone(rank.facts)) for rank in more)
+            others[key] = replace(view, ranks=view.ranks + mine)
+    return there + sorted(others.values(), key=_first_rank)
+
+
+def _alone(facts: Facts) -> Facts:
+    """Only what was observed alone: other rounds speak of seats at another table."""
+    return {check: {ALONE: rounds[ALONE]} for check, rounds in facts.items() if ALONE in rounds}
+
+
+def _first_rank(view: _View) -> int:
+    return min((rank.rank for rank in view.ranks if rank.rank is not None), default=-1)
+
+
+def _shape_of_met(met: Cluster, views: Sequence[_View]) -> _Shape:
+    """What the coordinator said. Hosts without a node rank take the nodes that are left."""
+    first: dict[int, int] = {}
+    for rank in met.ranks:
+        node, number = rank.host.node_rank, rank.rank
+        if node is not None and number is not None:
+            first[node] = min(number, first.get(node, number))
+    taken = {view.host.node_rank for view in views}
+    free = iter([node for node in sorted(first) if node not in taken])
+    starts: dict[int, tuple[int, int] | None] = {}
+    for i, view in enumerate(views):
+        node = view.host.node_rank
+        if view.awaits_place and node is None:
+            node = next(free, None)
+        starts[i] = (node, first[node]) if view.awaits_place and node in first else None
+    return _Shape(met.world_size, met.nnodes, met.absent, starts)
+
+
+def _shape_of_views(ordered: Sequence[Cluster], views: Sequence[_View]) -> _Shape:
+    """What most hosts say; for the own launcher, what a roll call would have made of it."""
+    nnodes = _most_common(cluster.nnodes for cluster in ordered)
+    world_size = _most_common(cluster.world_size for cluster in ordered)
+    starts: dict[int, tuple[int, int] | None] = dict.fromkeys(range(len(views)))
+    sizes = [view.launch.local_world_size for view in views if view.launch.local_world_size]
+    per_node = _most_common(sizes) if sizes else None
+
+    def home_of(rank: int) -> tuple[int | None, int | None]:
+        return divmod(rank, per_node) if per_node else (None, None)
+
+    home: Callable[[int], tuple[int | None, int | None]] = home_of
+    if views and all(view.awaits_place for view in views):
+        claims = [
+            Claim(
+                i,
+                view.launch.node_rank,
+                view.launch.nnodes or 1,
+                view.launch.local_world_size or 1,
+            )
+            for i, view in enumerate(views)
+        ]
+        layout = lay_out(claims, nnodes)
+        starts = {i: (place.node_rank, place.first_rank) for i, place in layout.seats.items()}
+        world_size, home = layout.world_size, layout.home_of
+    expected = []
+    for number in range(world_size):
+        node, local = home(number)
+        expected.append(Rank(number, number, local, Host(-1, None, node, False), reported=False))
+    return _Shape(world_size, nnodes, expected, starts)
+
+
+def _renumbered(view: _View, start: tuple[int, int] | None) -> _View:
+    if start is None:
+        return view
+    node, first = start
+    ranks = []
+    for rank in view.ranks:
+        number = first + (rank.local_rank or 0)
+        launch = rank.launch and replace(rank.launch, rank=number, node_rank=node)
+        ranks.append(replace(rank, rank=number, launch=launch))
+    return replace(view, host=replace(view.host, node_rank=node), ranks=tuple(ranks))
+
+
+def _most_common(values: Iterable[T]) -> T:
+    """Of several that are equally common, the largest."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], value))
