@@ -1,0 +1,73 @@
+"""Slurm's host list syntax, as in SLURM_JOB_NODELIST: `node[01-04,07],gpu3`. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+MAX_HOSTS = 100_000
+"""More than any cluster has: a longer list is a mistake, and is not spelt out."""
+
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+
+def slurm_hosts(text: str) -> tuple[str, ...]:
+    """Host names in the order of the list; zeros that pad a number stay, a name may have several
+    brackets.
+
+    Returns: nothing at all where the text is no host list: half of one would lead astray.
+    """
+    try:
+        hosts = tuple(itertools.islice(_hosts(text.strip()), MAX_HOSTS + 1))
+    except ValueError:
+        return ()
+    return hosts if len(hosts) <= MAX_HOSTS else ()
+
+
+def _hosts(text: str) -> Iterator[str]:
+    """Names one by one.
+
+    Raises:
+        ValueError: this is no host list.
+    """
+    for name in _names(text):
+        parts: list[list[str]] = []
+        at = 0
+        while at < len(name):
+            piece = _PIECE.match(name, at)
+            if piece is None:
+                raise ValueError(name)
+            parts.append([piece[2]] if piece[2] else _numbers(piece[1]))
+            at = piece.end()
+        for combination in itertools.product(*parts):
+            yield "".join(combination)
+
+
+def _names(text: str) -> Iterator[str]:
+    """Split at the commas outside brackets."""
+    start, depth = 0, 0
+    for at, sign in enumerate(text + ","):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "," and depth == 0:
+            if start == at:
+                raise ValueError(text)
+            yield text[start:at]
+            start = at + 1
+    if depth:
+        raise ValueError(text)
+
+
+def _numbers(text: str) -> list[str]:
+    """`01-03,07` spelt out."""
+    found: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(text)
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first) or int(last) - int(first) >= MAX_HOSTS:
+            raise ValueError(text)
+        found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return found

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from nccl_doctor.tools.slurm import slurm_hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("gpu3", "gpu3"),
+        ("node[01-04,07],gpu3", "node01 node02 node03 node04 node07 gpu3"),
+        ("n[8-11]", "n8 n9 n10 n11"),
+        ("n[098-101]", "n098 n099 n100 n101"),
+        ("rack[1-2]node[01-02]-ib", "rack1node01-ib rack1node02-ib rack2node01-ib rack2node02-ib"),
+        ("a-b.example.org,c", "a-b.example.org c"),
+        ("[1-2]", "1 2"),
+        (" nd[0-1]\n", "nd0 nd1"),
+    ],
+)
+def test_a_list_is_spelt_out_in_its_order(text: str, hosts: str) -> None:
+    assert slurm_hosts(text) == tuple(hosts.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "a,,b", "a,", "n[1-3", "n1-3]", "n[]", "n[3-1]", "n[a-b]", "n[1-]", "n[[1-2]]"],
+)
+def test_what_is_no_list_has_no_hosts(text: str) -> None:
+    assert slurm_hosts(text) == ()
+
+
+@pytest.mark.parametrize("text", ["n[0-999999999]", "n[0-9999]m[0-9999]o[0-9999]"])
+def test_a_list_longer_than_any_cluster_is_not_spelt_out(text: str) -> None:
+    started = time.monotonic()
+    assert slurm_hosts(text) == ()
+    assert time.monotonic() - started < 5
