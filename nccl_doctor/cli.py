@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -304,18 +304,56 @@ def judge(file: str, json_path: str | None, quiet: bool, verbose: int) -> None:
 
     check_json_path(json_path)
     saved = _read(file)
-    every = registry.load()
-    known = {*every.kinds, *every.origins}
-    chosen = {
-        name: [item for item in _strings(saved.run.get("options"), name) if item in known]
-        for name in ("select", "ignore")
-    }
-    again = judge_again(saved, registry.load(**chosen))
+    again = judge_again(saved, registry.load(**_chosen([saved])))
     if json_path is not None:
         _save(again, json_path)
     if json_path != "-":
         _print(again, Options(quiet=quiet, verbosity=verbose))
     sys.exit(again.exit_code)
+
+
+@report.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--json", "json_path", metavar="PATH", help="As in run.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+def merge(files: tuple[str, ...], json_path: str | None, quiet: bool, verbose: int) -> None:
+    """Make one report of those of hosts that never met.
+
+    FILE is the report of rank 0, or the one that a host wrote because it could not reach rank 0
+    (report.node1.json); - is stdin. Exits as `run` would have.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.merge import merge as merged_from
+    from nccl_doctor.options import Options
+
+    check_json_path(json_path)
+    saved = [_read(file) for file in files]
+    try:
+        merged = merged_from(saved, registry.load(**_chosen(saved)))
+    except ValueError as error:
+        raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
+    if json_path is not None:
+        _save(merged, json_path)
+    if json_path != "-":
+        _print(merged, Options(quiet=quiet, verbosity=verbose))
+    sys.exit(merged.exit_code)
+
+
+def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
+    """What to select and to ignore: whatever any of the runs looked for, as far as it is here."""
+    from nccl_doctor import registry
+
+    every = registry.load()
+    known = {*every.kinds, *every.origins}
+    selected, ignored = (
+        [set(_strings(saved.run.get("options"), name)) & known for saved in reports]
+        for name in ("select", "ignore")
+    )
+    return {
+        "select": sorted(set[str]().union(*selected)) if all(selected) else [],
+        "ignore": sorted(set[str].intersection(*ignored)),
+    }
 
 
 def _strings(table: Any, key: str) -> list[str]:
