@@ -20,10 +20,18 @@ import click
 
 from nccl_doctor import __version__
 from nccl_doctor.params import HostName, LocalRanks, Names, Number, Seconds
-from nccl_doctor.settings import check_json_path, check_topology, options_of, read_config
+from nccl_doctor.settings import (
+    check_json_path,
+    check_topology,
+    fleet_of,
+    options_of,
+    read_config,
+    relayed_options,
+)
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
+    from nccl_doctor.fleet import Fleet
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Options
     from nccl_doctor.record import Report
@@ -34,6 +42,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _NotSaved(click.ClickException):
+    exit_code = 3
+
+
+class _NotStarted(click.ClickException):
     exit_code = 3
 
 
@@ -105,6 +117,12 @@ def _need_command(ctx: click.Context) -> None:
 @click.option("--master-addr", type=HostName(), help="Host of rank 0. [default: localhost]")
 @click.option("--master-port", type=Number(1, 65535), help="Port there. [default: 29500]")
 @click.option(
+    "--hostfile",
+    metavar="FILE",
+    help="Start this on every host of FILE over ssh: lines `host slots=N`, as for deepspeed.",
+)
+@click.option("--relay", is_flag=True, hidden=True)
+@click.option(
     "--level",
     type=click.Choice(["quick", "standard", "full"]),
     default="standard",
@@ -143,18 +161,22 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.launch import detect
     from nccl_doctor.options import Flags
 
+    relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     launch = detect(os.environ)
     flags = Flags(
         **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
     )
+    if relayed is None and given["hostfile"] is not None:
+        fleet = fleet_of(ctx, given["hostfile"], flags, launch)
+        sys.exit(_run_on_hosts(fleet, options_of(ctx, given, first=True)))
     check_topology(ctx, flags, launch)
-    options = options_of(ctx, given, first=launch.rank in (0, None))
-    from nccl_doctor.output import leave
+    options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
+    from nccl_doctor.output import leave, relay
     from nccl_doctor.run import run as examine
     from nccl_doctor.spawn import NoGpu
 
     def write(departure: Departure, launch: Launch) -> int:
-        return leave(departure, launch, options)
+        return relay(departure, launch) if relayed else leave(departure, launch, options)
 
     try:
         code = examine(options, flags, write)
@@ -165,6 +187,20 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)
+
+
+def _run_on_hosts(fleet: Fleet, options: Options) -> int:
+    """Examine the cluster of a hostfile; the exit code."""
+    from nccl_doctor.examine import Departure
+    from nccl_doctor.fleet import run_on_hosts
+    from nccl_doctor.launch import Launch
+    from nccl_doctor.output import leave
+
+    try:
+        report = run_on_hosts(fleet, options)
+    except OSError as error:
+        raise _NotStarted(f"ssh could not be started: {error}") from error
+    return leave(Departure(report.exit_code, report), Launch(), options)
 
 
 @cli.command()

@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, _Types] = {
     "nproc-per-node": (int, str),
     "master-addr": (str,),
     "master-port": (int,),
+    "hostfile": (str,),
     "backend": (str,),
     "level": (str,),
     "select": (str, list),

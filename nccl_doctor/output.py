@@ -100,6 +100,15 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
     return code
 
 
+def relay(departure: Departure, launch: Launch) -> int:
+    """Say to whoever started this host over ssh, as JSON on stdout and nothing else, what it needs:
+    the report, or the own view of a host that never got in; once per host.
+    """
+    if departure.report is not None and launch.local_rank in (0, None):
+        save(departure.report, "-")
+    return departure.code
+
+
 def _beside(path: str, launch: Launch) -> str:
     """`report.json` of node 2 becomes `report.node2.json`."""
     node = f"rank{launch.rank}" if launch.node_rank is None else f"node{launch.node_rank}"

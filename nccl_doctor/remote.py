@@ -110,12 +110,11 @@ class _Ssh:
     seconds: float | None = None
 
     def tell(self, word: bytes) -> None:
-        """Say the word, once."""
-        if not self.told:
-            self.told = True
-            with contextlib.suppress(OSError):  # it is gone; how, will be read from its end
-                self.stdin.write(word)
-                self.stdin.flush()
+        """Say the word."""
+        self.told = True
+        with contextlib.suppress(OSError):  # it is gone; how, will be read from its end
+            self.stdin.write(word)
+            self.stdin.flush()
 
     def hang_up(self) -> None:
         """Close its standard input: the other end is to stop."""
@@ -147,7 +146,8 @@ def converse(
     Args:
         commands: words of each.
         marker: see above.
-        word: the line to tell, given the indices of those that ended before they were ready.
+        word: the line to tell, at most `WORD_MAX` long, given the indices of those that had ended
+            without getting ready when the first were told.
         ready_by: `time.monotonic()` second, as above.
         deadline: `time.monotonic()` second at which whoever still runs is killed.
         tick: called several times a second with what is going on.
@@ -156,16 +156,16 @@ def converse(
         OSError: a command could not be started; none is left running.
     """
     with _Conversation(commands, marker.encode()) as talk:
-        line: bytes | None = None
+        lost: frozenset[int] | None = None
         while talk.running() and time.monotonic() < deadline:
             talk.listen()
-            waiting = [ssh for ssh in talk.running() if not ssh.ready]
-            if line is None and (not waiting or time.monotonic() > ready_by):
-                line = word(talk.lost()).encode()
-            if line is not None:
-                for ssh in talk.running():
-                    if ssh.ready:
-                        ssh.tell(line)
+            if lost is None and (
+                all(ssh.ready for ssh in talk.running()) or time.monotonic() > ready_by
+            ):
+                lost = talk.lost()
+            for ssh in talk.running():
+                if lost is not None and ssh.ready and not ssh.told:
+                    ssh.tell(word(lost).encode())
             if talk.interrupted and not talk.hung_up:
                 talk.hang_up()
                 deadline = min(deadline, time.monotonic() + HANG_UP_S)

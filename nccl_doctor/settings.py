@@ -6,6 +6,7 @@ Every error is one line, before anything starts. Nothing heavy is imported befor
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 if TYPE_CHECKING:
+    from nccl_doctor.fleet import Fleet
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Flags, Options
 
@@ -137,6 +139,70 @@ def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
             num_local_ranks(flags.nproc_per_node, os.environ)
         except ValueError as error:
             raise click.UsageError(str(error), ctx) from error
+
+
+def fleet_of(ctx: click.Context, path: str, flags: Flags, launch: Launch) -> Fleet:
+    """The hosts of --hostfile, and what to start on each.
+
+    Raises:
+        click.UsageError: the file, or what DeepSpeed would export, cannot be used; other flags or a
+            launcher say something else; or there is no ssh. Nothing has been started.
+    """
+    from nccl_doctor import exports, hostfile, relay, remote
+    from nccl_doctor.fleet import Fleet
+    from nccl_doctor.options import Options
+
+    if launch.launcher != "none":
+        raise click.UsageError(
+            f"--hostfile: {launch.launcher} has started this process as one of its ranks; leave "
+            "the option out, or start nccl-doctor once, outside of it",
+            ctx,
+        )
+    if flags.node_rank is not None or flags.any_node_rank:
+        given = "--any-node-rank" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
+        raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
+    try:
+        entries = hostfile.read(path)
+        nproc = hostfile.ranks_per_host(entries, flags.nproc_per_node, path)
+        variables = exports.exported(os.environ, Path.home(), Path.cwd())
+    except (hostfile.HostfileError, exports.ExportsError) as error:
+        raise click.UsageError(str(error), ctx) from error
+    if flags.nnodes not in (None, len(entries)):
+        raise click.UsageError(
+            f"--nnodes {flags.nnodes}: --hostfile {path} names {len(entries)} hosts; leave the "
+            "option out",
+            ctx,
+        )
+    if shutil.which("ssh") is None:
+        raise click.UsageError("--hostfile needs ssh, and there is none in PATH: install it", ctx)
+    if len(relay.letter(Options(), variables)) > remote.WORD_MAX // 2:
+        raise click.UsageError(
+            f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
+            f"larger than {remote.WORD_MAX >> 11} KiB; unset what the job does not need",
+            ctx,
+        )
+    return Fleet.of(path, entries, nproc, flags, variables)
+
+
+def relayed_options(ctx: click.Context) -> Options:
+    """Options of a host that was started over ssh: they come on its standard input.
+
+    Raises:
+        click.UsageError: they are not for this version, or name a check that is not here.
+        click.Abort: whoever started it is gone.
+    """
+    from nccl_doctor.relay import attend
+
+    try:
+        options = attend()
+    except EOFError as error:
+        raise click.Abort from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(
+            f"--relay: not understood, of another version of nccl-doctor? {error!r}", ctx
+        ) from error
+    _check_names(ctx, options.select, options.ignore)
+    return options
 
 
 def check_json_path(path: str | None) -> None:

@@ -1,0 +1,260 @@
+"""`run --hostfile`: start the run on every host over ssh, and make one report of what they say.
+
+Each host runs `nccl-doctor run` as a person would have started it there, with its node rank. The
+coordinator sends the report; a host that never got in sends its own view; of a host that could not
+be started on, ssh's words are the finding. Nothing is examined here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor import registry, remote_faults
+from nccl_doctor.cluster import Cluster, Host, Rank
+from nccl_doctor.hostfile import Entry
+from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
+from nccl_doctor.kinds import RUN_INTERRUPTED
+from nccl_doctor.merge import merge
+from nccl_doctor.model import Finding
+from nccl_doctor.options import Flags, Options
+from nccl_doctor.progress import Progress
+from nccl_doctor.record import Report
+from nccl_doctor.registry import Registry
+from nccl_doctor.relay import MARKER, letter
+from nccl_doctor.remote import Ended, Heard, converse, ssh_command
+from nccl_doctor.verdict import conclude, judge_again
+
+CONNECT_S = 10.0
+"""For ssh to connect, at most a quarter of the run's time."""
+LOGIN_S = 5.0
+"""Longer for the log-in to come through; then the others are not kept waiting."""
+JUDGE_S = 1.0
+"""Kept of the run's time for the report; the hosts end `ANSWER_S` earlier to send theirs."""
+ANSWER_S = 1.5
+NO_MASTER_S = 10.0
+"""Join time-out where node 0 cannot be started: its port will not open, however long one waits."""
+_CONFIG_S = 5.0
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Where to start what: the hosts by node rank, `--nproc-per-node` of each, the flags of all,
+    and the variables that a launcher would export to them.
+    """
+
+    path: str
+    entries: tuple[Entry, ...]
+    nproc: tuple[str, ...]
+    master_addr: str
+    master_port: int
+    variables: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        entries: tuple[Entry, ...],
+        nproc: tuple[str, ...],
+        flags: Flags,
+        variables: Mapping[str, str],
+    ) -> Fleet:
+        """The master is the first host, at the address that ssh uses for it, unless told."""
+        address = flags.master_addr or _address(entries[0])
+        port = flags.master_port or DEFAULT_PORT
+        return cls(path, entries, nproc, address, port, variables)
+
+    def command(self, node_rank: int, connect_s: float) -> list[str]:
+        """Words of the local ssh that starts the run on one host."""
+        run = [sys.executable, "-m", "nccl_doctor", "run", "--relay"]
+        run += ["--nnodes", str(len(self.entries)), "--node-rank", str(node_rank)]
+        run += ["--nproc-per-node", self.nproc[node_rank]]
+        run += ["--master-addr", self.master_addr, "--master-port", str(self.master_port)]
+        return ssh_command(
+            self.entries[node_rank].destination,
+            run,
+            connect_s=connect_s,
+            folder=Path.cwd(),
+            # The others may be secret, and follow by letter; Python needs its own to start.
+            variables={k: v for k, v in self.variables.items() if k.startswith("PYTHON")},
+        )
+
+
+def run_on_hosts(fleet: Fleet, options: Options) -> Report:
+    """Examine the cluster of a hostfile.
+
+    Returns: the report. Never later than `options.timeout_s` after it was called.
+
+    Raises:
+        OSError: ssh could not be started.
+    """
+    started = time.monotonic()
+    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    deadline = started + options.timeout_s - min(JUDGE_S, options.timeout_s / 10)
+    connect_s = min(CONNECT_S, options.timeout_s / 4)
+    progress = Progress(shown=not options.quiet, deadline=deadline)
+
+    def word(lost: frozenset[int]) -> str:
+        left = max(1.0, deadline - ANSWER_S - time.monotonic())
+        return letter(_told(options, left, lost), fleet.variables)
+
+    def tick(doing: str) -> None:
+        progress.doing = doing
+        progress.tick()
+
+    heard = converse(
+        [fleet.command(node, connect_s) for node in range(len(fleet.entries))],
+        marker=MARKER,
+        word=word,
+        ready_by=started + connect_s + min(LOGIN_S, options.timeout_s / 8),
+        deadline=deadline,
+        tick=tick,
+    )
+    progress.clear()
+    return combine(
+        fleet,
+        options,
+        heard,
+        registry.load(options.select, options.ignore),
+        {
+            "started": started_at,
+            "duration_s": round(time.monotonic() - started, 3),
+            "launcher": OWN,
+            "command": shlex.join(["nccl-doctor", *sys.argv[1:]]),
+            "options": options.to_json(),
+            "hostfile": fleet.path,
+        },
+    )
+
+
+def combine(
+    fleet: Fleet, options: Options, heard: Heard, checks: Registry, run: Mapping[str, Any]
+) -> Report:
+    """One report from what was heard of every host. `run` is what this process knows of it."""
+    reports = [report for ended in heard.ended if (report := report_of(ended.stdout)) is not None]
+    problems = list(_problems(fleet, heard, reports))
+    if len(reports) == 1 and reports[0].run.get("complete") and not problems:
+        return replace(reports[0], run={**reports[0].run, **run})
+    problems = [problem for problem in problems if checks.wanted(problem.code)]
+    if not reports:
+        return conclude(
+            _nobody(fleet, options),
+            checks.checks,
+            run={"id": secrets.token_hex(8), **run},
+            problems=[*checks.problems, *problems],
+            wanted=checks.wanted,
+            strict=options.strict,
+        )
+    merged = merge(reports, checks)
+    names = {node: entry.name for node, entry in enumerate(fleet.entries)}
+    known = replace(
+        merged,
+        run={**merged.run, **run},
+        findings=(*merged.findings, *problems),
+        hosts=tuple(_named(host, names) for host in merged.hosts),
+    )
+    return judge_again(known, checks)
+
+
+def report_of(stdout: str) -> Report | None:
+    """The report in what a host answered; a log-in that prints something must not cost it."""
+    decoder = json.JSONDecoder()
+    for start in re.finditer(r"^\{", stdout, re.MULTILINE):
+        try:
+            return Report.from_json(decoder.raw_decode(stdout, start.start())[0])
+        except (ValueError, RecursionError):
+            continue
+    return None
+
+
+def _told(options: Options, left_s: float, lost: frozenset[int]) -> Options:
+    """The options as the hosts get them: what they have to write, and where, is for here."""
+    join_s = min(options.join_timeout_s, left_s)
+    return replace(
+        options,
+        json_path=None,
+        timeout_s=left_s,
+        join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,
+        collective_timeout_s=min(options.collective_timeout_s, left_s),
+        absent_nodes=tuple(sorted(lost)),
+    )
+
+
+def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable[Finding]:
+    """Why nothing is known of some hosts, as far as it can be told from here."""
+    if heard.interrupted:
+        yield Finding(RUN_INTERRUPTED, f"received {heard.interrupted}")
+    there = {
+        host.get("node_rank") for report in reports for host in report.hosts if host.get("reported")
+    }
+    yield from remote_faults.findings(
+        (
+            remote_faults.Failed(entry.name, entry.name, entry.destination, ended)
+            for node, (entry, ended) in enumerate(zip(fleet.entries, heard.ended, strict=True))
+            if node not in there and not (heard.interrupted and _was_stopped(ended))
+        ),
+        sys.executable,
+    )
+
+
+def _was_stopped(ended: Ended) -> bool:
+    """Whether it may have ended only because it was told to."""
+    return ended.ready or ended.code is None
+
+
+def _named(host: Mapping[str, Any], names: Mapping[Any, str]) -> Mapping[str, Any]:
+    """A host that nobody has heard of has at least the name that the hostfile gives it."""
+    name = host["host"] or names.get(host["node_rank"])
+    return {**host, "host": name}
+
+
+def _nobody(fleet: Fleet, options: Options) -> Cluster:
+    """The cluster of which no host was heard."""
+    hosts = tuple(Host(i, entry.name, i, reported=False) for i, entry in enumerate(fleet.entries))
+    homes = [
+        (host, local)
+        for host, nproc in zip(hosts, fleet.nproc, strict=True)
+        for local in range(int(nproc) if nproc.isdecimal() else 1)
+    ]
+    return Cluster(
+        world_size=len(homes),
+        nnodes=len(hosts),
+        backend=options.backend if options.backend != "auto" else "nccl",
+        level=options.level,
+        hosts=hosts,
+        ranks=tuple(
+            Rank(i, i, local, host, reported=False) for i, (host, local) in enumerate(homes)
+        ),
+        join_timeout_s=options.join_timeout_s,
+        collective_timeout_s=options.collective_timeout_s,
+        complete=False,
+        expected=options.expected,
+    )
+
+
+def _address(first: Entry) -> str:
+    """Where ssh finds the first host: its name there may be an alias that only ssh knows."""
+    try:
+        done = subprocess.run(
+            ["ssh", "-G", "--", first.destination],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_CONFIG_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return first.name
+    found = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
+    return found[1] if found and found[1].lower() != first.name.lower() else first.name

@@ -1,0 +1,183 @@
+"""Why a host could not be started on: from the end of its ssh to a finding, in ssh's own words.
+
+The phrases are those of OpenSSH's client (ssh.c, sshconnect.c, packet.c), the same since 7.x.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.kinds import (
+    CONFIG_BAD_VALUE,
+    REMOTE_COMMAND_FAILED,
+    RUN_INTERRUPTED,
+    SSH_FAILED,
+)
+from nccl_doctor.model import Finding, Kind, Where
+from nccl_doctor.relay import MARKER
+from nccl_doctor.remote import Ended
+
+_SSH_EXIT = 255
+"""Of ssh itself; also where the command was killed by a signal."""
+_NOT_FOUND = (126, 127)
+_USAGE = 2
+_WORDS_MAX = 240
+
+_PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given it
+    (
+        r"Could not resolve hostname [^\s:]+: (?P<words>.*)",
+        "correct the name in the hostfile, or give it an address on the host that launches the "
+        "job: DNS, /etc/hosts, or HostName in ~/.ssh/config",
+    ),
+    (
+        r"connect to host \S+ (?P<words>port \d+: Connection refused)",
+        "start the ssh server there (`systemctl start ssh`), or name its port in ~/.ssh/config",
+    ),
+    (
+        r"connect to host \S+ (?P<words>port \d+: (?:Connection|Operation) timed out)",
+        "see whether the host is up (`ping {name}`) and whether a firewall drops the port",
+    ),
+    (
+        r"connect to host \S+ (?P<words>port \d+: .*)",
+        "see whether the host is up and which way leads there: `ip route get {name}`",
+    ),
+    (
+        r"(?P<words>REMOTE HOST IDENTIFICATION HAS CHANGED)",
+        "find out why the host has another key; if it was reinstalled, `ssh-keygen -R {name}`, "
+        "then `ssh {to} true` once by hand",
+    ),
+    (
+        r"(?P<words>Host key verification failed)",
+        "`ssh {to} true` once by hand, and compare the key that it shows; or `ssh-keyscan {name} "
+        ">> ~/.ssh/known_hosts`",
+    ),
+    (
+        r"(?P<words>Permission denied \(.*\)|Too many authentication failures)",
+        "let the log-in work without a password: `ssh-copy-id {to}`, or load its key into the "
+        "ssh-agent",
+    ),
+    (
+        r"(?P<words>[Bb]ad configuration option.*|Bad owner or permissions on .*)",
+        "correct the ssh configuration on the host that launches the job",
+    ),
+    (
+        r"(?P<words>(?:kex|ssh)_exchange_identification: .*"
+        r"|Connection (?:closed|reset) by|Connection timed out during banner exchange)",
+        "read the ssh server's log there (`journalctl -u ssh`): it let nobody in; too many "
+        "sessions at once (MaxStartups), no memory left, or not an ssh server at all",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What is the same for all hosts with one fault; `fix` may name {to}, {name} and {python}."""
+
+    kind: Kind
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A host that nothing was heard of: as the report calls it, as ssh is given it, its end."""
+
+    host: str
+    name: str
+    to: str
+    ended: Ended
+
+
+def findings(failed: Iterable[Failed], python: str) -> list[Finding]:
+    """One finding for each way to fail, with all hosts that failed that way.
+
+    `python` is the interpreter that was to be started. The whole end of what each host complained
+    is in the evidence.
+    """
+    same: dict[_Fault, list[Failed]] = defaultdict(list)
+    for one in failed:
+        same[_fault(one)].append(one)
+    return [
+        Finding(
+            fault.kind,
+            fault.message,
+            Where(hosts=tuple(sorted(one.host for one in group))),
+            evidence={"each": [_evidence(one) for one in group]}
+            if len(group) > 1
+            else _evidence(group[0]),
+            fix=fault.fix.format(to=group[0].to, name=group[0].name, python=python),
+        )
+        for fault, group in same.items()
+    ]
+
+
+def _evidence(one: Failed) -> Mapping[str, object]:
+    return {
+        "ssh": one.to,
+        "exit": one.ended.code,
+        "seconds": one.ended.seconds,
+        "stderr": _lines(one.ended.stderr)[-20:],
+    }
+
+
+def _fault(one: Failed) -> _Fault:
+    ended = one.ended
+    words = _last_words(one)
+    if ended.code is None and not ended.ready:
+        return _Fault(
+            REMOTE_COMMAND_FAILED,
+            "the log-in did not come to an end in time",
+            "log in there by hand: a home folder on a file server that does not answer, or a "
+            "start-up script that waits, holds it",
+        )
+    if ended.code is None:
+        return _Fault(RUN_INTERRUPTED, f"no report in time{_said(words)}")
+    if ended.code == _SSH_EXIT:
+        return _lost(words) if ended.ready else _refused(one, words)
+    text = "\n".join(_lines(ended.stderr))
+    complaint = re.search(r"^nccl-doctor: error: (.*)", text, re.MULTILINE)
+    if ended.code == _USAGE and complaint:
+        return _Fault(CONFIG_BAD_VALUE, complaint[1])
+    told = f"exit {ended.code}{_said(words)}"
+    if ended.code in _NOT_FOUND:
+        fix = "install the same Python environment there, so that {python} exists"
+        return _Fault(REMOTE_COMMAND_FAILED, told, fix)
+    if re.search(r"No module named '?nccl_doctor", text):
+        return _Fault(REMOTE_COMMAND_FAILED, told, "`{python} -m pip install nccl-doctor` there")
+    return _Fault(REMOTE_COMMAND_FAILED, told, "run `ssh {to} {python} -m nccl_doctor env`")
+
+
+def _refused(one: Failed, words: str) -> _Fault:
+    text = "\n".join(_lines(one.ended.stderr))
+    for phrase, fix in _PHRASES:
+        found = re.search(phrase, text)
+        if found:
+            return _Fault(SSH_FAILED, found["words"], fix)
+    return _Fault(SSH_FAILED, words or "ssh ended with 255 and said nothing", "`ssh -v {to} true`")
+
+
+def _lost(words: str) -> _Fault:
+    if words:
+        return _Fault(RUN_INTERRUPTED, f"the ssh connection was lost: {words}")
+    return _Fault(RUN_INTERRUPTED, "killed there, or the ssh connection was cut")
+
+
+def _last_words(one: Failed) -> str:
+    """The last line that says something, without the names of the host."""
+    lines = [line for line in _lines(one.ended.stderr) if not line.startswith(MARKER)]
+    words = lines[-1] if lines else ""
+    for name in (one.to, one.name):
+        words = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)", "the host", words)
+    return words[:_WORDS_MAX]
+
+
+def _lines(text: str) -> list[str]:
+    printable = ("".join(c for c in line if c.isprintable()) for line in text.splitlines())
+    return [line.strip() for line in printable if line.strip()]
+
+
+def _said(words: str) -> str:
+    return f": {words}" if words else ""
