@@ -29,6 +29,7 @@ def test_every_option_and_section(tmp_path):
         nproc-per-node = "gpu"
         master-addr = "head"
         master-port = 29501
+        hostfile = "hosts"
         backend = "gloo"
         level = "quick"
         select = ["ranks", "port"]
