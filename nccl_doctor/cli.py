@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor import __version__
+from nccl_doctor.handover import BeforeCommand
 from nccl_doctor.params import HostName, LocalRanks, Names, Number, Seconds
 from nccl_doctor.settings import (
     check_json_path,
@@ -106,7 +107,7 @@ def _need_command(ctx: click.Context) -> None:
         ctx.exit(2)
 
 
-@cli.command()
+@cli.command(cls=BeforeCommand)
 @click.option("--nnodes", type=Number(1), help="Number of hosts. [default: 1]")
 @click.option("--node-rank", type=Number(0), help="Index of this host. [default: 0]")
 @click.option(
@@ -150,13 +151,21 @@ def _need_command(ctx: click.Context) -> None:
     show_default=True,
     help="One attempt of one group.",
 )
+@click.option(
+    "--output-dir",
+    metavar="DIR",
+    help="Every host leaves its own view there as node<K>.json; shared by all hosts, it lets the "
+    "coordinator hear those that cannot reach it.",
+)
 @_run_options
 @click.pass_context
 def run(ctx: click.Context, /, **given: Any) -> None:
     """Examine the cluster: the pre-flight.
 
     Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job. With
-    no launcher it starts the ranks of this one host itself.
+    no launcher it starts the ranks of this host itself: run it on every host, with torchrun's
+    options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
+    and deepspeed the options are read.
     """
     from nccl_doctor.launch import detect
     from nccl_doctor.options import Flags

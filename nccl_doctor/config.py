@@ -38,6 +38,7 @@ OPTIONS: Mapping[str, _Types] = {
     "join-timeout": _NUMBER,
     "collective-timeout": _NUMBER,
     "json": (str,),
+    "output-dir": (str,),
     "strict": (bool,),
     "quiet": (bool,),
     "verbose": (int,),

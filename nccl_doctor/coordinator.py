@@ -18,7 +18,10 @@ from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model import Finding, Round, Severity
 from nccl_doctor.rollcall import RollCall
 from nccl_doctor.verdict import judge_all
+from nccl_doctor.views import Views
 
+VIEWS_S = 2.5
+"""How long the own views of absent hosts are awaited: they give up when the roll call does."""
 GOODBYE_S = 3.0
 """How long the store is kept up for participants that have not yet read the verdict."""
 
@@ -26,8 +29,9 @@ GOODBYE_S = 3.0
 class Coordinator:
     """Conducts one run; the participant in it that is rank 0 takes part as any other."""
 
-    def __init__(self, run: Run, box: Mailbox, ledger: Ledger) -> None:
+    def __init__(self, run: Run, box: Mailbox, ledger: Ledger, views: Views) -> None:
         self._run = run
+        self._views = views
         self._box = box
         self._ledger = ledger
         self._number = 0
@@ -47,8 +51,10 @@ class Coordinator:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
         self._silent |= roll.latecomers()
+        absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
+        nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
-        report = run.judge(self._ledger, complete=True)
+        report = run.judge(self._ledger, complete=True, views=self._views.of(nodes, VIEWS_S))
         return Departure(report.exit_code, report, finish=self._send_home)
 
     # -- rounds ---------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ from nccl_doctor.mailbox import Mailbox, RoundPeers
 from nccl_doctor.model import Finding, Round, Scope
 from nccl_doctor.options import Options
 from nccl_doctor.progress import Progress
-from nccl_doctor.record import Report
+from nccl_doctor.record import Report, cluster_of
 from nccl_doctor.redact import allowed
 from nccl_doctor.registry import Registry
+from nccl_doctor.unite import unite
 from nccl_doctor.verdict import conclude
 
 PROTOCOL = "nccl-doctor/1"
@@ -94,9 +95,15 @@ class Run:
         complete: bool,
         alone: bool = False,
         extra: Sequence[Finding] = (),
+        views: Sequence[Report] = (),
     ) -> Report:
-        """A report from what a ledger holds; `alone` where no peer was ever meant to be met."""
+        """A report from what a ledger holds; `alone` where no peer was ever meant to be met.
+
+        `views` are what hosts say of themselves that did not sign in.
+        """
         cluster = ledger.cluster(self.options, self.backend, complete=complete)
+        if views:
+            cluster = unite([cluster, *map(cluster_of, views)])
         skipped = {
             check.name: f"needs --level {check.level.value}"
             for check in self.registry.checks
@@ -130,10 +137,27 @@ class Departure:
     finish: Callable[[int], None] = field(default=lambda code: None)
 
 
-def examine_alone(run: Run) -> dict[str, Any]:
+def introduce(run: Run) -> dict[str, Any]:
+    """The letter of a participant that has not looked at anything yet (see `Ledger`)."""
+    return {
+        "token": secrets.token_hex(8),
+        "pid": os.getpid(),
+        "launch": run.launch.to_json(),
+        "env": allowed(run.environ),
+        "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
+        "host": {
+            "name": identity.host_name(),
+            "key": identity.host_key(),
+            "addresses": list(identity.host_addresses()),
+        },
+        "facts": {},
+    }
+
+
+def examine_alone(run: Run) -> dict[str, dict[str, Any]]:
     """Observe all that needs no peer, at once.
 
-    Returns: the letter that this participant signs in with (see `Ledger`).
+    Returns: the facts, as in the letter that this participant signs in with.
     """
     speaks_for_host = run.launch.local_rank in (0, None)
     checks = [
@@ -149,22 +173,12 @@ def examine_alone(run: Run) -> dict[str, Any]:
         for check in checks
     ]
     run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
+    for job in jobs:
+        job.heard = run.progress.hear
     outcomes = probe.run(jobs, run.progress.tick)
     return {
-        "token": secrets.token_hex(8),
-        "pid": os.getpid(),
-        "launch": run.launch.to_json(),
-        "env": allowed(run.environ),
-        "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
-        "host": {
-            "name": identity.host_name(),
-            "key": identity.host_key(),
-            "addresses": list(identity.host_addresses()),
-        },
-        "facts": {
-            check.name: {ALONE: outcome.to_json()}
-            for check, outcome in zip(checks, outcomes, strict=True)
-        },
+        check.name: {ALONE: outcome.to_json()}
+        for check, outcome in zip(checks, outcomes, strict=True)
     }
 
 

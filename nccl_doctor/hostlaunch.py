@@ -47,6 +47,23 @@ def host_launch(flags: Flags, nproc: int, *, is_master: bool = False) -> Launch:
     return _numbered(replace(launch, node_rank=node_rank), node_rank * nproc, nnodes * nproc)
 
 
+def host_flags(launch: Launch) -> Flags | None:
+    """The topology as a launcher tells it that starts one process per host (Kubeflow).
+
+    None for other launchers, and where it does not tell enough.
+    """
+    needed = (launch.nnodes, launch.node_rank, launch.master_addr, launch.master_port)
+    if not launch.per_host or None in needed:
+        return None
+    return Flags(
+        nnodes=launch.nnodes,
+        node_rank=launch.node_rank,
+        nproc_per_node=str(launch.local_world_size) if launch.local_world_size else None,
+        master_addr=launch.master_addr,
+        master_port=launch.master_port,
+    )
+
+
 def placed(launch: Launch, place: Place, local_rank: int = 0) -> Launch:
     """The launch record of one rank of a host, now that the host has its place."""
     mine = replace(launch, local_rank=local_rank, node_rank=place.node_rank)

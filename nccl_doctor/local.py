@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import replace
 
-from nccl_doctor.examine import Run, examine_alone
+from nccl_doctor.examine import Run, examine_alone, introduce
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.launch import detect
 from nccl_doctor.ledger import Ledger
@@ -34,7 +34,7 @@ def examine_here(options: Options) -> Report:
     run.progress.say("importing torch")
     import_torch()
     ledger = Ledger(run.launch, {check.name: check.scope for check in run.registry.checks})
-    ledger.sign_in(0, examine_alone(run), 0.0)
+    ledger.sign_in(0, {**introduce(run), "facts": examine_alone(run)}, 0.0)
     guardian.dismiss()
     run.progress.clear()
     return run.judge(ledger, complete=False, alone=True)

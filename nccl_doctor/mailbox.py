@@ -11,6 +11,7 @@ hole) must not swallow the report about itself.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import queue
@@ -27,6 +28,7 @@ PIECE_BYTES = 900
 MAX_LETTER_BYTES = 32 << 20
 OPERATION_S = 10.0
 """One store operation takes a millisecond; after this long its host is frozen or cut off."""
+_POLL_S = 0.05
 
 
 class MailboxLost(ConnectionError):
@@ -142,6 +144,14 @@ class Mailbox:
         """Delete keys, so that a later run in the same store starts afresh."""
         names = [self._prefix + key for key in keys]
         self._worker.call(lambda: [self._store.delete_key(name) for name in names], OPERATION_S)
+
+    def outlive(self, timeout_s: float) -> None:
+        """Wait until the store is gone, or for `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        with contextlib.suppress(MailboxLost):
+            while time.monotonic() < until:
+                self.add("outlived", 0)
+                time.sleep(_POLL_S)
 
     def raw(self, name: str) -> Any:
         """A `torch.distributed.PrefixStore` below this mailbox, for a process group."""

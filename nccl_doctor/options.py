@@ -18,8 +18,9 @@ class Options:
     """Options of `run` that matter after parsing; times in seconds.
 
     `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
-    the configuration file. `absent_nodes` are node ranks that are known not to come: the roll call
-    does not wait for them.
+    the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
+    must be free when they leave. `absent_nodes` are node ranks that are known not to come: the roll
+    call does not wait for them.
     """
 
     backend: str = "auto"
@@ -34,6 +35,7 @@ class Options:
     output_dir: str | None = None
     verbosity: int = 0
     quiet: bool = False
+    hands_over: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     absent_nodes: tuple[int, ...] = ()
@@ -58,7 +60,8 @@ class Flags:
 
     `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
-    is node 0.
+    is node 0. With `starts_ranks` this process is a host of the job even under a launcher: it is a
+    command behind `--` that starts the ranks.
     """
 
     nnodes: int | None = None
@@ -67,6 +70,7 @@ class Flags:
     master_addr: str | None = None
     master_port: int | None = None
     any_node_rank: bool | None = None
+    starts_ranks: bool | None = None
 
 
 _FIELDS = {  # flag: field of Launch, and the variable that every launcher's ranks agree on

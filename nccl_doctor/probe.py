@@ -53,12 +53,14 @@ living: set[int] = set()
 class Job:
     """One piece of work for one child.
 
-    `deadline` is a `time.monotonic()` second. `name` becomes the child's process name.
+    `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
+    given each breadcrumb as it comes.
     """
 
     name: str
     work: Work
     deadline: float
+    heard: Callable[[Mapping[str, Any]], None] = lambda crumb: None
     _pid: int = 0
     _pipe: int = -1
     _log: int = -1
@@ -104,6 +106,7 @@ class Job:
             message = json.loads(line)
             if "crumb" in message:
                 self._breadcrumbs = [*self._breadcrumbs[-MAX_BREADCRUMBS + 1 :], message["crumb"]]
+                self.heard(message["crumb"])
             else:
                 self._result = message
         return bool(data)

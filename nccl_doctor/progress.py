@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 _EVERY_S = 0.2
 
@@ -11,9 +13,13 @@ _EVERY_S = 0.2
 class Progress:
     """Writes to stderr, and only where somebody is watching. `doing` is always kept."""
 
-    def __init__(self, *, shown: bool, deadline: float) -> None:
+    def __init__(self, *, shown: bool, deadline: float, told: bool = False) -> None:
+        """`shown`: the line of this participant is the one to watch; `told`: it speaks for its
+        host, and what it tells is for whoever reads the log.
+        """
         self.doing = "starting"
         self._shown = shown and sys.stderr.isatty()
+        self._told = told
         self._deadline = deadline
         self._next = 0.0
 
@@ -32,6 +38,18 @@ class Progress:
         left = max(0.0, self._deadline - now)
         sys.stderr.write(f"\r\x1b[2K{self.doing} … {left:.0f} s left"[:200])
         sys.stderr.flush()
+
+    def tell(self, text: str) -> None:
+        """Say something worth a line of its own, on a terminal or not."""
+        if self._told:
+            self.clear()
+            sys.stderr.write(f"nccl-doctor: {text}\n")
+            sys.stderr.flush()
+
+    def hear(self, crumb: Mapping[str, Any]) -> None:
+        """Tell a step that a check marked with `tell`: a wait that somebody may want to end."""
+        if crumb.get("tell"):
+            self.tell(str(crumb["step"]))
 
     def clear(self) -> None:
         """Take the line away before the report is printed."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
-from nccl_doctor.hostlaunch import become, host_launch, placed
+from nccl_doctor.handover import shown
+from nccl_doctor.hostlaunch import become, host_flags, host_launch, placed
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.layout import Address, Place
 from nccl_doctor.options import Flags, Options
@@ -21,7 +22,7 @@ from nccl_doctor.supervisor import Supervisor, import_torch
 
 
 def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:
-    """Examine the cluster this process is part of, or, launched by nothing, this one host.
+    """Examine the cluster that this process is a rank of, or else a host of.
 
     Args:
         options: what to do; the coordinator's hold for all.
@@ -38,7 +39,10 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     found = detect(environ)
-    if found.launcher != "none":
+    told = host_flags(found)
+    if told is not None:
+        flags = told
+    elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(prepare(options, found, environ, started), write)
     nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
     guardian = Guardian(started + options.timeout_s, _no_report)
@@ -46,6 +50,8 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     guardian.dismiss()
     is_master = bool(flags.any_node_rank) and identity.is_this_host(str(flags.master_addr))
     host = host_launch(flags, nproc, is_master=is_master)
+    if told is not None:
+        host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 
     def first(start_siblings: Callable[[Place, Address], None]) -> int:
         run_ = prepare(options, host, become(host, environ), started)
@@ -64,7 +70,7 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
 def prepare(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> Run:
     """Everything that one participant needs to know before it looks at anything."""
     deadline = started + options.timeout_s
-    shown = launch.rank in (0, None) and not options.quiet
+    watched = launch.rank in (0, None) and not options.quiet
     return Run(
         options=options,
         launch=launch,
@@ -73,9 +79,13 @@ def prepare(options: Options, launch: Launch, environ: Mapping[str, str], starte
         backend=identity.resolve_backend(options.backend, environ),
         started=started,
         deadline=deadline,
-        command=shlex.join(["nccl-doctor", *sys.argv[1:]]),
+        command=shown(["nccl-doctor", *sys.argv[1:]]),
         started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        progress=Progress(shown=shown, deadline=deadline),
+        progress=Progress(
+            shown=watched,
+            deadline=deadline,
+            told=launch.local_rank in (0, None) and not options.quiet,
+        ),
     )
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from nccl_doctor.handover import COMMAND
+
 if TYPE_CHECKING:
     from nccl_doctor.fleet import Fleet
     from nccl_doctor.launch import Launch
@@ -59,6 +61,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         raise click.UsageError("--quiet and --verbose contradict each other", ctx)
     if first:
         check_json_path(given["json"])
+    check_output_dir(given.get("output_dir"))
     select, ignore = given["select"] or (), given["ignore"] or ()
     _check_names(ctx, select, ignore)
     timeout = given.get("timeout", Options.timeout_s)
@@ -74,6 +77,8 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         ),
         strict=given["strict"],
         json_path=given["json"],
+        output_dir=given.get("output_dir"),
+        hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
         quiet=given["quiet"],
         **ctx.meta[_CONFIG],
@@ -203,6 +208,20 @@ def relayed_options(ctx: click.Context) -> Options:
         ) from error
     _check_names(ctx, options.select, options.ignore)
     return options
+
+
+def check_output_dir(path: str | None) -> None:
+    """As `check_json_path`, for the folder of all hosts' own views.
+
+    Raises:
+        click.UsageError: it is no folder that can be written.
+    """
+    if path is None:
+        return
+    if not os.path.isdir(path):
+        raise click.UsageError(f"--output-dir {path or repr(path)}: no such folder; create it")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--output-dir {path}: the folder is not writable")
 
 
 def check_json_path(path: str | None) -> None:

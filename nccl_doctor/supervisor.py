@@ -14,7 +14,7 @@ from typing import Any
 
 from nccl_doctor import doorkeeper, identity, kinds, probe
 from nccl_doctor.cluster import Outcome, OutcomeStatus
-from nccl_doctor.coordinator import Coordinator
+from nccl_doctor.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.examine import (
     PROTOCOL,
     SETTLE_S,
@@ -22,6 +22,7 @@ from nccl_doctor.examine import (
     Run,
     examine_alone,
     hold,
+    introduce,
     round_from,
     take_place,
 )
@@ -31,7 +32,9 @@ from nccl_doctor.layout import Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
+from nccl_doctor.record import Report
 from nccl_doctor.verdict import judge_all
+from nccl_doctor.views import Views
 
 SHORT_ROAD_S = 2.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
@@ -54,6 +57,8 @@ class Supervisor:
         self._ledger = Ledger(run.launch, self._scopes)
         self._letter: dict[str, Any] = {}
         self._is_second = False
+        self._box: Mailbox | None = None
+        self._views = Views(run.options.output_dir, run.options.join_timeout_s)
         self._guardian = Guardian(run.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
@@ -61,13 +66,18 @@ class Supervisor:
 
         Returns: the exit code, the same for every participant that the coordinator could reach.
         """
+        run = self._run
         departure = self._depart()
         if not self._guardian.stand_down():
             time.sleep(LAST_WORDS_S)  # the guardian is writing, and ends the process
         code = self._write(departure)
+        self._leave_view(departure.report)
         with contextlib.suppress(MailboxLost):  # the report is written; nobody is left to be told
             departure.finish(code)
-        self._run.door.close()
+        run.door.close()
+        if run.options.hands_over and run.door.server == "other" and self._box is not None:
+            # The job would else meet our store in place of its own, and lose it.
+            self._box.outlive(GOODBYE_S)
         probe.kill_living()
         return code
 
@@ -86,8 +96,12 @@ class Supervisor:
 
     def _take_part(self) -> Departure:
         run = self._run
-        self._letter = examine_alone(run)
+        self._letter = introduce(run)
         self._ledger.sign_in(run.seat, self._letter, 0.0)
+        self._leave_view()
+        self._letter = {**self._letter, "facts": examine_alone(run)}
+        self._ledger.sign_in(run.seat, self._letter, 0.0)
+        self._leave_view()
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
         try:
@@ -97,6 +111,7 @@ class Supervisor:
             return self._own_view(
                 kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}"
             )
+        self._box = box
         run.seat = box.add("seats", 1) - 1
         box.put(f"seat/{run.seat}", self._letter)
         if run.launch.rank == 0:
@@ -104,7 +119,7 @@ class Supervisor:
         if run.launch.rank == 0 and not self._is_second:
             self._ledger = Ledger(run.launch, self._scopes)
             self._ledger.sign_in(run.seat, self._letter, 0.0)
-            return Coordinator(run, box, self._ledger).conduct()
+            return Coordinator(run, box, self._ledger, self._views).conduct()
         return self._follow(box)
 
     def _speaks_for_host(self) -> bool:
@@ -207,6 +222,15 @@ class Supervisor:
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
         report = self._run.judge(self._ledger, complete=False, extra=extra)
         return Departure(report.exit_code, report, aside=self._is_aside())
+
+    def _leave_view(self, report: Report | None = None) -> None:
+        """Leave what is known so far in the folder that the hosts share, if there is one."""
+        run = self._run
+        if run.options.output_dir is None or run.launch.local_rank not in (0, None):
+            return
+        report = report or run.judge(self._ledger, complete=False)
+        if problem := self._views.write(run.launch.node_rank, report):
+            run.progress.tell(problem)
 
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""

@@ -1,0 +1,110 @@
+"""The own launcher on several hosts: a host signs in, then starts its ranks; and what keeps it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.lab import JOIN_S, MASTER_PORT, Lab, Run
+from tests.lab.reading import check_cause, check_clean, check_healthy, loud, view_of
+
+SOON_S = 8.0
+"""For a verdict that needs no join time-out."""
+JOIN_AND_S = JOIN_S + 5.0
+"""For one that does."""
+
+
+def ranks_of(run: Run) -> list[tuple[int, str]]:
+    assert run.report is not None, str(run)
+    return [(rank["rank"], rank["host"]) for rank in run.report["ranks"]]
+
+
+def test_uneven_hosts_pass(lab: Lab) -> None:
+    run = lab.own_doctor(per_host={"nd1": ["--nproc-per-node", "1"]})
+    check_healthy(run, ranks=3)
+    assert ranks_of(run) == [(0, "nd0"), (1, "nd0"), (2, "nd1")]
+    assert run.codes == [0, 0]
+
+
+@pytest.mark.parametrize("host", ["nd0", "nd1"])
+def test_a_late_host_is_waited_for(lab: Lab, host: str) -> None:
+    run = lab.own_doctor(late_s={host: 4.0})
+    check_clean(run)
+    assert run.report is not None, str(run)
+    assert run.report["verdict"] == "pass", str(run)
+    assert loud(run.report) == [], str(run)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_node_rank_twice(make_lab: Callable[..., Lab], node: int) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(nproc=1, per_host={"nd2": ["--node-rank", str(node)]})
+    check_clean(run, SOON_S)
+    root = check_cause(
+        run,
+        run.report,
+        "node-rank-duplicate",
+        hosts=[f"nd{node}", "nd2"],
+        ranks=[node],
+        nodes=[node],
+    )
+    assert f"node rank {node}" in root["message"]
+    assert run.codes == [1, 1, 1], str(run)
+
+
+def test_nnodes_differs_on_one_host(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(nproc=1, per_host={"nd1": ["--nnodes", "4"]})
+    check_clean(run, SOON_S)
+    check_cause(run, run.report, "nnodes-differs", hosts=["nd1"])
+
+
+def test_nnodes_differs_on_node_0(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(nproc=1, per_host={"nd0": ["--nnodes", "4"]})
+    check_clean(run, SOON_S)
+    check_cause(run, run.report, "nnodes-differs", hosts=["nd0"])
+
+
+def test_absent_host(lab: Lab) -> None:
+    run = lab.own_doctor(hosts=["nd0"])
+    check_clean(run, JOIN_AND_S)
+    check_cause(run, run.report, "host-absent", nodes=[1], ranks=[2, 3])
+
+
+def test_master_addr_is_another_host(lab: Lab) -> None:
+    elsewhere = {name: ["--master-addr", "nd1"] for name in lab.names}
+    run = lab.own_doctor(per_host=elsewhere)
+    check_clean(run, JOIN_AND_S)
+    check_cause(run, run.report, "addr-not-on-master", hosts=["nd0"])
+    check_cause(run, view_of(run, 1), "addr-not-on-master", hosts=["nd1"])
+    assert run.codes == [1, 1], str(run)
+
+
+def test_port_is_taken_on_node_0(lab: Lab) -> None:
+    faults.foreign_server(lab["nd0"], MASTER_PORT, "http")
+    run = lab.own_doctor()
+    check_clean(run, SOON_S)
+    check_cause(run, view_of(run, 0), "port-in-use", hosts=["nd0"])
+
+
+def test_a_shared_folder_lets_a_lost_host_be_heard(lab: Lab) -> None:
+    lab["nd1"].set_hosts(lab.names_text(nd0=""))
+    views = lab.folder / "views"
+    views.mkdir()
+    (views / "node1.json").write_text("from an earlier run, and no report")
+    run = lab.own_doctor("--output-dir", str(views))
+    check_clean(run, JOIN_AND_S)
+    check_cause(run, run.report, "addr-unresolvable", hosts=["nd1"])
+    assert sorted(path.name for path in views.iterdir()) == ["node0.json", "node1.json"]
+
+
+def test_a_shared_folder_tells_that_ports_differ(lab: Lab) -> None:
+    views = lab.folder / "views"
+    views.mkdir()
+    run = lab.own_doctor("--output-dir", str(views), per_host={"nd1": ["--master-port", "29501"]})
+    check_clean(run, JOIN_AND_S)
+    root = check_cause(run, run.report, "master-port-differs", hosts=["nd1"])
+    assert "29501" in root["message"]

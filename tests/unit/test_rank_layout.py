@@ -1,0 +1,67 @@
+"""Which ranks run where, from what the hosts claim."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.layout import Claim, Place, agree, lay_out
+
+
+def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:
+    """Claims of hosts in order of seat, each (node rank, number of ranks)."""
+    size = len(told) if nnodes is None else nnodes
+    return [Claim(seat, node, size, nproc) for seat, (node, nproc) in enumerate(told)]
+
+
+def test_uneven_hosts_are_numbered_in_order_of_node_rank() -> None:
+    layout = lay_out(claims((0, 2), (2, 4), (1, 1)), 3)
+    assert layout.world_size == 7
+    assert layout.seats == {0: Place(0, 0, 2, 7), 2: Place(1, 2, 1, 7), 1: Place(2, 3, 4, 7)}
+    assert layout.home_of(4) == (2, 1)
+    assert layout.home_of(7) == (None, None)
+
+
+def test_an_absent_host_is_taken_to_be_like_most_others() -> None:
+    layout = lay_out(claims((0, 8), (1, 4), (3, 8), nnodes=4), 4)
+    assert [place.first_rank for place in layout.nodes] == [0, 8, 12, 20]
+    assert layout.nodes[2].nproc == 8
+    assert layout.ranks_here == {*range(12), *range(20, 28)}
+
+
+def test_hosts_without_a_node_rank_take_what_is_free() -> None:
+    layout = lay_out(claims((0, 1), (None, 1), (2, 1), (None, 1)), 4)
+    assert {seat: place.node_rank for seat, place in layout.seats.items()} == {
+        0: 0,
+        1: 1,
+        2: 2,
+        3: 3,
+    }
+
+
+def test_hosts_that_claim_one_node_share_its_place() -> None:
+    both = claims((0, 2), (0, 2))
+    layout = lay_out(both, 2)
+    assert layout.seats[0] == layout.seats[1] == Place(0, 0, 2, 4)
+    assert not agree(both, 2)
+
+
+def test_what_cannot_be_one_job() -> None:
+    assert agree(claims((0, 1), (1, 8)), 2)
+    assert agree(claims((0, 1), nnodes=2), 2)
+    assert not agree(claims((0, 1), (2, 1)), 2)
+    assert not agree([Claim(0, 0, 2, 1), Claim(1, 1, 3, 1)], 2)
+    assert not agree(claims((0, 1), (None, 1), (None, 1), nnodes=2), 2)
+    assert lay_out([Claim(0, 0, 2, 1), Claim(1, 2, 3, 1)], 2).nodes[2].nproc == 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.randoms(use_true_random=False))
+def test_every_rank_has_exactly_one_home(sizes: list[int], random: object) -> None:
+    order = list(range(len(sizes)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    layout = lay_out(
+        [Claim(seat, node, len(sizes), sizes[node]) for seat, node in enumerate(order)], len(sizes)
+    )
+    homes = [layout.home_of(rank) for rank in range(layout.world_size)]
+    assert homes == [(node, local) for node, size in enumerate(sizes) for local in range(size)]
+    assert layout.ranks_here == set(range(sum(sizes)))
