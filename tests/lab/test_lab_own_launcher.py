@@ -1,4 +1,4 @@
-"""The own launcher on several hosts: a host signs in, then starts its ranks; and what keeps it out."""
+"""The own launcher: a host signs in, then starts its ranks; and what keeps it out."""
 
 from __future__ import annotations
 

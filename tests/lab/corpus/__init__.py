@@ -1,0 +1,131 @@
+"""Faults and healthy clusters as data, and what the doctor has to say of each.
+
+A record of `*.toml` is one cluster: its hosts, what is injected, and the causes that a right answer
+names. Adding a fault is adding a record; a new way of breaking something is a function in `inject`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause that a right answer names: one of some codes, at exactly this place.
+
+    `links` are ordered pairs of host names. Ranks are not compared: which ranks a host has follows.
+    """
+
+    codes: frozenset[str]
+    hosts: frozenset[str] = frozenset()
+    links: frozenset[tuple[str, str]] = frozenset()
+    nodes: frozenset[int] = frozenset()
+    interfaces: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        where = [
+            *sorted(self.hosts),
+            *(f"{a} → {b}" for a, b in sorted(self.links)),
+            *(f"node {node}" for node in sorted(self.nodes)),
+            *sorted(self.interfaces),
+        ]
+        return f"{' or '.join(sorted(self.codes))} ({', '.join(where) or 'everywhere'})"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One record.
+
+    Attributes:
+        id: unique.
+        row: the row of the fault catalogue, or empty.
+        hosts: number of hosts, nd0, nd1, …
+        inject: steps, each `{"do": function of inject, "on": host, …its arguments}`.
+        expect: the causes; none for a healthy cluster.
+        waits: the verdict can come only after the join time-out.
+        slice: part of the quick selection that every change is tested with.
+        nproc: ranks per host.
+        options: more options of `run`, on all hosts.
+        stock: False where plain torchrun says nothing about it worth a minute.
+    """
+
+    id: str
+    title: str
+    row: str = ""
+    hosts: int = 2
+    inject: tuple[Mapping[str, Any], ...] = ()
+    expect: tuple[Cause, ...] = ()
+    waits: bool = False
+    slice: bool = False
+    nproc: int = 1
+    options: tuple[str, ...] = ()
+    stock: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its hosts."""
+        return tuple(f"nd{index}" for index in range(self.hosts))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All records: `faults` and `healthy` clusters that look odd but are fine."""
+
+    faults: tuple[Case, ...] = field(default=())
+    healthy: tuple[Case, ...] = field(default=())
+
+
+def load() -> Corpus:
+    """Read the records.
+
+    Raises:
+        ValueError: a record has an unknown key, or an id that another one has.
+    """
+    parts = {
+        name: tuple(_case(data) for data in _records(f"{name}.toml"))
+        for name in ("faults", "healthy")
+    }
+    ids = [case.id for cases in parts.values() for case in cases]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice:
+        raise ValueError(f"corpus: two records have the id {', '.join(twice)}")
+    return Corpus(**parts)
+
+
+def _records(name: str) -> list[Mapping[str, Any]]:
+    return list(tomllib.loads((_HERE / name).read_text(encoding="utf-8"))["case"])
+
+
+def _case(data: Mapping[str, Any]) -> Case:
+    unknown = set(data) - set(Case.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"corpus: {data.get('id')}: unknown key {', '.join(sorted(unknown))}")
+    values = {**data, "expect": tuple(_cause(data["id"], item) for item in data.get("expect", ()))}
+    for name in ("inject", "options"):
+        values[name] = tuple(data.get(name, ()))
+    return Case(**values)
+
+
+def _cause(case: str, data: Mapping[str, Any]) -> Cause:
+    unknown = set(data) - {"code", "hosts", "links", "nodes", "interfaces"}
+    if unknown:
+        raise ValueError(f"corpus: {case}: unknown key {', '.join(sorted(unknown))} in expect")
+    code = data["code"]
+    return Cause(
+        codes=frozenset([code] if isinstance(code, str) else code),
+        hosts=frozenset(data.get("hosts", ())),
+        links=frozenset((a, b) for a, b in data.get("links", ())),
+        nodes=frozenset(data.get("nodes", ())),
+        interfaces=frozenset(data.get("interfaces", ())),
+    )

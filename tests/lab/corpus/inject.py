@@ -1,0 +1,263 @@
+"""What a record may do to a cluster before (or while) it is examined: one function for each `do`.
+
+A function changes the hosts of the lab, or notes in the scene how they are to be started.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.lab import faults
+from tests.lab.corpus import Case
+from tests.lab.hosts import Host
+from tests.lab.lab import EPHEMERAL, MASTER_PORT, Lab
+
+
+@dataclass
+class Scene:
+    """A lab that a case is set up in, and how its hosts are to be started.
+
+    `flags`, `env` and `wrap` are by host: options of the launcher, variables, and words before the
+    command. `late_s` is how much later a host starts; `absent` hosts do not start. `strikes` are
+    (rank, signal) sent to that rank's probe child of the collectives.
+    """
+
+    lab: Lab
+    flags: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    env: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
+    wrap: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    late_s: dict[str, float] = field(default_factory=dict)
+    absent: set[str] = field(default_factory=set)
+    strikes: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def started(self) -> list[str]:
+        """Names of the hosts that start."""
+        return [name for name in self.lab.names if name not in self.absent]
+
+
+Step = Callable[..., None]
+STEPS: dict[str, Step] = {}
+
+
+def prepare(case: Case, lab: Lab) -> Scene:
+    """Set a case up in a fresh lab of its hosts."""
+    scene = Scene(lab)
+    for step in case.inject:
+        call(scene, step)
+    return scene
+
+
+def call(scene: Scene, step: Mapping[str, Any]) -> None:
+    """Take one step of a record.
+
+    Raises:
+        ValueError: there is no such step, or its arguments are others.
+    """
+    check(step)
+    rest = {name: value for name, value in step.items() if name not in ("do", "on")}
+    place = [scene.lab[step["on"]]] if "on" in step else []
+    STEPS[step["do"]](scene, *place, **rest)
+
+
+def check(step: Mapping[str, Any]) -> None:
+    """See that a step can be taken, without a lab.
+
+    Raises:
+        ValueError: as in `call`.
+    """
+    function = STEPS.get(step.get("do", ""))
+    if function is None:
+        raise ValueError(f"corpus: no step is called {step.get('do')!r}; known: {sorted(STEPS)}")
+    rest = {name: value for name, value in step.items() if name not in ("do", "on")}
+    try:
+        inspect.signature(function).bind(None, *([None] if "on" in step else []), **rest)
+    except TypeError as error:
+        raise ValueError(f"corpus: step {step['do']}: {error}") from error
+
+
+def step(function: Step) -> Step:
+    """Register a step under its name."""
+    STEPS[function.__name__] = function
+    return function
+
+
+# Starting ------------------------------------------------------------------------------------------
+
+
+@step
+def absent(scene: Scene, host: Host) -> None:
+    """The host does not start."""
+    scene.absent.add(host.name)
+
+
+@step
+def late(scene: Scene, host: Host, s: float) -> None:
+    """The host starts `s` seconds after the others."""
+    scene.late_s[host.name] = s
+
+
+@step
+def flags(scene: Scene, host: Host, args: list[str]) -> None:
+    """Other options of the launcher (torchrun's names) on one host."""
+    scene.flags[host.name] += args
+
+
+@step
+def flags_everywhere(scene: Scene, args: list[str]) -> None:
+    """Other options of the launcher on all hosts."""
+    for name in scene.lab.names:
+        scene.flags[name] += args
+
+
+@step
+def env(scene: Scene, host: Host, set: dict[str, str]) -> None:
+    """Variables of one host."""
+    scene.env[host.name] |= set
+
+
+@step
+def env_everywhere(scene: Scene, set: dict[str, str]) -> None:
+    """Variables of all hosts."""
+    for name in scene.lab.names:
+        scene.env[name] |= set
+
+
+@step
+def strike(scene: Scene, rank: int, how: str) -> None:
+    """A signal (`SIGKILL`, `SIGSTOP`, …) to one rank in its first collective."""
+    scene.strikes.append((rank, signal.Signals[how]))
+
+
+# Names ---------------------------------------------------------------------------------------------
+
+
+@step
+def names(scene: Scene, host: Host, set: dict[str, str]) -> None:
+    """Other addresses for names in one host's /etc/hosts; the empty address leaves a name out."""
+    host.set_hosts(scene.lab.names_text(**set))
+
+
+@step
+def names_everywhere(scene: Scene, set: dict[str, str]) -> None:
+    """Other addresses for names in every /etc/hosts."""
+    for host in scene.lab.hosts:
+        host.set_hosts(scene.lab.names_text(**set))
+
+
+@step
+def more_names(scene: Scene, host: Host, lines: str) -> None:
+    """More lines of one host's /etc/hosts."""
+    host.set_hosts(scene.lab.names_text() + lines)
+
+
+@step
+def rename(scene: Scene, host: Host, to: str) -> None:
+    """The host calls itself something else; its old name still leads to it."""
+    host.call("hostname", to)
+
+
+@step
+def name_server(scene: Scene, host: Host, address: str) -> None:
+    """A name server that does not answer."""
+    (host.etc / "resolv.conf").write_text(f"nameserver {address}\n")
+
+
+# Ports and packets -----------------------------------------------------------------------------------
+
+
+@step
+def drop_master_port(scene: Scene, host: Host) -> None:
+    """A silent firewall on the host in front of MASTER_PORT."""
+    faults.drop_master_port(host)
+
+
+@step
+def reject_master_port(scene: Scene, host: Host, how: str) -> None:
+    """A firewall on the host that says no: `icmp type admin-prohibited` or `tcp reset`."""
+    faults.reject_master_port(host, how)
+
+
+@step
+def drop_calls_out(scene: Scene, host: Host) -> None:
+    """A rule of the host itself drops what it sends to MASTER_PORT."""
+    faults.drop_calls_out(host)
+
+
+@step
+def path_drops_master_port(scene: Scene, source: str, target: str) -> None:
+    """Something on the way drops calls to MASTER_PORT from one host to another."""
+    a, b = scene.lab[source], scene.lab[target]
+    rule = f"ip saddr {a.address} ip daddr {b.address} tcp dport {MASTER_PORT} drop"
+    faults.on_the_path(scene.lab, rule)
+
+
+@step
+def port_taken(scene: Scene, host: Host, behaviour: str = "http", port: int = MASTER_PORT) -> None:
+    """Another program has MASTER_PORT: it answers in `http`, or is `mute`."""
+    faults.foreign_server(host, port, behaviour)
+
+
+@step
+def drop_ephemeral(scene: Scene, host: Host, source: str = "") -> None:
+    """The host's firewall lets in MASTER_PORT only; with `source`, for that host."""
+    faults.drop_ephemeral(host, scene.lab[source] if source else None)
+
+
+@step
+def path_drops_ephemeral(scene: Scene, source: str, target: str) -> None:
+    """Something on the way drops calls to ephemeral ports from one host to another."""
+    a, b = scene.lab[source], scene.lab[target]
+    rule = (
+        f"ip saddr {a.address} ip daddr {b.address} tcp dport {EPHEMERAL[0]}-{EPHEMERAL[1]} "
+        "tcp flags & (fin | syn | rst | ack) == syn drop"
+    )
+    faults.on_the_path(scene.lab, rule)
+
+
+@step
+def break_pair(scene: Scene, one: str, other: str) -> None:
+    """No new connections to ephemeral ports between two hosts, either way."""
+    faults.break_pair(scene.lab, scene.lab[one], scene.lab[other])
+
+
+@step
+def intercept(scene: Scene, host: Host) -> None:
+    """A proxy on the host accepts every connection and passes nothing on."""
+    faults.intercept_ephemeral(host)
+
+
+@step
+def mtu_black_hole(scene: Scene) -> None:
+    """All paths lose large packets without a word."""
+    faults.black_hole_large_packets(scene.lab)
+
+
+# Interfaces and routes ---------------------------------------------------------------------------
+
+
+@step
+def spare_nic(scene: Scene, host: Host, name: str, address: str, up: bool = True) -> None:
+    """One more interface, with an address (`192.0.2.1/24`) that no other host can route to."""
+    host.call("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p"[:15])
+    host.call("ip", "addr", "add", address, "dev", name)
+    if up:
+        host.call("ip", "link", "set", name, "up")
+        host.call("ip", "link", "set", f"{name}p"[:15], "up")
+
+
+@step
+def mtu(scene: Scene, host: Host, size: int) -> None:
+    """Another MTU on eth0."""
+    host.call("ip", "link", "set", "eth0", "mtu", str(size))
+
+
+@step
+def no_route(scene: Scene, host: Host, to: str) -> None:
+    """The host has no route to another one."""
+    host.call("ip", "route", "add", "unreachable", f"{scene.lab[to].address}/32")

@@ -1,0 +1,158 @@
+"""Run one case: with the doctor's own launcher, and with plain torchrun beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.lab.corpus import Case
+from tests.lab.corpus.inject import prepare
+from tests.lab.corpus.score import Score, score
+from tests.lab.lab import Lab, Run
+from tests.lab.processes import Process
+
+STOCK_CAP_S = 60.0
+_SCRIPT = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for count in (1, 1 << 20):
+    values = torch.ones(count)
+    dist.all_reduce(values)
+    assert values[-1].item() == dist.get_world_size()
+print("all-reduce ok", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the doctor said of a case. `seconds` from the start of the first host to the end of the
+    last; `codes` are exit codes; `text` is everything, for whoever has to find out why it is wrong.
+    """
+
+    score: Score
+    seconds: float
+    codes: tuple[int | None, ...]
+    answer: dict[str, Any] | None
+    leftovers: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What plain torchrun with an all-reduce said: its first telling line and when it came.
+
+    `ended` is the exit codes in words, where all hosts were done within the cap.
+    """
+
+    words: str
+    seconds: float | None
+    ended: str
+
+
+def run(case: Case, join_s: float) -> Result:
+    """Examine one case in a fresh lab."""
+    with Lab(case.names) as lab:
+        scene = prepare(case, lab)
+        views = lab.folder / "views"
+        views.mkdir()
+        with ExitStack() as stack:
+            for rank, number in scene.strikes:
+                stack.enter_context(lab.strike(rank, number))
+            done = lab.own_doctor(
+                *("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options),
+                nproc=case.nproc,
+                hosts=scene.started,
+                per_host=scene.flags,
+                per_host_env=scene.env,
+                wrap=scene.wrap,
+                late_s=scene.late_s,
+            )
+        answer, others = _answer(done, views)
+        return Result(
+            score(case, answer, others),
+            done.seconds,
+            tuple(done.codes),
+            answer,
+            tuple(done.leftovers),
+            str(done),
+        )
+
+
+def _answer(done: Run, views: Path) -> tuple[dict[str, Any] | None, Sequence[dict[str, Any]]]:
+    """The report that a reader ends up with, and all others.
+
+    Where a coordinator met everybody it could, that is its report. Where there was none, or hosts
+    did not join, it is all views merged, as `report merge` does it.
+    """
+    files = sorted(views.glob("node*.json"))
+    reports = [json.loads(path.read_text()) for path in files]
+    others = [*reports, *done.partial.values()]
+    coordinators = [report for report in reports if report["run"]["complete"]]
+    if coordinators or not files:
+        return (coordinators[0] if coordinators else done.report), others
+    merged = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", "report", "merge", "--json", "-", *map(str, files)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return json.loads(merged.stdout), others
+
+
+def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
+    """Run plain torchrun with an all-reduce on the same case in a fresh lab."""
+    with Lab(case.names) as lab:
+        scene = prepare(case, lab)
+        folder = lab.new_folder()
+        script = folder / "job.py"
+        script.write_text(_SCRIPT)
+        processes = lab.torchrun(
+            [str(script)],
+            nproc=case.nproc,
+            hosts=scene.started,
+            per_host=scene.flags,
+            per_host_env=scene.env,
+            wrap=scene.wrap,
+            late_s=scene.late_s,
+            folder=folder,
+        )
+        in_time = lab.wait(processes, cap_s)
+        words, seconds = _telling(processes)
+        codes = [process.returncode for process in processes]
+        if in_time and not any(codes):
+            return Stock("the job runs", max(p.seconds or 0.0 for p in processes), "exit 0")
+        running = [p.host.name for p in processes if p.returncode is None]
+        ended = f"{', '.join(running)} still waiting" if running else f"exit {codes}"
+        return Stock(words, seconds, ended)
+
+
+_TELLING = re.compile(r"Error\b|error:|timed out|Exception|cannot|unable|failed", re.IGNORECASE)
+_NOISE = re.compile(r"Traceback|File \"|hostname of the client socket|ProcessGroup.*warn")
+
+
+def _telling(processes: Sequence[Process]) -> tuple[str, float | None]:
+    """The first line of all hosts that says that something is wrong."""
+    lines = [
+        (line.seconds, process.host.name, line.text.strip())
+        for process in processes
+        for line in process.lines
+        if _TELLING.search(line.text) and not _NOISE.search(line.text)
+    ]
+    if not lines:
+        return "nothing", None
+    seconds, host, text = min(lines)
+    return (
+        f"{host}: {re.sub(r'^.*?(?=[A-Z][A-Za-z]+Error|The |Gloo |\\[c10d\\])', '', text)[:160]}",
+        seconds,
+    )
