@@ -233,17 +233,39 @@ class Lab:
         per_host: Mapping[str, Sequence[str]] | None = None,
         per_host_env: Mapping[str, Mapping[str, str]] | None = None,
         folder: Path | None = None,
+        **more: Any,
     ) -> list[Process]:
         """Start the static torchrun of a job on each host; `per_host` adds or overrides options."""
         processes = []
-        for host in self.hosts:
-            if hosts is None or host.name in hosts:
-                args = ["--nnodes", str(len(self.hosts)), "--nproc-per-node", str(nproc)]
-                args += ["--node-rank", str(host.index), "--master-addr", self.names[0]]
-                args += ["--master-port", str(MASTER_PORT), *(per_host or {}).get(host.name, ())]
-                more = {**(env or {}), **(per_host_env or {}).get(host.name, {})}
-                processes.append(host.torchrun([*args, *command], more, folder))
+        for host, args, wrap in self._topology(nproc, hosts, per_host, **more):
+            variables = {**(env or {}), **(per_host_env or {}).get(host.name, {})}
+            torchrun = [sys.executable, "-m", "torch.distributed.run"]
+            argv = [*wrap, *torchrun, *args, *command]
+            processes.append(host.run(argv, variables, folder))
         return processes
+
+    def _topology(
+        self,
+        nproc: int,
+        hosts: Sequence[str] | None,
+        per_host: Mapping[str, Sequence[str]] | None,
+        *,
+        late_s: Mapping[str, float] | None = None,
+        wrap: Mapping[str, Sequence[str]] | None = None,
+    ) -> Iterator[tuple[Host, list[str], list[str]]]:
+        """Each host when it is due to start, its options, and what stands before the command.
+
+        `per_host` adds or overrides options; `late_s` is how much later a host starts.
+        """
+        due = {name: (late_s or {}).get(name, 0.0) for name in hosts or self.names}
+        begin = time.monotonic()
+        for name in sorted(due, key=lambda name: due[name]):
+            time.sleep(max(0.0, begin + due[name] - time.monotonic()))
+            host = self[name]
+            args = ["--nnodes", str(len(self.hosts)), "--nproc-per-node", str(nproc)]
+            args += ["--node-rank", str(host.index), "--master-addr", self.names[0]]
+            args += ["--master-port", str(MASTER_PORT), *(per_host or {}).get(name, ())]
+            yield host, args, list((wrap or {}).get(name, ()))
 
     def plain(
         self,
@@ -320,26 +342,20 @@ class Lab:
         per_host: Mapping[str, Sequence[str]] | None = None,
         per_host_env: Mapping[str, Mapping[str, str]] | None = None,
         env: Mapping[str, str] | None = None,
-        late_s: Mapping[str, float] | None = None,
+        command: Sequence[str] = (),
+        **more: Any,
     ) -> Run:
         """Run the doctor's own launcher on every host, and read what it left.
 
-        `per_host` adds or overrides options of a host; `late_s` is how much later one starts.
+        `command`: what it is to become in the end; then the topology is for that to tell.
         """
         folder = self.new_folder()
         started: dict[int | None, list[Process]] = {}
-        begin = time.monotonic()
-        names = [name for name in self.names if hosts is None or name in hosts]
-        for name in sorted(names, key=lambda name: (late_s or {}).get(name, 0.0)):
-            time.sleep(max(0.0, begin + (late_s or {}).get(name, 0.0) - time.monotonic()))
-            host = self[name]
-            args = ["--nnodes", str(len(self.hosts)), "--node-rank", str(host.index)]
-            args += ["--nproc-per-node", str(nproc), "--master-addr", self.names[0]]
-            args += ["--master-port", str(MASTER_PORT), *(per_host or {}).get(name, ())]
-            run, *rest = _options(folder, options)
+        for host, args, wrap in self._topology(nproc, hosts, per_host, **more):
             variables = {"TMPDIR": str(folder / "tmp"), **(env or {})}
-            variables |= (per_host_env or {}).get(name, {})
-            argv = [sys.executable, "-m", "nccl_doctor", run, *rest, *args]
+            variables |= (per_host_env or {}).get(host.name, {})
+            argv = [*wrap, sys.executable, "-m", "nccl_doctor", *_options(folder, options)]
+            argv += [*args] if not command else ["--", *command]
             started[host.index] = [host.run(argv, variables, folder)]
         self.wait([process for each in started.values() for process in each], timeout_s)
         return self._collect(folder, dict(sorted(started.items())))

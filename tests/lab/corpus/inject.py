@@ -87,7 +87,7 @@ def step(function: Step) -> Step:
     return function
 
 
-# Starting ------------------------------------------------------------------------------------------
+# Starting -----------------------------------------------------------------------------------------
 
 
 @step
@@ -134,7 +134,7 @@ def strike(scene: Scene, rank: int, how: str) -> None:
     scene.strikes.append((rank, signal.Signals[how]))
 
 
-# Names ---------------------------------------------------------------------------------------------
+# Names --------------------------------------------------------------------------------------------
 
 
 @step
@@ -168,7 +168,7 @@ def name_server(scene: Scene, host: Host, address: str) -> None:
     (host.etc / "resolv.conf").write_text(f"nameserver {address}\n")
 
 
-# Ports and packets -----------------------------------------------------------------------------------
+# Ports and packets --------------------------------------------------------------------------------
 
 
 @step
@@ -238,7 +238,7 @@ def mtu_black_hole(scene: Scene) -> None:
     faults.black_hole_large_packets(scene.lab)
 
 
-# Interfaces and routes ---------------------------------------------------------------------------
+# Interfaces and routes ----------------------------------------------------------------------------
 
 
 @step

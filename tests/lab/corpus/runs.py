@@ -140,6 +140,8 @@ def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
 _TELLING = re.compile(r"Error\b|error:|timed out|Exception|cannot|unable|failed", re.IGNORECASE)
 _NOISE = re.compile(r"Traceback|File \"|hostname of the client socket|ProcessGroup.*warn")
 
+_PREFIX = re.compile(r"^.*?(?=[A-Z][A-Za-z]+Error|The |Gloo |\[c10d\])")
+
 
 def _telling(processes: Sequence[Process]) -> tuple[str, float | None]:
     """The first line of all hosts that says that something is wrong."""
@@ -152,7 +154,5 @@ def _telling(processes: Sequence[Process]) -> tuple[str, float | None]:
     if not lines:
         return "nothing", None
     seconds, host, text = min(lines)
-    return (
-        f"{host}: {re.sub(r'^.*?(?=[A-Z][A-Za-z]+Error|The |Gloo |\\[c10d\\])', '', text)[:160]}",
-        seconds,
-    )
+    text = _PREFIX.sub("", text)[:160]
+    return f"{host}: {text}", seconds

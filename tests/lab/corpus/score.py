@@ -1,4 +1,4 @@
-"""Whether an answer is right: the causes that it names against the ones that were injected. Pure."""
+"""Whether an answer is right: the causes that it names against the injected ones. Pure."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def causes_of(report: Report | None) -> tuple[Cause, ...]:
 def _is(wanted: Cause, found: Cause) -> bool:
     """Whether a root cause is the one that was injected.
 
-    Where a host is to blame, the links that its fault breaks are no other place, and an interface is
-    compared only if the record names one.
+    Where a host is to blame, the links that its fault breaks are no other place, and an interface
+    is compared only if the record names one.
     """
     return (
         bool(wanted.codes & found.codes)
