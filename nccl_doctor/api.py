@@ -269,7 +269,7 @@ class Context:
             view: `{"server": "agent" | "self" | "other", "bind_errno": int | None,
             "bind_error": str}`. `agent` is torchrun's, `self` is this very participant's.
         breadcrumb: call it before anything that may block; what it says is all that a dead child
-            leaves behind. With `tell=True` it is also printed, for a wait that may be long.
+            leaves behind.
         round, group, seat, params, peers: for a check that observes together: the round's name,
             the seats of this participant's group, its own seat, the round's parameters.
     """
