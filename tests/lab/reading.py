@@ -27,6 +27,11 @@ def _schema() -> Any:
     return jsonschema.Draft202012Validator(json.loads(path.read_text()))
 
 
+def validate(report: Report) -> None:
+    """Assert that a report meets the published schema."""
+    _schema().validate(report)
+
+
 def loud(report: Report) -> list[Mapping[str, Any]]:
     """Findings above info."""
     return [found for found in report["findings"] if found["severity"] != "info"]
@@ -36,7 +41,7 @@ def check_clean(run: Run, within_s: float = TOTAL_S) -> None:
     """Every report is valid, everybody left in time, nothing is left behind."""
     for report in (run.report, *run.partial.values()):
         if report is not None:
-            _schema().validate(report)
+            validate(report)
     assert None not in run.codes, f"a process had to be killed\n{run}"
     assert run.seconds < START_S + within_s, f"too late: {run.seconds:.1f} s\n{run}"
     assert run.leftovers == [], str(run)
