@@ -62,7 +62,7 @@ from nccl_doctor.tools.hosts import (
     road_to_master,
     spans_machines,
 )
-from nccl_doctor.tools.ifchoice import survey
+from nccl_doctor.tools.ifchoice import nccl_data_road, subnet_prefixes, survey
 from nccl_doctor.tools.matrix import (
     PeerCall,
     Sorted,
@@ -71,6 +71,7 @@ from nccl_doctor.tools.matrix import (
     unroutable_hosts,
 )
 from nccl_doctor.tools.names import SLOW_S, LookUp, has_route, look_up
+from nccl_doctor.tools.nccl_conf import nccl_settings
 from nccl_doctor.tools.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
 from nccl_doctor.tools.netfilter import quote_hit
 from nccl_doctor.tools.peercalls import call_others
@@ -89,6 +90,7 @@ from nccl_doctor.tools.ports import (
     port_holder,
     port_range,
 )
+from nccl_doctor.tools.rdma import rdma_admits, rdma_ports
 from nccl_doctor.tools.road import knock
 from nccl_doctor.tools.rulesets import read_rules
 from nccl_doctor.tools.shared_kinds import (
@@ -186,6 +188,8 @@ __all__ = [
     "may_bind",
     "mesh_proxy",
     "minor_of",
+    "nccl_data_road",
+    "nccl_settings",
     "number_range",
     "odd_ones_out",
     "place_of",
@@ -193,6 +197,8 @@ __all__ = [
     "port_range",
     "public",
     "quote_hit",
+    "rdma_admits",
+    "rdma_ports",
     "read_calls",
     "read_rules",
     "road_to_master",
@@ -205,6 +211,7 @@ __all__ = [
     "spans_machines",
     "stands_for",
     "stopped_by",
+    "subnet_prefixes",
     "sure_hit",
     "survey",
     "suspects",

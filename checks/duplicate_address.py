@@ -1,0 +1,114 @@
+"""Does any other host of the job have the same address?
+
+What it checks
+--------------
+The address of each host that its peers are most likely to use (of a real interface, not of a bridge
+or a container's) is compared with those of the other hosts.
+
+Why it matters
+--------------
+Two machines with one address take each other's packets: a host that calls the other calls itself,
+and connections of the others break at random, as the network sends each packet to whichever of the
+two spoke last.
+
+How to fix
+----------
+Give one of the two another address. Where every host has this address by design (a private network
+behind address translation inside each virtual machine), keep the job off it:
+NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
+
+When it is wrong
+----------------
+A floating address is on one host only at a time, but two reports may both show it. Which of the two
+hosts is the wrong one nobody can tell: both are named. Bridges such as docker0, which have the same
+address on every host, are left out by their names.
+
+References
+----------
+RFC 5227 (IPv4 address conflict detection); arping(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Severity,
+    Where,
+    interfaces,
+    is_link_local,
+    is_loopback,
+    likely_address,
+)
+
+ADDRESS_DUPLICATE = Kind(
+    code="address-duplicate",
+    layer=Layer.ROUTE,
+    title="Two hosts have the same address",
+    why="Each of them calls itself when it calls the other, and the rest of the network reaches "
+    "whichever spoke last.",
+    fix="give one of the hosts another address",
+)
+
+
+class DuplicateAddress(Check):
+    """Compare the addresses that peers would use."""
+
+    name = "duplicate_address"
+    layer = Layer.ROUTE
+    kinds = (ADDRESS_DUPLICATE,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """The one address that peers are likely to use, and what else there is."""
+        nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
+        usable = [(nic, addresses) for nic, addresses in nics if not _loops(addresses)]
+        likely = likely_address(usable)
+        others = [
+            address
+            for _, addresses in usable
+            for address in addresses
+            if likely and address != likely[1] and not is_link_local(address)
+        ]
+        return {"likely": list(likely) if likely else None, "others": others}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Hosts that share their likely address; two node ranks on one machine share all."""
+        owners: dict[str, list[tuple[Host, str, tuple[str, ...]]]] = {}
+        for rank, facts in cluster.facts(self.name):
+            if facts["likely"]:
+                nic, address = facts["likely"]
+                owners.setdefault(address, []).append((rank.host, nic, tuple(facts["others"])))
+        for address, hosts in owners.items():
+            machines = {(host.name, host.addresses) for host, _, _ in hosts}
+            if len(hosts) < 2 or len(machines) < 2:
+                continue
+            # Hosts that met, and have another address each, met through that: it is no conflict.
+            apart = all(host.joined and others for host, _, others in hosts)
+            yield Finding(
+                ADDRESS_DUPLICATE,
+                f"{address} is the address of {len(hosts)} hosts",
+                Where(
+                    hosts=tuple(sorted(host.label for host, _, _ in hosts)),
+                    interfaces=tuple(sorted({nic for _, nic, _ in hosts})),
+                ),
+                {"interfaces": {host.label: nic for host, nic, _ in hosts}},
+                fix="keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+                if apart
+                else f"give all but one of them another address (arping -D {address} tells who "
+                "answers)",
+                severity=Severity.INFO if apart else None,
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _loops(addresses: list[str]) -> bool:
+    return any(is_loopback(address) for address in addresses)

@@ -1,0 +1,61 @@
+"""Hosts that have one address."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.api import Cluster, Context, Launch, Severity
+from nccl_doctor.checks.duplicate_address import DuplicateAddress
+from tests.clusters import make_cluster, shut_out
+from tests.findings import judge, only
+
+CHECK = DuplicateAddress()
+
+
+def host(address: str | None, *others: str, nic: str = "eth0") -> dict[str, Any]:
+    return {"likely": [nic, address] if address else None, "others": list(others)}
+
+
+def cluster(*hosts: dict[str, Any], **fields: Any) -> Cluster:
+    names = [f"nd{i}" for i in range(len(hosts))]
+    seen = dict(zip(names, hosts, strict=True))
+    return make_cluster(names, check="duplicate_address", by_host=seen, **fields)
+
+
+def test_hosts_with_addresses_of_their_own_are_fine_whatever_their_bridges_have() -> None:
+    bridges = [host(f"192.168.77.{i}", "172.17.0.1") for i in (1, 2, 3)]
+    assert judge(CHECK, cluster(*bridges)) == []
+    assert judge(CHECK, cluster(host(None), host(None))) == []
+
+
+def test_two_hosts_with_one_address_are_both_named_and_no_other() -> None:
+    same = host("192.168.77.2")
+    made = cluster(host("192.168.77.1"), same, same)
+    for seen in (made, shut_out(made, "nd2")):
+        found = only(CHECK, seen, "address-duplicate", hosts=["nd1", "nd2"], interfaces=["eth0"])
+        assert found.level is Severity.FAIL
+        assert "192.168.77.2 is the address of 2 hosts" in found.message
+
+
+def test_hosts_that_met_by_another_address_are_only_told() -> None:
+    """As in virtual machines that all have 10.0.2.15 behind address translation."""
+    made = cluster(host("10.0.2.15", "192.168.56.2"), host("10.0.2.15", "192.168.56.3"))
+    (found,) = judge(CHECK, made)
+    assert found.level is Severity.INFO
+    (found,) = judge(CHECK, shut_out(made, "nd1"))
+    assert found.level is Severity.FAIL
+
+
+def test_two_node_ranks_on_one_machine_have_one_address() -> None:
+    made = cluster(host("192.168.77.1"), host("192.168.77.1"))
+    same = made.hosts[0]
+    hosts = tuple(replace(h, name=same.name, addresses=same.addresses) for h in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    assert judge(CHECK, replace(made, hosts=hosts, ranks=ranks)) == []
+
+
+def test_this_host() -> None:
+    found = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env={}))))
+    assert found["likely"] is None or not found["likely"][1].startswith("127.")
