@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     likely_address,
     look_up,
     rules_for_calls_in,
+    somebody_did_not_knock,
     stopped_by,
     sure_hit,
 )
@@ -90,8 +91,8 @@ class MasterFirewall(Check):
         for rank, facts in cluster.facts(self.name):
             rules, port = facts["rules"], facts["port"]
             hit = sure_hit(rules)
-            victims = kept_out(cluster, rules)
-            if hit is None or not (victims or cluster.absent):
+            victims = kept_out(cluster, facts)
+            if hit is None or not (victims or somebody_did_not_knock(cluster, facts)):
                 continue
             yield Finding(
                 PORT_BLOCKED,

@@ -57,9 +57,11 @@ from nccl_doctor.api import (
     Untested,
     Where,
     ephemeral_range,
+    explains_knock,
     fits,
     how_to_let_pass,
     knock,
+    master_host,
     may_bind,
     mesh_proxy,
     port_holder,
@@ -175,16 +177,21 @@ class Port(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """The port on the host that serves, the road on the hosts that did not get in."""
-        theirs = [facts["rules"] for _, facts in cluster.facts("master_firewall")]
+        theirs = [facts for _, facts in cluster.facts("master_firewall")]
+        unserved: dict[int, str] = {}
         for rank, facts in cluster.facts(self.name):
-            if facts["server"] == "self":
-                yield from _own_port(rank, facts)
+            for finding in _own_port(rank, facts) if facts["server"] == "self" else ():
+                if finding.level is Severity.FAIL:
+                    unserved[facts["port"]] = finding.code
+                yield finding
+        for rank, facts in cluster.facts(self.name):
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
             left_out = facts["server"] == "self" or not rank.host.joined
-            road = facts.get("knock")
             # Check master_firewall names the rule, on the host that has it.
-            if left_out and road and not any(fits(rules, road["last"]) for rules in theirs):
-                yield from _road(rank, facts)
+            if left_out and "knock" in facts and not any(explains_knock(t, facts) for t in theirs):
+                for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
+                    # Where rank 0 could not serve, the others meet a stranger, or nobody.
+                    yield finding.replaced(explained_by=unserved.get(facts["port"]))
 
 
 def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -221,7 +228,7 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
 class _Seen:
     """The last knock of one host, with what every rule says of it."""
 
-    def __init__(self, rank: Rank, facts: Mapping[str, Any]) -> None:
+    def __init__(self, rank: Rank, facts: Mapping[str, Any], far_end: str) -> None:
         self.tries: Mapping[str, Any] = facts["knock"]
         self.last: Mapping[str, Any] = self.tries["last"]
         self.master, self.port = facts["master_addr"], facts["port"]
@@ -231,7 +238,8 @@ class _Seen:
         self.mesh = facts.get("mesh", "")
         self.here = _host(rank)
         # From one host alone nobody can tell which end of a link it is.
-        self.link = Where(links=((rank.host.label, self.master),))
+        self.far_end = far_end
+        self.link = Where(links=((rank.host.label, far_end),))
         self.look = f"on rank 0's host: sudo ss -ltnp 'sport = :{self.port}'"
 
     def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
@@ -239,9 +247,18 @@ class _Seen:
         return Finding(kind, message, where, self.tries, fix=fix, **more)
 
 
-def _road(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _far_end(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> str:
+    """Name of the host that was knocked at: rank 0's, where it has that address."""
+    master = master_host(cluster)
+    address = facts["knock"]["last"]["address"]
+    if master and master.id != rank.host.id and address in master.addresses:
+        return master.label
+    return str(facts["master_addr"])
+
+
+def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Finding]:
     """What the last knock says."""
-    seen = _Seen(rank, facts)
+    seen = _Seen(rank, facts, far_end)
     if seen.last["answer"] == "store":
         yield from _hidden(seen)
         return
@@ -289,7 +306,7 @@ def _stranger(seen: _Seen) -> Finding:
         "closed": f"accepts connections and hangs up ({reply or 'without a word'})",
         "other": f'answers "{reply}"',
     }[answer]
-    where = Where(hosts=(seen.master,))
+    where = Where(hosts=(seen.far_end,))
     fix = f"{seen.look}; free the port, or export another MASTER_PORT on every host"
     if seen.mesh:  # it may be the proxy of this host that took the call
         where = seen.link

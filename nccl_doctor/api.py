@@ -34,6 +34,7 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.tools.c10d import endpoint_host, is_host_told, matches_machine
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.culprits import (
     Suspects,
@@ -76,10 +77,12 @@ from nccl_doctor.tools.net import Dial, Interface, dial, interfaces, is_link_loc
 from nccl_doctor.tools.netfilter import quote_hit
 from nccl_doctor.tools.peercalls import call_others
 from nccl_doctor.tools.portrules import (
+    explains_knock,
     fits,
     how_to_let_pass,
     kept_out,
     rules_for_calls_in,
+    somebody_did_not_knock,
     stopped_by,
     sure_hit,
 )
@@ -99,6 +102,7 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_UNRESOLVABLE,
     PORT_BLOCKED,
 )
+from nccl_doctor.tools.slurm import slurm_hosts
 from nccl_doctor.tools.versions import (
     OLDEST_DRIVER,
     Difference,
@@ -165,8 +169,10 @@ __all__ = [
     "dial",
     "differences",
     "disagreement",
+    "endpoint_host",
     "ephemeral_range",
     "everybody_came_in",
+    "explains_knock",
     "fits",
     "follow_pairs",
     "has_entered",
@@ -176,6 +182,7 @@ __all__ = [
     "how_to_let_pass",
     "how_to_open",
     "interfaces",
+    "is_host_told",
     "is_link_local",
     "is_loopback",
     "kept_out",
@@ -185,6 +192,7 @@ __all__ = [
     "look_up",
     "major",
     "master_host",
+    "matches_machine",
     "may_bind",
     "mesh_proxy",
     "minor_of",
@@ -207,6 +215,8 @@ __all__ = [
     "scoped",
     "see_gpus",
     "see_other_gpus",
+    "slurm_hosts",
+    "somebody_did_not_knock",
     "sort_calls",
     "spans_machines",
     "stands_for",

@@ -102,18 +102,43 @@ def fits(facts: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any]
     return hit if hit and call["outcome"] in _LOOKS_LIKE[hit["verdict"]] else None
 
 
-def kept_out(cluster: Cluster, rules: Mapping[str, Any]) -> tuple[Rank, ...]:
-    """Who says (check `port`) that MASTER_PORT answered as these rules of its host would have it.
+def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether rules on the host that serves are why MASTER_PORT answered another host as it did.
+
+    Args:
+        theirs: facts of check `master_firewall`.
+        facts: of check `port`, on the other host.
+    """
+    knock = facts.get("knock")
+    same = facts["port"] == theirs["port"]
+    return bool(same and knock and fits(theirs["rules"], knock["last"]))
+
+
+def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
+    """Who says (check `port`) that MASTER_PORT answered as the rules of its host would have it.
 
     That is whoever never got in, and the host that serves, which may be dropped by its own rule.
     """
     return tuple(
         rank
         for rank, facts in cluster.facts("port")
-        if (facts["server"] == "self" or not rank.host.joined)
-        and (knock := facts.get("knock"))
-        and fits(rules, knock["last"])
+        if (facts["server"] == "self" or not rank.host.joined) and explains_knock(theirs, facts)
     )
+
+
+def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
+    """Whether somebody is missing who cannot say how MASTER_PORT answers.
+
+    Args:
+        theirs: facts of check `master_firewall`.
+    """
+    out = {host.id for host in cluster.present_hosts if not host.joined}
+    knocked = {
+        rank.host.id
+        for rank, facts in cluster.facts("port")
+        if facts.get("knock") and facts["port"] == theirs["port"]
+    }
+    return bool(out - knocked) or any(rank.host.id not in out for rank in cluster.absent)
 
 
 def stopped_by(hit: Mapping[str, Any]) -> str:
