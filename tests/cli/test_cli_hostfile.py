@@ -1,0 +1,331 @@
+"""`run --hostfile`: what a user types, and the end of the line on the other host.
+
+The ssh here is a script that gets in to this very host; the lab has a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nccl_doctor.options import Options
+from nccl_doctor.relay import MARKER, letter
+from tests.cli.program import CLEAN, error_of, program
+from tests.reports import validate
+
+SSH = """#!/bin/sh
+echo "$@" >> "$SSH_LOG"
+[ "$1" = -G ] && { echo "hostname localhost"; exit 0; }
+while [ "$1" != -- ]; do shift; done
+host=$2
+shift 2
+case $host in
+    noisy) echo "Welcome to $host"; echo "No mail." >&2 ;;
+    slow) sleep 1 ;;
+    away) echo "ssh: connect to host $host port 22: Connection refused" >&2; exit 255 ;;
+    other) echo "bash: line 1: exec: env: not found" >&2; exit 127 ;;
+    stuck) exec sleep 60 ;;
+esac
+exec sh -c "$*"
+"""
+QUICK = ("--backend", "gloo", "--select", "ranks,torch_import", "--join-timeout", "20")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    file = tmp_path / "bin" / "ssh"
+    file.parent.mkdir()
+    file.write_text(SSH)
+    file.chmod(0o755)
+    path = f"{file.parent}:{os.environ['PATH']}"
+    return {"PATH": path, "SSH_LOG": str(tmp_path / "log"), "HOME": str(tmp_path)}
+
+
+@pytest.fixture
+def run(tmp_path: Path, env: dict[str, str]) -> Run:
+    """Run with a hostfile of these lines."""
+
+    def run_one(lines: str, *options: str, **more) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "hosts").write_text(lines)
+        more = {"cwd": tmp_path, "timeout_s": 90, **more, "env": {**env, **more.get("env", {})}}
+        return program("run", "--hostfile", "hosts", *options, **more)
+
+    return run_one
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path):
+    yield
+    end = time.monotonic() + 10
+    while left := _with(str(tmp_path)):
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
+
+
+def _with(folder: str) -> list[str]:
+    """Processes that this test started, by their environment."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        try:
+            if process.pid != os.getpid() and process.environ().get("HOME") == folder:
+                found.append(str(process.info["cmdline"]))
+        except psutil.Error:
+            continue
+    return found
+
+
+# --- as a user types it ---
+
+
+@pytest.mark.parametrize("host", ["good", "noisy", "slow"])
+def test_one_host(run: Run, tmp_path: Path, host: str):
+    done = run(f"{host} slots=2\n", *QUICK, "--json", "report.json")
+    data = json.loads((tmp_path / "report.json").read_text())
+    validate(data)
+    assert (done.returncode, data["verdict"]) == (0, "pass"), done
+    assert done.stdout.startswith("nccl-doctor: PASS: 2 ranks on 1 host")
+    assert done.stderr == ""
+    assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
+    assert data["run"]["hostfile"] == "hosts"
+    assert data["run"]["command"].startswith("nccl-doctor run --hostfile hosts")
+    assert data["run"]["options"]["json_path"] == "report.json"
+    log = (tmp_path / "log").read_text()
+    assert f"-- {host} cd {tmp_path}; exec env " in log
+    assert f" PYTHONPATH={tmp_path}" in log
+    assert f" {sys.executable} -m nccl_doctor run --relay --nnodes 1 --node-rank 0 " in log
+
+
+def test_json_on_stdout_is_nothing_but_json(run: Run):
+    done = run("noisy slots=1", *QUICK, "--json", "-")
+    assert done.returncode == 0, done
+    validate(json.loads(done.stdout))
+
+
+def test_a_host_that_is_away_is_the_cause_and_does_not_take_the_join_time(run: Run):
+    started = time.monotonic()
+    done = run("good slots=1\naway slots=1", *QUICK, "--json", "-", "--join-timeout", "55")
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["verdict"]) == (1, "fail")
+    (root,) = data["root_causes"]
+    assert (root["code"], root["where"]["hosts"]) == ("ssh-failed", ["away"])
+    absent = next(found for found in data["findings"] if found["code"] == "host-absent")
+    assert absent["explained_by"] == "ssh-failed"
+    assert absent["where"]["nodes"] == [1]
+    assert "within 55 s" not in absent["message"]
+    assert time.monotonic() - started < 30
+
+
+def test_nobody_can_be_reached(run: Run):
+    done = run("away slots=1\nother slots=1", *QUICK)
+    assert done.returncode == 1
+    assert "ssh-failed" in done.stdout
+    assert "remote-command-failed" in done.stdout
+    assert "exit 127: bash: line 1: exec: env: not found" in done.stdout
+
+
+def test_a_log_in_that_hangs_ends_in_time(run: Run):
+    started = time.monotonic()
+    done = run("stuck slots=1", *QUICK[:4], "--timeout", "4", "--json", "-")
+    assert time.monotonic() - started < 8
+    (root,) = json.loads(done.stdout)["root_causes"]
+    assert (root["code"], root["where"]["hosts"]) == ("remote-command-failed", ["stuck"])
+    assert done.returncode == 1
+
+
+def test_a_configuration_that_only_the_other_host_has(run: Run, tmp_path: Path):
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "nccl-doctor.toml").write_text("timout = 1\n")
+    (tmp_path / "bin" / "ssh").write_text(
+        SSH.replace('exec sh -c "$*"', f'exec sh -c "cd {there}; ${{*#*;}}"')
+    )
+    done = run("good slots=1", *QUICK, "--json", "-")
+    (root,) = json.loads(done.stdout)["root_causes"]
+    assert root["code"] == "config-bad-value", done
+    assert 'nccl-doctor.toml: unknown key "timout"' in root["message"]
+
+
+def test_the_environment_that_deepspeed_would_export_is_judged(run: Run, tmp_path: Path):
+    (tmp_path / ".deepspeed_env").write_text("GLOO_SOCKET_IFNAME=lo\n")
+    env = {"NCCL_SOCKET_IFNAME": "zzz0", "NCCL_SECRET": "s3cret", "TORCH_NCCL_X": "1"}
+    done = run("good slots=1", *QUICK, "--json", "-", env=env)
+    (rank,) = json.loads(done.stdout)["ranks"]
+    assert rank["env"]["NCCL_SOCKET_IFNAME"] == "zzz0"
+    assert rank["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "s3cret" not in (tmp_path / "log").read_text(), "whoever lists processes would see it"
+
+
+def test_ctrl_c_ends_all_and_still_reports(tmp_path: Path, env: dict[str, str]):
+    (tmp_path / "hosts").write_text("good slots=1\nstuck slots=1\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "nccl_doctor", "run", "--hostfile", "hosts", *QUICK],
+        cwd=tmp_path,
+        env={**CLEAN, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while len(_with(str(tmp_path))) < 3:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 3, (out, err)
+    assert "received SIGINT" in out
+    assert "Traceback" not in err
+
+
+def test_no_orphan_when_it_is_killed(tmp_path: Path, env: dict[str, str]):
+    (tmp_path / "hosts").write_text("good slots=2\nslow slots=2\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nccl_doctor", "run", "--hostfile", "hosts", *QUICK],
+        cwd=tmp_path,
+        env={**CLEAN, **env},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while len(_with(str(tmp_path))) < 3:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    process.kill()
+    process.wait()  # the fixture looks whether the others go
+
+
+# --- bad input: one line, exit 2, nothing started ---
+
+BAD = {
+    "--nnodes 3": "--nnodes 3: --hostfile hosts names 2 hosts; leave the option out",
+    "--node-rank 0": "--node-rank 0: --hostfile gives the node ranks, by line",
+    "--nproc-per-node 4": 'line 1: "nd0" has slots=2, fewer than --nproc-per-node 4',
+    "--json no/such.json": "the folder no does not exist",
+    "--select zzz": 'no check or finding code is named "zzz"',
+    "--select ssh-failed": '"ssh-failed" is the engine\'s own and cannot be selected',
+}
+
+
+@pytest.mark.parametrize("options", BAD)
+def test_contradictions(run: Run, tmp_path: Path, options: str):
+    assert BAD[options] in error_of(run("nd0 slots=2\nnd1 slots=2\n", *options.split()))
+    log = tmp_path / "log"
+    assert not log.exists() or log.read_text().split()[0] == "-G", "nothing was started"
+
+
+def test_bad_files(run: Run, tmp_path: Path):
+    assert 'hosts: line 2: "nd1 slots=0": slots' in error_of(run("nd0 slots=1\nnd1 slots=0\n"))
+    assert "hosts: names no host" in error_of(run("# none\n"))
+    words = error_of(program("run", "--hostfile", "none", cwd=tmp_path))
+    assert words == "--hostfile none: cannot be read: No such file or directory"
+    (tmp_path / ".deepspeed_env").write_text("A=1\n\n")
+    assert ".deepspeed_env, line 2" in error_of(run("nd0 slots=1"))
+    (tmp_path / ".deepspeed_env").write_text(f"A={'x' * 100_000}\n")
+    assert "larger than 30 KiB" in error_of(run("nd0 slots=1"))
+    assert not (tmp_path / "log").exists(), "nothing was started"
+
+
+def test_under_a_launcher(run: Run):
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
+    words = error_of(run("nd0 slots=1", env={**ranks, "LOCAL_RANK": "0"}))
+    assert "has started this process as one of its ranks" in words
+
+
+def test_without_ssh(run: Run, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    words = error_of(run("nd0 slots=1", env={"PATH": str(tmp_path / "empty")}))
+    assert words == "--hostfile needs ssh, and there is none in PATH: install it"
+
+
+def test_the_configuration_file_may_name_the_hosts(tmp_path: Path, env: dict[str, str]):
+    (tmp_path / "nccl-doctor.toml").write_text('hostfile = "hosts"\nstrict = true\n')
+    words = error_of(program("run", cwd=tmp_path, env=env))
+    assert words == "--hostfile hosts: cannot be read: No such file or directory"
+    # The other host sees the same file, and does not start the same again.
+    (tmp_path / "hosts").write_text("good slots=1\n")
+    done = program("run", *QUICK, "--json", "-", cwd=tmp_path, env=env, timeout_s=90)
+    assert json.loads(done.stdout)["verdict"] == "pass", done
+    assert (tmp_path / "log").read_text().count("--relay") == 1
+
+
+# --- the other end ---
+
+
+def relay(tmp_path: Path, env: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "nccl_doctor", "run", "--relay", *options],
+        cwd=tmp_path,
+        env={**CLEAN, **env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+LETTER = letter(Options(backend="gloo", select=("ranks",), join_timeout_s=5), {"NCCL_X": "a"})
+
+
+def test_a_relay_says_its_own_view_where_it_never_got_in(tmp_path: Path, env: dict[str, str]):
+    options = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1")
+    with relay(tmp_path, env, *options, "--master-port", "9", "--nproc-per-node", "2") as process:
+        assert process.stdin is not None
+        process.stdin.write(LETTER)
+        process.stdin.flush()
+        out, err = _read(process)
+    data = json.loads(out)
+    validate(data)
+    assert data["run"]["complete"] is False
+    assert "coordinator-lost" in {found["code"] for found in data["findings"]}
+    assert process.returncode == data["exit_code"]
+    assert err.startswith(MARKER)
+    assert {rank["env"]["NCCL_X"] for rank in data["ranks"]} == {"a"}
+
+
+def test_a_relay_ends_when_the_line_closes(tmp_path: Path, env: dict[str, str]):
+    with relay(tmp_path, env) as process:
+        out, err = process.communicate("", timeout=20)
+    assert process.returncode == 130
+    assert out == ""
+    options = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "29555")
+    with relay(tmp_path, env, *options) as process:
+        started = time.monotonic()
+        out, err = process.communicate(LETTER.replace("5.0", "50.0"), timeout=20)
+    assert time.monotonic() - started < 15
+    assert process.returncode != 0
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("text", ["hello\n", "{}\n", '{"options": {"level": "deep"}}\n', "[]\n"])
+def test_a_letter_of_another_version(tmp_path: Path, env: dict[str, str], text: str):
+    with relay(tmp_path, env) as process:
+        _, err = process.communicate(text, timeout=20)
+    assert process.returncode == 2
+    assert "nccl-doctor: error: --relay: not understood" in err
+
+
+def test_a_letter_with_a_check_that_is_not_here(tmp_path: Path, env: dict[str, str]):
+    with relay(tmp_path, env) as process:
+        assert process.stdin is not None
+        process.stdin.write(letter(Options(select=("zzz",)), {}))
+        process.stdin.flush()
+        _, err = _read(process)
+    assert process.returncode == 2
+    assert 'nccl-doctor: error: --select: no check or finding code is named "zzz"' in err
+
+
+def _read(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Both streams to their end, with standard input left open."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out = process.stdout.read()
+    err = process.stderr.read()
+    process.wait(20)
+    return out, err
