@@ -129,8 +129,7 @@ def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
 def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
     """Whether somebody is missing who cannot say how MASTER_PORT answers.
 
-    Args:
-        theirs: facts of check `master_firewall`.
+    `theirs` are facts of check `master_firewall`.
     """
     out = {host.id for host in cluster.present_hosts if not host.joined}
     knocked = {
