@@ -1,0 +1,13 @@
+"""The topology of a job, read from the line that starts it: `torchrun …`, `accelerate launch …`,
+`deepspeed …`.
+
+A launcher reads its own flags up to the training script; so does this package, with the same rules
+(abbreviations, both spellings, variables that stand for flags, configuration files). It imports no
+launcher and starts nothing.
+"""
+
+from nccl_doctor.jobline.program import which
+from nccl_doctor.jobline.reader import read
+from nccl_doctor.jobline.record import JobLine, JobLineError
+
+__all__ = ["JobLine", "JobLineError", "read", "which"]

@@ -1,0 +1,272 @@
+"""`accelerate launch`: its flags and its configuration file, and which launcher it hands over to.
+
+It runs torchrun's code for several GPUs, the `deepspeed` command for DeepSpeed on several machines,
+and otherwise one process. The rules are those of accelerate 1.15 (commands/launch.py and
+utils/launch.py); a test holds the flags against an installed accelerate, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nccl_doctor.jobline import accelerate_config, deepspeed, torchrun
+from nccl_doctor.jobline.accelerate_config import Config
+from nccl_doctor.jobline.flags import Table, read_flags
+from nccl_doctor.jobline.record import (
+    DEFAULT,
+    MAX_PORT,
+    Draft,
+    JobLine,
+    JobLineError,
+    Said,
+    number,
+)
+from nccl_doctor.suggest import suggest
+
+FLAGS = Table(
+    values="""
+        --config_file --mixed_precision --num_processes --num_machines --gpu_ids --machine_rank
+        --num_cpu_threads_per_process --main_process_ip --main_process_port -t/--tee --log_dir
+        --role --rdzv_backend --rdzv_conf --max_restarts --monitor_interval --vm --env
+        --main_training_function --zero_stage --gradient_accumulation_steps --gradient_clipping
+        --zero3_init_flag --zero3_save_16bit_model --aws_access_key_id --aws_secret_access_key
+    """,
+    switches="""
+        -q/--quiet --cpu --multi_gpu --tpu --ipex --use_xpu --use_mps_device --enable_cpu_affinity
+        --use_deepspeed --use_fsdp --use_megatron_lm --use_parallelism_config --same_network
+        -m/--module --no_python --tpu_cluster --no_tpu_cluster --tpu_use_sudo --downcast_bf16
+        --debug --dynamo_use_fullgraph --dynamo_use_dynamic --dynamo_use_regional_compilation
+        --fp8_use_autocast_during_eval
+    """,
+    families=(
+        *("deepspeed_", "dynamo_", "fp8_", "fsdp_", "megatron_lm_", "mpirun_", "offload_"),
+        "parallelism_config_",
+    ),
+    abbreviations=False,
+)
+
+_KINDS = ("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp")
+"""Switches of which accelerate takes one."""
+_CHOSEN_BY_FILE = {"DEEPSPEED": "deepspeed", "FSDP": "torchrun", "MEGATRON_LM": "torchrun"}
+_HERE = "standard"  # DeepSpeed's ranks are started by torchrun's code, on each machine its own
+_LAUNCHERS = (*deepspeed.LAUNCHERS, _HERE, "nossh")
+
+
+def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
+    """Read the words behind `accelerate launch`, and the configuration file.
+
+    Raises:
+        JobLineError: accelerate would refuse the line, or every machine would train alone.
+    """
+    given = read_flags(FLAGS, words)
+    told = given.told
+    kinds = [told[name].source for name in _KINDS if name in told]
+    if len(kinds) > 1:
+        raise JobLineError(f"{kinds[0]} and {kinds[1]} exclude each other")
+    config = _config(told.get("config_file"), "cpu" in told, environ, cwd)
+    notes = given.notes + (config.notes if config else ())
+    return _Reading(told, config, cwd, notes).line()
+
+
+def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
+    if named is None:
+        path = accelerate_config.default_path(environ)
+        return accelerate_config.load(path) if path.is_file() and not cpu else None
+    path = cwd / named.text
+    if not path.is_file():
+        raise JobLineError(f"{named.source} {named.text}: no such file")
+    return accelerate_config.load(path)
+
+
+class _Reading:
+    """The values of one line: flags first, then the file."""
+
+    def __init__(
+        self, told: dict[str, Said], config: Config | None, cwd: Path, notes: tuple[str, ...]
+    ) -> None:
+        self._told = told
+        self._config = config
+        self._cwd = cwd
+        self._notes = notes
+        self._machines = self._say("num_machines") or Said("1", DEFAULT)
+        self._nnodes = number(self._machines, 1)
+
+    def _say(self, name: str) -> Said | None:
+        return self._told.get(name) or (self._config.said(name) if self._config else None)
+
+    def line(self) -> JobLine:
+        """What accelerate makes of it."""
+        kind = self._kind()
+        if kind == "elsewhere":
+            return JobLine(notes=self._notes)
+        line = {"deepspeed": self._deepspeed, "torchrun": self._torchrun, "one": self._one}[kind]()
+        gpus, environ = self._say("gpu_ids"), dict(line.environ)
+        if gpus and gpus.text != "all":
+            environ["CUDA_VISIBLE_DEVICES"] = gpus.text
+        return replace(line, environ=environ, notes=tuple(dict.fromkeys(self._notes + line.notes)))
+
+    def _note(self, line: str) -> None:
+        self._notes += (line,)
+
+    def _kind(self) -> str:
+        """Who starts the ranks."""
+        chosen = self._config.values if self._config else {}
+        if chosen.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+            self._note(f"accelerate starts this job on {chosen['compute_environment']}, not here")
+            return "elsewhere"
+        if "cpu" in self._told:
+            return "one"
+        if "use_deepspeed" in self._told:
+            return "deepspeed"
+        if any(name in self._told for name in ("multi_gpu", "use_fsdp", "use_megatron_lm")):
+            return "torchrun"
+        by_file = chosen.get("distributed_type", "")
+        if "tpu" in self._told or by_file in ("TPU", "XLA"):
+            self._note("accelerate starts this job on TPUs, which are not examined here")
+            return "elsewhere"
+        if self._config:
+            multi = "torchrun" if by_file.startswith("MULTI_") and by_file != "MULTI_CPU" else "one"
+            return _CHOSEN_BY_FILE.get(by_file, multi)
+        if self._nnodes > 1:
+            self._note(
+                "without --multi_gpu, accelerate starts several ranks only where it sees several "
+                "GPUs; elsewhere each machine trains alone: add --multi_gpu"
+            )
+        return "torchrun"  # as it does where it sees several GPUs
+
+    def _nproc(self) -> Said | None:
+        """--num_processes counts over all machines; None: as many as there are GPUs."""
+        said = self._say("num_processes")
+        if said is None and self._config is None:
+            return None
+        if said is None or said.text.strip() == "-1":
+            raise JobLineError("neither --num_processes nor the configuration file says how many")
+        total = number(said, 1)
+        multi = self._told.get("multi_gpu")
+        if multi and total < 2:
+            raise JobLineError(f"{multi.source} needs {said.source} of 2 or more, not {total}")
+        if total < self._nnodes:
+            raise JobLineError(
+                f"{said.source} {total} counts over all machines: it is less than "
+                f"{self._machines.source} {self._nnodes}"
+            )
+        if total % self._nnodes:
+            self._note(
+                f"{said.source} {total} is no multiple of {self._machines.source} {self._nnodes}: "
+                f"accelerate starts {total // self._nnodes} on each machine"
+            )
+        return Said(str(total // self._nnodes), said.source)
+
+    def _meeting(self) -> tuple[Said | None, Said]:
+        """Address and port of the main process."""
+        addr = self._say("main_process_ip")
+        if self._nnodes > 1 and (addr is None or not addr.text.strip()):
+            raise JobLineError(
+                f"{self._machines.source} {self._nnodes} needs --main_process_ip, the address of "
+                "the machine of rank 0"
+            )
+        return addr, self._say("main_process_port") or Said(str(torchrun.PORT), DEFAULT)
+
+    def _torchrun(self) -> JobLine:
+        nproc = self._nproc()
+        addr, port = self._meeting()
+        passed = {"nnodes": self._machines, "nproc_per_node": nproc or Said("gpu", DEFAULT)}
+        for name in ("rdzv_backend", "rdzv_conf"):
+            if name in self._told:
+                passed[name] = self._told[name]
+        if self._nnodes == 1:
+            if port.source != DEFAULT and number(port, 0, MAX_PORT):
+                passed["master_port"] = port
+            passed.pop("rdzv_backend", None)
+        else:
+            passed["node_rank"] = self._rank()
+            self._pass_meeting(passed, addr or Said("", DEFAULT), port)
+        by_file = self._config.said("rdzv_backend") if self._config else None
+        if by_file and "rdzv_backend" not in passed and by_file.text != "static":
+            self._note(f"{by_file.source} is not read by accelerate: give --rdzv_backend")
+        line = torchrun.resolve("accelerate", passed)
+        if nproc is None and self._nnodes > 1:
+            self._note(
+                "--num_processes is not given: accelerate divides the GPUs of this machine by "
+                f"{self._machines.source}"
+            )
+            line = replace(line, nproc_per_node=None)
+        if line.master_port == number(port, 0, MAX_PORT):
+            line = replace(line, sources={**line.sources, "master_port": port.source})
+        return line
+
+    def _pass_meeting(self, passed: dict[str, Said], addr: Said, port: Said) -> None:
+        """As accelerate hands them to torchrun: c10d is told where to meet only without
+        --same_network.
+        """
+        c10d = passed.get("rdzv_backend", Said("static", DEFAULT)).text != "static"
+        if c10d and "same_network" not in self._told:
+            at = number(port, 1, MAX_PORT)
+            passed["rdzv_endpoint"] = Said(f"{addr.text}:{at}", addr.source)
+        else:
+            passed["master_addr"], passed["master_port"] = addr, port
+
+    def _rank(self) -> Said:
+        said = self._say("machine_rank")
+        if said is None and self._config is None:
+            raise JobLineError(f"{self._machines.source} {self._nnodes} needs --machine_rank")
+        return said or Said("0", DEFAULT)
+
+    def _deepspeed(self) -> JobLine:
+        chosen = self._say("deepspeed_multinode_launcher") or Said("pdsh", DEFAULT)
+        if chosen.text not in _LAUNCHERS:
+            hint = suggest(chosen.text, _LAUNCHERS) or f"; it is one of {', '.join(_LAUNCHERS)}"
+            raise JobLineError(f"{chosen.source} {chosen.text!r} is not known{hint}")
+        if self._nnodes == 1 or chosen.text == _HERE:
+            return self._torchrun()
+        hosts = self._say("deepspeed_hostfile")
+        if hosts is None:
+            raise JobLineError(
+                f"{self._machines.source} {self._nnodes} with DeepSpeed's launcher {chosen.text} "
+                "needs --deepspeed_hostfile: every machine would train alone; to start each "
+                f"machine by its own line, add --deepspeed_multinode_launcher {_HERE}"
+            )
+        passed = {"hostfile": hosts, "master_port": self._meeting()[1]}
+        if addr := self._say("main_process_ip"):
+            passed["master_addr"] = addr
+        if chosen.text == "nossh":
+            passed |= {"no_ssh": chosen, "node_rank": self._rank()}
+        else:
+            passed["launcher"] = chosen
+        exclude, include = map(
+            self._say, ("deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
+        )
+        if exclude:
+            passed["exclude"] = exclude
+        elif include:
+            passed["include"] = include
+        elif nproc := self._nproc():
+            passed["num_gpus"] = nproc
+        return deepspeed.resolve("accelerate", passed, self._cwd)
+
+    def _one(self) -> JobLine:
+        """One process on this machine; who numbers it, if anybody, is outside."""
+        draft = Draft("accelerate")
+        draft.put("nnodes", self._nnodes, self._machines.source)
+        draft.put("max_nnodes", self._nnodes, self._machines.source)
+        draft.put("nproc_per_node", "1", DEFAULT)
+        addr, port = self._meeting()
+        if self._nnodes == 1:
+            draft.put("node_rank", 0, DEFAULT)
+        else:
+            draft.put("master_port", number(port, 1, MAX_PORT), port.source)
+            if said := self._say("machine_rank"):
+                draft.put("node_rank", number(said, 0, self._nnodes - 1), said.source)
+        if addr:
+            draft.put("master_addr", addr.text, addr.source)
+        if hosts := self._say("mpirun_hostfile"):
+            draft.put("hostfile", hosts.text, hosts.source)
+            draft.put("starts_remote", True, hosts.source)
+        elif (said := self._say("num_processes")) and number(said, -1) > 1:
+            draft.note(
+                f"{said.source} {said.text}: without several GPUs accelerate starts one process "
+                "here, and mpirun or the environment has to number it"
+            )
+        return draft.done()

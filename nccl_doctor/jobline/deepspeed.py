@@ -1,0 +1,222 @@
+"""The `deepspeed` command: its flags, and which hosts of a hostfile they leave.
+
+The rules are those of deepspeed/launcher/runner.py; a test holds the flags against the installed
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nccl_doctor import hostfile
+from nccl_doctor.hostfile import Entry
+from nccl_doctor.jobline.flags import Table, read_flags
+from nccl_doctor.jobline.record import (
+    DEFAULT,
+    MAX_PORT,
+    Draft,
+    JobLine,
+    JobLineError,
+    Said,
+    Told,
+    number,
+)
+from nccl_doctor.suggest import suggest
+
+FLAGS = Table(
+    values="""
+        -H/--hostfile -i/--include -e/--exclude --num_nodes --num_gpus/--num_accelerators
+        --master_port --master_addr --node_rank --launcher --launcher_args --enable_each_rank_log
+        --autotuning --bind_core_list --ssh_port --venv_script --log_level
+    """,
+    switches="""
+        --module --no_python --no_local_rank --no_ssh --no_ssh_check --force_multi --save_pid
+        --bind_cores_to_rank -q/--quiet
+    """,
+    dashes=False,
+)
+
+HOSTFILE = "/job/hostfile"
+"""Read where it exists and no other is named."""
+LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "slurm", "mvapich")
+_PORT = "29500"
+_ALL: frozenset[int] = frozenset()
+"""Slots of a host that a filter names without slots."""
+
+
+def read(words: Sequence[str], cwd: Path) -> JobLine:
+    """Read the words behind `deepspeed`, and the hostfile.
+
+    Raises:
+        JobLineError: deepspeed would refuse the line, or would leave out hosts in silence.
+    """
+    given = read_flags(FLAGS, words)
+    return resolve("deepspeed", given.told, cwd, given.notes)
+
+
+def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
+    """What deepspeed makes of its flags, whoever gave them.
+
+    Raises:
+        JobLineError: as in `read`.
+    """
+    draft = Draft(launcher, notes)
+    _refuse_contradictions(told)
+    port = told.get("master_port", Said(_PORT, DEFAULT))
+    draft.put("master_port", number(port, 1, MAX_PORT), port.source)
+    if "autotuning" in told:
+        draft.note(f"{told['autotuning'].source} starts many short jobs: examined as one")
+    named = told.get("hostfile", Said(HOSTFILE, DEFAULT))
+    if (cwd / named.text).is_file():
+        _many(draft, told, named, cwd)
+    elif named.source == DEFAULT:
+        _alone(draft, told)
+    else:
+        raise JobLineError(
+            f"{named.source} {named.text}: no such file; deepspeed would go on with this host alone"
+        )
+    return draft.done()
+
+
+def _refuse_contradictions(told: Told) -> None:
+    filters = [said for name in ("include", "exclude") if (said := told.get(name)) and said.text]
+    counts = [
+        said for name in ("num_nodes", "num_gpus") if (said := told.get(name)) and _count(said) >= 0
+    ]
+    if len(filters) > 1 or (filters and counts):
+        pair = [*filters, *counts][:2]
+        raise JobLineError(f"{pair[0].source} and {pair[1].source} exclude each other")
+    launcher = told.get("launcher", Said(LAUNCHERS[0], DEFAULT))
+    if launcher.text.lower() not in LAUNCHERS:
+        hint = suggest(launcher.text.lower(), LAUNCHERS) or f"; it is one of {', '.join(LAUNCHERS)}"
+        raise JobLineError(f"{launcher.source} {launcher.text!r} is not known{hint}")
+
+
+def _alone(draft: Draft, told: Told) -> None:
+    """Without a hostfile: the ranks of this host."""
+    nodes = told.get("num_nodes")
+    if nodes and _count(nodes) > 1:
+        raise JobLineError(f"{nodes.source} {nodes.text} needs a --hostfile that names the hosts")
+    if (said := told.get("master_addr")) and said.text:
+        draft.note(f"{said.source} is not used without a hostfile: the job is this host alone")
+    if "no_ssh" in told:
+        _no_ssh_rank(told, 1)
+    for name in ("nnodes", "max_nnodes"):
+        draft.put(name, 1, DEFAULT)
+    draft.put("node_rank", 0, DEFAULT)
+    draft.put("master_addr", "127.0.0.1", DEFAULT)
+    include, exclude = told.get("include"), told.get("exclude")
+    count = told.get("num_gpus")
+    slots: Sequence[int] = ()
+    if include and include.text:
+        slots = sorted(_filter(include, ["localhost"])["localhost"])
+        source = include.source
+    elif count and _count(count) > 0:
+        slots, source = range(_count(count)), count.source
+    elif exclude and exclude.text:
+        _filter(exclude, ["localhost"])
+        draft.note(f"{exclude.source} {exclude.text}: the number of ranks depends on the GPUs here")
+        draft.put("environ", {"CUDA_VISIBLE_DEVICES": None})
+        return
+    if slots:
+        draft.put("nproc_per_node", str(len(slots)), source)
+        draft.put("environ", {"CUDA_VISIBLE_DEVICES": ",".join(map(str, slots))})
+    else:
+        draft.put("nproc_per_node", "gpu", DEFAULT)
+
+
+def _many(draft: Draft, told: Told, named: Said, cwd: Path) -> None:
+    """With a hostfile: the hosts that the filters leave."""
+    try:
+        entries = hostfile.read(str(cwd / named.text))
+    except hostfile.HostfileError as error:
+        raise JobLineError(str(error)) from error
+    for entry in entries:
+        if entry.slots is None:
+            raise JobLineError(
+                f'{named.source} {named.text}, line {entry.line}: "{entry.name}" has no slots; '
+                f'write "{entry.name} slots=N" with the number of GPUs'
+            )
+    active = _active(told, entries)
+    if not active:
+        raise JobLineError(f"{named.source} {named.text}: the filters leave no host")
+    draft.put("hostfile", named.text, named.source)
+    draft.put("hosts", tuple(replace(host, slots=len(slots)) for host, slots in active))
+    for name in ("nnodes", "max_nnodes"):
+        draft.put(name, len(active), named.source)
+    if (said := told.get("master_addr")) and said.text:
+        draft.put("master_addr", said.text, said.source)
+    if "ssh_port" in told:
+        draft.put("ssh_port", number(told["ssh_port"], 1, MAX_PORT), told["ssh_port"].source)
+    if "no_ssh" in told:
+        node = _no_ssh_rank(told, len(active))
+        draft.put("node_rank", node, told["node_rank"].source)
+    elif len(active) > 1 or "force_multi" in told:
+        draft.put("starts_remote", True, named.source)
+        return
+    else:
+        node = 0
+        draft.put("node_rank", 0, DEFAULT)
+    slots = active[node][1]
+    draft.put("nproc_per_node", str(len(slots)), named.source)
+    draft.put("environ", {"CUDA_VISIBLE_DEVICES": ",".join(map(str, slots))})
+
+
+def _active(told: Told, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
+    """The hosts that take part, in the order of the file, each with the slots that it gives."""
+    slots = {entry.name: set(range(entry.slots or 0)) for entry in entries}
+    for name in ("include", "exclude"):
+        said = told.get(name)
+        if not said or not said.text:
+            continue
+        wanted = _filter(said, list(slots))
+        for host, numbers in wanted.items():
+            if not numbers <= slots[host]:
+                worst = min(numbers - slots[host])
+                raise JobLineError(
+                    f"{said.source}: {host} has no slot {worst}, only {len(slots[host])} from 0"
+                )
+        named = {host: numbers or slots[host] for host, numbers in wanted.items()}
+        for host, own in slots.items():
+            chosen = named.get(host, set())
+            slots[host] = own & chosen if name == "include" else own - chosen
+    active: list[tuple[Entry, Sequence[int]]] = [
+        (entry, sorted(slots[entry.name])) for entry in entries if slots[entry.name]
+    ]
+    if (said := told.get("num_nodes")) and _count(said) > 0:
+        active = active[: _count(said)]
+    if (said := told.get("num_gpus")) and _count(said) > 0:
+        active = [(entry, range(_count(said))) for entry, _ in active]
+    return active
+
+
+def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
+    """Host → slots of `host[:slot,…]@host…`; `_ALL` where it names none."""
+    wanted: dict[str, frozenset[int]] = {}
+    for part in said.text.split("@"):
+        host, colon, numbers = part.partition(":")
+        if host not in hosts:
+            few = ", ".join(hosts[:5]) + (", …" if len(hosts) > 5 else "")
+            raise JobLineError(f"{said.source} {part!r}: the job has no such host, only {few}")
+        slots = [Said(item, f"{said.source} {part!r}: slot") for item in numbers.split(",")]
+        found = frozenset(number(slot, 0) for slot in slots) if colon else _ALL
+        wanted[host] = wanted.get(host, _ALL) | found
+    return wanted
+
+
+def _no_ssh_rank(told: Told, nnodes: int) -> int:
+    """With --no_ssh every host is started by its own line, which says which one it is."""
+    if "node_rank" not in told:
+        raise JobLineError(f"{told['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")
+    rank = number(told["node_rank"], 0)
+    if rank >= nnodes:
+        hint = "there is no hostfile" if nnodes == 1 else f"the job has {nnodes} hosts"
+        raise JobLineError(f"{told['node_rank'].source} {rank} is out of range: {hint}")
+    return rank
+
+
+def _count(said: Said) -> int:
+    """A number where -1 means not told."""
+    return number(said, -1)

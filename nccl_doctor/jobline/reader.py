@@ -1,0 +1,137 @@
+"""Which launcher a line starts, and what it says about the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+from nccl_doctor.jobline import accelerate, deepspeed, torchrun
+from nccl_doctor.jobline.record import JobLine, JobLineError
+from nccl_doctor.jobline.wrappers import advice, unwrap
+
+_PROGRAMS = {  # name of a program: launcher, and the words that have to follow
+    "torchrun": ("torchrun", ()),
+    "accelerate": ("accelerate", ("launch",)),
+    "accelerate-launch": ("accelerate", ()),
+    "deepspeed": ("deepspeed", ()),
+    "deepspeed.pt": ("deepspeed", ()),
+    "ds": ("deepspeed", ()),
+}
+_MODULES = {
+    "torch.distributed.run": ("torchrun", ()),
+    "torch.distributed.launch": ("launch", ()),
+    "accelerate.commands.launch": ("accelerate", ()),
+    "accelerate.commands.accelerate_cli": ("accelerate", ("launch",)),
+    "deepspeed.launcher.runner": ("deepspeed", ()),
+}
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*t?")
+_PYTHON_VALUES = "WXcm"
+"""Short options of Python that take a value; `-c` and `-m` end its own."""
+
+
+def read(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine:
+    """Read the topology of the job that a line starts.
+
+    Reads files that the line names, a hostfile or a configuration file, and accelerate's own.
+
+    Args:
+        argv: the words of the line, as a shell would hand them over.
+        environ: variables with which it would start.
+        cwd: folder in which it would start.
+
+    Returns: a record with the launcher `none` for a line that starts no launcher that is known.
+
+    Raises:
+        JobLineError: the launcher would refuse the line, or the line contradicts itself.
+    """
+    line = unwrap(argv, cwd)
+    found = _launcher(line.words)
+    if found is None:
+        note = _advice(line.words)
+        return JobLine(environ=line.environ, notes=(note,) if note else ())
+    name, words = found
+    base = {} if line.clean else dict(environ)
+    changed = {**base, **line.environ}
+    seen = {key: value for key, value in changed.items() if value is not None}
+    readers: dict[str, Callable[[], JobLine]] = {
+        "torchrun": lambda: torchrun.read(words, seen),
+        "launch": lambda: torchrun.read(words, seen, torchrun.LAUNCH_FLAGS),
+        "accelerate": lambda: accelerate.read(words, seen, line.cwd),
+        "deepspeed": lambda: deepspeed.read(words, line.cwd),
+    }
+    try:
+        job = readers[name]()
+    except JobLineError as error:
+        raise JobLineError(f"{'torchrun' if name == 'launch' else name}: {error}") from error
+    notes = line.notes + job.notes
+    return replace(job, environ={**line.environ, **job.environ}, notes=notes)
+
+
+def _advice(words: Sequence[str]) -> str:
+    """A note where a launcher or a Python stands behind a program that is not read through."""
+    if _is_python(words):
+        return ""
+    for at in range(1, len(words)):
+        behind = words[at:]
+        if _launcher(behind) is not None:
+            return advice(words, at, is_launcher=True)
+        if _is_python(behind):
+            return advice(words, at)
+    return advice(words)
+
+
+def _launcher(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """(launcher, the words behind it), if these words start one."""
+    name = PurePath(words[0]).name if words else ""
+    if name in _PROGRAMS:
+        return _match(_PROGRAMS[name], words[1:])
+    return _behind_python(words[1:]) if _is_python(words) else None
+
+
+def _is_python(words: Sequence[str]) -> bool:
+    return bool(words) and _PYTHON.fullmatch(PurePath(words[0]).name) is not None
+
+
+def _match(
+    known: tuple[str, tuple[str, ...]], words: Sequence[str]
+) -> tuple[str, Sequence[str]] | None:
+    launcher, follow = known
+    if tuple(words[: len(follow)]) != follow:
+        return None
+    return launcher, words[len(follow) :]
+
+
+def _behind_python(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """`[options] -m module …` or `[options] script …`."""
+    index = 0
+    while index < len(words) and words[index].startswith("-"):
+        word = words[index]
+        index += 1
+        if word.startswith("--"):
+            index += word == "--check-hash-based-pycs"
+            continue
+        for at, letter in enumerate(word[1:], start=1):
+            if letter not in _PYTHON_VALUES:
+                continue
+            value = word[at + 1 :]
+            if not value and index < len(words):
+                value, index = words[index], index + 1
+            if letter == "m":
+                return _match(_MODULES[value], words[index:]) if value in _MODULES else None
+            if letter == "c":
+                return None
+            break
+    return _script(words[index:])
+
+
+def _script(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """A launcher that Python is given as a file: `python $(which torchrun) …`."""
+    if not words:
+        return None
+    path = PurePath(words[0])
+    if path.name in _PROGRAMS:
+        return _match(_PROGRAMS[path.name], words[1:])
+    dotted = ".".join(path.with_suffix("").parts[-3:])
+    return _match(_MODULES[dotted], words[1:]) if dotted in _MODULES else None

@@ -1,0 +1,118 @@
+"""What a line says about its job, and how it is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nccl_doctor.hostfile import Entry
+
+
+class JobLineError(ValueError):
+    """The line cannot start the job that it describes; the text is one line that says why."""
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """The job that a line describes, as its launcher would understand it. None: not told.
+
+    Defaults of the launcher stand here too, with the source `default`.
+
+    Attributes:
+        launcher: `torchrun`, `accelerate`, `deepspeed`, or `none` for a line that none of them
+            starts.
+        nnodes: hosts that must be there for the job to start; of an elastic range, the fewest.
+        max_nnodes: hosts that may join; equal to `nnodes` but for an elastic range.
+        node_rank: of this host. None also where the launcher gives the node ranks out.
+        nproc_per_node: `auto`, `gpu`, `cpu` or a number, here.
+        master_addr: where the hosts meet; None where the launcher finds it out as it starts.
+        master_port: None where any free port will do.
+        ranks_assigned: the rendezvous gives out the node ranks (torchrun's c10d); whose address is
+            `master_addr` hosts it.
+        is_host: `--rdzv-conf is_host=…`: whether this host serves the rendezvous, if told.
+        starts_remote: one line on one host starts all the others (DeepSpeed with a hostfile).
+        hostfile: its path, as written; `hosts` are those of it that the job uses, in order of node
+            rank, with as many slots as ranks.
+        environ: variables that the line itself sets for its ranks; None: unset.
+        sources: field → flag, variable or file that told it.
+        notes: what the user should know, one line each.
+    """
+
+    launcher: str = "none"
+    nnodes: int | None = None
+    max_nnodes: int | None = None
+    node_rank: int | None = None
+    nproc_per_node: str | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    ranks_assigned: bool = False
+    is_host: bool | None = None
+    run_id: str | None = None
+    local_addr: str | None = None
+    starts_remote: bool = False
+    hostfile: str | None = None
+    hosts: tuple[Entry, ...] = ()
+    ssh_port: int | None = None
+    environ: Mapping[str, str | None] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Said(NamedTuple):
+    """One value of a line, and what said it: a flag, a variable, or a key of a file."""
+
+    text: str
+    source: str
+
+
+Told = Mapping[str, Said]
+"""Flag, without hyphens in front and with underscores → what was said. A switch says nothing."""
+
+
+class Draft:
+    """A `JobLine` in the making."""
+
+    def __init__(self, launcher: str, notes: tuple[str, ...] = ()) -> None:
+        self._fields: dict[str, Any] = {"launcher": launcher}
+        self._sources: dict[str, str] = {}
+        self._notes = list(notes)
+
+    def put(self, name: str, value: Any, source: str = "") -> None:
+        """Set a field, and say what told it."""
+        self._fields[name] = value
+        if source:
+            self._sources[name] = source
+
+    def note(self, line: str) -> None:
+        """Add a line for the user."""
+        self._notes.append(line)
+
+    def done(self) -> JobLine:
+        """The record."""
+        return JobLine(**self._fields, sources=self._sources, notes=tuple(self._notes))
+
+
+DEFAULT = "default"
+"""Source of what nobody said, and the launcher takes."""
+MAX_PORT = 65535
+_MANY = 10_000_000
+
+
+def number(said: Said, low: int, high: int = _MANY) -> int:
+    """A whole number as the launchers' `int()` reads it.
+
+    Raises:
+        JobLineError: it is none, or lies outside.
+    """
+    text = said.text.strip()
+    if not text:
+        raise JobLineError(f"{said.source} is empty; is the shell variable behind it set?")
+    try:
+        value = int(text)
+    except ValueError:
+        raise JobLineError(f"{said.source} {text!r} is not a whole number") from None
+    if not low <= value <= high:
+        bound = f"at least {low}" if high == _MANY else f"{low} to {high}"
+        raise JobLineError(f"{said.source} {value} is not {bound}")
+    return value

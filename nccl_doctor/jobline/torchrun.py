@@ -1,0 +1,258 @@
+"""torchrun, `python -m torch.distributed.run` and `.launch`: what they make of their flags.
+
+The rules are those of torch/distributed/run.py and of the rendezvous back ends that it chooses; a
+test holds the flags against the installed torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from nccl_doctor.jobline.flags import Table, read_flags
+from nccl_doctor.jobline.record import (
+    DEFAULT,
+    MAX_PORT,
+    Draft,
+    JobLine,
+    JobLineError,
+    Said,
+    Told,
+    number,
+)
+
+FLAGS = Table(
+    values="""
+        --nnodes --nproc_per_node --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf
+        --max_restarts --monitor_interval --start_method --event_log_handler --role --log_dir
+        -r/--redirects -t/--tee --local_ranks_filter --duplicate_stdout_filters
+        --duplicate_stderr_filters --node_rank --master_addr --master_port --local_addr
+        --logs_specs --numa_binding --signals_to_handle --shutdown_timeout
+    """,
+    switches="--standalone -m/--module --no_python --run_path --virtual_local_rank",
+)
+LAUNCH_FLAGS = Table(FLAGS.values, f"{FLAGS.switches} --use_env")
+"""`torch.distributed.launch` has one more."""
+
+PORT = 29500
+C10D_PORT = 29400
+_LOCAL = "localhost"
+_FROM_VARIABLES = (
+    *("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "local_addr"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
+)
+_TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
+
+
+def read(words: Sequence[str], environ: Mapping[str, str], table: Table = FLAGS) -> JobLine:
+    """Read the words behind `torchrun`; PET_ variables stand for flags that are not given.
+
+    Raises:
+        JobLineError: torchrun would refuse the line, or the line contradicts itself.
+    """
+    given = read_flags(table, words)
+    told = {
+        name: Said(environ[variable], variable)
+        for name in _FROM_VARIABLES
+        if (variable := f"PET_{name.upper()}") in environ
+    }
+    if "standalone" in told and number(told["standalone"], 0) == 0:
+        del told["standalone"]
+    told.update(given.told)
+    return resolve("torchrun", told, given.notes)
+
+
+def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
+    """What torchrun makes of its flags, whoever gave them.
+
+    Raises:
+        JobLineError: as in `read`.
+    """
+    draft = Draft(launcher, notes)
+    least, most = _nnodes(told.get("nnodes", Said("1", DEFAULT)))
+    _put_nproc(draft, told.get("nproc_per_node", Said("1", DEFAULT)))
+    if said := told.get("local_addr"):
+        draft.put("local_addr", said.text, said.source)
+    backend = told.get("rdzv_backend", Said("static", DEFAULT))
+    if said := told.get("standalone"):
+        _standalone(draft, told, least)
+        least = most = 1
+    elif backend.text == "static":
+        if least != most:
+            draft.note(f"{told['nnodes'].source} {least}:{most}: static waits for {most} hosts")
+        least = most
+        _static(draft, told, most)
+    else:
+        if (said := told.get("rdzv_id")) and said.text:
+            draft.put("run_id", said.text, said.source)
+        _dynamic(draft, told, backend, least, most)
+    source = told["nnodes"].source if "nnodes" in told else DEFAULT
+    draft.put("nnodes", least, source)
+    draft.put("max_nnodes", most, source)
+    if least != most:
+        draft.note(f"{source} {least}:{most}: examined with {least} hosts, the fewest that start")
+    return draft.done()
+
+
+def _nnodes(said: Said) -> tuple[int, int]:
+    parts = [Said(part, said.source) for part in said.text.split(":")]
+    if len(parts) > 2:
+        raise JobLineError(f"{said.source} {said.text!r} is neither a number nor MIN:MAX")
+    least, most = number(parts[0], 1), number(parts[-1], 1)
+    if least > most:
+        raise JobLineError(f"{said.source} {said.text}: the first number is above the second")
+    return least, most
+
+
+def _put_nproc(draft: Draft, said: Said) -> None:
+    text = said.text
+    if text in ("auto", "cpu", "gpu"):
+        draft.put("nproc_per_node", text, said.source)
+    elif re.fullmatch(r"[a-z_]+", text):  # a back end that is plugged into torch has its own word
+        draft.note(f"{said.source} {text}: only GPUs that speak CUDA or ROCm are counted here")
+    else:
+        draft.put("nproc_per_node", str(number(said, 1)), said.source)
+
+
+def _standalone(draft: Draft, told: Told, least: int) -> None:
+    if least > 1:
+        raise JobLineError(
+            f"{told['standalone'].source} is for one host, but {told['nnodes'].source} says "
+            f"{told['nnodes'].text}: leave one out"
+        )
+    for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id"):
+        if name in told and told[name].text:
+            draft.note(f"{told[name].source} is not used with {told['standalone'].source}")
+    _alone(draft, told["standalone"].source)
+
+
+def _alone(draft: Draft, source: str) -> None:
+    """One host that meets itself, on any free port."""
+    draft.put("node_rank", 0, DEFAULT)
+    draft.put("master_addr", _LOCAL, source)
+
+
+def _static(draft: Draft, told: Told, nnodes: int) -> None:
+    """Node rank and address are told to each host."""
+    addr = told.get("master_addr", Said("127.0.0.1", DEFAULT))
+    port = told.get("master_port", Said(str(PORT), DEFAULT))
+    endpoint = told.get("rdzv_endpoint")
+    if endpoint and endpoint.text.strip():
+        host, at = parse_endpoint(endpoint)
+        if at is None:
+            raise JobLineError(
+                f"{endpoint.source} {endpoint.text} has no port, and a static rendezvous has no "
+                f"default for it: write {endpoint.text}:{PORT}"
+            )
+        for said, used in ((told.get("master_addr"), host), (told.get("master_port"), str(at))):
+            if said and said.text != used:
+                draft.note(f"{said.source} {said.text} is not used: {endpoint.source} comes first")
+        addr = port = endpoint
+    else:
+        at = number(port, 0, MAX_PORT)
+        host, _ = parse_endpoint(Said(f"{addr.text}:{at}", addr.source), shown=addr.text)
+    if at == 0 and nnodes > 1:
+        raise JobLineError(f"{port.source} 0: {nnodes} hosts cannot find each other on any port")
+    _put_node_rank(draft, told, nnodes)
+    draft.put("master_addr", host, addr.source)
+    if at and (nnodes > 1 or port.source != DEFAULT):  # alone, newer torch takes any free port
+        draft.put("master_port", at, port.source)
+
+
+def _put_node_rank(draft: Draft, told: Told, nnodes: int) -> None:
+    said = told.get("node_rank")
+    if said:
+        rank = number(said, 0)
+        if rank >= nnodes:
+            last = f"0 to {nnodes - 1}" if nnodes > 1 else "0"
+            raise JobLineError(f"{said.source} {rank} is out of range: with {nnodes} it is {last}")
+        draft.put("node_rank", rank, said.source)
+    elif nnodes == 1:
+        draft.put("node_rank", 0, DEFAULT)
+    else:
+        draft.note("--node_rank is not given: torchrun takes every such host for node 0")
+
+
+def _dynamic(draft: Draft, told: Told, backend: Said, least: int, most: int) -> None:
+    """Hosts get their node ranks as they meet."""
+    conf = _conf(told)
+    endpoint = told.get("rdzv_endpoint", Said("", DEFAULT))
+    if most == 1:
+        draft.put("node_rank", 0, DEFAULT)
+    else:
+        draft.put("ranks_assigned", True, backend.source)
+        said = told.get("node_rank")
+        if said and number(said, 0):
+            draft.note(f"{said.source} is not used: {backend.text} gives the node ranks out")
+    store = conf.get("store_type", "tcp").lower()
+    if backend.text != "c10d":
+        what = f"{backend.text} at {endpoint.text}" if endpoint.text else backend.text
+        draft.note(f"the hosts meet in {what}: what is examined needs --master-addr")
+        return
+    if store == "file":
+        draft.note(
+            f"the hosts meet in the file {endpoint.text}: what is examined needs --master-addr"
+        )
+        return
+    if store != "tcp":
+        raise JobLineError(f"{told['rdzv_conf'].source} store_type={store} is neither tcp nor file")
+    host, port = parse_endpoint(endpoint)
+    port = C10D_PORT if port is None else port
+    if not endpoint.text.strip() and "master_addr" in told:
+        draft.note(
+            f"{told['master_addr'].source} is not used: c10d needs --rdzv_endpoint HOST:PORT"
+        )
+    if port == 0 and least > 1:
+        raise JobLineError(f"{endpoint.source} has port 0: {least} hosts cannot meet on any port")
+    draft.put("master_addr", host, endpoint.source)
+    if port:
+        draft.put("master_port", port, endpoint.source)
+    if "is_host" in conf:
+        word = conf["is_host"].lower()
+        if word not in _TRUE + _FALSE:
+            raise JobLineError(
+                f"{told['rdzv_conf'].source} is_host={word} is neither true nor false"
+            )
+        draft.put("is_host", word in _TRUE, told["rdzv_conf"].source)
+
+
+def _conf(told: Told) -> dict[str, str]:
+    said = told.get("rdzv_conf", Said("", DEFAULT))
+    conf = {}
+    for item in said.text.split(",") if said.text.strip() else []:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if not key or not value:
+            raise JobLineError(f"{said.source} {said.text!r}: {item!r} is not KEY=VALUE")
+        conf[key] = value
+    return conf
+
+
+def parse_endpoint(said: Said, shown: str | None = None) -> tuple[str, int | None]:
+    """(host, port) of `host[:port]`, where an IPv6 host may stand in brackets; port None: not told.
+
+    As torch reads it: what stands behind the last colon is the port, an empty text is this host.
+
+    Raises:
+        JobLineError: it is not that.
+    """
+    text = said.text.strip()
+    shown = text if shown is None else shown
+    if not text:
+        return _LOCAL, None
+    host, colon, tail = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, colon = text, ""
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host:
+        raise JobLineError(
+            f"{said.source} {shown!r} has no host; is the shell variable behind it set?"
+        )
+    if not re.fullmatch(r"[\w.:-]+", host):
+        raise JobLineError(f"{said.source} {shown!r} does not begin with a host name or address")
+    if not colon:
+        return host, None
+    if not re.fullmatch(r"[0-9]{1,5}", tail) or int(tail) > MAX_PORT:
+        hint = f"; write an IPv6 address as [{text}]" if ":" in host else ""
+        raise JobLineError(f"{said.source} {shown!r}: {tail!r} is not a port{hint}")
+    return host, int(tail)

@@ -1,0 +1,466 @@
+"""Lines as people write them, and what their launchers make of them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.jobline import JobLine, JobLineError, read
+
+HOSTS = "worker-0 slots=8\nworker-1 slots=8\n# spare\nworker-2 slots=4\n"
+
+
+@pytest.fixture
+def cwd(tmp_path: Path) -> Path:
+    (tmp_path / "hosts").write_text(HOSTS)
+    (tmp_path / "one").write_text("gpu-box slots=4\n")
+    return tmp_path
+
+
+def job(line: str, cwd: Path = Path("/nonexistent"), **environ: str) -> JobLine:
+    return read(shlex.split(line), {"HOME": str(cwd), **environ}, cwd)
+
+
+def says(found: JobLine, expected: dict[str, Any]) -> None:
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def said(found: JobLine, words: str) -> bool:
+    return any(words in note for note in found.notes)
+
+
+ALONE = {"nnodes": 1, "max_nnodes": 1, "node_rank": 0, "ranks_assigned": False}
+C10D = {"nnodes": 2, "node_rank": None, "ranks_assigned": True, "master_addr": "head"}
+
+TORCHRUN = [
+    ("torchrun train.py", {**ALONE, "nproc_per_node": "1", "master_port": None}),
+    ("torchrun --nproc_per_node=4 train.py", {**ALONE, "nproc_per_node": "4"}),
+    ("torchrun --nproc-per-node gpu --nnodes=1 train.py", {**ALONE, "nproc_per_node": "gpu"}),
+    ("torchrun --nproc_per_node auto train.py", {"nproc_per_node": "auto"}),
+    ("torchrun --nproc_per_node=cpu train.py", {"nproc_per_node": "cpu"}),
+    ("torchrun --nproc_per_node 2 --master_port 29550 main.py", {**ALONE, "master_port": 29550}),
+    ("torchrun --nproc_per_node=8 --master_port=0 src/train.py", {**ALONE, "master_port": None}),
+    (
+        "torchrun --standalone --nproc_per_node=gpu --nnodes=1 train.py",
+        {**ALONE, "master_addr": "localhost", "master_port": None, "nproc_per_node": "gpu"},
+    ),
+    ("torchrun --standalone --nnodes=1:4 train.py", ALONE),
+    (
+        "torchrun --nnodes=2 --nproc_per_node=4 --master_addr net-g14 --master_port 6666 "
+        "--node_rank=1 main.py",
+        {"nnodes": 2, "node_rank": 1, "master_addr": "net-g14", "master_port": 6666},
+    ),
+    (
+        "torchrun --nnodes 2 --node-rank 0 --master-addr head train.py",
+        {"node_rank": 0, "master_addr": "head", "master_port": 29500, "ranks_assigned": False},
+    ),
+    (
+        "torchrun --nnodes=2 --nproc_per_node=8 --rdzv_id=100 --rdzv_backend=c10d "
+        "--rdzv_endpoint=head:29400 llfs_train.py",
+        {**C10D, "master_port": 29400, "run_id": "100", "nproc_per_node": "8"},
+    ),
+    ("torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint head t.py", {"master_port": 29400}),
+    (
+        "torchrun --nnodes=1 --nproc_per_node=4 --rdzv_id=1 --rdzv_backend=c10d "
+        "--rdzv_endpoint=localhost train.py",
+        {**ALONE, "master_addr": "localhost", "master_port": 29400},
+    ),
+    (
+        "torchrun --nnodes=1 --rdzv_backend=c10d --rdzv_endpoint=localhost:0 train.py",
+        {**ALONE, "master_addr": "localhost", "master_port": None},
+    ),
+    (
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=[fd00::1]:29500 t.py",
+        {"master_addr": "fd00::1", "master_port": 29500},
+    ),
+    (
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=[fd00::1] t.py",
+        {"master_addr": "fd00::1", "master_port": 29400},
+    ),
+    (
+        "torchrun --nnodes=2 --node_rank=1 --master_addr=fd00::1 --master_port=29501 t.py",
+        {"master_addr": "fd00::1", "master_port": 29501},
+    ),
+    (
+        "torchrun --nnodes=2 --node_rank=1 --rdzv_endpoint=head:29501 t.py",
+        {"master_addr": "head", "master_port": 29501, "ranks_assigned": False},
+    ),
+    (
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=alias:29500 "
+        "--rdzv-conf is_host=True,join_timeout=600 t.py",
+        {"is_host": True},
+    ),
+    (
+        "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=a:1 --rdzv_conf=is_host=0 t.py",
+        {"is_host": False},
+    ),
+    ("torchrun --local-addr 10.0.0.2 --nnodes=1 t.py", {"local_addr": "10.0.0.2"}),
+    # what follows the script is the script's
+    ("torchrun --nproc_per_node 2 train.py --nnodes 7 --standalone", {**ALONE}),
+    ("torchrun --nproc_per_node 2 -m pkg.train --node_rank 9", {**ALONE, "nproc_per_node": "2"}),
+    ("torchrun -r 3 -t 3 --no-python ./bin/train --nnodes=3", ALONE),
+    ("torchrun -r3 --max-restarts=3 --nproc_per_node 2 t.py", {"nproc_per_node": "2"}),
+    ("torchrun --run-path /abs/train.py --nnodes=4", ALONE),
+    # argparse takes a beginning that fits one flag, and the last of several
+    ("torchrun --nnode=1 --node_r=0 --local_a=lo t.py", {**ALONE, "local_addr": "lo"}),
+    ("torchrun --nproc_per_node 2 --nproc-per-node 8 t.py", {"nproc_per_node": "8"}),
+    # a flag of another version, whose end is plain
+    ("torchrun --new-thing=on --nproc_per_node 2 t.py", {"nproc_per_node": "2"}),
+    ("torchrun --new-thing --nproc_per_node 2 t.py", {"nproc_per_node": "2"}),
+    ("torchrun --nproc_per_node 2 --new-thing train.py", {"nproc_per_node": "2"}),
+]
+
+LAUNCHED = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=2222 --nproc_per_node=4"
+SPELLINGS = [
+    "torchrun {} t.py",
+    "/opt/conda/bin/torchrun {} t.py",
+    "python /opt/conda/bin/torchrun {} t.py",
+    "python -m torch.distributed.run {} t.py",
+    "python3.11 -u -m torch.distributed.run {} t.py",
+    "python3.13t -mtorch.distributed.run {} t.py",
+    "python -W ignore -X dev -um torch.distributed.run {} t.py",
+    "python -Wignore --check-hash-based-pycs always -m torch.distributed.run {} t.py",
+    "/usr/bin/python -m torch.distributed.launch --use_env {} t.py",
+    "python -m torch.distributed.launch {} t.py --local_rank=0",
+    "python /site-packages/torch/distributed/launch.py {} main.py --local_world_size=2",
+    "env OMP_NUM_THREADS=1 torchrun {} t.py",
+    "env -u A --chdir=/tmp -S 'B=1 torchrun' {} t.py",
+    "exec torchrun {} t.py",
+    "exec -a job torchrun {} t.py",
+    "nohup torchrun {} t.py",
+    "time -p torchrun {} t.py",
+    "nice -n 10 ionice -c2 -n 7 torchrun {} t.py",
+    "nice -10 torchrun {} t.py",
+    "stdbuf -oL -e L torchrun {} t.py",
+    "numactl --cpunodebind=0 --membind 0 torchrun {} t.py",
+    "numactl -N 0 -l python -m torch.distributed.run {} t.py",
+    "taskset -c 0-7 torchrun {} t.py",
+    "chrt -f 10 torchrun {} t.py",
+    "timeout -k 5 --signal=INT 2h torchrun {} t.py",
+    "setsid -w torchrun {} t.py",
+    "uv run torchrun {} t.py",
+    "uv --project x run --with numpy --isolated torchrun {} t.py",
+    "poetry run python -m torch.distributed.run {} t.py",
+    "conda run -n train --no-capture-output torchrun {} t.py",
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), TORCHRUN, ids=[line for line, _ in TORCHRUN])
+def test_torchrun(line: str, expected: dict[str, Any]):
+    found = job(line)
+    assert found.launcher == "torchrun"
+    says(found, expected)
+    assert not found.starts_remote
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_launcher_behind_other_programs(spelling: str):
+    found = job(spelling.format(LAUNCHED))
+    expected = {"nnodes": 2, "node_rank": 1, "nproc_per_node": "4", "launcher": "torchrun"}
+    says(found, {**expected, "master_addr": "10.0.0.1", "master_port": 2222})
+
+
+def test_each_value_says_what_told_it():
+    found = job(
+        "torchrun --nnodes 2 --node_rank=1 --rdzv-endpoint head:1 t.py", PET_NPROC_PER_NODE="8"
+    )
+    assert found.sources == {
+        "nnodes": "--nnodes",
+        "max_nnodes": "--nnodes",
+        "node_rank": "--node_rank",
+        "master_addr": "--rdzv-endpoint",
+        "master_port": "--rdzv-endpoint",
+        "nproc_per_node": "PET_NPROC_PER_NODE",
+    }
+
+
+def test_variables_stand_for_flags_that_are_not_given():
+    environ = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "pod-0",
+        "PET_MASTER_PORT": "23456",
+        "PET_NPROC_PER_NODE": "auto",
+        "PET_RDZV_ENDPOINT": "",
+        "PET_STANDALONE": "0",
+    }
+    expected = {"nnodes": 2, "node_rank": 1, "nproc_per_node": "auto"}
+    says(job("torchrun t.py", **environ), {**expected, "master_addr": "pod-0"})
+    says(job("torchrun --nnodes 3 t.py", **environ), {"nnodes": 3, "master_port": 23456})
+    says(job("env PET_NODE_RANK=0 torchrun t.py", **environ), {"node_rank": 0})
+    says(job("env -u PET_NNODES -u PET_NODE_RANK torchrun t.py", **environ), ALONE)
+    says(job("env -i PATH=/bin torchrun t.py", **environ), ALONE)
+    says(job("torchrun t.py", PET_STANDALONE="1"), {"master_addr": "localhost", **ALONE})
+
+
+def test_an_elastic_range_needs_its_fewest_hosts():
+    line = "torchrun --nnodes=2:4 --rdzv_backend=c10d --rdzv_endpoint=head:29400 t.py"
+    found = job(line)
+    says(found, {**C10D, "nnodes": 2, "max_nnodes": 4})
+    assert said(found, "2:4: examined with 2 hosts")
+    one = job(line.replace("2:4", "1:4"))
+    says(one, {"nnodes": 1, "max_nnodes": 4, "ranks_assigned": True, "node_rank": None})
+    static = job("torchrun --nnodes=2:4 --node_rank 3 --master_addr head t.py")
+    says(static, {"nnodes": 4, "node_rank": 3})
+    assert said(static, "static waits for 4 hosts")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("torchrun --nnodes 2 --master_addr head t.py", "every such host for node 0"),
+        (
+            "torchrun --nnodes 2 --rdzv_backend c10d --master_addr head t.py",
+            "needs --rdzv_endpoint",
+        ),
+        (
+            "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint h:1 --node_rank 1 t.py",
+            "--node_rank is not used",
+        ),
+        (
+            "torchrun --nnodes 2 --node_rank 1 --rdzv_endpoint h:1 --master_addr g t.py",
+            "--master_addr g is not used",
+        ),
+        ("torchrun --standalone --rdzv_endpoint h:1 t.py", "--rdzv_endpoint is not used"),
+        ("torchrun --nproc_per_node xpu t.py", "xpu"),
+        ("torchrun --new-thing=on t.py", "--new-thing is not known"),
+        ("uv run torchrun t.py", "uv run nccl-doctor run -- torchrun"),
+        ("torchrun --nnodes 2 --rdzv_backend etcd-v2 --rdzv_endpoint e:2379 t.py", "etcd-v2 at e"),
+        (
+            "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint /nfs/r "
+            "--rdzv_conf store_type=file t.py",
+            "the file /nfs/r",
+        ),
+    ],
+)
+def test_what_the_user_should_know(line: str, words: str):
+    found = job(line)
+    assert said(found, words)
+    assert len(found.notes) == 1
+
+
+def test_nothing_to_say_about_a_plain_line():
+    for line, _ in TORCHRUN[:20]:
+        assert job(line).notes == ()
+
+
+REFUSED = [
+    ("torchrun", "no training script"),
+    ("torchrun --nnodes 2", "no training script"),
+    ("torchrun --help", "--help prints the help"),
+    ("torchrun --nnodes=x t.py", "--nnodes 'x' is not a whole number"),
+    ("torchrun --nnodes= t.py", "--nnodes is empty; is the shell variable"),
+    ("torchrun --nnodes=0 t.py", "--nnodes 0 is not at least 1"),
+    ("torchrun --nnodes=1:2:3 t.py", "neither a number nor MIN:MAX"),
+    ("torchrun --nnodes=4:2 t.py", "above the second"),
+    ("torchrun --nnodes=:2 t.py", "--nnodes is empty"),
+    ("torchrun --node_rank --nnodes 2 t.py", "--node_rank has no value"),
+    ("torchrun --nnodes", "--nnodes has no value"),
+    ("torchrun --node_rank=2 --nnodes 2 t.py", "--node_rank 2 is out of range"),
+    ("torchrun --node_rank=1 t.py", "--node_rank 1 is out of range"),
+    ("torchrun --node_rank=-1 --nnodes 2 t.py", "--node_rank -1 is not at least 0"),
+    ("torchrun --nproc_per_node=0 t.py", "--nproc_per_node 0 is not at least 1"),
+    ("torchrun --nproc_per_node=8gpu t.py", "--nproc_per_node '8gpu' is not a whole number"),
+    ("torchrun --master_port=70000 t.py", "--master_port 70000 is not 0 to 65535"),
+    ("torchrun --nnodes 2 --master_port=0 t.py", "cannot find each other"),
+    ("torchrun --nnodes 2 --master_addr= t.py", "has no host; is the shell variable"),
+    ("torchrun --nnodes 2 --master_addr='a b' t.py", "does not begin with a host name"),
+    ("torchrun --nnodes 2 --rdzv_endpoint=head t.py", "write head:29500"),
+    ("torchrun --nnodes 2 --rdzv_endpoint=head:x t.py", "'x' is not a port"),
+    ("torchrun --nnodes 2 --rdzv_endpoint=:29500 t.py", "has no host"),
+    ("torchrun --rdzv_backend=c10d --rdzv_endpoint=h:99999 t.py", "'99999' is not a port"),
+    (
+        "torchrun --rdzv_backend=c10d --rdzv_endpoint=fd00::1:beef t.py",
+        "write an IPv6 address as [fd00::1:beef]",
+    ),
+    ("torchrun --nnodes 2 --rdzv_backend=c10d --rdzv_endpoint=h:0 t.py", "port 0"),
+    ("torchrun --rdzv_backend=c10d --rdzv_conf=is_host t.py", "'is_host' is not KEY=VALUE"),
+    ("torchrun --rdzv_backend=c10d --rdzv_conf=is_host=maybe t.py", "neither true nor false"),
+    ("torchrun --rdzv_backend=c10d --rdzv_conf=store_type=x t.py", "neither tcp nor file"),
+    ("torchrun --standalone --nnodes 2 t.py", "--standalone is for one host"),
+    ("torchrun --standalone=1 t.py", "--standalone"),
+    ("torchrun --rdzv c10d t.py", "ambiguous option: --rdzv"),
+    ("torchrun --nprocs_per_node=gpu t.py", 'did you mean "--nproc_per_node"?'),
+    ("torchrun --nnodes=2 --rdzc_backend=c10d t.py", 'did you mean "--rdzv_backend"?'),
+    ("torchrun --new-thing 3 t.py", "write --new-thing=3"),
+    ("torchrun -n 4 t.py", "write -n=4"),
+    ("torchrun --standalone true t.py", "--standalone takes no value"),
+    ("env A=1", "no program behind env"),
+    ("env -S 'a \"b' torchrun", "No closing quotation"),
+    ("nice -n 10", "no program behind nice"),
+    ("deepspeed --num_gpus=x t.py", "--num_gpus 'x' is not a whole number"),
+    ("deepspeed --num_nodes=2 t.py", "--num_nodes 2 needs a --hostfile"),
+    ("deepspeed --hostfile=absent t.py", "absent: no such file"),
+    ("deepspeed --include localhost:0 --exclude localhost:1 t.py", "exclude each other"),
+    ("deepspeed --include localhost:0 --num_gpus 2 t.py", "--include and --num_gpus exclude"),
+    ("deepspeed --include worker-1:0 t.py", "no such host, only localhost"),
+    ("deepspeed --include localhost:a t.py", "slot 'a' is not a whole number"),
+    ("deepspeed --include localhost: t.py", "slot is empty"),
+    ("deepspeed --launcher pdhs t.py", 'did you mean "pdsh"?'),
+    ("deepspeed --no_ssh t.py", "--no_ssh needs --node_rank"),
+    ("deepspeed --no_ssh --node_rank 1 t.py", "there is no hostfile"),
+    ("deepspeed --master_port 0 t.py", "--master_port 0 is not 1 to 65535"),
+    ("deepspeed --num-gpus 2 t.py", 'did you mean "--num_gpus"?'),
+    ("deepspeed --master 1.2.3.4 t.py", "ambiguous option: --master"),
+    (
+        "deepspeed --hostfile hosts --include worker-9 t.py",
+        "no such host, only worker-0, worker-1, worker-2",
+    ),
+    ("deepspeed --hostfile hosts --include worker-2:5 t.py", "worker-2 has no slot 5, only 4"),
+    ("deepspeed --hostfile one --exclude gpu-box t.py", "leave no host"),
+    ("deepspeed --hostfile hosts --no_ssh --node_rank 3 t.py", "the job has 3 hosts"),
+    ("deepspeed --hostfile hosts --no_ssh t.py", "needs --node_rank, from 0 to 2"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_a_line_that_cannot_start_its_job(line: str, words: str, cwd: Path):
+    with pytest.raises(JobLineError) as error:
+        job(line, cwd)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("PET_NNODES", "two", "PET_NNODES 'two' is not"),
+        ("PET_NODE_RANK", "", "PET_NODE_RANK is empty"),
+        ("PET_STANDALONE", "yes", "PET_STANDALONE 'yes' is not"),
+    ],
+)
+def test_a_variable_that_torchrun_would_refuse(name: str, text: str, words: str):
+    with pytest.raises(JobLineError, match=words):
+        job("torchrun t.py", **{name: text})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("worker-0\n", 'write "worker-0 slots=N"'),
+        ("worker-0 slots=8\nworker-0 slots=8\n", "already"),
+        ("", "names no host"),
+    ],
+)
+def test_a_hostfile_that_deepspeed_would_refuse(text: str, words: str, tmp_path: Path):
+    (tmp_path / "h").write_text(text)
+    with pytest.raises(JobLineError) as error:
+        job("deepspeed --hostfile h t.py", tmp_path)
+    assert words in str(error.value)
+
+
+HERE = {**ALONE, "master_addr": "127.0.0.1", "starts_remote": False, "hostfile": None}
+DEEPSPEED = [
+    ("deepspeed ds_train.py --epoch 1 --deepspeed", {**HERE, "nproc_per_node": "gpu"}),
+    ("deepspeed --num_gpus=2 trainer.py --num_nodes 4", {**HERE, "nproc_per_node": "2"}),
+    ("deepspeed --num_accelerators 2 trainer.py", {"nproc_per_node": "2"}),
+    ("deepspeed --num_gpu 2 trainer.py", {"nproc_per_node": "2"}),
+    (
+        "deepspeed --include localhost:1,3 --master_port=28458 sft.py --master_port 1",
+        {
+            **HERE,
+            "nproc_per_node": "2",
+            "master_port": 28458,
+            "environ": {"CUDA_VISIBLE_DEVICES": "1,3"},
+        },
+    ),
+    ("deepspeed -i localhost t.py", {"nproc_per_node": "gpu", "environ": {}}),
+    (
+        "deepspeed --exclude=localhost:0 t.py",
+        {"nproc_per_node": None, "environ": {"CUDA_VISIBLE_DEVICES": None}},
+    ),
+    ("deepspeed --no_ssh --node_rank 0 t.py", HERE),
+    ("python -u -m deepspeed.launcher.runner --num_gpus 4 t.py", {**HERE, "nproc_per_node": "4"}),
+    ("ds --num_gpus 4 --module pkg.train --num_gpus 1", {"nproc_per_node": "4"}),
+    (
+        "deepspeed --hostfile=hosts --master_addr 10.252.32.12 --ssh_port 2222 t.py",
+        {
+            "nnodes": 3,
+            "node_rank": None,
+            "nproc_per_node": None,
+            "starts_remote": True,
+            "hostfile": "hosts",
+            "ssh_port": 2222,
+            "master_addr": "10.252.32.12",
+            "master_port": 29500,
+        },
+    ),
+    ("deepspeed -H hosts --launcher OpenMPI t.py", {"starts_remote": True, "master_addr": None}),
+    (
+        "deepspeed --hostfile hosts --no_ssh --node_rank 2 --master_addr=a --master_port=2 t.py",
+        {"nnodes": 3, "node_rank": 2, "nproc_per_node": "4", "starts_remote": False},
+    ),
+    (
+        "deepspeed --hostfile one --include gpu-box:2,3 t.py",
+        {**HERE, "hostfile": "one", "nproc_per_node": "2", "master_addr": None},
+    ),
+    ("deepspeed --hostfile one --force_multi t.py", {"nnodes": 1, "starts_remote": True}),
+]
+
+
+@pytest.mark.parametrize(("line", "expected"), DEEPSPEED, ids=[line for line, _ in DEEPSPEED])
+def test_deepspeed(line: str, expected: dict[str, Any], cwd: Path):
+    found = job(line, cwd)
+    assert found.launcher == "deepspeed"
+    says(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        ("", {"worker-0": 8, "worker-1": 8, "worker-2": 4}),
+        ("--num_nodes 2", {"worker-0": 8, "worker-1": 8}),
+        ("--num_nodes 2 --num_gpus 3", {"worker-0": 3, "worker-1": 3}),
+        ("--include worker-2@worker-0:0,7", {"worker-0": 2, "worker-2": 4}),
+        ("--exclude worker-0:0@worker-1", {"worker-0": 7, "worker-2": 4}),
+    ],
+)
+def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd: Path):
+    found = job(f"deepspeed --hostfile hosts {flags} t.py", cwd)
+    assert {entry.name: entry.slots for entry in found.hosts} == hosts
+    assert found.nnodes == len(hosts)
+
+
+def test_deepspeed_notes(cwd: Path):
+    assert said(job("deepspeed --master_addr 10.0.0.1 t.py", cwd), "not used without a hostfile")
+    assert said(job("deepspeed --autotuning run t.py", cwd), "--autotuning")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("python train.py", None),
+        ("python train.py deepspeed torchrun", None),
+        ("python -c 'import torch' -m torch.distributed.run", None),
+        ("python -m pkg.train torchrun", None),
+        ("python", None),
+        ("./train", None),
+        ("accelerate config", None),
+        ("hatch test torchrun", "hatch is not read through"),
+        ("srun -N 2 train", "srun nccl-doctor run -- COMMAND"),
+        (
+            "srun -N 2 --export=ALL torchrun --nnodes 2 t.py",
+            "srun -N 2 --export=ALL nccl-doctor run -- torchrun …",
+        ),
+        ("srun -n 8 python train.py --x torchrun", "srun -n 8 nccl-doctor run -- python …"),
+        ("mpirun -np 8 env A=1 python t.py", "mpirun -np 8 env A=1 nccl-doctor run -- python …"),
+        ("docker run --gpus all img torchrun t.py", "img nccl-doctor run -- torchrun …"),
+        ("nsys profile -o x torchrun t.py", "nsys is not read through"),
+        ("bash train.sh --nnodes 2", "what bash starts is not read"),
+        ("bash -c 'torchrun --nnodes 2 t.py'", "what bash starts is not read"),
+        ("./scripts/train.sh", "what train.sh starts is not read"),
+    ],
+)
+def test_a_line_that_is_not_read(line: str, words: str | None):
+    found = job(line)
+    says(found, {"launcher": "none", "nnodes": None, "nproc_per_node": None})
+    assert said(found, words) if words else found.notes == ()
+
+
+def test_what_the_line_sets_is_kept():
+    found = job("env -u A NCCL_DEBUG=INFO torchrun t.py")
+    assert found.environ == {"A": None, "NCCL_DEBUG": "INFO"}
+    assert job("env NCCL_DEBUG=INFO python train.py").environ == {"NCCL_DEBUG": "INFO"}
