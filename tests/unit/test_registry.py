@@ -292,6 +292,7 @@ CODES = """
     torch-missing no-route
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     interface-missing interface-down interface-loopback interface-differs interface-unroutable
+    rdzv-endpoint-unhosted rdzv-endpoint-ambiguous master-outside-allocation
     rdma-mixed rdma-port-down rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs

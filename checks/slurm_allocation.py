@@ -1,0 +1,115 @@
+"""Is the master one of the hosts that Slurm gave to the job?
+
+What it checks
+--------------
+Under Slurm, MASTER_ADDR (or PET_RDZV_ENDPOINT) is compared with the hosts of SLURM_JOB_NODELIST and
+with SLURM_LAUNCH_NODE_IPADDR, the address of the host on which srun was started.
+
+Why it matters
+--------------
+SLURM_LAUNCH_NODE_IPADDR, and `hostname` in a script that runs outside the allocation, are those of
+a login node: no rank runs there, so nobody serves the store, and all ranks wait for their time-out.
+
+How to fix
+----------
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+When it is wrong
+----------------
+Hosts may have a second name on a fast network that Slurm does not know. So nothing is said where
+everybody came in, or where a host of the job has the address.
+
+References
+----------
+sbatch(1), srun(1): output environment variables; scontrol(1): show hostnames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Skip,
+    Where,
+    endpoint_host,
+    everybody_came_in,
+    is_loopback,
+    look_up,
+    slurm_hosts,
+)
+
+MASTER_OUTSIDE_ALLOCATION = Kind(
+    code="master-outside-allocation",
+    layer=Layer.LAUNCH,
+    title="The master is not one of the job's hosts",
+    why="No rank runs on a login node: nobody serves the store there, and every rank waits.",
+    fix='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+)
+LOOK_UP_S = 2.0
+
+
+class SlurmAllocation(Check):
+    """Compare the master with Slurm's list of hosts."""
+
+    name = "slurm_allocation"
+    layer = Layer.LAUNCH
+    kinds = (MASTER_OUTSIDE_ALLOCATION,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Slurm's hosts, and what the master resolves to."""
+        hosts = slurm_hosts(ctx.env.get("SLURM_JOB_NODELIST", ""))
+        if not hosts:
+            raise Skip("not in an allocation of Slurm")
+        master = ctx.launch.master_addr or ""
+        endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
+        if endpoint and ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
+            master = endpoint_host(endpoint)
+        answers = look_up(master, LOOK_UP_S).answers if master else ()
+        return {
+            "hosts": list(hosts),
+            "master": master,
+            "answers": list(answers),
+            "launch_node": ctx.env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Only where somebody did not get in, and no host that reported has the address."""
+        if everybody_came_in(cluster):
+            return
+        owned = {address for host in cluster.hosts for address in host.addresses}
+        names = {_short(host.name) for host in cluster.hosts if host.name}
+        said: set[str] = set()
+        for _, facts in cluster.facts(self.name):
+            master, hosts = facts["master"], {_short(host) for host in facts["hosts"]}
+            here = any(a in owned or is_loopback(a) for a in facts["answers"])
+            if not master or master in said or here or _short(master) in hosts | names:
+                continue
+            is_number = bool(facts["answers"]) and master in facts["answers"]
+            launch = facts["launch_node"] in (master, *facts["answers"])
+            # The launch node may be the first host of the job, of which there is no report here.
+            if is_number and not (launch and len(cluster.present_hosts) >= len(hosts)):
+                continue
+            said.add(master)
+            known = ", SLURM_LAUNCH_NODE_IPADDR" if launch else ""
+            yield Finding(
+                MASTER_OUTSIDE_ALLOCATION,
+                f"the master is {master}{known}; SLURM_JOB_NODELIST has {len(hosts)} hosts, from "
+                f"{facts['hosts'][0]} to {facts['hosts'][-1]}",
+                Where(hosts=tuple(sorted({r.host.label for r, _ in cluster.facts(self.name)}))),
+                {"answers": facts["answers"], "launch_node": facts["launch_node"]},
+                fix=f"export MASTER_ADDR={facts['hosts'][0]} on every host, or "
+                f"{MASTER_OUTSIDE_ALLOCATION.fix.removeprefix('export ')}",
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _short(name: str) -> str:
+    return name.partition(".")[0].lower()

@@ -1,0 +1,132 @@
+"""Who serves the c10d rendezvous."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
+from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
+from nccl_doctor.tools.c10d import endpoint_host, is_host_told, matches_machine
+from tests.clusters import make_cluster
+from tests.findings import judge, only
+
+CHECK = RendezvousEndpoint()
+
+
+def view(serves: bool = False, host: str = "head", *resolved: str) -> dict[str, Any]:
+    return {
+        "endpoint": f"{host}:29400",
+        "host": host,
+        "own_name": "x",
+        "resolved": list(resolved),
+        "own": [],
+        "told": None,
+        "serves": serves,
+    }
+
+
+def cluster(*views: dict[str, Any], **fields: Any) -> Cluster:
+    names = [f"nd{i}" for i in range(len(views))]
+    seen = dict(zip(names, views, strict=True))
+    return make_cluster(names, check="rendezvous_endpoint", by_host=seen, **fields)
+
+
+def test_one_host_that_serves_is_right() -> None:
+    assert judge(CHECK, cluster(view(True), view(), view())) == []
+
+
+def test_nobody_serves_and_the_host_that_has_the_address_is_told_to() -> None:
+    views = [view(False, "head", "192.168.77.2")] * 3
+    found = only(CHECK, cluster(*views), "rdzv-endpoint-unhosted", hosts=["nd1"])
+    assert found.confidence is Confidence.CERTAIN
+    assert found.fix.startswith(
+        "on nd1: torchrun --rdzv-conf is_host=true --local-addr=192.168.77.2"
+    )
+
+
+def test_nobody_serves_and_nobody_has_the_address() -> None:
+    found = only(CHECK, cluster(view(), view()), "rdzv-endpoint-unhosted")
+    assert found.confidence is Confidence.LIKELY
+    assert "is_host=true" in found.to_json()["fix"]
+
+
+def test_everybody_serves() -> None:
+    views = [view(True, "localhost")] * 2
+    found = only(CHECK, cluster(*views), "rdzv-endpoint-ambiguous", hosts=["nd0", "nd1"])
+    assert "--rdzv-endpoint=192.168.77.1:" in found.fix
+
+
+def test_who_sent_no_report_may_be_the_one_that_serves() -> None:
+    assert judge(CHECK, cluster(view(), view(), absent_nodes=(1,))) == []
+    assert judge(CHECK, cluster(view(), nnodes=2, complete=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("head", "head"),
+        ("head:29400", "head"),
+        ("10.0.0.1:1", "10.0.0.1"),
+        ("[fe80::1]:29400", "fe80::1"),
+        ("[::1]", "::1"),
+        (" ", "localhost"),
+    ],
+)
+def test_the_host_of_an_endpoint(text: str, host: str) -> None:
+    assert endpoint_host(text) == host
+
+
+@pytest.mark.parametrize(
+    ("conf", "told"),
+    [
+        ("", None),
+        ("is_host=true", True),
+        ("read_timeout=5,is_host=0", False),
+        ("is_host=maybe", None),
+        ("join_timeout=9", None),
+    ],
+)
+def test_what_the_configuration_says(conf: str, told: bool | None) -> None:
+    assert is_host_told(conf) is told
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "own", "canonical", "serves"),
+    [
+        ("localhost", [], [], "", True),
+        ("127.0.0.1", [], [], "", True),
+        ("nd1", [], [], "", True),
+        ("nd1.example.org", [], [], "nd1.example.org", True),
+        ("10.0.0.2", [], ["10.0.0.2"], "", True),
+        ("alias", ["10.0.0.2"], ["10.0.0.2"], "", True),
+        ("alias", ["10.0.0.2"], ["127.0.1.1"], "nd1", False),
+        ("192.168.1.2", ["192.168.1.2"], ["10.0.0.2"], "nd1", False),  # its second interface
+        ("other", [], [], "", False),
+    ],
+)
+def test_the_rule_of_torch(
+    host: str, resolved: list[str], own: list[str], canonical: str, serves: bool
+) -> None:
+    assert matches_machine(host, "nd1", resolved, own, canonical) is serves
+
+
+def test_torch_agrees_on_this_machine() -> None:
+    utils = pytest.importorskip("torch.distributed.elastic.rendezvous.utils")
+    own = socket.gethostname()
+    for host in ("localhost", "127.0.0.1", own, "255.255.255.255"):
+        env = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{host}:29400"}
+        found = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env=env))))
+        assert found["serves"] == utils._matches_machine_hostname(host), host
+
+
+@pytest.mark.parametrize(
+    "env",
+    [{}, {"PET_RDZV_ENDPOINT": "head:1"}, {"PET_RDZV_BACKEND": "c10d"}],
+)
+def test_without_c10d_there_is_nothing_to_ask(env: dict[str, str]) -> None:
+    with pytest.raises(Skip):
+        CHECK.observe(Context(launch=Launch(), env=env))
