@@ -175,10 +175,11 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     flags = Flags(
         **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
     )
+    fleet = None
     if relayed is None and given["hostfile"] is not None:
         fleet = fleet_of(ctx, given["hostfile"], flags, launch)
-        sys.exit(_run_on_hosts(fleet, options_of(ctx, given, first=True)))
-    check_topology(ctx, flags, launch)
+    else:
+        check_topology(ctx, flags, launch)
     options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
     from nccl_doctor.output import leave, relay
     from nccl_doctor.run import run as examine
@@ -188,7 +189,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         return relay(departure, launch) if relayed else leave(departure, launch, options)
 
     try:
-        code = examine(options, flags, write)
+        code = _run_on_hosts(fleet, options) if fleet else examine(options, flags, write)
     except NoGpu as error:
         raise click.UsageError(str(error), ctx) from error
     sys.stdout.flush()

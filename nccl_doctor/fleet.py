@@ -183,6 +183,7 @@ def _told(options: Options, left_s: float, lost: frozenset[int]) -> Options:
     return replace(
         options,
         json_path=None,
+        hands_over=False,
         timeout_s=left_s,
         join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,
         collective_timeout_s=min(options.collective_timeout_s, left_s),
