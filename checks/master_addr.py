@@ -238,6 +238,9 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
             fix = "MASTER_ADDR takes a name or an address alone: the port goes into MASTER_PORT"
         for address in (a for other in views for a in other.answers if not is_loopback(a)):
             fix = f'echo "{address} {name}" >> /etc/hosts'
+        if view.rank.launch and view.rank.launch.agent_store:
+            # With the c10d rendezvous it is what rank 0's agent takes for its own name.
+            fix += "; or, on the host of rank 0: torchrun --local-addr=ADDRESS"
         late = "; it came later, as this host did sign in" if view.got_in else ""
         yield Finding(
             ADDR_UNRESOLVABLE,

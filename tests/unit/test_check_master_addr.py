@@ -347,6 +347,16 @@ def test_outside_a_job_there_is_no_master():
         CHECK.observe(Context(launch=Launch(), env={}))
 
 
+def test_under_torchrun_the_agent_can_be_told_its_address():
+    """With c10d, MASTER_ADDR is what rank 0's agent takes for its own name."""
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    made = view_of_nd1(seen)
+    assert "--local-addr" not in only(made).fix
+    for seat in (2, 3):
+        made = change_rank(made, seat, launch={"agent_store": True})
+    assert "torchrun --local-addr=ADDRESS" in only(made).fix
+
+
 # -- a name that came late: check port went on asking ----------------------------------------------
 
 

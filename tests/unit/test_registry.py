@@ -291,6 +291,7 @@ CODES = """
     addr-digits-only hostname-duplicate
     torch-missing no-route
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
+    own-address-blocked
     interface-missing interface-down interface-loopback interface-differs interface-unroutable
     rdzv-endpoint-unhosted rdzv-endpoint-ambiguous master-outside-allocation
     rdma-mixed rdma-port-down rp-filter-strict address-duplicate

@@ -1,0 +1,108 @@
+"""Can processes of one host reach each other at the host's own address?
+
+What it checks
+--------------
+On each host a fresh port is opened on the address that peers are most likely to use, and called
+from the same host, twice if the first call fails. No packet leaves the host.
+
+Why it matters
+--------------
+Ranks on one host do not use 127.0.0.1: gloo and NCCL's bootstrap connect them at the host's address
+on the network, by the loopback interface. A firewall that names networks and ports and forgets `lo`
+drops that, and ranks of one host wait for each other while all other hosts look fine.
+
+How to fix
+----------
+Let the loopback interface through: `nft insert rule inet filter input iif lo accept`, or
+`iptables -I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
+
+When it is wrong
+----------------
+Only one address is tried. With one rank on each host nobody may ever need it, except rank 0 itself.
+
+References
+----------
+nft(8), iptables(8); PyTorch: ProcessGroupGloo, createDefaultDevice.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+    dial,
+    interfaces,
+    likely_address,
+)
+
+OWN_ADDRESS_BLOCKED = Kind(
+    code="own-address-blocked",
+    layer=Layer.PORT,
+    title="A host cannot reach itself at its own address",
+    why="Ranks on one host connect to each other at that address, through the loopback interface.",
+    fix="nft insert rule inet filter input iif lo accept; or iptables -I INPUT -i lo -j ACCEPT",
+)
+DIAL_S = 2.0
+
+
+class OwnAddress(Check):
+    """Call the own address."""
+
+    name = "own_address"
+    layer = Layer.PORT
+    cost = "instant"
+    kinds = (OWN_ADDRESS_BLOCKED,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """The address, and how each call ended."""
+        nics = [(n.name, list(n.addresses)) for n in interfaces() if n.running and not n.loopback]
+        likely = likely_address(nics)
+        if likely is None:
+            raise Skip("this host has no address but loopback")
+        nic, address = likely
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        calls = []
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind((address, 0))
+            except OSError as error:
+                raise Untested(f"{address} cannot be bound: {error}") from error
+            listener.listen(4)
+            port = listener.getsockname()[1]
+            ctx.breadcrumb(f"call {address} port {port} on this very host")
+            for _ in range(2):
+                call, sock = dial(address, port, DIAL_S)
+                calls.append(call.to_json())
+                if sock is not None:
+                    sock.close()
+                    break
+        return {"interface": nic, "address": address, "calls": calls}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Hosts of which no call came through."""
+        for rank, facts in cluster.facts(self.name):
+            last = facts["calls"][-1]
+            if last["outcome"] == "connected":
+                continue
+            # A host that never got in did not fail for this: it would bite later.
+            needed = len(cluster.ranks_on(rank.host)) > 1 and rank.host.joined
+            yield Finding(
+                OWN_ADDRESS_BLOCKED,
+                f"{facts['address']} on {facts['interface']}: {last['outcome']}, twice "
+                f"({last['detail']})",
+                Where(hosts=(rank.host.label,)),
+                {"calls": facts["calls"]},
+                severity=None if needed else Severity.WARN,
+            )

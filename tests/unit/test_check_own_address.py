@@ -1,0 +1,46 @@
+"""A host that calls itself."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Context, Launch, Severity, Skip
+from nccl_doctor.checks.own_address import OwnAddress
+from tests.clusters import make_cluster, shut_out
+from tests.findings import judge, only
+
+CHECK = OwnAddress()
+
+
+def seen(*outcomes: str) -> dict[str, Any]:
+    calls = [{"outcome": o, "errno": None, "detail": "x", "duration_s": 0.1} for o in outcomes]
+    return {"interface": "eth0", "address": "192.168.77.2", "calls": calls}
+
+
+@pytest.mark.parametrize("outcomes", [["connected"], ["dropped", "connected"]])
+def test_a_call_that_came_through_is_fine(outcomes: list[str]) -> None:
+    by_host = {"nd0": seen("connected"), "nd1": seen(*outcomes)}
+    assert judge(CHECK, make_cluster(check="own_address", by_host=by_host)) == []
+
+
+@pytest.mark.parametrize("outcome", ["dropped", "refused", "rejected"])
+def test_a_host_that_does_not_reach_itself_is_the_one_to_blame(outcome: str) -> None:
+    by_host = {"nd0": seen("connected"), "nd1": seen(outcome, outcome)}
+    made = make_cluster(check="own_address", by_host=by_host)
+    found = only(CHECK, made, "own-address-blocked", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert f"192.168.77.2 on eth0: {outcome}" in found.message
+    assert only(CHECK, shut_out(made, "nd1"), found.code, hosts=["nd1"]).level is Severity.WARN
+    one_each = make_cluster(nproc=1, check="own_address", by_host=by_host)
+    assert only(CHECK, one_each, found.code, hosts=["nd1"]).level is Severity.WARN
+
+
+def test_this_host_reaches_itself() -> None:
+    try:
+        found = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env={}))))
+    except Skip as reason:
+        pytest.skip(str(reason))
+    assert [call["outcome"] for call in found["calls"]] == ["connected"]
