@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shlex
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from nccl_doctor import registry, remote_faults
 from nccl_doctor.cluster import Cluster, Host, Rank
+from nccl_doctor.handover import shown
 from nccl_doctor.hostfile import Entry
 from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
 from nccl_doctor.kinds import RUN_INTERRUPTED
@@ -130,7 +130,7 @@ def run_on_hosts(fleet: Fleet, options: Options) -> Report:
             "started": started_at,
             "duration_s": round(time.monotonic() - started, 3),
             "launcher": OWN,
-            "command": shlex.join(["nccl-doctor", *sys.argv[1:]]),
+            "command": shown(["nccl-doctor", *sys.argv[1:]]),
             "options": options.to_json(),
             "hostfile": fleet.path,
         },
