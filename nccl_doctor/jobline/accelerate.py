@@ -251,7 +251,17 @@ class _Reading:
         draft = Draft("accelerate")
         draft.put("nnodes", self._nnodes, self._machines.source)
         draft.put("max_nnodes", self._nnodes, self._machines.source)
-        draft.put("nproc_per_node", "1", DEFAULT)
+        hosts, processes = self._say("mpirun_hostfile"), Said("1", DEFAULT)
+        if hosts:
+            draft.put("hostfile", hosts.text, hosts.source)
+            draft.put("starts_remote", True, hosts.source)
+            processes = self._nproc() or processes
+        elif (said := self._say("num_processes")) and number(said, -1) > 1:
+            self._note(
+                f"{said.source} {said.text}: without several GPUs accelerate starts one process "
+                "here, and mpirun or the environment has to number it"
+            )
+        draft.put("nproc_per_node", processes.text, processes.source)
         addr, port = self._meeting()
         if self._nnodes == 1:
             draft.put("node_rank", 0, DEFAULT)
@@ -261,12 +271,4 @@ class _Reading:
                 draft.put("node_rank", number(said, 0, self._nnodes - 1), said.source)
         if addr:
             draft.put("master_addr", addr.text, addr.source)
-        if hosts := self._say("mpirun_hostfile"):
-            draft.put("hostfile", hosts.text, hosts.source)
-            draft.put("starts_remote", True, hosts.source)
-        elif (said := self._say("num_processes")) and number(said, -1) > 1:
-            draft.note(
-                f"{said.source} {said.text}: without several GPUs accelerate starts one process "
-                "here, and mpirun or the environment has to number it"
-            )
         return draft.done()

@@ -53,19 +53,19 @@ def load(path: Path) -> Config:
             data = stream.read(_MAX_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:
-        raise JobLineError(f"--config_file {path}: cannot be read: {error.strerror}") from error
+        raise JobLineError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise JobLineError(f"--config_file {path}: not text (byte {error.start})") from error
+        raise JobLineError(f"{path}: not text (byte {error.start})") from error
     if len(data) > _MAX_BYTES:
-        raise JobLineError(f"--config_file {path}: larger than 1 MiB: no configuration file")
+        raise JobLineError(f"{path}: larger than 1 MiB: no configuration file")
     if path.suffix != ".json":
         return _yaml(path, text)
     try:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise JobLineError(f"--config_file {path}: not JSON: {error}") from error
+        raise JobLineError(f"{path}: not JSON: {error}") from error
     if not isinstance(table, dict):
-        raise JobLineError(f"--config_file {path}: not a table of keys and values")
+        raise JobLineError(f"{path}: not a table of keys and values")
     return Config(path, _flat(table))
 
 

@@ -6,6 +6,7 @@ test holds the flags against the installed torch.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 
@@ -37,6 +38,7 @@ LAUNCH_FLAGS = Table(FLAGS.values, f"{FLAGS.switches} --use_env")
 PORT = 29500
 C10D_PORT = 29400
 _LOCAL = "localhost"
+_WORDS = ("auto", "cpu", "gpu")
 _FROM_VARIABLES = (
     *("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "local_addr"),
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
@@ -69,6 +71,7 @@ def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
         JobLineError: as in `read`.
     """
     draft = Draft(launcher, notes)
+    conf = _conf(told)
     least, most = _nnodes(told.get("nnodes", Said("1", DEFAULT)))
     _put_nproc(draft, told.get("nproc_per_node", Said("1", DEFAULT)))
     if said := told.get("local_addr"):
@@ -85,7 +88,7 @@ def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
     else:
         if (said := told.get("rdzv_id")) and said.text:
             draft.put("run_id", said.text, said.source)
-        _dynamic(draft, told, backend, least, most)
+        _dynamic(draft, told, conf, least, most)
     source = told["nnodes"].source if "nnodes" in told else DEFAULT
     draft.put("nnodes", least, source)
     draft.put("max_nnodes", most, source)
@@ -106,9 +109,12 @@ def _nnodes(said: Said) -> tuple[int, int]:
 
 def _put_nproc(draft: Draft, said: Said) -> None:
     text = said.text
-    if text in ("auto", "cpu", "gpu"):
+    if text in _WORDS:
         draft.put("nproc_per_node", text, said.source)
     elif re.fullmatch(r"[a-z_]+", text):  # a back end that is plugged into torch has its own word
+        close = difflib.get_close_matches(text, _WORDS, 1, 0.7)  # "xpu" is not that close to "gpu"
+        if close:
+            raise JobLineError(f'{said.source} {text!r} is not known; did you mean "{close[0]}"?')
         draft.note(f"{said.source} {text}: only GPUs that speak CUDA or ROCm are counted here")
     else:
         draft.put("nproc_per_node", str(number(said, 1)), said.source)
@@ -173,9 +179,9 @@ def _put_node_rank(draft: Draft, told: Told, nnodes: int) -> None:
         draft.note("--node_rank is not given: torchrun takes every such host for node 0")
 
 
-def _dynamic(draft: Draft, told: Told, backend: Said, least: int, most: int) -> None:
+def _dynamic(draft: Draft, told: Told, conf: Mapping[str, str], least: int, most: int) -> None:
     """Hosts get their node ranks as they meet."""
-    conf = _conf(told)
+    backend = told["rdzv_backend"]
     endpoint = told.get("rdzv_endpoint", Said("", DEFAULT))
     if most == 1:
         draft.put("node_rank", 0, DEFAULT)
@@ -185,13 +191,11 @@ def _dynamic(draft: Draft, told: Told, backend: Said, least: int, most: int) -> 
         if said and number(said, 0):
             draft.note(f"{said.source} is not used: {backend.text} gives the node ranks out")
     store = conf.get("store_type", "tcp").lower()
-    if backend.text != "c10d":
-        what = f"{backend.text} at {endpoint.text}" if endpoint.text else backend.text
-        draft.note(f"the hosts meet in {what}: what is examined needs --master-addr")
-        return
-    if store == "file":
+    if backend.text != "c10d" or store == "file":
+        where = "the file" if backend.text == "c10d" else f"{backend.text} at"
         draft.note(
-            f"the hosts meet in the file {endpoint.text}: what is examined needs --master-addr"
+            f"the hosts meet in {where} {endpoint.text or '(not told)'}, which is not examined: "
+            "give nccl-doctor itself --master-addr"
         )
         return
     if store != "tcp":

@@ -263,6 +263,8 @@ REFUSED = [
     ("torchrun --node_rank=1 t.py", "--node_rank 1 is out of range"),
     ("torchrun --node_rank=-1 --nnodes 2 t.py", "--node_rank -1 is not at least 0"),
     ("torchrun --nproc_per_node=0 t.py", "--nproc_per_node 0 is not at least 1"),
+    ("torchrun --nproc_per_node=gpus t.py", "--nproc_per_node 'gpus' is not known; did you mean"),
+    ("torchrun --rdzv_conf=timeout t.py", "'timeout' is not KEY=VALUE"),
     ("torchrun --nproc_per_node=8gpu t.py", "--nproc_per_node '8gpu' is not a whole number"),
     ("torchrun --master_port=70000 t.py", "--master_port 70000 is not 0 to 65535"),
     ("torchrun --nnodes 2 --master_port=0 t.py", "cannot find each other"),

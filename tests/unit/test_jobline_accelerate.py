@@ -135,7 +135,7 @@ LINES = [
     ("--cpu --num_processes 4 t.py", {**ONE, "nproc_per_node": "1"}),
     (
         "--cpu --mpirun_hostfile hosts --num_processes 8 --num_machines 2 --main_process_ip a t.py",
-        {"hostfile": "hosts", "starts_remote": True, "nnodes": 2},
+        {"hostfile": "hosts", "starts_remote": True, "nnodes": 2, "nproc_per_node": "4"},
     ),
 ]
 

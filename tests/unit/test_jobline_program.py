@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,10 @@ def test_what_cannot(line: str, words: str, cwd: Path):
     assert problem is not None
     assert words in problem
     assert "\n" not in problem
+
+
+def test_reading_a_line_needs_no_launcher():
+    code = (
+        "import sys, nccl_doctor.jobline; sys.exit(bool({'torch', 'deepspeed'} & {*sys.modules}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
