@@ -6,12 +6,24 @@ Pure functions on made-up data as much as on real: property-tested on random clu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import cached_property
+from itertools import combinations
+from typing import Generic, Literal, TypeVar
+
+from nccl_doctor.model import Confidence
 
 P = TypeVar("P", bound=Hashable)
 V = TypeVar("V", bound=Hashable)
+
+Way = Literal["in", "out", "both", "one"]
+
+_WITNESSES = 2
+"""A host is to blame only where so many others that it fails with are seen to work."""
+_MOST_HOSTS = 8
+"""Covers are compared one by one where no more hosts than these depend on each other."""
+_WAYS: tuple[Way, Way] = ("in", "out")
 
 
 @dataclass(frozen=True)
@@ -45,47 +57,222 @@ def odd_ones_out(values: Mapping[P, V]) -> Odd[P, V] | None:
 
 
 @dataclass(frozen=True)
-class LinkBlame(Generic[P]):
-    """What explains a set of failed ordered pairs.
+class Cause(Generic[P]):
+    """One thing that explains failed pairs.
 
-    `hosts` explain every failed pair that touches them; `links` are the pairs left over.
-    `certain` is False where some pair left over has an end that was not seen to work with anybody
-    else: then the pairs alone cannot tell a host from a link (always so with two hosts).
+    Attributes:
+        ends: a host alone, or both ends of a link; of a link that fails one way, (from, to).
+        way: of a host the direction that fails, `in`, `out` or `both`; of a link, `both` or `one`.
+        pairs: every failed ordered pair that it explains. Two causes may explain the same pair.
+        confidence: of a host, `certain` where everybody else that has to do with these pairs is
+            seen to work, `likely` where somebody is not. Of a link, `certain` where both ends work
+            with others, `likely` where one is not seen to, `possible` where neither is, or where
+            several links may as well be one host.
     """
 
-    hosts: tuple[P, ...]
-    links: tuple[tuple[P, P], ...]
-    certain: bool
+    ends: tuple[P, ...]
+    way: Way
+    pairs: frozenset[tuple[P, P]]
+    confidence: Confidence
+
+    @property
+    def is_host(self) -> bool:
+        """Whether a host is to blame, rather than a link."""
+        return len(self.ends) == 1
+
+
+@dataclass(frozen=True)
+class LinkBlame(Generic[P]):
+    """The causes of a set of failed ordered pairs: hosts first, then links, each sorted."""
+
+    causes: tuple[Cause[P], ...] = ()
+
+    @property
+    def hosts(self) -> tuple[P, ...]:
+        """The hosts to blame."""
+        return tuple(cause.ends[0] for cause in self.causes if cause.is_host)
+
+    @property
+    def links(self) -> tuple[tuple[P, P], ...]:
+        """The ordered pairs that no host explains."""
+        pairs = {pair for cause in self.causes if not cause.is_host for pair in cause.pairs}
+        return tuple(sorted(pairs, key=str))
+
+    @property
+    def certain(self) -> bool:
+        """Whether every cause is certain."""
+        return all(cause.confidence is Confidence.CERTAIN for cause in self.causes)
 
 
 def blame_links(tested: Iterable[tuple[P, P]], failed: Iterable[tuple[P, P]]) -> LinkBlame[P]:
-    """Tell a bad host from a bad link.
+    """Tell bad hosts from bad links: the fewest causes that explain every failed pair.
 
-    A host is to blame when every pair tested with it in one direction failed, and at least two of
-    these partners work in that direction with somebody else. One such partner is not enough: a bad
-    link beside a bad host would make a victim of the third. What remains are links.
+    A cause is a host, its incoming or its outgoing direction, a link, or one direction of a link.
+    It is ruled out where it would break a pair that works. Of the covers with the fewest causes
+    only what they all have in common is blamed on hosts, so that a victim is never named; a host
+    needs besides two others that it fails with and that are seen to work, so that nobody is
+    singled out among two hosts, or where nothing works. What remains are links.
+
+    An end is whatever can fail on its own: a host, or (host, interface).
 
     Args:
         tested: ordered pairs (from, to) that were tried; failed ones are taken as tested.
         failed: those that failed.
 
-    Returns: a result that does not depend on the order of the pairs. Where everything failed,
-    nobody is blamed.
+    Returns: a result that does not depend on the order of the pairs. It is exact, but where more
+    than eight hosts depend on each other (many hosts that fail with one another, and nearly nobody
+    else to compare with): there, too few hosts may be named, and links instead.
     """
-    bad = set(failed)
-    outgoing: dict[P, set[P]] = {}
-    incoming: dict[P, set[P]] = {}
-    for source, target in {*tested, *bad}:
-        outgoing.setdefault(source, set()).add(target)
-        incoming.setdefault(target, set()).add(source)
-    sends = {a for a, targets in outgoing.items() if any((a, b) not in bad for b in targets)}
-    receives = {b for b, sources in incoming.items() if any((a, b) not in bad for a in sources)}
-    hosts = {
-        host
-        for own, partners, good in ((sends, outgoing, receives), (receives, incoming, sends))
-        for host, others in partners.items()
-        if host not in own and len(others & good) >= 2
-    }
-    left = {pair for pair in bad if hosts.isdisjoint(pair)}
-    certain = all(a in sends and b in receives for a, b in left)
-    return LinkBlame(tuple(sorted(hosts, key=str)), tuple(sorted(left, key=str)), certain)
+    matrix = _Matrix(frozenset(tested), frozenset(failed))
+    hosts = tuple(matrix.hosts())
+    left = matrix.failed.difference(*(cause.pairs for cause in hosts))
+    return LinkBlame((*hosts, *matrix.links(left)))
+
+
+class _Matrix(Generic[P]):
+    """The failed pairs as a set cover.
+
+    To count causes, one per host is enough: `reach` has the failed pairs of a host in each of its
+    directions in which nothing works. A link explains an edge, the failed pairs between two hosts.
+    So a choice of hosts costs its size, and one more for each edge of which it leaves something.
+    """
+
+    def __init__(self, tested: frozenset[tuple[P, P]], failed: frozenset[tuple[P, P]]) -> None:
+        self.failed = failed
+        self.tried = {role for pair in tested | failed for role in _roles(pair)}
+        self.well = {role for pair in tested - failed for role in _roles(pair)}
+        self.reach: dict[P, set[tuple[P, P]]] = {}
+        for pair in failed:
+            for role in _roles(pair):
+                if role not in self.well:
+                    self.reach.setdefault(role[1], set()).add(pair)
+
+    def explains(self, host: P, pairs: Collection[tuple[P, P]]) -> bool:
+        """Whether all of these pairs may be the fault of this host."""
+        return self.reach.get(host, set()).issuperset(pairs)
+
+    def is_suspect(self, host: P) -> bool:
+        """Whether enough others that it fails with are seen to work."""
+        roles = {role for pair in self.reach[host] for role in _roles(pair)} & self.well
+        return len({other for _, other in roles} - {host}) >= _WITNESSES
+
+    @cached_property
+    def guilty(self) -> frozenset[P]:
+        """Hosts of every smallest cover.
+
+        A host surely is one if two edges lie wholly in its reach, and not wholly in that of the
+        other end: whatever else is chosen, it costs less than these two links.
+        """
+        edges = _edges(self.failed)
+        found: set[P] = set()
+        while True:
+            alone = Counter(
+                host
+                for edge, pairs in edges.items()
+                for host in edge
+                if self.explains(host, pairs)
+                and not any(self.explains(other, pairs) for other in edge - {host})
+            )
+            more = {h for h, count in alone.items() if count > 1 and self.is_suspect(h)}
+            if not more:
+                return frozenset(found | self._guilty_together(edges))
+            found |= more
+            known = {pair for host in more for pair in self.reach[host]}
+            edges = _edges(pair for pairs in edges.values() for pair in pairs - known)
+
+    def _guilty_together(self, edges: Mapping[frozenset[P], set[tuple[P, P]]]) -> set[P]:
+        """The same where it depends on what else is chosen: by comparing all covers."""
+        counts = Counter(
+            host
+            for edge, pairs in edges.items()
+            for host in edge
+            if not pairs.isdisjoint(self.reach.get(host, ()))
+        )
+        # One that would save no more than one link is never needed.
+        hosts = {host for host, count in counts.items() if count > 1}
+        suspects = {host for host in hosts if self.is_suspect(host)}
+        found: set[P] = set()
+        for group in _connected(hosts, edges) if suspects else ():
+            if len(group) <= _MOST_HOSTS and suspects & group:
+                own = [pairs for edge, pairs in edges.items() if edge & group]
+                found |= suspects & self._in_every_cover(group, own)
+        return found
+
+    def _in_every_cover(self, group: set[P], edges: Collection[set[tuple[P, P]]]) -> set[P]:
+        costs: dict[tuple[P, ...], int] = {}
+        for size in range(len(group) + 1):
+            for chosen in combinations(group, size):
+                known = {pair for host in chosen for pair in self.reach[host]}
+                costs[chosen] = size + sum(not pairs <= known for pairs in edges)
+        least = min(costs.values())
+        return group.intersection(*(chosen for chosen, cost in costs.items() if cost == least))
+
+    def hosts(self) -> Iterator[Cause[P]]:
+        """The guilty hosts, each for no more directions than are needed."""
+        for host in sorted(self.guilty, key=str):
+            reach = self.reach[host]
+            ways = {_way(host, pair) for pair in reach if not self._others_explain(host, pair)}
+            pairs = frozenset(pair for pair in reach if _way(host, pair) in ways)
+            rest = {(way, host) for way in _WAYS if way not in ways} & self.tried
+            sure = rest <= self.well and all(
+                role in self.well or role[1] == host or self._others_explain(host, pair)
+                for pair in pairs
+                for role in _roles(pair)
+            )
+            confidence = Confidence.CERTAIN if sure else Confidence.LIKELY
+            yield Cause((host,), ways.pop() if len(ways) == 1 else "both", pairs, confidence)
+
+    def _others_explain(self, host: P, pair: tuple[P, P]) -> bool:
+        return any(end != host and end in self.guilty and pair in self.reach[end] for end in pair)
+
+    def links(self, pairs: Iterable[tuple[P, P]]) -> Iterator[Cause[P]]:
+        """A link for each edge of these pairs."""
+        edges = _edges(pairs)
+        doubts = {
+            edge: {role for pair in pairs for role in _roles(pair)} - self.well
+            for edge, pairs in edges.items()
+        }
+        counts = Counter(role for roles in doubts.values() for role in roles)
+        for edge, found in sorted(edges.items(), key=lambda item: str(min(item[1], key=str))):
+            hosts = {host for _, host in doubts[edge]}
+            confidence = Confidence.POSSIBLE
+            if not hosts:
+                confidence = Confidence.CERTAIN
+            elif len(hosts) == 1 and all(counts[role] == 1 for role in doubts[edge]):
+                confidence = Confidence.LIKELY
+            way: Way = "both" if len(found) > 1 else "one"
+            yield Cause(min(found, key=str), way, frozenset(found), confidence)
+
+
+def _roles(pair: tuple[P, P]) -> tuple[tuple[Way, P], tuple[Way, P]]:
+    return ("out", pair[0]), ("in", pair[1])
+
+
+def _way(host: P, pair: tuple[P, P]) -> Way:
+    return "out" if pair[0] == host else "in"
+
+
+def _edges(pairs: Iterable[tuple[P, P]]) -> dict[frozenset[P], set[tuple[P, P]]]:
+    edges: dict[frozenset[P], set[tuple[P, P]]] = {}
+    for pair in pairs:
+        edges.setdefault(frozenset(pair), set()).add(pair)
+    return edges
+
+
+def _connected(hosts: set[P], edges: Iterable[frozenset[P]]) -> Iterator[set[P]]:
+    """Groups of these hosts that edges join."""
+    next_to: dict[P, set[P]] = {host: set() for host in hosts}
+    for edge in edges:
+        if edge <= hosts:
+            for host in edge:
+                next_to[host] |= edge
+    left = set(hosts)
+    while left:
+        group: set[P] = set()
+        todo = {left.pop()}
+        while todo:
+            host = todo.pop()
+            group.add(host)
+            todo |= next_to[host] - group
+        left -= group
+        yield group
