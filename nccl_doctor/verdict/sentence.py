@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import CheckResult, Finding, Status
+from nccl_doctor.model import CheckResult, Finding, Status, number_range
 from nccl_doctor.verdict.place import Map
 
 
@@ -49,12 +49,21 @@ def summary(
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
     if not (cluster.complete or alone):
-        reasons.append("only one host's own view")
+        reasons.append(_not_heard(cluster))
     for status in (Status.UNKNOWN, Status.BLOCKED):
         reasons += [f"{r.name}: {r.reason}" for r in results if r.status is status]
     if not reasons:
         reasons = ["nothing was measured"]
     return f"The examination could not be completed: {_few([*dict.fromkeys(reasons)])}"
+
+
+def _not_heard(cluster: Cluster) -> str:
+    """Of whom nothing is known, where nobody called them all."""
+    nodes = [host.node_rank for host in cluster.hosts if not host.reported]
+    if len(cluster.present_hosts) < 2 or not nodes:
+        return "only one host's own view"
+    known = number_range([node for node in nodes if node is not None])
+    return f"no report of node{'s' * (len(nodes) > 1)} {known}".strip()
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,0 +1,583 @@
+"""Reports of hosts that never met, made into one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nccl_doctor import kinds, registry
+from nccl_doctor.api import Cluster, Confidence, Finding, Layer, LookUp, Rank, Severity, Where
+from nccl_doctor.launch import LaunchProblem
+from nccl_doctor.merge import merge
+from nccl_doctor.model import CheckResult, Scope, Status
+from nccl_doctor.record import Report
+from nccl_doctor.unite import unite
+from nccl_doctor.verdict import conclude, judge_again
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.reports import RUN, kind, through_json
+
+REGISTRY = registry.load()
+THREE = ("nd0", "nd1", "nd2")
+
+
+# -- making parts ----------------------------------------------------------------------------------
+
+
+def keyed(cluster: Cluster) -> Cluster:
+    """With a key for every host that reported, as the engine makes them."""
+    hosts = {
+        host.id: replace(host, key=f"key of {host.name}" if host.reported else "")
+        for host in cluster.hosts
+    }
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
+def coordinators(cluster: Cluster, *lost: int) -> Cluster:
+    """What the coordinator has, if the nodes in `lost` never signed in."""
+    hosts = {
+        host.id: replace(host, name=None, reported=False, addresses=(), facts={}, key="")
+        if host.node_rank in lost
+        else host
+        for host in cluster.hosts
+    }
+    ranks = [
+        Rank(rank.seat, rank.rank, rank.local_rank, hosts[rank.host.id], reported=False)
+        if rank.host.node_rank in lost
+        else replace(rank, host=hosts[rank.host.id])
+        for rank in cluster.ranks
+    ]
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=tuple(ranks))
+
+
+def own_view(cluster: Cluster, node: int) -> Cluster:
+    """What one host has that never got in: itself, and its first rank."""
+    (host,) = (host for host in cluster.hosts if host.node_rank == node)
+    host = replace(host, id=0, joined=False)
+    first = min((r for r in cluster.ranks if r.host.node_rank == node), key=lambda r: r.seat)
+    rank = replace(first, host=host, seat=0)
+    return replace(cluster, hosts=(host,), ranks=(rank,), complete=False)
+
+
+def with_facts(cluster: Cluster, check: str, by_host: Mapping[str, Any]) -> Cluster:
+    hosts = {
+        host.id: replace(host, facts={**host.facts, check: {"alone": outcome(by_host[host.name])}})
+        if host.name in by_host
+        else host
+        for host in cluster.hosts
+    }
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
+def report_of(
+    cluster: Cluster,
+    *problems: Finding,
+    checks: Sequence[Any] = REGISTRY.checks,
+    others: Sequence[CheckResult] = (),
+    **run: Any,
+) -> Report:
+    """A report after a trip through a file. An own view says that the coordinator was lost."""
+    said = list(problems)
+    if not cluster.complete:
+        here = Where(hosts=(str(cluster.hosts[0].name),))
+        said.append(Finding(kinds.COORDINATOR_LOST, "could not sign in at nd0:29500", here))
+    told = {**RUN, **run}
+    made = conclude(cluster, checks, run=told, problems=said, others=others)
+    return through_json(made)
+
+
+def parts(cluster: Cluster, *lost: int) -> list[Report]:
+    """The coordinator's report, and the own views of those it did not see."""
+    seen = report_of(coordinators(cluster, *lost))
+    return [seen, *(report_of(own_view(cluster, node)) for node in lost)]
+
+
+def roots(report: Report) -> dict[str, Where]:
+    through_json(report)
+    return {finding.code: finding.where for finding in report.root_causes}
+
+
+HEALTHY = keyed(make_cluster(THREE))
+
+
+def master_addr(host: str, *answers: str, **more: Any) -> dict[str, Any]:
+    error = "" if answers else "Name or service not known"
+    mine = f"192.168.77.{THREE.index(host) + 1}"
+    return {
+        "master_addr": "nd0",
+        "master": LookUp("nd0", answers, error, (0.001,), slow=False).to_json(),
+        "reverse": [],
+        "no_route": [],
+        "interfaces": [["eth0", [mine]]],
+        **more,
+    }
+
+
+def port(became: str, answer: str = "", server: str = "other", **more: Any) -> dict[str, Any]:
+    last = {
+        "address": "192.168.77.1",
+        "outcome": became,
+        "errno": None,
+        "detail": "",
+        "duration_s": 0.1,
+        "answer": answer,
+        "reply": "",
+    }
+    return {
+        "master_addr": "nd0",
+        "port": 29500,
+        "server": server,
+        "bind_errno": None,
+        "bind_error": "",
+        "may_bind": True,
+        "ephemeral": None,
+        "knock": {"first": last, "last": last, "passed": [], "knocks": 3, "seconds": 2.0},
+        **more,
+    }
+
+
+# -- unite -----------------------------------------------------------------------------------------
+
+
+def test_an_own_view_takes_the_empty_place():
+    made = unite([coordinators(HEALTHY, 1), own_view(HEALTHY, 1)])
+    assert made.complete
+    assert {host.name: host.joined for host in made.hosts} == {
+        "nd0": True,
+        "nd2": True,
+        "nd1": False,
+    }
+    assert all(host.reported for host in made.hosts)
+    assert [rank.rank for rank in made.present] == [0, 1, 2, 4, 5]
+    (absent,) = made.absent  # only the first rank speaks for a host that was lost
+    assert (absent.rank, absent.host.name) == (3, "nd1")
+    seats = {rank.rank: rank.seat for rank in made.ranks}
+    assert [seats[rank] for rank in (0, 1, 4, 5)] == [0, 1, 4, 5]
+
+
+def test_what_observes_together_is_shown_only_those_that_met():
+    made = unite([coordinators(HEALTHY, 1), own_view(HEALTHY, 1)])
+    assert [rank.rank for rank in made.met.present] == [0, 1, 4, 5]
+    assert {rank.rank for rank in made.met.absent} == {2, 3}
+    assert HEALTHY.met is HEALTHY
+    alone = own_view(HEALTHY, 1)
+    assert alone.met is alone
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_is_lost_nobody_is_there_twice(data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(2, 5))
+    cluster = keyed(make_cluster([f"nd{n}" for n in range(nodes)], data.draw(st.integers(1, 3))))
+    lost = data.draw(st.sets(st.integers(1, nodes - 1)).map(sorted))
+    given_ = data.draw(st.sets(st.sampled_from(lost)).map(sorted)) if lost else []
+    views = [own_view(cluster, node) for node in given_]
+    views += [own_view(cluster, node) for node in given_ if data.draw(st.booleans())]
+    has_coordinator = data.draw(st.booleans())
+    if has_coordinator:
+        views.append(coordinators(cluster, *lost))
+    if not views:
+        return
+    made = unite(data.draw(st.permutations(views)))
+    assert (made.world_size, made.nnodes) == (cluster.world_size, cluster.nnodes)
+    assert sorted(r.rank for r in made.ranks if r.rank is not None) == list(range(made.world_size))
+    assert len({rank.seat for rank in made.ranks}) == len(made.ranks)
+    assert [host.id for host in made.hosts] == list(range(len(made.hosts)))
+    assert sorted(h.node_rank for h in made.hosts if h.node_rank is not None) == list(range(nodes))
+    for rank in made.ranks:
+        assert rank.host is made.hosts[rank.host.id]
+    seen = {host.node_rank for host in made.present_hosts}
+    assert seen == set(given_) | (set(range(nodes)) - set(lost) if has_coordinator else set())
+    assert made.complete == (has_coordinator or len(seen) == nodes)
+    assert {h.node_rank for h in made.present_hosts if not h.joined} == set(given_)
+
+
+def test_of_one_host_what_the_coordinator_knows_counts():
+    stale = change_rank(own_view(HEALTHY, 1), 0, pid=7, env={"NCCL_DEBUG": "INFO"})
+    made = unite([stale, HEALTHY])
+    assert made == HEALTHY
+
+
+def test_reports_without_keys_are_told_apart_by_name_address_and_node():
+    cluster = make_cluster(THREE)
+    made = unite([own_view(cluster, 1), coordinators(cluster, 1), own_view(cluster, 1)])
+    assert [host.name for host in made.hosts] == ["nd0", "nd2", "nd1"]
+
+
+def test_two_hosts_that_claim_one_node_both_stay():
+    twin = own_view(keyed(make_cluster(("nd0", "other", "nd2"))), 1)
+    made = unite([coordinators(HEALTHY, 2), twin])
+    assert {host.name: host.node_rank for host in made.hosts} == {
+        "nd0": 0,
+        "nd1": 1,
+        "other": 1,
+        None: 2,
+    }
+
+
+def test_ranks_of_one_host_that_each_speak_for_themselves_are_one_host():
+    first = own_view(HEALTHY, 1)
+    second = change_rank(first, 0, rank=3, local_rank=1, pid=1003, launch={"rank": 3})
+    made = unite([coordinators(HEALTHY, 1), first, second])
+    assert [rank.rank for rank in made.present if rank.host.name == "nd1"] == [2, 3]
+    assert made.absent == ()
+
+
+def test_what_was_observed_together_at_another_table_is_left_out():
+    view = with_facts(own_view(HEALTHY, 1), "port", {"nd1": {"port": 1}})
+    (host,) = view.hosts
+    facts = {**host.facts, "firewall": {"matrix": outcome({"peers": []})}}
+    host = replace(host, facts=facts)
+    view = replace(view, hosts=(host,), ranks=(replace(view.ranks[0], host=host),))
+    made = unite([coordinators(HEALTHY, 1), view])
+    (nd1,) = (host for host in made.hosts if host.name == "nd1")
+    assert set(nd1.facts) == {"port"}
+
+
+def test_without_a_coordinator_the_majority_counts():
+    odd = replace(own_view(HEALTHY, 2), world_size=8, nnodes=4)
+    made = unite([odd, own_view(HEALTHY, 0), own_view(HEALTHY, 1)])
+    assert (made.world_size, made.nnodes) == (6, 3)
+    assert made.complete
+
+
+def own_launcher(cluster: Cluster, sizes: Sequence[int]) -> list[Cluster]:
+    """Own views of hosts of the own launcher, which each take all hosts to be like themselves."""
+    views = []
+    for node, size in enumerate(sizes):
+        launch = {
+            "launcher": "nccl-doctor",
+            "rank": node * size,
+            "world_size": len(sizes) * size,
+            "local_world_size": size,
+        }
+        view = change_rank(own_view(cluster, node), 0, rank=node * size, launch=launch)
+        views.append(replace(view, world_size=len(sizes) * size))
+    return views
+
+
+def test_uneven_hosts_of_the_own_launcher_are_laid_out_as_a_roll_call_would():
+    made = unite(own_launcher(HEALTHY, [2, 4, 2]))
+    assert made.world_size == 8
+    assert {rank.rank: rank.host.name for rank in made.present} == {0: "nd0", 2: "nd1", 6: "nd2"}
+    assert "rank-duplicate" not in {f.code for f in merge_of(made).findings}
+
+
+def test_a_host_of_the_own_launcher_takes_the_place_that_the_coordinator_keeps():
+    cluster = change_rank(HEALTHY, 4, launch={"launcher": "nccl-doctor"})
+    *_, view = own_launcher(HEALTHY, [2, 2, 1])  # rank 2 by its own count, as nd1's first
+    made = unite([coordinators(cluster, 2), view])
+    assert {rank.rank for rank in made.present if rank.host.name == "nd2"} == {4}
+    anywhere = change_rank(view, 0, rank=None, launch={"rank": None, "node_rank": None})
+    host = replace(anywhere.hosts[0], node_rank=None)
+    anywhere = replace(anywhere, hosts=(host,), ranks=(replace(anywhere.ranks[0], host=host),))
+    assert unite([coordinators(cluster, 2), anywhere]) == made
+
+
+def merge_of(cluster: Cluster) -> Report:
+    return conclude(cluster, REGISTRY.checks, run=RUN)
+
+
+def test_nothing_to_unite():
+    with pytest.raises(ValueError, match="there is no report to merge"):
+        unite([])
+
+
+# -- one verdict -----------------------------------------------------------------------------------
+
+
+def test_the_failure_that_the_host_saw_explains_its_absence():
+    seen = {name: master_addr(name, "192.168.77.1") for name in THREE}
+    cluster = with_facts(HEALTHY, "master_addr", {**seen, "nd1": master_addr("nd1")})
+    for order in itertools.permutations(parts(cluster, 1)):
+        merged = merge(order, REGISTRY)
+        assert roots(merged) == {"addr-unresolvable": Where(hosts=("nd1",))}
+        explained = {f.code: f.explained_by for f in merged.findings if f.explained_by}
+        assert explained == {
+            "host-absent": "addr-unresolvable",
+            "coordinator-lost": "addr-unresolvable",
+        }
+        assert merged.exit_code == 1
+        assert merged.summary.startswith("1 problem on 1 of 3 hosts")
+
+
+def test_a_link_that_fails_explains_it_as_well():
+    seen = {"nd0": port("connected", "store", "self"), "nd1": port("dropped")}
+    cluster = with_facts(HEALTHY, "port", {**seen, "nd2": port("connected", "store")})
+    merged = merge(parts(cluster, 1), REGISTRY)
+    assert roots(merged) == {"port-blocked": Where(links=(("nd1", "nd0"),))}
+    assert {f.explained_by for f in merged.findings if f.code == "host-absent"} == {"port-blocked"}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "met"),
+    [(98, "port-in-use", port("connected", "other")), (13, "port-privileged", port("refused"))],
+)
+def test_that_rank_0_could_not_serve_explains_what_others_met(
+    number: int, code: str, met: Mapping[str, Any]
+):
+    own = port("refused", server="self", bind_errno=number, bind_error="no", holder=None)
+    del own["knock"]
+    cluster = with_facts(HEALTHY, "port", {"nd0": own, "nd1": met, "nd2": met})
+    views = [report_of(own_view(cluster, node)) for node in range(3)]
+    assert roots(merge(views, REGISTRY)) == {code: Where(hosts=("nd0",))}
+
+
+def test_causes_of_several_hosts_stand_side_by_side():
+    cluster = with_facts(HEALTHY, "master_addr", {"nd1": master_addr("nd1")})
+    cluster = everywhere_on(cluster, "nd2", master_port=29511)
+    cluster = with_facts(cluster, "port", {"nd2": port("refused", port=29511)})
+    merged = merge(parts(cluster, 1, 2), REGISTRY)
+    assert roots(merged) == {
+        "addr-unresolvable": Where(hosts=("nd1",)),
+        "master-port-differs": Where(hosts=("nd2",)),
+    }
+    lost = {f.where: f.explained_by for f in merged.findings if f.code == "coordinator-lost"}
+    assert lost == {
+        Where(links=(("nd1", "nd0"),)): "addr-unresolvable",
+        Where(links=(("nd2", "nd0"),)): "master-port-differs",
+    }
+
+
+def everywhere_on(cluster: Cluster, host: str, **launch: Any) -> Cluster:
+    for rank in cluster.ranks:
+        if rank.host.name == host:
+            cluster = change_rank(cluster, rank.seat, launch=launch)
+    return cluster
+
+
+def test_a_host_with_no_failure_of_its_own_is_named_with_doubt():
+    cluster = with_facts(HEALTHY, "port", {"nd1": port("connected", "store")})
+    merged = merge(parts(cluster, 1), REGISTRY)
+    assert roots(merged) == {"host-absent": Where(hosts=("nd1",), ranks=(2, 3))}
+    assert merged.root_causes[0].confidence is Confidence.LIKELY
+    assert "--join-timeout" in merged.root_causes[0].fix
+
+
+def test_a_host_whose_road_nobody_looked_at_is_not_blamed():
+    merged = merge(parts(HEALTHY, 1), REGISTRY)
+    assert roots(merged) == {"host-absent": Where(links=(("nd1", "nd0"),))}
+
+
+def test_a_host_that_sent_nothing_is_still_absent_to_the_coordinator():
+    cluster = with_facts(HEALTHY, "master_addr", {"nd1": master_addr("nd1")})
+    seen, view, _ = parts(cluster, 1, 2)
+    merged = merge([seen, view], REGISTRY)
+    assert roots(merged) == {
+        "addr-unresolvable": Where(hosts=("nd1",)),
+        "host-absent": Where(nodes=(2,), ranks=(4, 5)),
+    }
+
+
+def test_without_the_coordinator_hosts_without_a_report_are_not_blamed():
+    cluster = with_facts(HEALTHY, "master_addr", {"nd1": master_addr("nd1")})
+    views = [report_of(own_view(cluster, node)) for node in (1, 2)]
+    merged = merge(views, REGISTRY)
+    assert roots(merged) == {"addr-unresolvable": Where(hosts=("nd1",))}
+    assert not any(0 in f.where.nodes or "nd0" in f.where.hosts for f in merged.findings)
+    assert [host["reported"] for host in merged.hosts] == [True, True, False]
+    assert any("no report of it (node 0)" in check.reason for check in merged.checks)
+    silent = merge([report_of(own_view(HEALTHY, node)) for node in (1, 2)], REGISTRY)
+    assert (silent.verdict, silent.exit_code) == ("unknown", 3)
+    assert "no report of node 0" in silent.summary
+
+
+def test_nothing_that_ran_on_one_side_only_passes():
+    cluster = with_facts(HEALTHY, "port", {name: port("connected", "store") for name in THREE})
+    seen, view = parts(cluster, 1)
+    without = own_view(HEALTHY, 1)
+    for merged in (merge([seen, report_of(without)], REGISTRY), merge([seen], REGISTRY)):
+        statuses = {check.name: check.status for check in merged.checks}
+        assert statuses["port"] in (Status.UNKNOWN, Status.BLOCKED)
+    both = {check.name: check.status for check in merge([seen, view], REGISTRY).checks}
+    assert both["port"] is Status.PASS
+    assert both["collectives"] is not Status.PASS
+
+
+def test_two_node_0s_that_each_served_a_store_of_their_own():
+    twin = everywhere_on(keyed(make_cluster(("twin", "nd1", "nd2"))), "twin", master_addr="twin")
+    reports = [report_of(coordinators(HEALTHY, 1, 2)), report_of(coordinators(twin, 1, 2))]
+    merged = merge(reports, REGISTRY)
+    found = roots(merged)
+    assert found["node-rank-duplicate"] == Where(hosts=("nd0", "twin"), ranks=(0, 1), nodes=(0,))
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "where"),
+    [
+        ({"nnodes": 4}, "nnodes-differs", Where(hosts=("nd2",))),
+        ({"world_size": 8}, "world-size-differs", Where(hosts=("nd2",), ranks=(4,))),
+    ],
+)
+def test_flags_that_disagree(flags: Mapping[str, int], code: str, where: Where):
+    cluster = everywhere_on(HEALTHY, "nd2", **flags)
+    merged = merge(parts(cluster, 2), REGISTRY)
+    assert roots(merged)[code] == where
+
+
+def test_a_host_that_claims_the_node_rank_of_another():
+    twin = own_view(keyed(make_cluster(("nd0", "twin", "nd2"))), 1)
+    merged = merge([report_of(coordinators(HEALTHY, 2)), report_of(twin)], REGISTRY)
+    where = Where(hosts=("nd1", "twin"), ranks=(2, 3), nodes=(1,))
+    assert roots(merged) == {"node-rank-duplicate": where}
+
+
+def test_a_host_without_a_rank_is_the_one_that_is_missing():
+    problem = LaunchProblem("launch-missing-variable", "RANK is not set", {"RANK": None})
+    view = own_view(HEALTHY, 1)
+    host = replace(view.hosts[0], node_rank=None)
+    launch = {"rank": None, "node_rank": None, "problems": (problem,)}
+    view = change_rank(view, 0, rank=None, local_rank=0, host=host, launch=launch)
+    view = replace(view, hosts=(host,))
+    merged = merge([report_of(coordinators(HEALTHY, 1)), report_of(view)], REGISTRY)
+    assert roots(merged) == {"launch-missing-variable": Where(hosts=("nd1",))}
+
+
+def test_a_merged_report_can_be_judged_and_merged_again():
+    cluster = with_facts(HEALTHY, "master_addr", {"nd1": master_addr("nd1")})
+    reports = parts(cluster, 1)
+    merged = through_json(merge(reports, REGISTRY))
+    again = merge([merged, *reports], REGISTRY)
+    for other in (judge_again(merged, REGISTRY), again):
+        assert other.to_json()["findings"] == merged.to_json()["findings"]
+        assert other.verdict == merged.verdict
+    assert [host["host"] for host in again.hosts] == [host["host"] for host in merged.hosts]
+
+
+def test_one_report_alone_and_twice():
+    (seen,) = parts(HEALTHY)
+    once, twice = merge([seen], REGISTRY), merge([seen, seen], REGISTRY)
+    assert once.findings == twice.findings == seen.findings
+    assert once.hosts == twice.hosts == seen.hosts
+    assert once.verdict == seen.verdict
+
+
+# -- what the reports themselves say ---------------------------------------------------------------
+
+
+def test_further_findings_of_the_caller_are_judged_with_the_rest():
+    said = Finding(kind("ssh-refused", Layer.LAUNCH), "Permission denied", Where(nodes=(2,)))
+    merged = merge([report_of(coordinators(HEALTHY, 2))], REGISTRY, problems=[said])
+    assert roots(merged) == {"ssh-refused": Where(nodes=(2,))}
+
+
+def test_which_reports_it_was_made_of():
+    seen, view = parts(HEALTHY, 1)
+    merged = merge([view, seen], REGISTRY)
+    assert [(part["hosts"], part["complete"]) for part in merged.run["merged"]] in (
+        [(["nd0", "nd2"], True), (["nd1"], False)],
+        [(["nd1"], False), (["nd0", "nd2"], True)],
+    )
+    assert merged.run["command"] == seen.run["command"]
+
+
+def test_what_the_engine_said_of_one_host_stays():
+    stopped = Finding(kinds.RUN_INTERRUPTED, "received SIGTERM", Where(hosts=("nd1",)))
+    seen = report_of(coordinators(HEALTHY, 1))
+    merged = merge([seen, report_of(own_view(HEALTHY, 1), stopped)], REGISTRY)
+    (kept,) = (f for f in merged.findings if f.code == "run-interrupted")
+    assert kept.where == Where(hosts=("nd1",))
+
+
+def test_a_host_that_came_in_and_then_lost_rank_0_says_so_still():
+    merged = merge([report_of(HEALTHY), report_of(own_view(HEALTHY, 1))], REGISTRY)
+    assert "coordinator-lost" in {f.code for f in merged.findings}
+    assert merged.hosts == report_of(HEALTHY).hosts
+
+
+def test_an_old_view_of_a_host_that_came_in_is_left_out_and_doubted():
+    old = change_rank(own_view(HEALTHY, 1), 0, pid=7)
+    merged = merge([report_of(HEALTHY), report_of(old)], REGISTRY)
+    codes = {f.code: f.where for f in merged.findings}
+    assert codes.get("merge-doubtful") == Where(hosts=("nd1",))
+    assert "coordinator-lost" not in codes
+
+
+def test_of_two_own_views_of_one_host_the_newest_counts():
+    old = with_facts(own_view(HEALTHY, 1), "master_addr", {"nd1": master_addr("nd1")})
+    old = change_rank(old, 0, pid=7)
+    good = with_facts(
+        own_view(HEALTHY, 1), "master_addr", {"nd1": master_addr("nd1", "192.168.77.1")}
+    )
+    reports = [
+        report_of(coordinators(HEALTHY, 1)),
+        report_of(old, started="2026-11-21T06:59:00+00:00"),
+        report_of(good, started="2026-11-21T07:00:30+00:00"),
+    ]
+    merged = merge(reports, REGISTRY)
+    assert "addr-unresolvable" not in {f.code for f in merged.findings}
+    assert {f.where for f in merged.findings if f.code == "merge-doubtful"} == {
+        Where(hosts=("nd1",))
+    }
+
+
+@pytest.mark.parametrize(
+    ("started", "words"),
+    [
+        ("2026-11-21T07:10:00+00:00", None),
+        ("2026-11-21T10:00:00+03:00", None),
+        ("2026-11-21T07:05:00Z", None),
+        ("2026-11-21T07:05:00", None),
+        ("2026-11-21T10:30:00+00:00", "started 3.5 h apart"),
+        ("yesterday", "started an unknown time apart"),
+        (None, "started an unknown time apart"),
+    ],
+)
+def test_reports_of_different_times_are_doubted(started: object, words: str | None):
+    seen, view = parts(HEALTHY, 1)
+    view = replace(view, run={**view.run, "started": started})
+    found = [f for f in merge([seen, view], REGISTRY).findings if f.code == "merge-doubtful"]
+    assert bool(found) == (words is not None)
+    for finding in found:
+        assert finding.message.startswith(str(words))
+        assert finding.level is Severity.WARN
+
+
+def test_reports_of_different_versions_are_doubted():
+    seen, view = parts(HEALTHY, 1)
+    view = replace(view, tool={"name": "nccl-doctor", "version": "0.0.1"})
+    (found,) = (f for f in merge([seen, view], REGISTRY).findings if f.code == "merge-doubtful")
+    assert "0.0.1 and" in found.message
+
+
+def test_a_check_that_is_not_installed_here_keeps_its_failure_and_nothing_else():
+    def foreign(status: Status) -> CheckResult:
+        return CheckResult("moon", Layer.HOST, Scope.HOST, status, "", 0.1, ("nd1",))
+
+    down = Finding(kind("moon-down"), "it is down", Where(hosts=("nd1",)), check="moon")
+    seen = report_of(coordinators(HEALTHY, 1), others=[foreign(Status.PASS)])
+    good = report_of(own_view(HEALTHY, 1), others=[foreign(Status.PASS)])
+    bad = report_of(own_view(HEALTHY, 1), down, others=[foreign(Status.FAIL)])
+    for view, status in ((good, Status.UNKNOWN), (bad, Status.FAIL)):
+        merged = merge([seen, view], REGISTRY)
+        assert [c.status for c in merged.checks if c.name == "moon"] == [status]
+    assert "moon-down" in roots(merged)
+
+
+# -- what cannot be merged -------------------------------------------------------------------------
+
+
+def test_no_report():
+    with pytest.raises(ValueError, match="there is no report to merge"):
+        merge([], REGISTRY)
+
+
+def test_pseudonyms_cannot_be_matched_with_names():
+    seen, view = parts(HEALTHY, 1)
+    with pytest.raises(ValueError, match="some reports are redacted"):
+        merge([seen, replace(view, redacted=True)], REGISTRY)
+    both = [replace(report, redacted=True) for report in (seen, view)]
+    assert merge(both, REGISTRY).redacted
+
+
+def test_a_host_examined_by_itself_is_no_part_of_a_run():
+    seen, view = parts(HEALTHY, 1)
+    with pytest.raises(ValueError, match="nccl-doctor env"):
+        merge([seen, replace(view, run={**view.run, "alone": True})], REGISTRY)
