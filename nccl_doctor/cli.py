@@ -171,13 +171,24 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.options import Flags
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
-    launch = detect(os.environ)
+    environ = dict(os.environ)
+    command = ctx.meta[COMMAND]
     flags = Flags(
         **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
     )
+    hostfile, entries = given["hostfile"], None
+    if command:
+        from nccl_doctor.jobflags import flags_of, job_of, set_variables
+
+        job = job_of(ctx, command)
+        set_variables(job)
+        flags = flags_of(ctx, job, flags)
+        if job.starts_remote and job.hosts:
+            hostfile, entries = job.hostfile or "the command", job.hosts
+    launch = detect(os.environ)
     fleet = None
-    if relayed is None and given["hostfile"] is not None:
-        fleet = fleet_of(ctx, given["hostfile"], flags, launch)
+    if relayed is None and hostfile is not None:
+        fleet = fleet_of(ctx, hostfile, flags, launch, entries)
     else:
         check_topology(ctx, flags, launch)
     options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
@@ -194,6 +205,8 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         raise click.UsageError(str(error), ctx) from error
     sys.stdout.flush()
     sys.stderr.flush()
+    if command and code == 0:
+        become(command, environ)
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)

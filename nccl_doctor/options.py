@@ -60,7 +60,7 @@ class Flags:
 
     `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
-    is node 0. With `starts_ranks` this process is a host of the job even under a launcher: it is a
+    is node 0, unless `is_host` says which one is. With `starts_ranks` this process is a host of the job even under a launcher: it is a
     command behind `--` that starts the ranks.
     """
 
@@ -70,6 +70,7 @@ class Flags:
     master_addr: str | None = None
     master_port: int | None = None
     any_node_rank: bool | None = None
+    is_host: bool | None = None
     starts_ranks: bool | None = None
 
 

@@ -48,7 +48,9 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     guardian = Guardian(started + options.timeout_s, _no_report)
     import_torch()
     guardian.dismiss()
-    is_master = bool(flags.any_node_rank) and identity.is_this_host(str(flags.master_addr))
+    is_master = bool(flags.any_node_rank) and (
+        identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
+    )
     host = host_launch(flags, nproc, is_master=is_master)
     if told is not None:
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)

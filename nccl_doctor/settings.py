@@ -18,6 +18,7 @@ from nccl_doctor.handover import COMMAND
 
 if TYPE_CHECKING:
     from nccl_doctor.fleet import Fleet
+    from nccl_doctor.hostfile import Entry
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Flags, Options
 
@@ -124,7 +125,7 @@ def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
     from nccl_doctor.options import contradictions
 
     nnodes, node_rank = flags.nnodes, flags.node_rank
-    if launch.launcher != "none":
+    if launch.launcher != "none" and not flags.starts_ranks:
         lines = contradictions(flags, launch)
         if lines:
             raise click.UsageError("; ".join(lines), ctx)
@@ -146,8 +147,16 @@ def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
             raise click.UsageError(str(error), ctx) from error
 
 
-def fleet_of(ctx: click.Context, path: str, flags: Flags, launch: Launch) -> Fleet:
+def fleet_of(
+    ctx: click.Context,
+    path: str,
+    flags: Flags,
+    launch: Launch,
+    chosen: tuple[Entry, ...] | None = None,
+) -> Fleet:
     """The hosts of --hostfile, and what to start on each.
+
+    `chosen` are the hosts of it that a job uses, with as many slots as ranks; None: all.
 
     Raises:
         click.UsageError: the file, or what DeepSpeed would export, cannot be used; other flags or a
@@ -157,7 +166,7 @@ def fleet_of(ctx: click.Context, path: str, flags: Flags, launch: Launch) -> Fle
     from nccl_doctor.fleet import Fleet
     from nccl_doctor.options import Options
 
-    if launch.launcher != "none":
+    if launch.launcher != "none" and not flags.starts_ranks:
         raise click.UsageError(
             f"--hostfile: {launch.launcher} has started this process as one of its ranks; leave "
             "the option out, or start nccl-doctor once, outside of it",
@@ -167,8 +176,8 @@ def fleet_of(ctx: click.Context, path: str, flags: Flags, launch: Launch) -> Fle
         given = "--any-node-rank" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
         raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
     try:
-        entries = hostfile.read(path)
-        nproc = hostfile.ranks_per_host(entries, flags.nproc_per_node, path)
+        entries = chosen or hostfile.read(path)
+        nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
         variables = exports.exported(os.environ, Path.home(), Path.cwd())
     except (hostfile.HostfileError, exports.ExportsError) as error:
         raise click.UsageError(str(error), ctx) from error
