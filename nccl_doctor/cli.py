@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor import __version__
-from nccl_doctor.handover import BeforeCommand
+from nccl_doctor.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.params import HostName, LocalRanks, Names, Number, Seconds
 from nccl_doctor.settings import (
     check_json_path,

@@ -60,8 +60,8 @@ class Flags:
 
     `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
-    is node 0, unless `is_host` says which one is. With `starts_ranks` this process is a host of the job even under a launcher: it is a
-    command behind `--` that starts the ranks.
+    is node 0, unless `is_host` says which one is. With `starts_ranks` this process is a host of the
+    job even under a launcher: it is a command behind `--` that starts the ranks.
     """
 
     nnodes: int | None = None

@@ -342,12 +342,14 @@ class Lab:
         per_host: Mapping[str, Sequence[str]] | None = None,
         per_host_env: Mapping[str, Mapping[str, str]] | None = None,
         env: Mapping[str, str] | None = None,
-        command: Sequence[str] = (),
+        job: Sequence[str] = (),
+        rendezvous: str = "static",
         **more: Any,
     ) -> Run:
         """Run the doctor's own launcher on every host, and read what it left.
 
-        `command`: what it is to become in the end; then the topology is for that to tell.
+        `job`: script and arguments of a torchrun to become in the end, which then tells the
+        topology; with `rendezvous` c10d, no node ranks.
         """
         folder = self.new_folder()
         started: dict[int | None, list[Process]] = {}
@@ -355,7 +357,11 @@ class Lab:
             variables = {"TMPDIR": str(folder / "tmp"), **(env or {})}
             variables |= (per_host_env or {}).get(host.name, {})
             argv = [*wrap, sys.executable, "-m", "nccl_doctor", *_options(folder, options)]
-            argv += [*args] if not command else ["--", *command]
+            if rendezvous == "c10d":
+                endpoint = f"{self.names[0]}:{MASTER_PORT}"
+                args = [*args[:4], "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+            torchrun = ["--", sys.executable, "-m", "torch.distributed.run"] if job else []
+            argv += [*torchrun, *args, *job]
             started[host.index] = [host.run(argv, variables, folder)]
         self.wait([process for each in started.values() for process in each], timeout_s)
         return self._collect(folder, dict(sorted(started.items())))
