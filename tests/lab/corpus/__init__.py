@@ -24,21 +24,20 @@ _HERE = Path(__file__).parent
 class Cause:
     """One cause that a right answer names: one of some codes, at exactly this place.
 
-    `links` are ordered pairs of host names. Ranks are not compared: which ranks a host has follows.
+    A place is hosts, or else links (ordered pairs of host names), or else node ranks of hosts that
+    nobody knows by name. Ranks are not compared: which ranks a host has follows.
     """
 
     codes: frozenset[str]
     hosts: frozenset[str] = frozenset()
     links: frozenset[tuple[str, str]] = frozenset()
     nodes: frozenset[int] = frozenset()
-    interfaces: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         where = [
             *sorted(self.hosts),
             *(f"{a} → {b}" for a, b in sorted(self.links)),
             *(f"node {node}" for node in sorted(self.nodes)),
-            *sorted(self.interfaces),
         ]
         return f"{' or '.join(sorted(self.codes))} ({', '.join(where) or 'everywhere'})"
 
@@ -118,7 +117,7 @@ def _case(data: Mapping[str, Any]) -> Case:
 
 
 def _cause(case: str, data: Mapping[str, Any]) -> Cause:
-    unknown = set(data) - {"code", "hosts", "links", "nodes", "interfaces"}
+    unknown = set(data) - {"code", "hosts", "links", "nodes"}
     if unknown:
         raise ValueError(f"corpus: {case}: unknown key {', '.join(sorted(unknown))} in expect")
     code = data["code"]
@@ -127,5 +126,4 @@ def _cause(case: str, data: Mapping[str, Any]) -> Cause:
         hosts=frozenset(data.get("hosts", ())),
         links=frozenset((a, b) for a, b in data.get("links", ())),
         nodes=frozenset(data.get("nodes", ())),
-        interfaces=frozenset(data.get("interfaces", ())),
     )

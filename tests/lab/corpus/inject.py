@@ -163,9 +163,12 @@ def rename(scene: Scene, host: Host, to: str) -> None:
 
 
 @step
-def name_server(scene: Scene, host: Host, address: str) -> None:
-    """A name server that does not answer."""
-    (host.etc / "resolv.conf").write_text(f"nameserver {address}\n")
+def silent_name_server(scene: Scene, host: Host) -> None:
+    """The host asks a name server that never answers before it reads /etc/hosts."""
+    server = scene.lab.hosts[0] if host is not scene.lab.hosts[0] else scene.lab.hosts[1]
+    faults.incoming(server, "udp dport 53 drop")
+    (host.etc / "resolv.conf").write_text(f"nameserver {server.address}\n")
+    (host.etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: dns files\n")
 
 
 # Ports and packets --------------------------------------------------------------------------------
@@ -236,6 +239,12 @@ def intercept(scene: Scene, host: Host) -> None:
 def mtu_black_hole(scene: Scene) -> None:
     """All paths lose large packets without a word."""
     faults.black_hole_large_packets(scene.lab)
+
+
+@step
+def firewall(scene: Scene, host: Host, rule: str) -> None:
+    """One rule of the host for packets that come in by eth0."""
+    faults.incoming(host, rule)
 
 
 # Interfaces and routes ----------------------------------------------------------------------------

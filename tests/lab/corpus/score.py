@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ Report = Mapping[str, Any]
 class Score:
     """One run of one case.
 
-    `reported` are the root causes above info. `missed` are injected causes that none of them names
-    with code and place; `wrong` are root causes that were not injected; `blamed` are healthy hosts
-    that some report of the run blames.
+    `reported` are the root causes above info. `missed` are injected causes of which some place is
+    named by none of them; `wrong` are root causes with a place that was not injected; `blamed` are
+    healthy hosts that some report of the run blames.
     """
 
     reported: tuple[Cause, ...]
@@ -30,12 +30,6 @@ class Score:
         """Every cause at its place, and nothing else."""
         return not (self.missed or self.wrong or self.blamed)
 
-    @property
-    def has_right_codes(self) -> bool:
-        """The causes are right, whatever the place."""
-        wanted = [cause.codes for cause in self.missed]
-        return all(any(cause.codes & codes for cause in self.wrong) for codes in wanted)
-
 
 def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> Score:
     """Compare the answer of a run with what was injected.
@@ -47,8 +41,8 @@ def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> S
         others: every other report that the run left: none of them may blame a healthy host either.
     """
     found = causes_of(answer)
-    missed = [cause for cause in case.expect if not any(_is(cause, one) for one in found)]
-    wrong = [one for one in found if not any(_is(cause, one) for cause in case.expect)]
+    missed = [cause for cause in case.expect if not _all_named(cause, found)]
+    wrong = [cause for cause in found if not _all_named(cause, case.expect)]
     sick = {host for cause in case.expect for host in cause.hosts}
     ends = {host for cause in case.expect for link in cause.links for host in link}
     blamed = {host for one in found for host in one.hosts} - sick
@@ -68,23 +62,21 @@ def causes_of(report: Report | None) -> tuple[Cause, ...]:
             hosts=frozenset(where["hosts"]),
             links=frozenset((a, b) for a, b in where["links"]),
             nodes=frozenset(where["nodes"]),
-            interfaces=frozenset(where["interfaces"]),
         )
         if cause not in found:
             found.append(cause)
     return tuple(found)
 
 
-def _is(wanted: Cause, found: Cause) -> bool:
-    """Whether a root cause is the one that was injected.
+def _all_named(cause: Cause, others: Iterable[Cause]) -> bool:
+    """Whether the others name each place of a cause, under one of its codes.
 
-    Where a host is to blame, the links that its fault breaks are no other place, and an interface
-    is compared only if the record names one.
+    Hosts that suffer the same may stand in one finding or in several.
     """
-    return (
-        bool(wanted.codes & found.codes)
-        and wanted.hosts == found.hosts
-        and (wanted.links == found.links or bool(wanted.hosts and not wanted.links))
-        and (wanted.nodes == found.nodes or bool(wanted.hosts and not wanted.nodes))
-        and (not wanted.interfaces or wanted.interfaces == found.interfaces)
-    )
+    named = {place for other in others if other.codes & cause.codes for place in _places(other)}
+    return set(_places(cause)) <= named
+
+
+def _places(cause: Cause) -> list[object]:
+    """Where a host is to blame, the links and ranks that its fault costs are no other place."""
+    return list(cause.hosts or cause.links or cause.nodes or ("everywhere",))

@@ -1,0 +1,93 @@
+"""The records of the corpus are well formed, and a score says what it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor import registry
+from tests.lab.corpus import Case, Cause, load
+from tests.lab.corpus.inject import STEPS, check
+from tests.lab.corpus.score import score
+
+CORPUS = load()
+
+
+def test_there_are_enough_of_each_kind() -> None:
+    faults = CORPUS.faults
+    assert len(faults) >= 60
+    pairs = [case for case in faults if len(case.expect) > 1]
+    assert len(pairs) >= 8
+    for hosts in (2, 3, 4):
+        assert any(case.hosts == hosts for case in faults)
+    places = {host for case in faults for cause in case.expect for host in cause.hosts}
+    assert {"nd0", "nd1", "nd2"} <= places
+    assert len([case for case in faults if case.slice]) >= 8
+
+
+@pytest.mark.parametrize("case", [*CORPUS.faults, *CORPUS.healthy], ids=lambda case: str(case.id))
+def test_a_record_can_be_set_up_and_scored(case: Case) -> None:
+    codes = set(registry.load().kinds)
+    for step in case.inject:
+        check(step)
+        assert step.get("on", case.names[0]) in case.names
+    for cause in case.expect:
+        assert cause.codes <= codes
+        assert cause.hosts <= set(case.names)
+        assert {host for link in cause.links for host in link} <= set(case.names)
+        assert all(node < case.hosts for node in cause.nodes)
+    assert bool(case.expect) == (case in CORPUS.faults)
+
+
+def test_every_step_is_used() -> None:
+    used = {step["do"] for case in (*CORPUS.faults, *CORPUS.healthy) for step in case.inject}
+    assert used == set(STEPS)
+
+
+@pytest.mark.parametrize("bad", [{"do": "nothing"}, {"do": "late", "on": "nd0"}, {}])
+def test_a_bad_step_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="corpus"):
+        check(bad)
+
+
+def report(*roots: tuple[str, dict[str, list[Any]]]) -> dict[str, Any]:
+    nowhere: dict[str, list[Any]] = {"hosts": [], "links": [], "nodes": []}
+    return {"root_causes": [{"code": code, "where": {**nowhere, **at}} for code, at in roots]}
+
+
+LINK = Case("a", "", expect=(Cause(frozenset(["x", "y"]), links=frozenset([("nd0", "nd1")])),))
+BOTH = Case("b", "", expect=(Cause(frozenset(["x"]), hosts=frozenset(["nd0", "nd1"])),))
+
+
+def test_right_means_code_and_place_and_nothing_else() -> None:
+    right = report(("y", {"links": [["nd0", "nd1"]]}))
+    assert score(LINK, right).is_right
+    assert not score(LINK, report(("z", {"links": [["nd0", "nd1"]]}))).is_right
+    assert not score(LINK, report(("y", {"links": [["nd1", "nd0"]]}))).is_right
+    assert not score(LINK, report()).is_right
+    assert not score(LINK, None).is_right
+    more = report(("y", {"links": [["nd0", "nd1"]]}), ("x", {"hosts": ["nd2"]}))
+    assert score(LINK, more).blamed == ("nd2",)
+    assert not score(LINK, more).is_right
+
+
+def test_hosts_may_stand_in_one_finding_or_in_several() -> None:
+    assert score(BOTH, report(("x", {"hosts": ["nd0", "nd1"]}))).is_right
+    assert score(BOTH, report(("x", {"hosts": ["nd1"]}), ("x", {"hosts": ["nd0"]}))).is_right
+    assert not score(BOTH, report(("x", {"hosts": ["nd1"]}))).is_right
+    # The links that a host's fault breaks are no other place.
+    links = {"hosts": ["nd0", "nd1"], "links": [["nd0", "nd2"]]}
+    assert score(BOTH, report(("x", links))).is_right
+
+
+def test_no_other_report_may_blame_a_healthy_host() -> None:
+    right = report(("y", {"links": [["nd0", "nd1"]]}))
+    assert score(LINK, right, [report(("y", {"hosts": ["nd1"]}))]).is_right
+    assert score(LINK, right, [report(("y", {"hosts": ["nd2"]}))]).blamed == ("nd2",)
+
+
+def test_healthy_means_nothing_at_all() -> None:
+    healthy = Case("c", "")
+    assert score(healthy, report()).is_right
+    assert not score(healthy, report(("x", {}))).is_right
