@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,7 +119,7 @@ def test_judge(saved, tmp_path):
         ('{"schema_version": "9"}', 'this version of nccl-doctor reads "1"'),
     ],
 )
-@pytest.mark.parametrize("command", ["show", "judge"])
+@pytest.mark.parametrize("command", ["show", "judge", "merge"])
 def test_a_bad_file(tmp_path, command, text, words):
     file = tmp_path / "bad.json"
     file.write_text(text)
@@ -128,3 +130,71 @@ def test_a_file_that_is_not_text(tmp_path):
     file = tmp_path / "bad.json"
     file.write_bytes(b"\xff\xfe\x00\x80")
     assert "is not JSON" in error_of(program("report", "show", str(file)))
+
+
+# --- merge ---
+
+
+def own_view(folder: Path, **fields: Any) -> Path:
+    """The report of host nd1, which never reached rank 0."""
+    cluster = make_cluster()
+    host = replace(cluster.hosts[1], joined=False)
+    ranks = (replace(cluster.ranks[2], host=host),)
+    cluster = replace(cluster, hosts=(host,), ranks=ranks, complete=False)
+    finding = Finding(kind("shm-small"), "64 MiB", Where(hosts=("nd1",)), check="shm")
+    report = conclude(cluster, [], run=RUN, problems=[finding])
+    file = folder / "report.node1.json"
+    file.write_text(jsonfmt.render(replace(report, **fields)))
+    return file
+
+
+@pytest.fixture
+def coordinators(tmp_path: Path) -> Path:
+    file = tmp_path / "report.json"
+    file.write_text(jsonfmt.render(conclude(make_cluster(absent_nodes=[1]), [], run=RUN)))
+    return file
+
+
+def test_merge(coordinators, tmp_path):
+    target = tmp_path / "merged.json"
+    files = [str(own_view(tmp_path)), str(coordinators), str(coordinators)]
+    done = program("report", "merge", *files, "--json", str(target))
+    assert done.returncode == 1, done
+    assert done.stderr == ""
+    assert done.stdout.startswith("nccl-doctor: FAIL: 1 problem on 1 of 2 hosts")
+    data = json.loads(target.read_text())
+    validate(data)
+    assert [finding["code"] for finding in data["root_causes"]] == ["shm-small"]
+    assert [(host["host"], host["joined"]) for host in data["hosts"]] == [
+        ("nd0", True),
+        ("nd1", False),
+    ]
+    only = program("report", "merge", *files, "--json", "-")
+    assert json.loads(only.stdout) == data
+    assert "why" not in program("report", "merge", "-q", *files).stdout
+
+
+def test_merge_one_file_and_stdin(coordinators, tmp_path):
+    done = program("report", "merge", "-", str(own_view(tmp_path)), input=coordinators.read_text())
+    assert done.returncode == 1
+    assert "1 of 2 hosts" in done.stdout
+    alone = program("report", "merge", str(own_view(tmp_path)))
+    assert alone.returncode == 1
+    assert "1 of 2 hosts" in alone.stdout
+
+
+def test_merge_with_a_file_that_is_no_report(coordinators, tmp_path):
+    other = tmp_path / "package.json"
+    other.write_text('{"name": "x"}')
+    words = error_of(program("report", "merge", str(coordinators), str(other)))
+    assert words.startswith(f"{other} is not a report of nccl-doctor")
+
+
+def test_merge_what_does_not_go_together(coordinators, tmp_path):
+    view = own_view(tmp_path, redacted=True)
+    words = error_of(program("report", "merge", str(coordinators), str(view)))
+    assert words.startswith(f"cannot merge {coordinators}, {view}: some reports are redacted")
+    data = json.loads(own_view(tmp_path).read_text())
+    data["run"]["alone"] = True
+    view.write_text(json.dumps(data))
+    assert "nccl-doctor env" in error_of(program("report", "merge", str(view)))

@@ -63,6 +63,9 @@ BAD = {
     "explain colectives": 'no check or finding code is named "colectives"; did you mean "collectiv',
     "report show no.json": "cannot read no.json: No such file or directory",
     "report judge no.json": "cannot read no.json: No such file or directory",
+    "report merge": "Missing argument 'FILE...'",
+    "report merge no.json": "cannot read no.json: No such file or directory",
+    "report merge x --json no/such.json": "--json no/such.json: the folder no does not exist",
     "report show --format xml x": "'xml' is not one of 'text', 'json'",
     "frobnicate": "No such command 'frobnicate'",
 }
@@ -154,7 +157,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 # --- frozen: additions are made here on purpose, removals never ---
 
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
-REPORT_COMMANDS = {"show", "judge"}
+REPORT_COMMANDS = {"show", "judge", "merge"}
 RUN_FLAGS = {
     "--nnodes",
     "--node-rank",
