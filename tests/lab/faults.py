@@ -143,3 +143,17 @@ def drop_calls_out(host: Host, port: int = MASTER_PORT) -> None:
         }}
         """
     )
+
+
+def drop_own_address(host: Host) -> None:
+    """A firewall that forgot that a host calls its own address by the loopback interface."""
+    host.nft(
+        f"""
+        table inet fault {{
+            chain input {{
+                type filter hook input priority 0; policy accept;
+                iifname lo ip daddr {host.address} tcp dport {_PORTS} {_SYN} drop
+            }}
+        }}
+        """
+    )

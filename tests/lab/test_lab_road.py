@@ -12,6 +12,7 @@ import pytest
 from tests.lab import faults
 from tests.lab.lab import MASTER_PORT, Lab, Run
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
+from tests.lab.test_lab_merge import check_merged
 
 LATE_S = 6.0
 
@@ -138,3 +139,27 @@ def test_a_name_that_comes_late_is_waited_for(lab: Lab) -> None:
     assert run.report["verdict"] == "pass", str(run)
     assert loud(run.report) == [], str(run)
     assert run.partial == {}
+
+
+def test_a_host_that_does_not_reach_its_own_address(lab: Lab) -> None:
+    faults.drop_own_address(lab["nd1"])
+    run = lab.plain_doctor(nproc=2)
+    check_clean(run)
+    root = check_cause(run, run.report, "own-address-blocked", hosts=["nd1"])
+    assert lab["nd1"].address in root["message"], str(run)
+    assert run.partial == {}
+
+
+def test_two_hosts_with_one_address(lab: Lab) -> None:
+    """They never meet; only their reports together tell what neither could know."""
+    lab["nd1"].call("ip", "addr", "flush", "dev", "eth0")
+    lab["nd1"].call("ip", "addr", "add", f"{lab['nd0'].address}/24", "dev", "eth0")
+    for host in lab.hosts:
+        host.set_hosts(lab.names_text(nd1=lab["nd0"].address))
+    run = lab.plain_doctor()
+    check_clean(run, SIGN_IN_S)
+    root = check_cause(run, view_of(run, 1), "addr-not-on-master", hosts=["nd1"])
+    assert lab["nd0"].address in root["message"], str(run)
+    check_absent(run)
+    merged = check_merged(run, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"])
+    assert lab["nd0"].address in merged["message"], str(run)
