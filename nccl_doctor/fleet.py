@@ -42,7 +42,7 @@ LOGIN_S = 5.0
 JUDGE_S = 1.0
 """Kept of the run's time for the report; the hosts end `ANSWER_S` earlier to send theirs."""
 ANSWER_S = 1.5
-NO_MASTER_S = 10.0
+NO_MASTER_S = 5.0
 """Join time-out where node 0 cannot be started: its port will not open, however long one waits."""
 _CONFIG_S = 5.0
 

@@ -26,9 +26,10 @@ _NOT_FOUND = (126, 127)
 _USAGE = 2
 _WORDS_MAX = 240
 
-_PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given it
+_PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given it, {name} less
+    # the user. The message is what `words` and `more` match: all but the name of the host.
     (
-        r"Could not resolve hostname [^\s:]+: (?P<words>.*)",
+        r"(?P<words>Could not resolve hostname) [^\s:]+(?P<more>: .*)",
         "correct the name in the hostfile, or give it an address on the host that launches the "
         "job: DNS, /etc/hosts, or HostName in ~/.ssh/config",
     ),
@@ -155,7 +156,8 @@ def _refused(one: Failed, words: str) -> _Fault:
     for phrase, fix in _PHRASES:
         found = re.search(phrase, text)
         if found:
-            return _Fault(SSH_FAILED, found["words"], fix)
+            more = found.groupdict().get("more", "")
+            return _Fault(SSH_FAILED, found["words"] + more, fix)
     return _Fault(SSH_FAILED, words or "ssh ended with 255 and said nothing", "`ssh -v {to} true`")
 
 

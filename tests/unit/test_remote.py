@@ -211,7 +211,7 @@ def _until(true: Callable[[], bool], within_s: float = 10.0) -> None:
 
 SSH_SAYS = {
     "ssh: Could not resolve hostname nd1: Name or service not known\r\n": (
-        "Name or service not known",
+        "Could not resolve hostname: Name or service not known",
         "correct the name in the hostfile",
     ),
     "ssh: connect to host nd1 port 22: Connection refused\r\n": (

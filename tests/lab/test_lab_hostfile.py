@@ -1,0 +1,226 @@
+"""`--hostfile` over real ssh: who cannot be started on is named, and why, in ssh's own words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import nccl_doctor
+from tests.lab import sshd
+from tests.lab.lab import MASTER_PORT, Lab, Run
+from tests.lab.reading import check_cause, check_clean, check_healthy, loud
+from tests.lab.sshd import Ssh
+
+ALONE_S = 15.0
+"""A run whose roll call need not wait: nobody is awaited who is known not to come."""
+
+
+@pytest.fixture(autouse=True)
+def _can_serve() -> None:
+    if reason := sshd.impossible():
+        pytest.skip(reason)
+    if reason := sshd.missing():
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(f"CI=true, so ssh must run: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def ssh(lab: Lab) -> Ssh:
+    return Ssh(lab)
+
+
+def check_refused(run: Run, words: str, host: str = "nd1", code: str = "ssh-failed") -> str:
+    """One cause, this host, these words, and the absence of the host explained by it."""
+    check_clean(run, ALONE_S)
+    root = check_cause(run, run.report, code, hosts=[host])
+    assert words in root["message"], str(run)
+    assert run.report is not None
+    absent = [found for found in run.report["findings"] if found["code"] == "host-absent"]
+    assert [found["explained_by"] for found in absent] == [code], str(run)
+    assert absent[0]["where"]["hosts"] == [host], "known by name from the hostfile"
+    return str(root["fix"])
+
+
+def test_two_healthy_hosts(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    run = ssh.run(lines=["nd0 slots=1", "nd1 slots=2"])
+    check_healthy(run, ranks=3)
+    assert run.report is not None
+    assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1"]
+    assert run.report["run"]["launcher"] == "nccl-doctor"
+    assert "3 ranks on 2 hosts are fit" in run.done[0].stdout
+
+
+def test_the_launching_host_need_not_be_one_of_them(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "login")
+    ssh = Ssh(lab)
+    ssh.serve("nd0", "nd1")
+    run = ssh.run(lines=["nd0 slots=1", "root@nd1 slots=1"], at=lab["login"])
+    check_healthy(run, ranks=2)
+
+
+def test_no_server_there(ssh: Ssh) -> None:
+    ssh.serve("nd0")
+    fix = check_refused(ssh.run(join_s=30), "port 22: Connection refused")
+    assert "start the ssh server" in fix
+
+
+def test_a_name_that_does_not_exist(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    lines = ["nd0 slots=1", "nd1 slots=1", "nd9 slots=1"]
+    fix = check_refused(ssh.run(lines=lines, join_s=30), "Could not resolve", host="nd9")
+    assert "correct the name in the hostfile" in fix
+
+
+def test_a_key_that_is_not_let_in(ssh: Ssh) -> None:
+    ssh.serve("nd0")
+    ssh.serve("nd1", keys="/dev/null")
+    fix = check_refused(ssh.run(), "Permission denied (publickey)")
+    assert "`ssh-copy-id nd1`" in fix
+
+
+def test_a_host_key_that_is_not_known(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    known = ssh.home / ".ssh" / "known_hosts"
+    lines = known.read_text().splitlines(keepends=True)
+    known.write_text("".join(line for line in lines if not line.startswith("nd1")))
+    fix = check_refused(ssh.run(), "Host key verification failed")
+    assert "`ssh nd1 true` once" in fix
+
+
+def test_a_host_whose_key_has_changed(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    known = ssh.home / ".ssh" / "known_hosts"
+    other = (ssh.home / ".ssh" / "id_ed25519.pub").read_text()
+    lines = known.read_text().splitlines(keepends=True)
+    lines = [f"nd1 {other}" if line.startswith("nd1") else line for line in lines]
+    known.write_text("".join(lines))
+    check_refused(ssh.run(), "REMOTE HOST IDENTIFICATION HAS CHANGED")
+
+
+def test_a_firewall_before_the_server(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    _drop(ssh.lab, "nd1", 22)
+    run = ssh.run()
+    root = check_cause(run, run.report, "ssh-failed", hosts=["nd1"])
+    assert "timed out" in root["message"]
+    assert "firewall" in root["fix"]
+
+
+def test_no_python_there(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    _hide(ssh, "nd1", Path(sys.executable).parent)
+    fix = check_refused(ssh.run(), "exit 127: ", code="remote-command-failed")
+    assert sys.executable in fix
+
+
+def test_no_doctor_there(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    _hide(ssh, "nd1", Path(nccl_doctor.__file__).parent)
+    fix = check_refused(ssh.run(), "No module named nccl_doctor", code="remote-command-failed")
+    assert "-m pip install nccl-doctor" in fix
+
+
+def test_two_hosts_with_two_faults(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    ssh = Ssh(lab)
+    ssh.serve("nd0")
+    ssh.serve("nd2", keys="/dev/null")
+    run = ssh.run(join_s=30)
+    check_clean(run, ALONE_S)
+    assert run.report is not None
+    roots = {(found["message"], *found["where"]["hosts"]) for found in run.report["root_causes"]}
+    assert ("port 22: Connection refused", "nd1") in roots, str(run)
+    assert ("Permission denied (publickey)", "nd2") in roots, str(run)
+
+
+def test_the_first_host_is_the_one(ssh: Ssh) -> None:
+    ssh.serve("nd1")
+    run = ssh.run(join_s=30)
+    check_clean(run, ALONE_S)
+    assert run.report is not None
+    (root,) = run.report["root_causes"]
+    assert (root["code"], root["where"]["hosts"]) == ("ssh-failed", ["nd0"]), str(run)
+    explained = {f["code"]: f["explained_by"] for f in loud(run.report) if f != root}
+    assert explained == {"port-refused": "ssh-failed", "coordinator-lost": "port-refused"}, str(run)
+    reported = {host["host"]: host["reported"] for host in run.report["hosts"]}
+    assert reported == {"nd0": False, "nd1": True}, "nd1 has said what it sees"
+
+
+def test_ssh_is_well_but_the_road_is_not(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    _drop(ssh.lab, "nd0", MASTER_PORT)
+    run = ssh.run()
+    check_clean(run)
+    assert run.report is not None
+    assert run.report["verdict"] == "fail", str(run)
+    assert "port-blocked" in {found["code"] for found in run.report["root_causes"]}, str(run)
+    assert all(host["reported"] for host in run.report["hosts"]), "nd1 sent its own view"
+
+
+def test_ctrl_c_ends_it_everywhere(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    lab = ssh.lab
+    struck = []
+
+    def strike() -> None:
+        process = lab.processes[-1]
+        _until(lambda: any("relay" in _command(pid) for pid in lab["nd1"].pids()))
+        time.sleep(1.0)
+        process.signal(signal.SIGINT)
+        struck.append(time.monotonic())
+
+    run = ssh.run(during=strike, join_s=30)
+    assert time.monotonic() - struck[0] < 12
+    check_clean(run)
+    assert run.report is not None
+    assert "received SIGINT" in {found["message"] for found in run.report["findings"]}
+    assert run.codes == [3], str(run)
+
+
+def test_nothing_stays_behind_when_it_is_killed(ssh: Ssh) -> None:
+    ssh.serve("nd0", "nd1")
+    lab = ssh.lab
+
+    def strike() -> None:
+        process = lab.processes[-1]
+        _until(lambda: any("relay" in _command(pid) for pid in lab["nd1"].pids()))
+        time.sleep(1.0)
+        process.signal(signal.SIGKILL)
+
+    run = ssh.run(during=strike, grace_s=10, join_s=30)
+    assert run.leftovers == [], str(run)
+
+
+def _drop(lab: Lab, name: str, port: int) -> None:
+    lab[name].nft(
+        "table inet firewall {\n chain input {\n type filter hook input priority 0;\n"
+        f" iifname eth0 tcp dport {port} drop\n }}\n}}\n"
+    )
+
+
+def _hide(ssh: Ssh, name: str, folder: Path) -> None:
+    empty = ssh.folder / "empty"
+    empty.mkdir()
+    ssh.lab[name].call("mount", "--bind", str(empty), str(folder))
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def _until(true: Callable[[], bool], within_s: float = 20.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
