@@ -25,9 +25,11 @@ When it is wrong
 ----------------
 Only one participant per host calls, once, at the start: a firewall that drops idle connections, or
 one that counts connections, is not seen. InfiniBand traffic is not tested. A rule with a condition
-that is not understood (a named set, a rate) is never blamed. Where two hosts cannot talk and no
-rule is found, the finding names the link and not a host. A path that delivers less than 16 KiB in
-3 seconds is taken for one that loses large packets.
+that is not understood (a named set, a rate) is never blamed. A path that delivers less than 16 KiB
+in 3 seconds is taken for one that loses large packets. Where no rule is found, a host, or what goes
+in or out of it, is blamed by comparison alone: only if every account of the failures that needs the
+fewest faults has it so. Else the finding names the links; two hosts alone cannot be told from the
+link between them.
 
 References
 ----------
@@ -138,6 +140,12 @@ _CALLS_S = 18.0
 _BATCH = 128
 _DONE_S = 20.0
 _RULES_S = 25.0
+
+_WAYS = {
+    "in": "in to the host",
+    "out": "out of the host",
+    "both": "in to the host, nor out of it",
+}
 
 
 class Firewall(Check):
@@ -259,21 +267,24 @@ def _failed(matrix: _Matrix) -> Iterator[Finding]:
     for kind in (PEER_NO_ROUTE, PEER_BLOCKED, PEER_ONE_WAY, PEER_INTERCEPTED, MTU_BLACKHOLE):
         calls = matrix.sorted.by_code[kind.code]
         large = kind is MTU_BLACKHOLE
-        blamed = matrix.sorted.large_blamed if large else matrix.sorted.blamed
-        for found in suspects(calls, blamed, hits):
+        blame = matrix.sorted.large_blame if large else matrix.sorted.blame
+        for found in suspects(calls, blame, hits):
             yield _finding(matrix, kind, found)
 
 
 def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
     labels, calls, large = matrix.labels, found.calls, kind is MTU_BLACKHOLE
-    pairs = {call.stuck if large else call.pair for call in calls}
+    pairs = {call.stuck for call in calls}
     words = Counter(call.words for call in calls).most_common(3)
-    message = (
-        f"{', '.join(word for word, _ in words)} on a fresh port, twice "
-        f"({len(pairs)} of {len(matrix.sorted.tested)} ordered pairs)"
-    )
+    message = f"{', '.join(word for word, _ in words)} on a fresh port, twice "
+    if found.cause is None:
+        message += f"({len(pairs)} of {len(matrix.sorted.tested)} ordered pairs)"
+    else:
+        nothing = "no large packet" if large else "nothing"
+        message = f"{nothing} gets {_WAYS[found.cause.way]}: {message}"
+        message += f"({len(pairs)} of {len(found.cause.pairs)} tried)"
     evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
-    confidence = Confidence.LIKELY
+    confidence = found.confidence
     if found.rules:
         quotes = [
             (labels[seat], quote_hit(hit))
@@ -283,7 +294,6 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
         evidence["rules"] = [f"{host}: {quote}" for host, quote in quotes][:20]
         more = len({quote for _, quote in quotes}) - 1
         message += f"; by {quotes[0][1]}" + (f" and {more} more" if more else "")
-        confidence = Confidence.CERTAIN
     else:
         ends = {call.pair for call in calls}
         evidence["local rules"] = what_rules_say(labels, matrix.rules, ends)
@@ -323,15 +333,17 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         good = min((working[pair].interface for pair in pairs if pair in working), default="<nic>")
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
+        hosts, confidence = unroutable_hosts(group, matrix.calls)
         yield Finding(
             INTERFACE_UNROUTABLE,
             f"{', '.join(sorted({c.address for c in group})[:8])}: {', '.join(words)}",
             Where(
-                hosts=matrix.names(unroutable_hosts(group, matrix.calls)),
+                hosts=matrix.names(hosts),
                 links=link_names(matrix.labels, pairs),
                 interfaces=tuple(sorted({call.interface for call in group})),
             ),
             {"calls": matrix.shown(group)},
             fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
             severity=Severity.FAIL if job else Severity.INFO,
+            confidence=confidence,
         )

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nccl_doctor.model import Confidence
+from nccl_doctor.tools.blame import Cause, LinkBlame
 from nccl_doctor.tools.matrix import Pair, PeerCall
 from nccl_doctor.tools.net import Interface
 from nccl_doctor.tools.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
@@ -146,42 +148,88 @@ def what_rules_say(
 class Suspects:
     """Failed calls of one fault, with the hosts that are to blame for them (none: the links).
 
-    `rules` maps the seat of a host to its rules that surely stop some of the calls.
+    `cause` is the host that comparison blames, and in which direction. `rules` maps the seat of a
+    host to its rules that surely stop some of the calls.
     """
 
     calls: tuple[PeerCall, ...]
     seats: frozenset[int]
+    confidence: Confidence
+    cause: Cause[int] | None = None
     rules: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def suspects(
     calls: Sequence[PeerCall],
-    blamed: frozenset[int],
+    blame: LinkBlame[int],
     hits: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[Suspects]:
-    """Group failed calls of one fault by how it is known whose it is.
+    """Group failed calls of one fault by who is to blame, and by how that is known.
+
+    Links are one group, but those that surely are links and fail in different ways.
 
     Args:
         calls: of one fault.
-        blamed: seats of hosts that comparison blames.
+        blame: what comparison blames, for the calls of every fault together.
         hits: as for `rule_culprits`; what a rule explains is not left to comparison.
     """
     by_rule = rule_culprits(calls, hits)
-    groups: dict[str, list[PeerCall]] = {}
+    laid_to = _laid_to({pair: frozenset(each) for pair, each in by_rule.items()})
+    groups: dict[frozenset[int], list[PeerCall]] = {}
     for call in calls:
-        way = "host" if blamed & set(call.pair) else "link"
-        groups.setdefault("rule" if call.pair in by_rule else way, []).append(call)
+        for seats in laid_to.get(call.pair, ()):
+            groups.setdefault(seats, []).append(call)
     found = []
-    for way, group in groups.items():
-        rules: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for seats, group in groups.items():
+        rules: dict[int, dict[str, Mapping[str, Any]]] = {seat: {} for seat in seats}
         for call in group:
-            for seat, hit in by_rule.get(call.pair, {}).items():
-                rules.setdefault(seat, {}).setdefault(quote_hit(hit), hit)
-        ends = {seat for call in group for seat in call.pair}
-        seats = ends & blamed if way == "host" else set(rules)
+            for seat in seats & by_rule[call.pair].keys():
+                hit = by_rule[call.pair][seat]
+                rules[seat].setdefault(quote_hit(hit), hit)
         once = {seat: tuple(each.values()) for seat, each in rules.items()}
-        found.append(Suspects(tuple(group), frozenset(seats), once))
-    return found
+        found.append(Suspects(tuple(group), seats, Confidence.CERTAIN, rules=once))
+    return found + _compared([call for call in calls if call.pair not in by_rule], blame)
+
+
+def _compared(calls: Sequence[PeerCall], blame: LinkBlame[int]) -> list[Suspects]:
+    hosts: dict[Pair, dict[int, Cause[int]]] = {}
+    links: dict[Pair, Confidence] = {}
+    for cause in blame.causes:
+        for pair in cause.pairs:
+            if cause.is_host:
+                hosts.setdefault(pair, {})[cause.ends[0]] = cause
+            else:
+                links[pair] = cause.confidence
+    said: dict[frozenset[int], set[str]] = {}
+    for call in calls:
+        said.setdefault(frozenset(call.pair), set()).add(call.words)
+    laid_to = _laid_to({call.stuck: frozenset(hosts.get(call.stuck, ())) for call in calls})
+    groups: dict[tuple[Cause[int] | None, Confidence, str], list[PeerCall]] = {}
+    for call in calls:
+        for seats in laid_to[call.stuck]:
+            host = hosts[call.stuck][min(seats)] if len(seats) == 1 else None
+            # Of two bad hosts of which neither fails like this elsewhere, it may be either's.
+            sure = host.confidence if host else links.get(call.stuck, Confidence.POSSIBLE)
+            # Links that surely are faults of their own are not the same fault by chance.
+            apart = host is None and sure is Confidence.CERTAIN
+            words = ", ".join(sorted(said[frozenset(call.pair)])) if apart else ""
+            groups.setdefault((host, sure, words), []).append(call)
+    return [
+        Suspects(tuple(group), frozenset(host.ends if host else ()), sure, host)
+        for (host, sure, _), group in groups.items()
+    ]
+
+
+def _laid_to(explained: Mapping[Pair, frozenset[int]]) -> dict[Pair, list[frozenset[int]]]:
+    """To whom each pair is laid, where several explain it: to each that explains another one alone.
+
+    Where there is none such, to all of them together.
+    """
+    alone = {seat for seats in explained.values() if len(seats) == 1 for seat in seats}
+    return {
+        pair: [frozenset([seat]) for seat in sorted(seats & alone)] or [seats]
+        for pair, seats in explained.items()
+    }
 
 
 def how_to_open(

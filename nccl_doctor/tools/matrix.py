@@ -6,17 +6,20 @@ the other host is one of the caller's own, so no call was made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.cluster import Rank
-from nccl_doctor.tools.blame import blame_links
+from nccl_doctor.model import Confidence
+from nccl_doctor.tools.blame import LinkBlame, blame_links
 
 Pair = tuple[int, int]
 """Seats of (caller, listener)."""
 
 _TWICE = 2
+_ARRIVES = ("ok", "mtu")
+"""Outcomes of a call that reached the other host, if only with small packets."""
 _WORDS = {
     "dropped": "no answer within 3 s",
     "refused": "connection refused",
@@ -74,7 +77,10 @@ class PeerCall:
 
     @property
     def stuck(self) -> Pair:
-        """For `mtu`: the ordered pair of hosts in whose direction large packets are lost."""
+        """The ordered pair of hosts in whose direction something is lost.
+
+        That of the call, but for `mtu` the one in which large packets are.
+        """
         if self.attempts[-1].get("stalled") == "download":
             return self.listener, self.caller
         return self.pair
@@ -139,11 +145,12 @@ def job_roles(backend: str, sockets: bool) -> set[str]:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Failed calls by fault; `blamed` are seats of hosts that explain failed pairs.
+    """Failed calls by fault; `blame` is what explains the failed pairs.
 
     `unroutable`: another address of the same host can be reached, or the address is the caller's
-    own too. `one_way`: the other direction of the pair was tested and works. `stuck` are the
-    calls of which large packets are lost, `large_blamed` the seats that explain these.
+    own too. `one_way`: one direction of the host or link that is to blame fails, and the other one
+    is seen to work. `stuck` are the calls of which large packets are lost, `large_blame` is what
+    explains these.
     """
 
     tested: frozenset[Pair] = frozenset()
@@ -153,8 +160,8 @@ class Sorted:
     intercepted: tuple[PeerCall, ...] = ()
     unroutable: tuple[PeerCall, ...] = ()
     stuck: tuple[PeerCall, ...] = ()
-    blamed: frozenset[int] = frozenset()
-    large_blamed: frozenset[int] = frozenset()
+    blame: LinkBlame[int] = field(default_factory=LinkBlame)
+    large_blame: LinkBlame[int] = field(default_factory=LinkBlame)
     working: Mapping[Pair, PeerCall] = field(default_factory=dict)
 
     @property
@@ -187,7 +194,7 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
     stuck: list[PeerCall] = []
     working: dict[Pair, PeerCall] = {}
     for pair, group in pairs.items():
-        well = [call for call in group if call.outcome in ("ok", "mtu")]
+        well = [call for call in group if call.outcome in _ARRIVES]
         if well:
             working[pair] = max(well, key=lambda call: (call.outcome == "ok", call.job))
         for call in group:
@@ -207,9 +214,8 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
     blocked = [call for call in blocked if call.pair[::-1] not in roadless]
     bad = {call.pair for call in (*no_route, *blocked, *intercepted)}
     bad |= {call.pair for call in unroutable if call.job and call.pair not in working}
-    one_way = {
-        call.pair for call in blocked if call.pair[::-1] in pairs and call.pair[::-1] not in bad
-    }
+    blame = blame_links(pairs, bad)
+    one_way = _one_way(blame, pairs.keys() - bad)
     return Sorted(
         tested=frozenset(pairs),
         no_route=tuple(no_route),
@@ -218,13 +224,24 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
         intercepted=tuple(intercepted),
         unroutable=tuple(unroutable),
         stuck=tuple(stuck),
-        blamed=frozenset(blame_links(pairs, bad).hosts),
-        large_blamed=_large_blamed(pairs, stuck),
+        blame=blame,
+        large_blame=_blame_for_large(pairs, stuck),
         working=working,
     )
 
 
-def _large_blamed(pairs: Mapping[Pair, list[PeerCall]], stuck: list[PeerCall]) -> frozenset[int]:
+def _one_way(blame: LinkBlame[int], works: Set[Pair]) -> set[Pair]:
+    one: set[Pair] = set()
+    both: set[Pair] = set()
+    for cause in blame.causes:
+        if cause.way == "both":
+            both |= cause.pairs
+        elif any(pair[::-1] in works for pair in cause.pairs):
+            one |= cause.pairs
+    return one - both
+
+
+def _blame_for_large(pairs: Mapping[Pair, list[PeerCall]], stuck: list[PeerCall]) -> LinkBlame[int]:
     moved: set[Pair] = set()
     for pair, group in pairs.items():
         for call in group:
@@ -232,26 +249,37 @@ def _large_blamed(pairs: Mapping[Pair, list[PeerCall]], stuck: list[PeerCall]) -
                 moved |= {pair, pair[::-1]}
             elif call.job and call.outcome == "mtu" and call.stuck != pair:
                 moved.add(pair)
-    lost = {call.stuck for call in stuck}
-    return frozenset(blame_links(moved, lost).hosts)
+    return blame_links(moved, {call.stuck for call in stuck})
 
 
-def unroutable_hosts(calls: Sequence[PeerCall], all_calls: Iterable[PeerCall]) -> set[int]:
-    """Hosts whose choice of an interface is to blame, for calls to interfaces of one name.
+def unroutable_hosts(
+    calls: Sequence[PeerCall], all_calls: Iterable[PeerCall]
+) -> tuple[set[int], Confidence]:
+    """Hosts whose choice of an interface is to blame for these calls, and how sure that is.
 
     A host that offers an address which nobody reaches, where at least two tried or the address
     cannot be meant for others (it is the caller's own too, or there is no route to it). Where some
-    reach it, hosts are told from links by comparison.
+    reach it, hosts are told from links by comparison among interfaces of that name.
     """
-    bad = {call.pair for call in calls}
+    bad = {_nics(call) for call in calls}
     names = {call.interface for call in calls}
-    tested = {call.pair for call in all_calls if call.interface in names}
+    well = {
+        _nics(call) for call in all_calls if call.interface in names and call.outcome in _ARRIVES
+    }
     found = set()
-    for listener in {call.listener for call in calls}:
-        callers = {pair for pair in tested if pair[1] == listener}
-        outcomes = {call.outcome for call in calls if call.listener == listener}
-        if callers <= bad and (
-            len(callers) >= _TWICE or outcomes <= {"own-address", "unreachable"}
-        ):
-            found.add(listener)
-    return found or set(blame_links(tested, bad).hosts)
+    for end in {listener for _, listener in bad} - {listener for _, listener in well}:
+        callers = {caller for caller, listener in bad if listener == end}
+        outcomes = {call.outcome for call in calls if _nics(call)[1] == end}
+        if len(callers) >= _TWICE or outcomes <= {"own-address", "unreachable"}:
+            found.add(end[0])
+    if found:
+        return found, Confidence.CERTAIN
+    blame = blame_links(well, bad)
+    hosts = [cause for cause in blame.causes if cause.is_host]
+    sure = all(cause.confidence is Confidence.CERTAIN for cause in hosts or blame.causes)
+    return {seat for seat, _ in blame.hosts}, Confidence.CERTAIN if sure else Confidence.LIKELY
+
+
+def _nics(call: PeerCall) -> tuple[tuple[int, str], tuple[int, str]]:
+    """Both ends of a call, each as the seat of a host and the name of the interface."""
+    return (call.caller, call.interface), (call.listener, call.interface)

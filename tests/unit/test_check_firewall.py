@@ -47,7 +47,7 @@ def test_two_hosts_blocked_both_ways_names_links_alone() -> None:
     found = only(world.fail(pairs(world), DROPPED).judge(), "peer-blocked")
     assert found.where.hosts == ()
     assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
-    assert found.confidence is Confidence.LIKELY
+    assert found.confidence is Confidence.POSSIBLE
     assert "no answer within 3 s" in found.message
     assert "2 of 2" in found.message
     assert "32768-60999" in found.fix
@@ -117,60 +117,6 @@ def test_a_proxy_is_told_from_a_firewall() -> None:
     assert "no proof of identity" in found.message
 
 
-# More hosts
-
-
-def test_a_host_that_nobody_reaches_and_that_reaches_nobody() -> None:
-    world = World(4)
-    links = [pair for pair in pairs(world) if "nd2" in pair]
-    found = only(world.fail(links, DROPPED).judge(), "peer-blocked")
-    assert found.where.hosts == ("nd2",)
-    assert found.where.links == tuple(sorted(links))
-
-
-def test_a_host_that_lets_nobody_in() -> None:
-    links = [("nd0", "nd2"), ("nd1", "nd2")]
-    found = only(World(3).fail(links, DROPPED).judge(), "peer-one-way")
-    assert (found.where.hosts, found.where.links) == (("nd2",), tuple(links))
-
-
-def test_one_broken_pair_among_three_blames_no_host() -> None:
-    links = [("nd0", "nd1"), ("nd1", "nd0")]
-    found = only(World(3).fail(links, DROPPED).judge(), "peer-blocked")
-    assert (found.where.hosts, found.where.links) == ((), tuple(links))
-
-
-def test_a_proxy_in_front_of_one_host_of_three() -> None:
-    links = [("nd0", "nd1"), ("nd2", "nd1")]
-    found = only(World(3).fail(links, SILENT_PROXY).judge(), "peer-intercepted")
-    assert (found.where.hosts, found.where.links) == (("nd1",), tuple(links))
-
-
-def test_a_bad_host_with_several_symptoms_is_one_host() -> None:
-    world = World(4).fail([("nd0", "nd3"), ("nd1", "nd3"), ("nd2", "nd3")], DROPPED)
-    world.fail([("nd3", "nd0")], REFUSED)
-    found = world.judge()
-    assert {each.code for each in found} == {"peer-blocked", "peer-one-way"}
-    assert all(each.where.hosts == ("nd3",) for each in found)
-
-
-def test_rules_on_the_pairs_that_were_followed_explain_the_others() -> None:
-    world = World(5)
-    links = [(name, "nd4") for name in world.names[:4]]
-    world.fail(links, DROPPED)
-    for caller, _ in links[:2]:
-        world.hit("nd4", (caller, "nd4"))
-    found = only(world.judge(), "peer-one-way")
-    assert (found.where.hosts, found.confidence) == (("nd4",), Confidence.CERTAIN)
-
-
-def test_everybody_drops_everything_and_nobody_is_singled_out() -> None:
-    world = World(3)
-    found = only(world.fail(pairs(world), DROPPED).judge(), "peer-blocked")
-    assert found.where.hosts == ()
-    assert len(found.where.links) == 6
-
-
 @pytest.mark.parametrize("status", [OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.SILENT])
 def test_a_host_that_was_lost_meanwhile_is_not_tested(status: OutcomeStatus) -> None:
     world = World(3).fail([("nd0", "nd2"), ("nd1", "nd2")], SILENT_PROXY)
@@ -225,6 +171,7 @@ def test_a_second_interface_between_two_hosts_blames_the_link() -> None:
     world.extra("nd1", "nd0", "eth1", DROPPED, "nccl-sockets")
     found = only(world.judge(), "interface-unroutable")
     assert (found.where.hosts, found.where.interfaces) == ((), ("eth1",))
+    assert found.confidence is Confidence.LIKELY
 
 
 def test_a_host_outside_the_second_network_is_found() -> None:
