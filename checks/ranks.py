@@ -333,10 +333,11 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
         if host.id in found:
             seen = "found the store, and was not there when the roll was called"
             where = place_of(ranks) | Where(hosts=(host.label,))
-        numbers = number_range([rank.rank for rank in ranks if rank.rank is not None])
+        numbers = [rank.rank for rank in ranks if rank.rank is not None]
+        lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
         yield Finding(
             HOST_ABSENT,
-            f"the host of ranks {numbers or 'unknown'}, of {cluster.world_size}, {seen}",
+            f"{lacks if numbers else 'unknown ranks'}: the host {seen}",
             where,
             fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
             "read its own report",

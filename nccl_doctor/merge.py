@@ -25,7 +25,8 @@ from nccl_doctor.registry import Registry
 from nccl_doctor.tools.hosts import road_to_master
 from nccl_doctor.unite import host_key, unite
 from nccl_doctor.verdict import conclude, judge_all
-from nccl_doctor.verdict.causes import explain
+from nccl_doctor.verdict.causes import importance
+from nccl_doctor.verdict.place import Map
 
 APART_S = 900.0
 """Hosts of one job start within minutes of each other, and a clock may be wrong by some more."""
@@ -53,12 +54,11 @@ def merge(
     parts = sorted(reports, key=_started, reverse=True)  # of one host twice, the newest counts
     clusters = [cluster_of(part) for part in parts]
     cluster = unite(clusters)
-    judged, _ = judge_all(cluster, registry.checks)
-    failures = [finding for finding in judged if finding.level is Severity.FAIL]
+    roads = _Roads(cluster, registry)
     kept = [
         finding
         for part, view in zip(parts, clusters, strict=True)
-        for finding in _kept(part, view, cluster, registry, failures)
+        for finding in _kept(part, view, roads, registry)
     ]
     merged = conclude(
         cluster,
@@ -146,39 +146,49 @@ def _others(parts: Sequence[Report], registry: Registry) -> list[CheckResult]:
 # -- what the reports themselves said --------------------------------------------------------------
 
 
-def _kept(
-    part: Report,
-    view: Cluster,
-    cluster: Cluster,
-    registry: Registry,
-    failures: Sequence[Finding],
-) -> Iterator[Finding]:
+class _Roads:
+    """What is known of the ways to rank 0's host in the united cluster."""
+
+    def __init__(self, cluster: Cluster, registry: Registry) -> None:
+        self.cluster = cluster
+        self._hosts = {host_key(host): host for host in cluster.present_hosts}
+        self._ground = Map(cluster)
+        judged, _ = judge_all(cluster, registry.checks)
+        failures = [f for f in judged if f.level is Severity.FAIL and _is_below(f)]
+        failures.sort(key=lambda f: (f.kind.layer.order, f.explained_by is not None, importance(f)))
+        self._failures = [(failure.code, self._ground.place(failure.where)) for failure in failures]
+
+    def joined(self, host: Host) -> bool:
+        """Whether a host of one report came in, by what the coordinator knows."""
+        known = self._hosts.get(host_key(host))
+        return known is not None and known.joined
+
+    def explain(self, finding: Finding, host: Host) -> Finding:
+        """That a host never got in, with the failure on its road, whoever found it."""
+        known = self._hosts.get(host_key(host), host)
+        where = finding.where if finding.where.ranks else road_to_master(self.cluster, known)
+        place = self._ground.place(where)
+        causes = (code for code, there in self._failures if self._ground.covers(there, place))
+        return finding.replaced(where=where, explained_by=next(causes, None))
+
+
+def _is_below(finding: Finding) -> bool:
+    return finding.kind.layer.order < COORDINATOR_LOST.layer.order
+
+
+def _kept(part: Report, view: Cluster, roads: _Roads, registry: Registry) -> Iterator[Finding]:
     """Findings of one report that no judge here makes again, as far as they are still true."""
     here = {check.name for check in registry.checks}
-    joined = {host_key(host) for host in cluster.present_hosts if host.joined}
-    left_out = [host for host in view.present_hosts if host_key(host) not in joined]
+    left_out = next((host for host in view.present_hosts if not roads.joined(host)), None)
     for finding in part.findings:
         if finding.check in here or finding.code in (CHECK_BROKE.code, RANK_SILENT.code):
             continue  # judged again
-        if finding.code == COORDINATOR_LOST.code and not view.complete:
-            if left_out:
-                yield _lost(finding, cluster, left_out[0], failures)
-            elif _is_of_this_run(view, cluster):
-                yield finding
-        else:
+        if finding.code != COORDINATOR_LOST.code or view.complete:
             yield finding
-
-
-def _lost(finding: Finding, cluster: Cluster, host: Host, failures: Sequence[Finding]) -> Finding:
-    """A host that never got in, explained by the failure on its road, whoever found it."""
-    key = host_key(host)
-    known = next((each for each in cluster.present_hosts if host_key(each) == key), host)
-    where = finding.where if finding.where.ranks else road_to_master(cluster, known)
-    alone = finding.replaced(where=where, explained_by=None)
-    for each in explain([alone, *failures], cluster):
-        if each.code == COORDINATOR_LOST.code:
-            return each
-    return alone
+        elif left_out is not None:
+            yield roads.explain(finding, left_out)
+        elif _is_of_this_run(view, roads.cluster):
+            yield finding
 
 
 def _is_of_this_run(view: Cluster, cluster: Cluster) -> bool:
