@@ -265,8 +265,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
 
 def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
     """MASTER_ADDR leads back to a host that the others, or that itself, will not find there."""
-    address = next((v.address() for v in views if v.is_master), None)
-    address = address or "ADDRESS of rank 0's host"
+    master = _master(views)
+    address = (master and master.address()) or "ADDRESS of rank 0's host"
     # Seen from one machine, two node ranks that share it look the same.
     confidence = Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY
     for view in views:
@@ -285,9 +285,15 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
             )
 
 
+def _master(views: Sequence[_View]) -> _View | None:
+    """The host of rank 0; of several that claim to be, the one that MASTER_ADDR leads to."""
+    claims = [view for view in views if view.is_master]
+    return min(claims, key=lambda view: not any(map(view.owns, view.answers)), default=None)
+
+
 def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
     """MASTER_ADDR leads to a host that is not rank 0's."""
-    master = next((view for view in views if view.is_master), None)
+    master = _master(views)
     if master is None and len(views) == 1:
         view = views[0]
         if view.leads_somewhere and view.is_elsewhere() and all(map(view.owns, view.answers)):
@@ -321,7 +327,7 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
 def _differing(views: Sequence[_View]) -> Iterator[Finding]:
     """Blame the hosts whose answers are not rank 0's addresses, else those that stand alone."""
     asked = {view: tuple(sorted(view.answers)) for view in views if view.leads_somewhere}
-    master = next((view for view in views if view.is_master), None)
+    master = _master(views)
     usual: tuple[str, ...] | None
     if master and any(map(master.owns, master.answers)):
         usual = tuple(a for a in (*master.answers, *master.host.addresses) if not is_loopback(a))

@@ -424,13 +424,21 @@ class Lab:
 
     @contextmanager
     def strike(
-        self, rank: int, number: int, comm: str = "ncd:collectives", *, parent: bool = False
+        self,
+        rank: int | None,
+        number: int,
+        comm: str = "ncd:collectives",
+        *,
+        parent: bool = False,
+        hosts: Sequence[str] | None = None,
     ) -> Iterator[Strike]:
         """Send a signal to the first process named `comm` of this rank, as soon as it appears.
 
-        `parent`: to the supervisor that forked it instead.
+        `parent`: to the supervisor that forked it instead. Ranks of the own launcher are forked and
+        show no RANK: then `rank` is None, and `hosts` tells where.
         """
-        struck = Strike(self.hosts, rank, number, comm[:15], parent)
+        where = [host for host in self.hosts if hosts is None or host.name in hosts]
+        struck = Strike(where, rank, number, comm[:15], parent)
         struck.thread.start()
         try:
             yield struck

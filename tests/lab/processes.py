@@ -187,7 +187,9 @@ class Process:
 class Strike:
     """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent."""
 
-    def __init__(self, hosts: Sequence[Host], rank: int, number: int, comm: str, parent: bool):
+    def __init__(
+        self, hosts: Sequence[Host], rank: int | None, number: int, comm: str, parent: bool
+    ):
         self.hosts, self.rank = hosts, rank
         self.number, self.comm, self.parent = number, comm, parent
         self.pid: int | None = None
@@ -213,7 +215,8 @@ class Strike:
             if (process / "comm").read_text().strip() != self.comm:
                 return False
             # A fork shows the environment that its supervisor was started with.
-            if wanted not in (process / "environ").read_bytes().split(b"\0"):
+            told = (process / "environ").read_bytes().split(b"\0")
+            if self.rank is not None and wanted not in told:
                 return False
             if self.parent:
                 stat = (process / "stat").read_text()

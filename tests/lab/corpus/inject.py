@@ -24,7 +24,7 @@ class Scene:
 
     `flags`, `env` and `wrap` are by host: options of the launcher, variables, and words before the
     command. `late_s` is how much later a host starts; `absent` hosts do not start. `strikes` are
-    (rank, signal) sent to that rank's probe child of the collectives.
+    (host, signal) sent to the probe child of its collectives.
     """
 
     lab: Lab
@@ -33,7 +33,7 @@ class Scene:
     wrap: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     late_s: dict[str, float] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
-    strikes: list[tuple[int, int]] = field(default_factory=list)
+    strikes: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def started(self) -> list[str]:
@@ -129,9 +129,9 @@ def env_everywhere(scene: Scene, set: dict[str, str]) -> None:
 
 
 @step
-def strike(scene: Scene, rank: int, how: str) -> None:
-    """A signal (`SIGKILL`, `SIGSTOP`, …) to one rank in its first collective."""
-    scene.strikes.append((rank, signal.Signals[how]))
+def strike(scene: Scene, host: Host, how: str) -> None:
+    """A signal (`SIGKILL`, `SIGSTOP`, …) to a rank of the host in its first collective."""
+    scene.strikes.append((host.name, signal.Signals[how]))
 
 
 # Names --------------------------------------------------------------------------------------------

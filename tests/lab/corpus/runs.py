@@ -66,8 +66,8 @@ def run(case: Case, join_s: float) -> Result:
         views = lab.folder / "views"
         views.mkdir()
         with ExitStack() as stack:
-            for rank, number in scene.strikes:
-                stack.enter_context(lab.strike(rank, number))
+            for name, number in scene.strikes:
+                stack.enter_context(lab.strike(None, number, hosts=[name]))
             done = lab.own_doctor(
                 *("--join-timeout", f"{join_s:g}", "--output-dir", str(views), *case.options),
                 nproc=case.nproc,
