@@ -1,7 +1,7 @@
 """Own views in `--output-dir`: where all hosts share that folder, hosts that cannot meet still can
 be heard.
 
-Each host writes `node<K>.json` when it starts, and again when it knows more. The coordinator reads
+Each host writes its file when it starts, and again when it knows more. The coordinator reads
 there what the hosts say that did not sign in. Ages are compared by the file server's clock alone:
 hosts may disagree about the time.
 """
@@ -30,13 +30,17 @@ class Views:
         self._oldest = self._now() - join_timeout_s
 
     def write(self, node_rank: int | None, report: Report) -> str:
-        """Leave a host's own view.
+        """Leave a host's own view, as `node<K>.json`; where another host has claimed that node rank
+        in this run, as `node<K>.<host>.json`.
 
         Returns: what went wrong, or the empty string.
         """
         if self._folder is None or node_rank is None:
             return ""
         path = self._folder / f"node{node_rank}.json"
+        mine, there = report.hosts[0], self._read(node_rank)
+        if there is not None and there.hosts and there.hosts[0].get("key") != mine.get("key"):
+            path = self._folder / f"node{node_rank}.{mine['host']}.json"
         try:
             write_whole(path, json.dumps(report.to_json(), indent=1) + "\n")
         except OSError as error:

@@ -97,9 +97,9 @@ def _answer(done: Run, views: Path) -> tuple[dict[str, Any] | None, Sequence[dic
     files = sorted(views.glob("node*.json"))
     reports = [json.loads(path.read_text()) for path in files]
     others = [*reports, *done.partial.values()]
-    coordinators = [report for report in reports if report["run"]["complete"]]
-    if coordinators or not files:
-        return (coordinators[0] if coordinators else done.report), others
+    met = [each for each in (done.report, *reports) if each and each["run"]["complete"]]
+    if met or not files:
+        return (met[0] if met else done.report), others
     merged = subprocess.run(
         [sys.executable, "-m", "nccl_doctor", "report", "merge", "--json", "-", *map(str, files)],
         capture_output=True,
