@@ -22,7 +22,7 @@ MAX_RANKS = 10_000
 _KEYS = ("slots", "max_slots", "max-slots", "slots_max", "slots-max")
 """Open MPI's limits are read by its own scheduler only: nothing here depends on them."""
 # No leading hyphen: ssh would take it for an option.
-_HOST = re.compile(r"(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w\[:][\w.:%\[\]-]*)", re.ASCII)
+_HOST = re.compile(r"(?:(?P<user>[\w.][\w.-]*)@)?(?P<name>[\w:][\w.:%-]*)", re.ASCII)
 _SHOWN = 5
 
 

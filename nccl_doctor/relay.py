@@ -6,6 +6,7 @@ standard input closes: then whoever asked is gone, or wants it to stop.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -58,8 +59,9 @@ def _first_line() -> Any:
 
 
 def _watch() -> None:
-    while os.read(0, 1 << 16):
-        pass
+    with contextlib.suppress(OSError):
+        while os.read(0, 1 << 16):
+            pass
     while True:  # again: the handlers of a process that is starting its ranks may not be set yet
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_AGAIN_S)

@@ -141,7 +141,7 @@ def converse(
 
     Every command announces itself by a line on stderr that holds `marker`, and goes on when it has
     read one line. They are told together: when each of them is ready or has ended, or at the time
-    `ready_by`; who gets ready later is told then.
+    `ready_by`; who gets ready later is told then, as long as another one that was told still runs.
 
     Args:
         commands: words of each.
@@ -172,6 +172,8 @@ def converse(
             there = sum(ssh.ready for ssh in talk.all)
             left = len(talk.running())
             tick(f"{there} of {len(talk.all)} hosts reached by ssh, waiting for {left}")
+            if talk.told_have_ended():
+                break  # whoever is still on the way in would meet nobody there
         return Heard(tuple(ssh.ended() for ssh in talk.all), talk.interrupted)
 
 
@@ -208,6 +210,11 @@ class _Conversation:
         return frozenset(
             i for i, ssh in enumerate(self.all) if ssh.seconds is not None and not ssh.ready
         )
+
+    def told_have_ended(self) -> bool:
+        """Whether some were told, and all of them have ended."""
+        told = [ssh for ssh in self.all if ssh.told]
+        return bool(told) and all(ssh.seconds is not None for ssh in told)
 
     def listen(self) -> None:
         """Read what has come, for a tick; note who has ended."""

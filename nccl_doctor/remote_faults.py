@@ -130,7 +130,7 @@ def _fault(one: Failed) -> _Fault:
     if ended.code is None and not ended.ready:
         return _Fault(
             REMOTE_COMMAND_FAILED,
-            "the log-in did not come to an end in time",
+            f"the log-in had not come to an end after {ended.seconds:.0f} s",
             "log in there by hand: a home folder on a file server that does not answer, or a "
             "start-up script that waits, holds it",
         )

@@ -62,6 +62,7 @@ BAD = {
     "-v slots=8": "it does not begin with a host name",
     "bob@-v slots=8": "it does not begin with a host name",
     "nd0;reboot slots=8": "it does not begin with a host name",
+    "[fd00::7] slots=8": "it does not begin with a host name",
     "nd0,nd1 slots=8": "it does not begin with a host name",
     "\x00 slots=8": "it does not begin with a host name",
     "nd0 slots=1\nnd1 slots=1\nND0 slots=1": 'line 3: "ND0" stands on line 1 already',
