@@ -108,14 +108,14 @@ READY = "echo noise >&2; echo ready >&2; read word; echo told $word"
 def test_all_are_told_together_once_the_last_is_ready():
     heard = talk(
         shell(f"{READY}; date +%s.%N"),
-        shell(f"sleep 0.7; {READY}; date +%s.%N"),
+        shell(f"sleep 1.5; {READY}; date +%s.%N"),
         shell("echo no way in >&2; exit 255"),
     )
     assert [ended.code for ended in heard.ended] == [0, 0, 255]
     assert [ended.ready for ended in heard.ended] == [True, True, False]
     (first, first_s), (second, second_s) = (e.stdout.splitlines() for e in heard.ended[:2])
     assert first == second == "told go [2]"
-    assert abs(float(first_s) - float(second_s)) < 0.5
+    assert abs(float(first_s) - float(second_s)) < 1.2
     assert heard.ended[2].stderr == "no way in\n"
     assert heard.interrupted is None
 
@@ -157,8 +157,8 @@ def test_long_answers_are_whole_and_long_complaints_are_not():
 
 def test_what_it_left_behind_does_not_keep_us():
     started = time.monotonic()
-    (ended,) = talk(shell("echo answer; sleep 2 & exit 3")).ended
-    assert time.monotonic() - started < 1.5
+    (ended,) = talk(shell("echo answer; sleep 6 & exit 3")).ended
+    assert time.monotonic() - started < 4
     assert (ended.code, ended.stdout) == (3, "answer\n")
 
 
