@@ -30,8 +30,8 @@ class Place:
     ranks: frozenset[int]
     links: frozenset[frozenset[str]]
     ends: frozenset[Key]
-    starts: frozenset[Key]
     things: frozenset[str]
+    starts: frozenset[Key] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.ranks or self.links or self.things)

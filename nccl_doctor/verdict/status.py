@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import CheckResult, Finding, Layer, Severity, Status
+from nccl_doctor.model import CheckResult, Finding, Layer, Severity, Status, Where
 from nccl_doctor.verdict.account import Account, Gap
 from nccl_doctor.verdict.causes import importance
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
@@ -30,18 +30,12 @@ def check_results(
     the words for which the engine did not run it (or not everywhere), `skipped` to why it does not
     apply, `broken` to what went wrong in its `judge`.
     """
-    ground = Map(cluster)
-    failures = [
-        (finding, ground.place(finding.where))
-        for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))
-        if finding.level is Severity.FAIL
-    ]
+    blockers = _Blockers(cluster, findings)
     return [
         _result(
             Account(cluster, check),
             [f for f in findings if f.check == check.name and f.code not in ENGINE_CODES],
-            ground,
-            failures,
+            blockers,
             blocked=blocked.get(check.name),
             skipped=skipped.get(check.name),
             broken=broken.get(check.name),
@@ -53,8 +47,7 @@ def check_results(
 def _result(
     account: Account,
     own: Sequence[Finding],
-    ground: Map,
-    failures: Sequence[tuple[Finding, Place]],
+    reasons: _Blockers,
     *,
     blocked: str | None,
     skipped: str | None,
@@ -70,7 +63,7 @@ def _result(
     for gap in gaps:
         key = (id(gap.where), gap.absent, gap.text)
         if key not in known:
-            known[key] = _blocker(check, gap, ground, failures)
+            known[key] = reasons.of(check, gap)
         code = known[key]
         if code is None:
             open_gaps.append(gap)
@@ -110,28 +103,46 @@ def _result(
     )
 
 
-def _blocker(
-    check: Check, gap: Gap, ground: Map, failures: Sequence[tuple[Finding, Place]]
-) -> str | None:
-    """Code of the failure that is the reason for a gap: the lowest one that covers it.
+class _Blockers:
+    """The failures of one report, as reasons for what could not be observed."""
 
-    Whoever never signed in is covered by whatever failure names it, on any layer: nothing at all
-    could be observed there. What the engine itself held back names its failure.
-    """
-    held_back = gap.text.rpartition("blocked by ")[2]
-    if any(finding.code == held_back for finding, _ in failures):
-        return held_back
-    place = ground.place(gap.where)
-    if gap.absent:
-        covering = [
-            f
-            for f, there in failures
-            if ground.covers(there, place) or ground.keeps_out(there, place)
+    def __init__(self, cluster: Cluster, findings: Sequence[Finding]) -> None:
+        self._ground = Map(cluster)
+        self._failures = [
+            (finding, self._ground.place(finding.where), finding.kind.layer.order)
+            for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))
+            if finding.level is Severity.FAIL
         ]
-        covering.sort(key=lambda f: f.kind.layer is not Layer.RANKS)
+        self._codes = {finding.code for finding, _, _ in self._failures}
+        self._keepers: dict[Where, str | None] = {}  # the same for every check
+
+    def of(self, check: Check, gap: Gap) -> str | None:
+        """Code of the failure that is the reason for a gap: the lowest one that covers it.
+
+        What the engine itself held back names its failure.
+        """
+        held_back = gap.text.rpartition("blocked by ")[2]
+        if held_back in self._codes:
+            return held_back
+        if gap.absent:
+            if gap.where not in self._keepers:
+                self._keepers[gap.where] = self._keeper(self._ground.place(gap.where))
+            return self._keepers[gap.where]
+        place = self._ground.place(gap.where)
+        reach = self._ground.meets if is_of_a_group(check.layer) else self._ground.covers
+        for finding, there, order in self._failures:
+            if order < check.layer.order and reach(there, place):
+                return finding.code
+        return None
+
+    def _keeper(self, place: Place) -> str | None:
+        """Whoever never signed in is covered by whatever failure names it, on any layer: nothing at
+        all could be observed there.
+        """
+        covering = [
+            finding
+            for finding, there, _ in self._failures
+            if self._ground.covers(there, place) or self._ground.keeps_out(there, place)
+        ]
+        covering.sort(key=lambda finding: finding.kind.layer is not Layer.RANKS)
         return covering[0].code if covering else None
-    reach = ground.meets if is_of_a_group(check.layer) else ground.covers
-    for finding, there in failures:
-        if finding.kind.layer.order < check.layer.order and reach(there, place):
-            return finding.code
-    return None
