@@ -174,10 +174,10 @@ class _Road:
         self.last = last = min(tried, key=_says_most)
         self.first = self.first or last
         self.passed = [[one["address"], one["outcome"]] for one in tried if one is not last]
-        self.strangers += last["answer"] not in ("", "store")
+        self.strangers = self.strangers + 1 if last["answer"] not in ("", "store") else 0
         words = _WORDS[last["answer"] or last["outcome"]]
         self._now(f"{self.name}:{self.port} ({last['address']}) {words}")
-        if last["outcome"] in ("dropped", "rejected") and self.neighbour is None:
+        if last["outcome"] in ("dropped", "rejected") and not self._host_answers():
             self.neighbour = self._ask_next_port(last["address"])
 
     def _now(self, words: str) -> None:
@@ -192,11 +192,10 @@ class _Road:
     def _try(self, address: str) -> dict[str, Any]:
         """One connection and one question, or two where a stranger answered before."""
         answer = StoreAnswer("")
-        up = self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
         if ":" in address and not has_route(address):  # there may be no IPv6 in this kernel at all
             call = Dial("unreachable", errno.ENETUNREACH, os.strerror(errno.ENETUNREACH), 0.0)
         else:
-            limit_s = DIAL_AGAIN_S if up else DIAL_S
+            limit_s = DIAL_AGAIN_S if self._host_answers() else DIAL_S
             call, sock = dial(address, self.port, max(0.2, self._left(limit_s)))
             if sock is not None:
                 with sock:
@@ -220,13 +219,15 @@ class _Road:
             sock.close()
         return {"port": port, "outcome": call.outcome}
 
+    def _host_answers(self) -> bool:
+        """Whether the host that drops or rejects was seen to be up, on another port."""
+        return self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
+
     def _final(self) -> str:
         """Why waiting is in vain; empty where something may still come."""
         stood = time.monotonic() - self.since
         if self.last is None:
             return _no_name(self.name, self.found) if self.found else ""
-        if self.found and not self.found.answers:
-            return ""
         outcome, answer = self.last["outcome"], self.last["answer"]
         if answer:
             return "" if self.serves or self.strangers < 2 else "whoever answers is not a store"
@@ -242,16 +243,15 @@ class _Road:
         """What has stayed the same for so long that it will not change."""
         assert self.last is not None
         address = self.last["address"]
-        answers = self.neighbour and self.neighbour["outcome"] in ("refused", "connected")
         if self.last["errno"] in _FORBIDDEN:
             return "this host forbids the connection"
         if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
             return f"this host has had no route to {address} for {stood:.0f} s"
         # A router also answers for a host that is off: only its own kernel says that it is up.
-        up = answers or _arp_flags(address)
+        up = self._host_answers() or _arp_flags(address)
         if outcome == "rejected" and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
-        if outcome == "dropped" and answers:
+        if outcome == "dropped" and self._host_answers():
             return f"the host is up, port {self.port} alone gives no answer"
         if outcome == "refused" and self.elsewhere and stood > SELF_STANDS_S and _is_own(address):
             return f"{address} is this very host, and rank 0 is on another"
