@@ -1,0 +1,218 @@
+"""Is what the doctor says right? The whole corpus of injected faults, and plain torchrun beside it.
+
+Every record of tests/lab/corpus is set up in a fresh lab and examined with the own launcher; then
+plain torchrun with an all-reduce runs on the same fault, several at a time, as it mostly waits.
+Healthy clusters are examined again and again. Writes a page with every case and the bars.
+
+    python benchmarks/accuracy.py --write docs/accuracy.md
+    python benchmarks/accuracy.py --only absent-last --no-stock --healthy 0
+
+Exit code 0 where every bar is met, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from itertools import cycle, islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.lab.corpus import Case, load
+from tests.lab.corpus.runs import STOCK_CAP_S, Result, Stock, run, run_stock
+from tests.lab.hosts import trouble
+from tests.lab.lab import TOTAL_S
+
+JOIN_S = 10.0
+AFTER_JOIN_S = 5.0
+MEDIAN_S = 8.0
+RIGHT = 0.95
+
+Row = tuple[Case, Result]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One thing that has to hold, what was seen, and whether it does."""
+
+    text: str
+    seen: str
+    met: bool
+
+
+def bars(faults: Sequence[Row], healthy: Sequence[Row]) -> list[Bar]:
+    """Every bar, over the runs that were made."""
+    every = [*faults, *healthy]
+    right = [row for row in faults if row[1].score.is_right]
+    blamed = [case.id for case, result in every if result.score.blamed]
+    over = [case.id for case, result in every if result.seconds > TOTAL_S or None in result.codes]
+    loud = [case.id for case, result in healthy if not _is_healthy(result)]
+    quick = [result.seconds for case, result in faults if not case.waits]
+    slow = [result.seconds for case, result in faults if case.waits]
+    least = RIGHT * len(faults)
+    return [
+        Bar(
+            f"right cause and place, of {len(faults)} faults: at least {RIGHT:.0%}",
+            f"{len(right)} ({len(right) / max(1, len(faults)):.0%})",
+            len(right) >= least,
+        ),
+        Bar("healthy hosts blamed in any run: none", _few(blamed), not blamed),
+        Bar(f"runs over their deadline of {TOTAL_S:g} s: none", _few(over), not over),
+        Bar(
+            f"of {len(healthy)} healthy runs, with a finding above info: none",
+            _few(loud),
+            not loud,
+        ),
+        Bar(
+            f"median time to verdict without a join time-out: at most {MEDIAN_S:g} s",
+            f"{statistics.median(quick):.1f} s" if quick else "not run",
+            not quick or statistics.median(quick) <= MEDIAN_S,
+        ),
+        Bar(
+            f"latest verdict after the join time-out of {JOIN_S:g} s: at most {AFTER_JOIN_S:g} s",
+            f"{max(slow) - JOIN_S:.1f} s" if slow else "not run",
+            not slow or max(slow) <= JOIN_S + AFTER_JOIN_S,
+        ),
+    ]
+
+
+def _is_healthy(result: Result) -> bool:
+    return result.score.is_right and not any(result.codes) and not result.leftovers
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{len(names)}: {', '.join(sorted(set(names)))}" if names else "none"
+
+
+# The page -----------------------------------------------------------------------------------------
+
+
+def page(
+    faults: Sequence[Row], stock: dict[str, Stock], healthy: Sequence[Row], met: Sequence[Bar]
+) -> str:
+    """The page in Markdown."""
+    day = datetime.now(timezone.utc).date().isoformat()
+    out = [
+        "# Accuracy",
+        "",
+        "What nccl-doctor says of injected faults, and plain `torchrun` of the same ones.",
+        "Written by `make accuracy`; do not edit. "
+        f"{day}, nccl-doctor {version('nccl-doctor')}, torch {version('torch')} (gloo, CPU), "
+        f"Python {platform.python_version()}, Linux {platform.release()}.",
+        "",
+        "Each case runs once, on 2 to 4 hosts made of network namespaces: `nccl-doctor run` with "
+        f"its own launcher, `--join-timeout {JOIN_S:g}` and a shared `--output-dir`, started on "
+        "every host at once. An answer is right if its root causes are the injected ones, each "
+        "with a right code at exactly the injected place, and nothing else. Seconds are from the "
+        "start of the first host to the end of the last. Where hosts could not meet at all, the "
+        "answer is their views merged by `nccl-doctor report merge`. Plain torchrun (static "
+        f"rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; its words are the "
+        "first line on any host that tells of trouble. The records are in `tests/lab/corpus`.",
+        "",
+        "| bar | seen | |",
+        "|---|---|---|",
+        *(f"| {bar.text} | {bar.seen} | {'met' if bar.met else '**missed**'} |" for bar in met),
+        "",
+        "## Faults",
+        "",
+        "| fault | hosts | cause and place | reported | s | plain torchrun | s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    out += [_row(case, result, stock.get(case.id)) for case, result in faults]
+    silent = [each for each in stock.values() if each.seconds is None]
+    runs = [each for each in stock.values() if each.ended == "exit 0"]
+    if stock:
+        out += [
+            "",
+            f"Of {len(stock)} faults that plain torchrun was tried on, it said nothing within "
+            f"{STOCK_CAP_S:g} s on {len(silent)}, and ran the job to its end on {len(runs)}.",
+        ]
+    out += [
+        "",
+        "## Healthy clusters",
+        "",
+        "| cluster | runs | above info | slowest, s |",
+        "|---|---|---|---|",
+    ]
+    for case in dict.fromkeys(case for case, _ in healthy):
+        mine = [result for other, result in healthy if other is case]
+        bad = Counter(str(cause) for each in mine for cause in each.score.reported)
+        words = ", ".join(f"{text} ({times}×)" for text, times in bad.items()) or "none"
+        slowest = max(each.seconds for each in mine)
+        out.append(f"| {_cell(case.title)} | {len(mine)} | {_cell(words)} | {slowest:.1f} |")
+    return "\n".join(out) + "\n"
+
+
+def _row(case: Case, result: Result, stock: Stock | None) -> str:
+    wanted = "; ".join(map(str, case.expect))
+    seen = "; ".join(map(str, result.score.reported)) or "nothing"
+    mark = "" if result.score.is_right else "**wrong**: "
+    words, seconds = "not tried", ""
+    if stock is not None:
+        words = f"{stock.words} ({stock.ended})"
+        seconds = "–" if stock.seconds is None else f"{stock.seconds:.0f}"
+    cells = [case.title, str(case.hosts), wanted, mark + seen, f"{result.seconds:.1f}", words]
+    return f"| {' | '.join(map(_cell, cells))} | {seconds} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# Running ------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Run the corpus; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], help="ids of faults")
+    parser.add_argument("--healthy", type=int, default=100, help="number of healthy runs")
+    parser.add_argument("--no-stock", action="store_true", help="leave plain torchrun out")
+    parser.add_argument("--jobs", type=int, default=4, help="plain torchruns at a time")
+    parser.add_argument("--write", type=Path, help="page to write")
+    args = parser.parse_args()
+    if reason := trouble():
+        print(reason, file=sys.stderr)
+        return 1
+    corpus = load()
+    unknown = set(args.only) - {case.id for case in corpus.faults}
+    if unknown:
+        print(f"no fault is called {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    chosen = [case for case in corpus.faults if not args.only or case.id in args.only]
+    faults = [(case, _shown(case)) for case in chosen]
+    healthy = [(case, _shown(case)) for case in islice(cycle(corpus.healthy), args.healthy)]
+    stock: dict[str, Stock] = {}
+    if not args.no_stock:
+        tried = [case for case in chosen if case.stock]
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for case, said in zip(tried, pool.map(run_stock, tried), strict=True):
+                stock[case.id] = said
+                print(f"torchrun {case.id}: {said.words} ({said.ended})", flush=True)
+    met = bars(faults, healthy)
+    for bar in met:
+        print(f"{'met   ' if bar.met else 'MISSED'} {bar.text}: {bar.seen}")
+    if args.write:
+        args.write.write_text(page(faults, stock, healthy, met), encoding="utf-8")
+    return 0 if all(bar.met for bar in met) else 1
+
+
+def _shown(case: Case) -> Result:
+    result = run(case, JOIN_S)
+    mark = "right" if result.score.is_right else "WRONG"
+    told = "" if result.score.is_right else "; ".join(map(str, result.score.reported)) or "nothing"
+    print(f"{mark} {result.seconds:5.1f} s  {case.id}  {told}", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

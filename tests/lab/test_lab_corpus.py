@@ -1,0 +1,42 @@
+"""A slice of the corpus: faults of every layer, alone and in pairs, and odd but healthy clusters.
+
+`make accuracy` runs all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.lab.corpus import Case, load
+from tests.lab.corpus.runs import run
+from tests.lab.lab import Lab
+from tests.lab.reading import SETTLE_S, START_S
+
+JOIN_S = 8.0
+MATRIX_S = 12.0
+"""Calls between hosts, where one in each batch fails twice, and the rules of both ends."""
+
+
+def chosen(cases: tuple[Case, ...]) -> list[Case]:
+    return [case for case in cases if case.slice]
+
+
+@pytest.mark.parametrize("case", chosen(load().faults), ids=lambda case: str(case.id))
+def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
+    result = run(case, JOIN_S)
+    assert result.score.is_right, f"{result.score}\n{result.text}"
+    assert None not in result.codes, result.text
+    assert set(result.codes) == {1}, result.text
+    assert result.leftovers == (), result.text
+    most = JOIN_S + SETTLE_S if case.waits else MATRIX_S
+    assert result.seconds < START_S + most, result.text
+
+
+@pytest.mark.parametrize("case", chosen(load().healthy), ids=lambda case: str(case.id))
+def test_nothing_above_info(make_lab: Callable[..., Lab], case: Case) -> None:
+    result = run(case, JOIN_S + 8)
+    assert result.score.is_right, f"{result.score}\n{result.text}"
+    assert set(result.codes) == {0}, result.text
+    assert result.leftovers == (), result.text
