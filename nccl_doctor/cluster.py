@@ -105,7 +105,7 @@ class Host:
     `reported` is False for a host that is expected but never signed in; then `name` is None unless
     some other source knows it. `joined` is False where only its own view is known: it examined
     itself, and never reached the coordinator (or lost it). `key` is the same in every report of one
-    host, and of no other; empty where nobody said.
+    machine, and of no other; empty where nobody said.
     """
 
     id: int

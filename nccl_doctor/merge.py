@@ -23,7 +23,7 @@ from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.record import Report, cluster_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.tools.hosts import road_to_master
-from nccl_doctor.unite import host_key, unite
+from nccl_doctor.unite import Known, machine_of, unite
 from nccl_doctor.verdict import conclude, judge_all
 from nccl_doctor.verdict.causes import importance
 from nccl_doctor.verdict.place import Map
@@ -151,7 +151,9 @@ class _Roads:
 
     def __init__(self, cluster: Cluster, registry: Registry) -> None:
         self.cluster = cluster
-        self._hosts = {host_key(host): host for host in cluster.present_hosts}
+        self._hosts: Known[Host] = Known()
+        for host in cluster.present_hosts:
+            self._hosts.add(host, host)
         self._ground = Map(cluster)
         judged, _ = judge_all(cluster, registry.checks)
         failures = [f for f in judged if f.level is Severity.FAIL and _is_below(f)]
@@ -160,12 +162,12 @@ class _Roads:
 
     def joined(self, host: Host) -> bool:
         """Whether a host of one report came in, by what the coordinator knows."""
-        known = self._hosts.get(host_key(host))
+        known = self._hosts.find(host)
         return known is not None and known.joined
 
     def explain(self, finding: Finding, host: Host) -> Finding:
         """That a host never got in, with the failure on its road, whoever found it."""
-        known = self._hosts.get(host_key(host), host)
+        known = self._hosts.find(host) or host
         where = finding.where if finding.where.ranks else road_to_master(self.cluster, known)
         place = self._ground.place(where)
         causes = (code for code, there in self._failures if self._ground.covers(there, place))
@@ -193,8 +195,8 @@ def _kept(part: Report, view: Cluster, roads: _Roads, registry: Registry) -> Ite
 
 def _is_of_this_run(view: Cluster, cluster: Cluster) -> bool:
     """Whether the processes of an own view are among those that the coordinator met."""
-    met = {(host_key(rank.host), rank.pid) for rank in cluster.present}
-    return any((host_key(rank.host), rank.pid) in met for rank in view.present)
+    met = {(machine_of(rank.host), rank.pid) for rank in cluster.present}
+    return any((machine_of(rank.host), rank.pid) in met for rank in view.present)
 
 
 def _doubts(parts: Sequence[Report], clusters: Sequence[Cluster]) -> Iterator[Finding]:
@@ -211,7 +213,7 @@ def _doubts(parts: Sequence[Report], clusters: Sequence[Cluster]) -> Iterator[Fi
     names: dict[Hashable, str] = {}
     for cluster in clusters:
         for rank in cluster.present:
-            key = (host_key(rank.host), rank.rank)
+            key = (machine_of(rank.host), rank.rank)
             processes[key].add(rank.pid)
             names[key] = rank.host.label
     twice = {names[key] for key, pids in processes.items() if len(pids) > 1}

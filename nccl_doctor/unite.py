@@ -4,18 +4,18 @@ A host that cannot reach rank 0 writes its own view. Such a view goes to the pla
 the coordinator's cluster. It holds what one host saw alone: nothing that it did together with
 others is taken over, and it never counts as having met anybody (`Host.joined`).
 
-Hosts are told apart by `Host.key` (kernel boot, network namespace, name and node rank), or, in a
-report that has none, by name, addresses and node rank. Of a host that several reports know, what
-the coordinator knows counts, then what comes first.
+Hosts are told apart by `Host.key` (kernel boot, network namespace and name; in a report that has
+none, by name and addresses) and by node rank: two node ranks on one machine are two hosts. Of a
+host that several reports know, what the coordinator knows counts, then what comes first.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from nccl_doctor.cluster import ALONE, Cluster, Facts, Host, Rank
 from nccl_doctor.hostlaunch import OWN
@@ -23,6 +23,7 @@ from nccl_doctor.launch import Launch
 from nccl_doctor.layout import Claim, lay_out
 
 T = TypeVar("T", int, str)
+V = TypeVar("V")
 
 
 def unite(clusters: Sequence[Cluster]) -> Cluster:
@@ -79,9 +80,27 @@ def unite(clusters: Sequence[Cluster]) -> Cluster:
     )
 
 
-def host_key(host: Host) -> Hashable:
-    """What is the same in all reports of one host, and different for all others."""
-    return host.key or (host.name, host.addresses, host.node_rank)
+def machine_of(host: Host) -> Hashable:
+    """What is the same in all reports of one machine, and different for all others."""
+    return host.key or (host.name, host.addresses)
+
+
+class Known(Generic[V]):
+    """Something about each host, to be found again for the same host in another report."""
+
+    def __init__(self) -> None:
+        self._by_machine: dict[Hashable, list[tuple[int | None, V]]] = defaultdict(list)
+
+    def add(self, host: Host, value: V) -> None:
+        """Know one more host."""
+        self._by_machine[machine_of(host)].append((host.node_rank, value))
+
+    def find(self, host: Host) -> V | None:
+        """What is known of a host. One that has no node rank yet may be any of its machine."""
+        for node, value in self._by_machine.get(machine_of(host), ()):
+            if node == host.node_rank or None in (node, host.node_rank):
+                return value
+        return None
 
 
 @dataclass(frozen=True)
@@ -124,21 +143,25 @@ def _precedence(cluster: Cluster) -> tuple[bool, int]:
 
 def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
     """Every host once: those that met, then the others in order of rank."""
-    there = [_View(host, met.ranks_on(host), True) for host in met.present_hosts] if met else []
-    known = {host_key(view.host) for view in there}
-    others: dict[Hashable, _View] = {}
+    views = [_View(host, met.ranks_on(host), True) for host in met.present_hosts] if met else []
+    num_met = len(views)
+    places: Known[int] = Known()
+    for place, view in enumerate(views):
+        places.add(view.host, place)
     for cluster in ordered:
-        for host in cluster.present_hosts:
-            key = host_key(host)
-            if key in known:
+        for host in cluster.present_hosts if cluster is not met else ():
+            i = places.find(host)
+            if i is None:
+                i = len(views)
+                places.add(host, i)
+                views.append(_View(replace(host, joined=False, facts=_alone(host.facts)), ()))
+            elif i < num_met:
                 continue
-            alone = replace(host, joined=False, facts=_alone(host.facts))
-            view = others.get(key, _View(alone, ()))
-            here = {rank.rank for rank in view.ranks}
-            more = (rank for rank in cluster.ranks_on(host) if rank.rank not in here)
+            here = {rank.rank for rank in views[i].ranks}
+            more = [rank for rank in cluster.ranks_on(host) if rank.rank not in here]
             mine = tuple(replace(rank, facts=_alone(rank.facts)) for rank in more)
-            others[key] = replace(view, ranks=view.ranks + mine)
-    return there + sorted(others.values(), key=_first_rank)
+            views[i] = replace(views[i], ranks=views[i].ranks + mine)
+    return views[:num_met] + sorted(views[num_met:], key=_first_rank)
 
 
 def _alone(facts: Facts) -> Facts:

@@ -211,6 +211,23 @@ def test_reports_without_keys_are_told_apart_by_name_address_and_node():
     assert [host.name for host in made.hosts] == ["nd0", "nd2", "nd1"]
 
 
+def test_a_host_that_was_given_its_node_rank_later_is_the_same_host():
+    view = own_view(HEALTHY, 1)
+    host = replace(view.hosts[0], node_rank=None)
+    view = replace(view, hosts=(host,), ranks=(replace(view.ranks[0], host=host, rank=None),))
+    assert unite([HEALTHY, view]) == HEALTHY
+
+
+def test_two_node_ranks_on_one_machine_are_two_hosts():
+    cluster = keyed(make_cluster(("nd0", "nd1", "nd1")))
+    made = unite([own_view(cluster, node) for node in (2, 0, 1)])
+    assert [(host.name, host.node_rank) for host in made.hosts] == [
+        ("nd0", 0),
+        ("nd1", 1),
+        ("nd1", 2),
+    ]
+
+
 def test_two_hosts_that_claim_one_node_both_stay():
     twin = own_view(keyed(make_cluster(("nd0", "other", "nd2"))), 1)
     made = unite([coordinators(HEALTHY, 2), twin])
