@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from nccl_doctor.cluster import Cluster
@@ -42,6 +43,9 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     warnings from the group layer up, where it meets their place. What a judge said of its own
     findings stands, unless it names a code that nobody found, or found only as something less
     severe, or goes in a circle. So wherever there is a failure, one is left unexplained.
+
+    Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
+    not: of the same fault on two hosts, one may have a cause that the other has not.
     """
     given = sorted(findings, key=importance)
     worst = {finding.code: finding.level.order for finding in reversed(given)}
@@ -54,11 +58,14 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
         ):
             given[i] = finding.replaced(explained_by=None)
     ground = Map(cluster)
-    placed = [(finding, ground.place(finding.where)) for finding in given]
-    lowest_first = sorted(placed, key=lambda item: (item[0].kind.layer.order, importance(item[0])))
+    lowest_first = sorted(
+        ((cause, ground.place(cause.where)) for cause in fold(given)),
+        key=lambda item: (item[0].kind.layer.order, importance(item[0])),
+    )
     out = []
-    for finding, place in placed:
+    for finding in given:
         if finding.explained_by is None and finding.level is not Severity.INFO:
+            place = ground.place(finding.where)
             for cause, ground_of_cause in lowest_first:
                 if _explains(ground, cause, ground_of_cause, finding, place) and causes.add(
                     finding.code, cause.code
@@ -101,12 +108,14 @@ def _canonical(value: Any) -> str:
 
 
 def _united(group: Sequence[Finding]) -> Finding:
-    where = Where()
-    evidence: dict[str, Any] = {}
-    for finding in group:
-        where = where | finding.where
-        for one in _each(finding.evidence):
-            evidence[_canonical(one)] = one
+    # All at once: thousands of ranks, united one by one, would be sorted as many times.
+    where = Where(
+        **{
+            kind.name: tuple(sorted({one for f in group for one in getattr(f.where, kind.name)}))
+            for kind in fields(Where)
+        }
+    )
+    evidence = {_canonical(one): one for finding in group for one in _each(finding.evidence)}
     kept = [json.loads(text) for text in sorted(evidence)]
     return group[0].replaced(
         where=where,

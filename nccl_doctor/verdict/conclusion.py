@@ -53,7 +53,7 @@ def conclude(
     kept = [
         finding for finding in (*problems, *silent_ranks(cluster), *judged) if wanted(finding.code)
     ]
-    findings = fold(explain(fold(kept), cluster))
+    findings = fold(explain(kept, cluster))
     results = check_results(
         cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
     )
