@@ -63,7 +63,12 @@ from nccl_doctor.tools.hosts import (
     road_to_master,
     spans_machines,
 )
-from nccl_doctor.tools.ifchoice import nccl_data_road, subnet_prefixes, survey
+from nccl_doctor.tools.ifchoice import (
+    has_infiniband,
+    nccl_data_road,
+    subnet_prefixes,
+    survey,
+)
 from nccl_doctor.tools.matrix import (
     PeerCall,
     Sorted,
@@ -103,6 +108,8 @@ from nccl_doctor.tools.shared_kinds import (
     PORT_BLOCKED,
 )
 from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.variables.gather import gather_variables
+from nccl_doctor.tools.variables.judging import judge_variables
 from nccl_doctor.tools.versions import (
     OLDEST_DRIVER,
     Difference,
@@ -175,7 +182,9 @@ __all__ = [
     "explains_knock",
     "fits",
     "follow_pairs",
+    "gather_variables",
     "has_entered",
+    "has_infiniband",
     "has_route",
     "host_gpus",
     "host_labels",
@@ -185,6 +194,7 @@ __all__ = [
     "is_host_told",
     "is_link_local",
     "is_loopback",
+    "judge_variables",
     "kept_out",
     "knock",
     "likely_address",

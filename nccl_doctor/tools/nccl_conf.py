@@ -6,8 +6,9 @@ Source: `initEnvFunc` in NCCL's src/misc/param.cc.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ETC_CONF = Path("/etc/nccl.conf")
@@ -15,10 +16,28 @@ ETC_CONF = Path("/etc/nccl.conf")
 
 @dataclass(frozen=True)
 class Setting:
-    """One effective variable and where its value came from: `environment` or a file."""
+    """One effective variable and where its value came from: `environment` or a file.
+
+    `line` counts from 1 in a file; it is 0 for the environment.
+    """
 
     value: str
     origin: str
+    line: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class ConfFault:
+    """A line of a configuration file that does not set what it seems to set.
+
+    `name` is the variable that was meant, empty where the line names none. Nothing of the value is
+    kept. `line` is 0 for the file as a whole.
+    """
+
+    path: str
+    line: int
+    name: str
+    fault: str
 
 
 def nccl_settings(
@@ -35,14 +54,39 @@ def nccl_settings(
         etc: the host's own file.
     """
     found = {name: Setting(value, "environment") for name, value in env.items()}
+    for path in conf_files(env, home, etc):
+        for number, name, value in _assignments(path):
+            found.setdefault(name, Setting(value, str(path), number))
+    return found
+
+
+def conf_files(
+    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+) -> tuple[Path, ...]:
+    """The files that NCCL reads, in its order, whether they exist or not."""
     named = env.get("NCCL_CONF_FILE", "")
     if home is None:
         home = _home()
     first = Path(named) if named else home / ".nccl.conf" if home else None
-    for path in (first, etc):
-        for name, value in _read_conf(path).items() if path else ():
-            found.setdefault(name, Setting(value, str(path)))
-    return found
+    return (etc,) if first is None else (first, etc)
+
+
+def conf_faults(
+    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+) -> Iterator[ConfFault]:
+    """Lines that NCCL reads in another way than they look, and an NCCL_CONF_FILE that is not there.
+
+    Args: as of `nccl_settings`.
+    """
+    named = env.get("NCCL_CONF_FILE", "")
+    for path in conf_files(env, home, etc):
+        text = _text(path)
+        if text is None and str(path) == named:
+            yield ConfFault(named, 0, "NCCL_CONF_FILE", "cannot be read, and NCCL does not say so")
+        for number, line in enumerate((text or "").split("\n"), 1):
+            name, fault = _fault(line)
+            if fault:
+                yield ConfFault(str(path), number, name, fault)
 
 
 def _home() -> Path | None:
@@ -54,15 +98,32 @@ def _home() -> Path | None:
         return None
 
 
-def _read_conf(path: Path) -> dict[str, str]:
-    """NAME=VALUE lines; `#` is a comment in the first column alone, and blanks are not trimmed."""
+def _text(path: Path) -> str | None:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return {}
-    values: dict[str, str] = {}
-    for line in text.split("\n"):
+        return None
+
+
+def _assignments(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, name, value): `#` is a comment in the first column alone; blanks are not trimmed."""
+    for number, line in enumerate((_text(path) or "").split("\n"), 1):
         name, equals, value = line.partition("=")
         if equals and name and not line.startswith("#"):
-            values.setdefault(name, value)
-    return values
+            yield number, name, value
+
+
+def _fault(line: str) -> tuple[str, str]:
+    """(name that was meant, what is wrong with a line), both empty for a good one."""
+    if line.startswith("#") or not line.strip():
+        return "", ""
+    name, equals, value = line.partition("=")
+    words = name.split()
+    meant = words[-1] if words and re.fullmatch(r"\w+", words[-1]) else ""
+    if not equals or not meant:
+        return "", "" if line.lstrip().startswith("#") else "is not NAME=VALUE, so it is left out"
+    if name != meant:
+        return meant, "has blanks or words beside the name, which become a part of it"
+    if value != value.strip():
+        return meant, "has blanks beside the value, which become a part of it"
+    return meant, ""

@@ -218,9 +218,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_the_wheel_holds_every_check_and_the_schema(wheel: Path):
+def test_the_wheel_holds_every_check_and_all_data(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
-    for path in (*ENGINE_FILES, *ENGINE.rglob("*.json"), ENGINE / "py.typed"):
+    for path in (
+        *ENGINE_FILES,
+        *ENGINE.rglob("*.json"),
+        *ENGINE.rglob("*.toml"),
+        ENGINE / "py.typed",
+    ):
         assert named(path) in names
     held = {name for name in names if name.startswith("nccl_doctor/checks/")}
     assert held == {f"nccl_doctor/{named(path)}" for path in (ROOT / "checks").glob("*.py")}

@@ -1,0 +1,144 @@
+"""Where ranks or hosts were given different variables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from nccl_doctor.model import Confidence, Severity, Where
+from nccl_doctor.tools.variables import Variable, table
+from nccl_doctor.tools.variables.values import canonical
+from nccl_doctor.tools.variables.view import Placed, Problem, Seen, View
+from nccl_doctor.tools.versions import Difference, differences, place_of
+
+DIFFERS = "env-differs"
+FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
+"""Prefixes of what DeepSpeed's launcher takes along to other hosts (deepspeed/launcher/runner.py);
+and the lines of .deepspeed_env."""
+
+_UNSET = "\0unset"
+
+
+def differing(seen: Seen) -> Iterator[Placed]:
+    """Compare all ranks. A host votes once; what differs at the same places comes together.
+
+    A variable that is not set means its default. Where only ranks of one host differ, the odd ranks
+    are blamed; else the odd hosts, or both sides of a tie.
+    """
+    stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
+    for name in sorted({row.name for _, view in seen.values() for row in view.rows}):
+        row = table().variables[name]
+        if row.differs == "free" or row.kind == "url" or row.gone:
+            continue
+        if any(view.is_set(name) and view.text(name) is None for _, view in seen.values()):
+            continue  # masked: nobody can compare it
+        meanings = {seat: view.meaning(name) or _UNSET for seat, (_, view) in seen.items()}
+        if len(set(meanings.values())) == 1:
+            continue
+        of_host: dict[int, set[str]] = defaultdict(set)
+        for seat, meaning in meanings.items():
+            of_host[seen[seat][0].host.id].add(meaning)
+        whole = all(len(each) == 1 for each in of_host.values())
+        level = _level(row, whole, set(meanings.values()), next(iter(seen.values()))[1])
+        for seat, meaning in meanings.items():
+            place = seen[seat][0].host.id if whole else seat
+            stacks[level, whole].setdefault(place, {})[name] = meaning
+    for (level, whole), stack in stacks.items():
+        for difference in differences(stack):
+            yield _apart(seen, level, whole, difference)
+
+
+def _level(row: Variable, whole: bool, meanings: set[str], view: View) -> Severity:
+    severity = Severity(row.differs if whole else row.inside)
+    matters = {canonical(row, value) for value in row.only}
+    if matters and not matters & meanings:
+        return Severity.INFO
+    return view.bounded(row, severity)
+
+
+def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> Placed:
+    def at(place: int) -> list[int]:
+        return [s for s, (rank, _) in seen.items() if (rank.host.id if whole else s) == place]
+
+    names = tuple(difference.sides)
+    odd = [seat for place in difference.places for seat in at(place)]
+    where = place_of(seen[seat][0] for seat in odd)
+    first = seen[odd[0]][1]
+    evidence = {name: _sides(seen, name, whole) for name in names}
+    if difference.tie:
+        message = "; ".join(_counts(evidence[name], whole) for name in names)
+        message += ": as many say the one as the other, so nobody knows who is right"
+        fix = f"decide which {_and(names)} is right, and set it on all of them"
+    else:
+        good = next(view for seat, (_, view) in seen.items() if seat not in odd)
+        others = ", ".join(_phrase(good, name) for name in names)
+        message = f"{', '.join(_phrase(first, name) for name in names)}; elsewhere {others}"
+        fix = "; ".join(_as_elsewhere(first, good, name) for name in names)
+    hint = _not_forwarded(seen, names)
+    return Placed(
+        Problem(
+            DIFFERS,
+            message,
+            hint or fix,
+            level,
+            confidence=Confidence.POSSIBLE if difference.tie else Confidence.CERTAIN,
+        ),
+        Where(hosts=where.hosts) if whole else where,
+        {"values": evidence},
+    )
+
+
+def _phrase(view: View, name: str) -> str:
+    return view.says(name) if view.is_set(name) else f"{name} not set"
+
+
+def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
+    """What is said of a variable → by whom."""
+    phrases: dict[str, str] = {}
+    sides: dict[str, list[str]] = {}
+    for rank, view in seen.values():
+        meaning = view.meaning(name) or _UNSET
+        phrase = phrases.setdefault(meaning, _phrase(view, name))
+        label = rank.host.label if whole else f"rank {rank.rank}"
+        if label not in sides.setdefault(phrase, []):
+            sides[phrase].append(label)
+    return sides
+
+
+def _counts(sides: Mapping[str, Sequence[str]], whole: bool) -> str:
+    what = "host" if whole else "rank"
+    return ", ".join(
+        f"{phrase} on {len(who)} {what}{'s' * (len(who) > 1)}" for phrase, who in sides.items()
+    )
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _as_elsewhere(odd: View, good: View, name: str) -> str:
+    text = good.text(name)
+    return odd.put(name, text) if text is not None else odd.drop(name)
+
+
+def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
+    """A fix, where variables are set on the first host alone and its launcher keeps them there."""
+    first = next((rank.host for rank, _ in seen.values() if rank.host.node_rank == 0), None)
+    here = [view for rank, view in seen.values() if rank.host is first]
+    there = [view for rank, view in seen.values() if rank.host is not first]
+    launcher = here[0].launcher if here else ""
+    if not there or launcher in ("srun", "mpirun", "mpi", "kubeflow", "ray"):
+        return ""
+    if any(name.startswith(FORWARDED) for name in names):
+        return ""
+    only_here = all(view.is_set(n) for view in here for n in names) and not any(
+        view.is_set(n) for view in there for n in names
+    )
+    if not only_here:
+        return ""
+    lines = ", ".join(here[0].says(name) for name in names)
+    kept = "the deepspeed launcher takes along only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX*"
+    wish = f"write {lines} into .deepspeed_env in the home or working folder of the first host"
+    if launcher == "deepspeed":
+        return f"{wish}: {kept}"
+    return f"export {lines} on every host; under the deepspeed launcher {wish} ({kept})"
