@@ -221,7 +221,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
     """MASTER_ADDR is no name at all, has no address here, or one that cannot be used."""
     name, found = view.name, view.found
     if view.is_digits and not view.got_in and not view.is_loopback:
-        yield Finding(ADDR_DIGITS_ONLY, f"{view.shown}: it is read as a number", view.where)
+        text = f"{view.shown}: it is read as a number"
+        yield Finding(ADDR_DIGITS_ONLY, text, view.where, shuts_out=view.is_master)
     elif view.came_s is not None:
         yield Finding(
             ADDR_UNRESOLVABLE,
@@ -250,6 +251,7 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
             fix=fix,
             severity=Severity.WARN if view.got_in else None,
             confidence=Confidence.LIKELY if found.timed_out else Confidence.CERTAIN,
+            shuts_out=view.is_master,
         )
     useless = [a for a in view.facts["no_route"] if ":" in a]
     if useless and view.leads_somewhere:
@@ -282,6 +284,7 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
                 view.where,
                 fix=f"export MASTER_ADDR={address} on every host{entry}",
                 confidence=confidence,
+                shuts_out=view.is_master,
             )
 
 
@@ -321,6 +324,7 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
             fix=fix,
             severity=severity,
             confidence=Confidence.CERTAIN if certain else Confidence.LIKELY,
+            shuts_out=True,
         )
 
 

@@ -101,4 +101,5 @@ class MasterFirewall(Check):
                 {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
                 fix=f"on {rank.host.label}: {how_to_let_pass(rules, hit)}",
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
+                shuts_out=True,
             )

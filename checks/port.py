@@ -210,10 +210,12 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             fix=f"end it (`kill {held['pid']}`) or export another MASTER_PORT on every host"
             if held["pid"]
             else f"`sudo ss -tanp 'sport = :{port}'`; export another MASTER_PORT on every host",
+            shuts_out=True,
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
         reason = "" if facts["may_bind"] else "; this user may not bind ports that low"
-        yield Finding(PORT_PRIVILEGED, f"MASTER_PORT={port}: {facts['bind_error']}{reason}", where)
+        text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
+        yield Finding(PORT_PRIVILEGED, text, where, shuts_out=True)
     elif facts["ephemeral"]:
         low, high = facts["ephemeral"]
         yield Finding(

@@ -150,7 +150,9 @@ class Finding:
 
     `message` holds values, not places: places are in `where` and are rendered from there, so that
     the same fault on many ranks folds into one finding. A judge leaves `explained_by` empty unless
-    it knows, better than the layers do, that another finding of its own is the cause.
+    it knows, better than the layers do, that another finding of its own is the cause. `shuts_out`
+    says of a fault on rank 0's host that no other host can come in while it lasts: then nobody
+    who never came needs another reason.
     """
 
     kind: Kind
@@ -162,6 +164,7 @@ class Finding:
     confidence: Confidence = Confidence.CERTAIN
     explained_by: str | None = None
     check: str = ""
+    shuts_out: bool = False
 
     @property
     def code(self) -> str:

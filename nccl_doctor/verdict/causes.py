@@ -42,7 +42,8 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     group layer up it is enough that the places meet. A warning breaks no layer: it explains only
     warnings from the group layer up, where it meets their place. What a judge said of its own
     findings stands, unless it names a code that nobody found, or found only as something less
-    severe, or goes in a circle. So wherever there is a failure, one is left unexplained.
+    severe, or goes in a circle. So wherever there is a failure, one is left unexplained. A failure
+    on rank 0's host that shuts everybody out explains that hosts never came, unless one did come.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -122,6 +123,7 @@ def _united(group: Sequence[Finding]) -> Finding:
         evidence=kept[0] if len(kept) == 1 else {"each": kept} if kept else {},
         fix=group[0].fix or group[0].kind.fix,
         severity=group[0].level,
+        shuts_out=any(finding.shuts_out for finding in group),
     )
 
 
@@ -140,7 +142,9 @@ def _explains(
     if cause.level is Severity.FAIL:
         if symptom:
             return ground.meets(cause_place, place)
-        return ground.covers(cause_place, place)
+        return ground.covers(cause_place, place) or (
+            cause.shuts_out and ground.shut_out(cause_place, place)
+        )
     return (
         cause.level is finding.level is Severity.WARN
         and cause.code not in ENGINE_CODES

@@ -52,6 +52,8 @@ class Map:
                 self._by_name[host.name].add(host.id)
             if host.node_rank is not None:
                 self._by_node[host.node_rank].add(host.id)
+        self._never_came = {host.id for host in cluster.hosts if not host.reported}
+        self._came = {host.id for host in cluster.hosts if host.reported and host.joined}
         for rank in cluster.ranks:
             if rank.rank is not None:
                 self._hosts_of[rank.rank].add(rank.host.id)
@@ -94,6 +96,18 @@ class Map:
         """Whether every host of the other place is at the start of a link of this one."""
         hosts = other.whole | self._under(other)
         return bool(hosts) and hosts <= one.starts
+
+    def shut_out(self, one: Place, other: Place) -> bool:
+        """Whether the one place is rank 0's host, nobody else came in, and of the other place
+        nobody ever came.
+        """
+        masters, hosts = self._hosts_of.get(0, set()), other.whole | self._under(other)
+        return (
+            bool(masters & one.whole)
+            and self._came <= masters
+            and bool(hosts)
+            and hosts <= self._never_came
+        )
 
     def meets(self, one: Place, other: Place) -> bool:
         """Whether the two have anything in common. No place at all is everywhere."""
