@@ -166,7 +166,8 @@ def suspects(
 ) -> list[Suspects]:
     """Group failed calls of one fault by who is to blame, and by how that is known.
 
-    Links are one group, but those that surely are links and fail in different ways.
+    Hosts with the same rules are one group. So are links, but those that surely are links and fail
+    in different ways.
 
     Args:
         calls: of one fault.
@@ -175,19 +176,29 @@ def suspects(
     """
     by_rule = rule_culprits(calls, hits)
     laid_to = _laid_to({pair: frozenset(each) for pair, each in by_rule.items()})
-    groups: dict[frozenset[int], list[PeerCall]] = {}
-    for call in calls:
-        for seats in laid_to.get(call.pair, ()):
-            groups.setdefault(seats, []).append(call)
-    found = []
-    for seats, group in groups.items():
-        rules: dict[int, dict[str, Mapping[str, Any]]] = {seat: {} for seat in seats}
-        for call in group:
-            for seat in seats & by_rule[call.pair].keys():
-                hit = by_rule[call.pair][seat]
-                rules[seat].setdefault(quote_hit(hit), hit)
-        once = {seat: tuple(each.values()) for seat, each in rules.items()}
-        found.append(Suspects(tuple(group), seats, Confidence.CERTAIN, rules=once))
+    rules: dict[frozenset[int], dict[int, dict[str, Mapping[str, Any]]]] = {}
+    for pair, groups in laid_to.items():
+        for seats in groups:
+            for seat in seats:
+                hit = by_rule[pair][seat]
+                own = rules.setdefault(seats, {}).setdefault(seat, {})
+                own.setdefault(quote_hit(hit), hit)
+    # The same rule on several hosts is one fault: somebody rolled it out.
+    alike: dict[frozenset[str], set[frozenset[int]]] = {}
+    for seats, each in rules.items():
+        quotes = frozenset(quote for own in each.values() for quote in own)
+        alike.setdefault(quotes, set()).add(seats)
+    found = [
+        Suspects(
+            calls=tuple(call for call in calls if groups & {*laid_to.get(call.pair, ())}),
+            seats=frozenset().union(*groups),
+            confidence=Confidence.CERTAIN,
+            rules={
+                seat: tuple(own.values()) for seats in groups for seat, own in rules[seats].items()
+            },
+        )
+        for groups in alike.values()
+    ]
     return found + _compared([call for call in calls if call.pair not in by_rule], blame)
 
 

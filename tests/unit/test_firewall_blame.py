@@ -122,11 +122,21 @@ def test_a_pair_of_two_bad_hosts_that_fails_in_its_own_way_is_a_link() -> None:
 
 def test_two_hosts_with_rules_of_their_own_are_two_findings() -> None:
     world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], DROPPED)
-    world.hit("nd0", ("nd1", "nd0")).hit("nd1", ("nd0", "nd1"))
-    found = fold(world.judge())
+    world.hit("nd0", ("nd1", "nd0")).hit("nd1", ("nd0", "nd1"), rule="iifname eth0 drop")
+    found = sorted(world.judge(), key=lambda each: each.where.hosts)
     assert {each.code for each in found} == {"peer-blocked"}
     assert [each.where.hosts for each in found] == [("nd0",), ("nd1",)]
+    assert [each.where.links for each in found] == [(("nd1", "nd0"),), (("nd0", "nd1"),)]
     assert [each.fix.partition(":")[0] for each in found] == ["on nd0", "on nd1"]
+
+
+def test_the_same_rule_on_two_hosts_is_one_finding_of_both() -> None:
+    world = World(2).fail([("nd0", "nd1"), ("nd1", "nd0")], DROPPED)
+    found = only(
+        world.hit("nd0", ("nd1", "nd0")).hit("nd1", ("nd0", "nd1")).judge(), "peer-blocked"
+    )
+    assert (found.where.hosts, len(found.where.links)) == (("nd0", "nd1"), 2)
+    assert found.fix.count("nft insert rule") == 2
 
 
 def test_rules_of_both_ends_that_stop_the_same_calls_are_one_finding() -> None:
