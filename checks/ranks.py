@@ -266,12 +266,15 @@ def _causes(
         return dict.fromkeys(
             (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
         )
-    if world is None:
-        return {}
-    sizes = [size for _, size in _told(cluster, "world_size") if size is not None]
-    limit = min(sizes) if world.usual is None else world.usual
-    code = (WORLD_SIZE if nnodes is None else NNODES).code
-    return {rank.seat: code for rank in absent if rank.rank is not None and rank.rank >= limit}
+    causes = {}
+    if world is not None:  # of a tie, the least
+        limit = world.usual or min(size for _, size in _told(cluster, "world_size") if size)
+        code = (WORLD_SIZE if nnodes is None else NNODES).code
+        causes = {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
+    if nnodes is not None:
+        limit = nnodes.usual or min(number for _, number in _told(cluster, "nnodes") if number)
+        causes |= {r.seat: NNODES.code for r in absent if (r.host.node_rank or 0) >= limit}
+    return causes
 
 
 def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:

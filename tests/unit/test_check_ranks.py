@@ -248,6 +248,15 @@ class TestStories:
             ("world-size-differs", "nnodes-differs"),
         ]
 
+    def test_nobody_is_absent_whom_only_the_odd_number_of_hosts_expects(self) -> None:
+        # the own launcher: the world size follows from the hosts, and nobody told it
+        derived = {"world_size": "derived from the hosts' numbers of ranks"}
+        cluster = make_cluster(("nd0", "nd1", "nd2", "nd3"), absent_nodes=[3])
+        cluster = everywhere(cluster, range(6), sources=derived)
+        cluster = everywhere(cluster, range(2, 6), nnodes=3)
+        only(cluster, "nnodes-differs", hosts=["nd0"])
+        assert explained(cluster) == [("host-absent", "nnodes-differs")]
+
     def test_a_host_that_most_expect_is_absent(self) -> None:
         cluster = make_cluster(("nd0", "nd1", "nd2", "nd3"), absent_nodes=[3])
         cluster = everywhere(cluster, [4, 5], nnodes=3, world_size=6)
