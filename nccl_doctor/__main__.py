@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from nccl_doctor.cli import PROGRAM, cli
+from nccl_doctor.cli import cli
+from nccl_doctor.cli.words import PROGRAM
 
 
 def main() -> None:

@@ -76,9 +76,17 @@ from nccl_doctor.tools.matrix import (
     sort_calls,
     unroutable_hosts,
 )
-from nccl_doctor.tools.names import SLOW_S, LookUp, has_route, look_up
+from nccl_doctor.tools.names import SLOW_S, LookUp, look_up
 from nccl_doctor.tools.nccl_conf import nccl_settings
-from nccl_doctor.tools.net import Dial, Interface, dial, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.net import (
+    Dial,
+    Interface,
+    dial,
+    has_route,
+    interfaces,
+    is_link_local,
+    is_loopback,
+)
 from nccl_doctor.tools.netfilter import quote_hit
 from nccl_doctor.tools.peercalls import call_others
 from nccl_doctor.tools.portrules import (
@@ -290,7 +298,7 @@ class Context:
         backend: `nccl` or `gloo`: what the job will use.
         level: how much this run does.
         deadline: `time.monotonic()` second after which this child is killed.
-        join_timeout_s: how long the run waits for participants.
+        join_timeout_s: how long the run still waits for participants.
         collective_timeout_s: deadline of one group attempt.
         door: how the run's store is served at MASTER_ADDR:MASTER_PORT, from this participant's
             view: `{"server": "agent" | "self" | "other", "bind_errno": int | None,

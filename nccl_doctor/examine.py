@@ -33,6 +33,8 @@ from nccl_doctor.verdict import conclude
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0
 """Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
+LEAST_ROAD_S = 3.0
+"""However long the start of this participant took, the road is tried for this time."""
 RESERVE_S = 2.0
 """Kept of the run's time for judging and writing the report."""
 
@@ -167,7 +169,9 @@ def examine_alone(run: Run) -> dict[str, dict[str, Any]]:
         and check.level.order <= run.options.level.order
         and (speaks_for_host or check.scope is Scope.RANK)
     ]
-    context = run.context()
+    waited = time.monotonic() - run.started
+    patience = max(run.options.join_timeout_s - waited, LEAST_ROAD_S)
+    context = replace(run.context(), join_timeout_s=patience)
     jobs = [
         observing(check, context, time.monotonic() + min(_patience(check, context), run.left()))
         for check in checks

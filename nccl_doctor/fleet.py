@@ -21,7 +21,6 @@ from typing import Any
 
 from nccl_doctor import registry, remote_faults
 from nccl_doctor.cluster import Cluster, Host, Rank
-from nccl_doctor.handover import shown
 from nccl_doctor.hostfile import Entry
 from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
 from nccl_doctor.kinds import RUN_INTERRUPTED
@@ -30,6 +29,7 @@ from nccl_doctor.model import Finding
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
 from nccl_doctor.record import Report
+from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry
 from nccl_doctor.relay import MARKER, letter
 from nccl_doctor.remote import Ended, Heard, converse, ssh_command
@@ -130,7 +130,7 @@ def run_on_hosts(fleet: Fleet, options: Options) -> Report:
             "started": started_at,
             "duration_s": round(time.monotonic() - started, 3),
             "launcher": OWN,
-            "command": shown(["nccl-doctor", *sys.argv[1:]]),
+            "command": command_line(["nccl-doctor", *sys.argv[1:]]),
             "options": options.to_json(),
             "hostfile": fleet.path,
         },

@@ -1,4 +1,4 @@
-"""Which environment variables may be recorded, and with what hidden.
+"""Which environment variables and words may be recorded, and with what hidden.
 
 An allow-list, never a full dump: what is not about the launch, the network or the GPU stays out of
 facts, reports and support tickets.
@@ -7,7 +7,8 @@ facts, reports and support tickets.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 
 MASK = "***"
 
@@ -51,3 +52,13 @@ def _is_allowed(name: str) -> bool:
 
 def _text(value: str) -> str:
     return value.encode("utf-8", "backslashreplace").decode()
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Our own command line for the report: of a command behind `--` only its first word, as its
+    arguments may hold secrets.
+    """
+    at = argv.index("--") if "--" in argv else len(argv)
+    own, command = argv[:at], argv[at + 1 :]
+    more = " …" if command[1:] else ""
+    return shlex.join(own) + (f" -- {shlex.quote(command[0])}{more}" if command else "")

@@ -12,12 +12,12 @@ from datetime import datetime, timezone
 from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
-from nccl_doctor.handover import shown
 from nccl_doctor.hostlaunch import become, host_flags, host_launch, placed
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.layout import Address, Place
 from nccl_doctor.options import Flags, Options
 from nccl_doctor.progress import Progress
+from nccl_doctor.redact import command_line
 from nccl_doctor.supervisor import Supervisor, import_torch
 
 
@@ -81,7 +81,7 @@ def prepare(options: Options, launch: Launch, environ: Mapping[str, str], starte
         backend=identity.resolve_backend(options.backend, environ),
         started=started,
         deadline=deadline,
-        command=shown(["nccl-doctor", *sys.argv[1:]]),
+        command=command_line(["nccl-doctor", *sys.argv[1:]]),
         started_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         progress=Progress(
             shown=watched,

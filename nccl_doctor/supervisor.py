@@ -137,8 +137,10 @@ class Supervisor:
         if run.meeting:
             return Mailbox(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
         patience = run.options.join_timeout_s - (time.monotonic() - run.started)
-        if self._broken_road() is not None:
-            patience = min(patience, SHORT_ROAD_S)
+        if road := self._broken_road():
+            if patience < SHORT_ROAD_S:  # the road was tried to the end
+                raise MailboxLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
+            patience = SHORT_ROAD_S
         patience = min(max(patience, SHORT_ROAD_S), run.left())
         doorkeeper.bound_resolver()
         master, port = str(run.launch.master_addr), run.launch.master_port or 0

@@ -120,14 +120,3 @@ def _addresses_of(name: str) -> tuple[str, ...]:
 def _name_of(address: str) -> tuple[str, ...]:
     # Not getnameinfo: before Python 3.11 it holds the interpreter's lock while it waits.
     return (socket.gethostbyaddr(address)[0],)
-
-
-def has_route(address: str) -> bool:
-    """Whether this host has a route to a numeric address, by its own tables; sends nothing."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))  # a datagram socket only looks the route up
-    except OSError:
-        return False
-    return True

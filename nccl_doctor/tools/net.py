@@ -68,12 +68,25 @@ def dial(address: str, port: int, timeout_s: float) -> tuple[Dial, socket.socket
     except OSError as error:
         sock.close()
         took = time.monotonic() - started
-        if error.errno == errno.EHOSTUNREACH:
+        if error.errno == errno.EHOSTUNREACH and not has_route(address):
+            outcome = "unreachable"  # a route of type `unreachable`: no packet has left
+        elif error.errno == errno.EHOSTUNREACH:
             outcome = "rejected" if took < _ARP_SECONDS else "no-neighbour"
         else:
             outcome = _CLASSES.get(error.errno or 0, "error")
         return Dial(outcome, error.errno, str(error), took), None
     return Dial("connected", None, "", time.monotonic() - started), sock
+
+
+def has_route(address: str) -> bool:
+    """Whether this host has a route to a numeric address, by its own tables; sends nothing."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # a datagram socket only looks the route up
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.names import NOT_A_NAME, LookUp, has_route, look_up
-from nccl_doctor.tools.net import Dial, dial, interfaces, is_loopback
+from nccl_doctor.tools.names import NOT_A_NAME, LookUp, look_up
+from nccl_doctor.tools.net import Dial, dial, has_route, interfaces, is_loopback
 from nccl_doctor.tools.portrules import fits, rules_for_calls_out
 from nccl_doctor.tools.storeping import StoreAnswer, ask_store, store_accepts
 

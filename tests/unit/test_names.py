@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from nccl_doctor.tools.names import LookUp, has_route, look_up
+from nccl_doctor.tools.names import LookUp, look_up
+from nccl_doctor.tools.net import has_route
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ def knocked(name: str, port: int, seconds: float, **how: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("how", [{}, {"elsewhere": True}, {"serves": True}])
 def test_nothing_listens_is_not_final(closed: int, how: dict[str, bool]) -> None:
-    found = knocked("127.0.0.1", closed, 3.0, **how)
+    found = knocked("127.0.0.1", closed, 5.0, **how)
     assert found["last"]["outcome"] == "refused"
     assert (found["final"], len(found["changes"])) == ("", 1)
     assert found["seconds"] > 1.5

@@ -19,7 +19,7 @@ _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port"
 
 
 def job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
-    """What the command says about its job; a line for the user for each note.
+    """What the command says about its job.
 
     Raises:
         click.UsageError: it cannot be started, or its launcher would refuse it.
@@ -31,8 +31,6 @@ def job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
         line = read(command, os.environ, cwd)
     except JobLineError as error:
         raise click.UsageError(f"-- {error}", ctx) from error
-    for note in line.notes:
-        click.echo(f"nccl-doctor: {note}", err=True)
     return line
 
 
@@ -48,10 +46,13 @@ def set_variables(line: JobLine) -> None:
 def flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
     """The topology of a job: what its line says, and in other things our own flags.
 
+    What the user should know of the line is printed.
+
     Raises:
         click.UsageError: the two say different things.
     """
     if line.launcher == "none":
+        _tell(line)
         return flags
     told = {name: getattr(line, name) for name in _FIELDS}
     told["nnodes"] = line.max_nnodes or line.nnodes  # of an elastic range, all that may come
@@ -66,6 +67,7 @@ def flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
                 ctx,
             )
         merged[name] = own if own is not None else value
+    _tell(line)
     alone = (merged["nnodes"] or 1) == 1
     if merged["master_port"] is None and alone:
         merged["master_port"] = _free_port()
@@ -76,6 +78,11 @@ def flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
         is_host=line.is_host,
         starts_ranks=True,
     )
+
+
+def _tell(line: JobLine) -> None:
+    for note in line.notes:
+        click.echo(f"nccl-doctor: {note}", err=True)
 
 
 def _free_port() -> int:

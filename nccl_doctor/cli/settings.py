@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nccl_doctor.handover import COMMAND
+from nccl_doctor.cli.handover import COMMAND
 
 if TYPE_CHECKING:
     from nccl_doctor.fleet import Fleet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,16 +35,6 @@ class BeforeCommand(click.Command):
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, and the command."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] [-- COMMAND ...]")
-
-
-def shown(argv: Sequence[str]) -> str:
-    """Our own command line for the report: of a command behind `--` only its first word, as its
-    arguments may hold secrets.
-    """
-    at = argv.index("--") if "--" in argv else len(argv)
-    own, command = argv[:at], argv[at + 1 :]
-    more = " …" if command[1:] else ""
-    return shlex.join(own) + (f" -- {shlex.quote(command[0])}{more}" if command else "")
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -1,0 +1,204 @@
+"""`run` and `env`: examine this cluster, or this host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
+from nccl_doctor.cli.params import HostName, LocalRanks, Names, Number, Seconds
+from nccl_doctor.cli.saving import print_saved, save_report
+from nccl_doctor.cli.settings import (
+    check_topology,
+    fleet_of,
+    options_of,
+    read_config,
+    relayed_options,
+)
+
+if TYPE_CHECKING:
+    from nccl_doctor.examine import Departure
+    from nccl_doctor.fleet import Fleet
+    from nccl_doctor.launch import Launch
+    from nccl_doctor.options import Options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _NotStarted(click.ClickException):
+    exit_code = 3
+
+
+def _run_options(function: F) -> F:
+    """The options of an examination that `run` and `env` share."""
+    for option in reversed(
+        (
+            click.option(
+                "--backend",
+                type=click.Choice(["auto", "nccl", "gloo"]),
+                default="auto",
+                show_default=True,
+                help="What the job will use; auto: nccl where there is a GPU.",
+            ),
+            click.option("--select", type=Names(), help="Only these checks or finding codes."),
+            click.option("--ignore", type=Names(), help="All but these checks or finding codes."),
+            click.option(
+                "--json",
+                "json",
+                metavar="PATH",
+                help="Write the report as JSON there too; - is stdout, instead of the text.",
+            ),
+            click.option("--strict", is_flag=True, help="Warnings fail."),
+            click.option(
+                "--config",
+                metavar="FILE",
+                is_eager=True,
+                callback=read_config,
+                help="Default: nccl-doctor.toml, or [tool.nccl-doctor] in pyproject.toml, of the "
+                "working directory.",
+            ),
+            click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix."),
+            click.option("--verbose", "-v", count=True, help="Show passing checks too."),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(cls=BeforeCommand)
+@click.option("--nnodes", type=Number(1), help="Number of hosts. [default: 1]")
+@click.option("--node-rank", type=Number(0), help="Index of this host. [default: 0]")
+@click.option(
+    "--nproc-per-node",
+    type=LocalRanks(),
+    help="Ranks to start here. [default: auto: one per GPU, or 2 without any]",
+)
+@click.option("--master-addr", type=HostName(), help="Host of rank 0. [default: localhost]")
+@click.option("--master-port", type=Number(1, 65535), help="Port there. [default: 29500]")
+@click.option(
+    "--hostfile",
+    metavar="FILE",
+    help="Start this on every host of FILE over ssh: lines `host slots=N`, as for deepspeed.",
+)
+@click.option("--relay", is_flag=True, hidden=True)
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "standard", "full"]),
+    default="standard",
+    show_default=True,
+    help="quick: no collective; standard: collectives; full: sweeps and all pairs.",
+)
+@click.option(
+    "--timeout",
+    type=Seconds(),
+    default=120.0,
+    show_default=True,
+    help="The answer is out by then.",
+)
+@click.option(
+    "--join-timeout",
+    type=Seconds(),
+    default=60.0,
+    show_default=True,
+    help="How long to wait for participants to sign in.",
+)
+@click.option(
+    "--collective-timeout",
+    type=Seconds(),
+    default=20.0,
+    show_default=True,
+    help="One attempt of one group.",
+)
+@click.option(
+    "--output-dir",
+    metavar="DIR",
+    help="Every host leaves its own view there as node<K>.json; shared by all hosts, it lets the "
+    "coordinator hear those that cannot reach it.",
+)
+@_run_options
+@click.pass_context
+def run(ctx: click.Context, /, **given: Any) -> None:
+    """Examine the cluster: the pre-flight.
+
+    Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job. With
+    no launcher it starts the ranks of this host itself: run it on every host, with torchrun's
+    options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
+    and deepspeed the options are read.
+    """
+    from nccl_doctor.launch import detect
+    from nccl_doctor.options import Flags
+
+    relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
+    environ = dict(os.environ)
+    command = ctx.meta[COMMAND]
+    flags = Flags(
+        **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
+    )
+    hostfile, entries = given["hostfile"], None
+    if command:
+        from nccl_doctor.cli.jobflags import flags_of, job_of, set_variables
+
+        job = job_of(ctx, command)
+        set_variables(job)
+        flags = flags_of(ctx, job, flags)
+        if job.starts_remote and job.hosts:
+            hostfile, entries = job.hostfile or "the command", job.hosts
+    launch = detect(os.environ)
+    fleet = None
+    if relayed is None and hostfile is not None:
+        fleet = fleet_of(ctx, hostfile, flags, launch, entries)
+    else:
+        check_topology(ctx, flags, launch)
+    options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
+    from nccl_doctor.output import leave, relay
+    from nccl_doctor.run import run as examine
+    from nccl_doctor.spawn import NoGpu
+
+    def write(departure: Departure, launch: Launch) -> int:
+        return relay(departure, launch) if relayed else leave(departure, launch, options)
+
+    try:
+        code = _run_on_hosts(fleet, options) if fleet else examine(options, flags, write)
+    except NoGpu as error:
+        raise click.UsageError(str(error), ctx) from error
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if command and code == 0:
+        become(command, environ)
+    # A store client that never answered may still hold a thread, and C++ aborts the process when
+    # such a thread is torn down: everything is written, so leave without the tearing down.
+    os._exit(code)
+
+
+def _run_on_hosts(fleet: Fleet, options: Options) -> int:
+    """Examine the cluster of a hostfile; the exit code."""
+    from nccl_doctor.examine import Departure
+    from nccl_doctor.fleet import run_on_hosts
+    from nccl_doctor.launch import Launch
+    from nccl_doctor.output import leave
+
+    try:
+        report = run_on_hosts(fleet, options)
+    except OSError as error:
+        raise _NotStarted(f"ssh could not be started: {error}") from error
+    return leave(Departure(report.exit_code, report), Launch(), options)
+
+
+@click.command()
+@_run_options
+@click.pass_context
+def env(ctx: click.Context, /, **given: Any) -> None:
+    """Examine this host alone, without any process group."""
+    options = options_of(ctx, given, first=True)
+    from nccl_doctor.local import examine_here
+
+    report = examine_here(options)
+    if options.json_path is not None:
+        save_report(report, options.json_path)
+    if options.json_path != "-":
+        print_saved(report, options)
+    sys.exit(report.exit_code)

@@ -1,0 +1,86 @@
+"""`checks`, `explain` and `schema`: what the program knows, without examining anything."""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+import textwrap
+
+import click
+
+from nccl_doctor.cli.words import PROGRAM
+
+
+@click.command()
+def checks() -> None:
+    """List the installed checks, built-in and plug-in, in the order in which they run."""
+    from tabulate import tabulate
+
+    from nccl_doctor import registry
+    from nccl_doctor.report.text import safe
+
+    found = registry.load()
+    rows = [
+        [
+            check.name,
+            check.layer.value,
+            check.scope.value,
+            check.cost,
+            safe(found.origins[check.name]),
+            " ".join(kind.code for kind in check.kinds),
+        ]
+        # As they run: what needs no peers is observed before the roll call.
+        for check in sorted(found.checks, key=lambda check: check.together)
+    ]
+    head = ["check", "layer", "scope", "cost", "from", "finds"]
+    room = shutil.get_terminal_size((100, 24)).columns
+    taken = sum(max(len(str(row[i])) for row in [head, *rows]) + 2 for i in range(5))
+    for row in rows:  # tabulate would break a code at its hyphens
+        row[5] = textwrap.fill(row[5], max(30, room - taken), break_on_hyphens=False)
+    click.echo(tabulate(rows, head, "simple", disable_numparse=True))
+    for problem in found.problems:
+        click.echo(f"{PROGRAM}: {problem.code}: {safe(problem.message)}", err=True)
+
+
+@click.command()
+@click.argument("code")
+def explain(code: str) -> None:
+    """Print the page of a finding code: what it is, why it matters, how to fix it.
+
+    CODE may be the name of a check as well.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.suggest import suggest
+
+    found = registry.load()
+    named = {check.name: check for check in found.checks}
+    if code in found.kinds:
+        kind = found.kinds[code][0]
+        owners = found.owners.get(code, ())
+        lines = [
+            f"{kind.code}: {kind.title}",
+            "",
+            f"layer     {kind.layer.value}",
+            f"severity  {kind.severity.value}",
+            f"check     {', '.join(owners) or 'the engine itself'}",
+            "",
+            f"Why  {kind.why}",
+            f"Fix  {kind.fix}",
+        ]
+    elif code in named:
+        owners = (code,)
+        lines = [f"check {code} (layer {named[code].layer.value}) finds", ""]
+        lines += [f"  {kind.code}: {kind.title}" for kind in named[code].kinds]
+    else:
+        hint = suggest(code, [*found.kinds, *named]) or f"; `{PROGRAM} checks` lists them"
+        raise click.UsageError(f'no check or finding code is named "{code}"{hint}')
+    for page in (registry.page(named[name]) for name in owners):
+        lines += ["", "-" * 72, "", page.rstrip()]
+    click.echo("\n".join(lines))
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of the report."""
+    file = importlib.resources.files("nccl_doctor.report").joinpath("schema.json")
+    click.echo(file.read_text(encoding="utf-8"), nl=False)

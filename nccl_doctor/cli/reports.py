@@ -1,0 +1,119 @@
+"""`report …`: work with saved reports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nccl_doctor.cli.saving import print_saved, read_report, save_report
+from nccl_doctor.cli.settings import check_json_path
+from nccl_doctor.cli.words import need_command
+
+if TYPE_CHECKING:
+    from nccl_doctor.record import Report
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def report(ctx: click.Context, /) -> None:
+    """Work with saved reports."""
+    need_command(ctx)
+
+
+@report.command()
+@click.argument("file")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What to render it as.",
+)
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+def show(file: str, format_: str, quiet: bool, verbose: int) -> None:
+    """Render a saved report. FILE may be - for stdin. Exits with 0 whatever the report says."""
+    from nccl_doctor.options import Options
+
+    saved = read_report(file)
+    if format_ == "json":
+        save_report(saved, "-")
+    else:
+        print_saved(saved, Options(quiet=quiet, verbosity=verbose))
+
+
+@report.command()
+@click.argument("file")
+@click.option("--json", "json_path", metavar="PATH", help="As in run.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+def judge(file: str, json_path: str | None, quiet: bool, verbose: int) -> None:
+    """Judge the facts of a saved report again, with the checks installed here.
+
+    Exits as `run` would have.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.options import Options
+    from nccl_doctor.verdict import judge_again
+
+    check_json_path(json_path)
+    saved = read_report(file)
+    again = judge_again(saved, registry.load(**_chosen([saved])))
+    if json_path is not None:
+        save_report(again, json_path)
+    if json_path != "-":
+        print_saved(again, Options(quiet=quiet, verbosity=verbose))
+    sys.exit(again.exit_code)
+
+
+@report.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--json", "json_path", metavar="PATH", help="As in run.")
+@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--verbose", "-v", count=True, help="Show passing checks too.")
+def merge(files: tuple[str, ...], json_path: str | None, quiet: bool, verbose: int) -> None:
+    """Make one report of those of hosts that never met.
+
+    FILE is the report of rank 0, or the one that a host wrote because it could not reach rank 0
+    (report.node1.json); - is stdin. Exits as `run` would have.
+    """
+    from nccl_doctor import registry
+    from nccl_doctor.merge import merge as merged_from
+    from nccl_doctor.options import Options
+
+    check_json_path(json_path)
+    saved = [read_report(file) for file in files]
+    try:
+        merged = merged_from(saved, registry.load(**_chosen(saved)))
+    except ValueError as error:
+        raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
+    if json_path is not None:
+        save_report(merged, json_path)
+    if json_path != "-":
+        print_saved(merged, Options(quiet=quiet, verbosity=verbose))
+    sys.exit(merged.exit_code)
+
+
+def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
+    """What to select and to ignore: whatever any of the runs looked for, as far as it is here."""
+    from nccl_doctor import registry
+
+    every = registry.load()
+    known = {*every.kinds, *every.origins}
+    selected, ignored = (
+        [set(_strings(saved.run.get("options"), name)) & known for saved in reports]
+        for name in ("select", "ignore")
+    )
+    return {
+        "select": sorted(set[str]().union(*selected)) if all(selected) else [],
+        "ignore": sorted(set[str].intersection(*ignored)),
+    }
+
+
+def _strings(table: Any, key: str) -> list[str]:
+    items = table.get(key, ()) if isinstance(table, Mapping) else ()
+    return [item for item in items if isinstance(item, str)] if isinstance(items, list) else []
