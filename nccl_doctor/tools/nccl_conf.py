@@ -100,7 +100,8 @@ def _home() -> Path | None:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        # Not as text: a carriage return before the end of a line is a part of the value for NCCL.
+        return path.read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
 

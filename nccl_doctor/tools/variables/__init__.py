@@ -65,7 +65,8 @@ class Variable:
         since: first version of the library that reads it; empty where unknown.
         default: as one would type it; `auto` where it is decided at run time, None where unset.
         deprecated_by: the name that wins over this one.
-        gone: version of the library that no longer reads it; `instead` is the one to use.
+        gone: first version of the library that does not read it, `<=` where it may have been an
+            older one; `instead` is the variable to use.
         advice: what to know before renaming it.
         differs: `fail`, `warn` or `info` where hosts differ, `free` where they may.
         inside: the same for ranks of one host.

@@ -16,7 +16,7 @@ FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
 """Prefixes of what DeepSpeed's launcher takes along to other hosts (deepspeed/launcher/runner.py);
 and the lines of .deepspeed_env."""
 
-_UNSET = "\0unset"
+_UNSET, _SET = "\0unset", "\0set"
 
 
 def differing(seen: Seen) -> Iterator[Placed]:
@@ -28,12 +28,8 @@ def differing(seen: Seen) -> Iterator[Placed]:
     stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
     for name in sorted({row.name for _, view in seen.values() for row in view.rows}):
         row = table().variables[name]
-        if row.differs == "free" or row.kind == "url" or row.gone:
-            continue
-        if any(view.is_set(name) and view.text(name) is None for _, view in seen.values()):
-            continue  # masked: nobody can compare it
-        meanings = {seat: view.meaning(name) or _UNSET for seat, (_, view) in seen.items()}
-        if len(set(meanings.values())) == 1:
+        meanings = _meanings(seen, row)
+        if len(set(meanings.values())) < 2:
             continue
         of_host: dict[int, set[str]] = defaultdict(set)
         for seat, meaning in meanings.items():
@@ -48,8 +44,26 @@ def differing(seen: Seen) -> Iterator[Placed]:
             yield _apart(seen, level, whole, difference)
 
 
+def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
+    """Seat → what the variable comes to; empty where nobody can or needs to compare it."""
+    views = {seat: view for seat, (_, view) in seen.items()}
+    if row.kind == "url" or row.gone:
+        return {}
+    if row.differs == "free":
+        # Each host may have a name of its own, but a launcher that forgets it leaves hosts without.
+        forgets = row.kind == "names" and all(v.launcher == "deepspeed" for v in views.values())
+        is_kept = row.name.startswith(FORWARDED)
+        if not forgets or is_kept:
+            return {}
+        return {seat: _SET if v.is_set(row.name) else _UNSET for seat, v in views.items()}
+    if any(view.is_set(row.name) and view.text(row.name) is None for view in views.values()):
+        return {}  # masked
+    return {seat: view.meaning(row.name) or _UNSET for seat, view in views.items()}
+
+
 def _level(row: Variable, whole: bool, meanings: set[str], view: View) -> Severity:
-    severity = Severity(row.differs if whole else row.inside)
+    level = row.differs if whole else row.inside
+    severity = Severity.WARN if level == "free" else Severity(level)
     matters = {canonical(row, value) for value in row.only}
     if matters and not matters & meanings:
         return Severity.INFO
@@ -97,7 +111,7 @@ def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
     phrases: dict[str, str] = {}
     sides: dict[str, list[str]] = {}
     for rank, view in seen.values():
-        meaning = view.meaning(name) or _UNSET
+        meaning = _meanings({0: (rank, view)}, table().variables[name])[0]
         phrase = phrases.setdefault(meaning, _phrase(view, name))
         label = rank.host.label if whole else f"rank {rank.rank}"
         if label not in sides.setdefault(phrase, []):
@@ -129,8 +143,8 @@ def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
     launcher = here[0].launcher if here else ""
     if not there or launcher in ("srun", "mpirun", "mpi", "kubeflow", "ray"):
         return ""
-    if any(name.startswith(FORWARDED) for name in names):
-        return ""
+    if any(n.startswith(FORWARDED) or table().variables[n].is_aid for n in names):
+        return ""  # it is carried, or is better taken out
     only_here = all(view.is_set(n) for view in here for n in names) and not any(
         view.is_set(n) for view in there for n in names
     )

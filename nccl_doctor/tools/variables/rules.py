@@ -77,10 +77,13 @@ def _near(name: str) -> str:
 
 def _old_name(view: View, row: Variable) -> Iterator[Problem]:
     if row.gone:
-        if view.is_older(row.library, row.gone):
+        version = row.gone.removeprefix("<=")
+        at_latest = ", or longer" if version != row.gone else ""
+        if view.is_older(row.library, version) and not at_latest:
             return
         instead = f"; {row.instead} came instead" if row.instead else ""
-        message = f"{row.name} is no longer read by {_OWN_NAME[row.library]} {row.gone}{instead}"
+        since = f"{_OWN_NAME[row.library]} {version}{at_latest}"
+        message = f"{row.name} has not been read since {since}{instead}"
         yield Problem(DEPRECATED, message, view.drop(row.name), Severity.INFO)
         return
     new = table().variables[row.deprecated_by]
@@ -190,13 +193,15 @@ def _limit(view: View, row: Variable, limit: Limit) -> Iterator[Problem]:
         number = int(text)
     if number is None:
         return
-    default = f"{view.put(row.name, row.default)}" if row.default else view.drop(row.name)
+    default = view.put(row.name, row.default) if row.default else view.drop(row.name)
     said = f"{view.says(row.name)}{limit.unit}: {limit.note}"
     severity = view.bounded(row, Severity(limit.severity))
     if number < limit.shortest:
         yield Problem(SHORT, said, default, severity)
     elif limit.longest is not None and number > limit.longest:
-        yield Problem(BAD_VALUE, said, default, severity)
+        in_minutes = limit.unit == " minutes"
+        fix = view.put(row.name, str(number // 60)) if in_minutes else default
+        yield Problem(BAD_VALUE, said, fix, severity)
 
 
 _LEAST_RETRIES_S = 10.0

@@ -132,13 +132,12 @@ def _meant(variable: Variable, text: str) -> str:
     sized = re.fullmatch(r"([0-9]+)\s*([kmg])(?:i?b)?", word)
     if sized and variable.library == "nccl":
         return str(int(sized[1]) * _UNITS[sized[2]])
-    return str(int(word)) if re.fullmatch(r"[0-9]+", word) else ""
+    is_number = variable.kind == "int" and word.isdecimal()
+    return str(int(word)) if is_number else ""
 
 
 def _bad_word(variable: Variable, text: str) -> Misread | None:
-    if _allows(variable, text) or (
-        variable.cased and variable.library == "nccl" and text.isdigit()
-    ):
+    if _allows(variable, text) or (variable.name.endswith("_LEVEL") and text.isdigit()):
         return None  # digits are the old spelling of topology levels
     near = [word for word in variable.values if word.lower() == text.strip().lower()]
     why = " (capitals count)" if variable.cased and near else ""
