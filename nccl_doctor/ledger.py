@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.cluster import Cluster, Host, Outcome, Rank
+from nccl_doctor.expected import names_of_nodes
 from nccl_doctor.hostlaunch import OWN, placed
 from nccl_doctor.launch import Launch
 from nccl_doctor.layout import Layout
@@ -23,10 +24,15 @@ class Ledger:
     "facts": {check: {round: outcome}}}`.
     """
 
-    def __init__(self, launch: Launch, scopes: Mapping[str, Scope]) -> None:
-        """`launch` is the owner's own: its world size and node count are the ones expected."""
+    def __init__(
+        self, launch: Launch, scopes: Mapping[str, Scope], environ: Mapping[str, str]
+    ) -> None:
+        """`launch` is the owner's own: its world size and node count are the ones expected.
+        `environ` is the owner's too: a scheduler may tell there what hosts are called.
+        """
         self._launch = launch
         self._scopes = scopes
+        self._environ = environ
         self._letters: dict[int, Mapping[str, Any]] = {}
         self._signed_in_s: dict[int, float] = {}
         self._layout: Layout | None = None
@@ -156,13 +162,20 @@ class Ledger:
         """Expected ranks nobody signed in for, on the hosts that they would be on."""
         made: dict[int | None, Host] = {}
         known = {host.node_rank: host for host in hosts if host.node_rank is not None}
+        names = names_of_nodes(
+            self._environ,
+            self._launch.nnodes or 1,
+            self._launch.master_addr or "",
+            ((host.node_rank, host.name or "") for host in hosts),
+        )
         ranks = []
         seat = max(self._letters, default=-1)
         for rank in self.missing():
             node, local = self._home_of(rank)
             host = known.get(node) if node is not None else None
             if host is None:
-                host = made.setdefault(node, Host(len(hosts) + len(made), None, node, False))
+                name = None if node is None else names.get(node)
+                host = made.setdefault(node, Host(len(hosts) + len(made), name, node, False))
             seat += 1
             ranks.append(Rank(seat, rank, local, host, reported=False))
         return tuple(made.values()), ranks

@@ -33,7 +33,8 @@ def examine_here(options: Options) -> Report:
     guardian = Guardian(run.deadline, lambda reason: _no_report(reason, run))
     run.progress.say("importing torch")
     import_torch()
-    ledger = Ledger(run.launch, {check.name: check.scope for check in run.registry.checks})
+    scopes = {check.name: check.scope for check in run.registry.checks}
+    ledger = Ledger(run.launch, scopes, environ)
     ledger.sign_in(0, {**introduce(run), "facts": examine_alone(run)}, 0.0)
     guardian.dismiss()
     run.progress.clear()

@@ -54,7 +54,7 @@ class Supervisor:
         self._run = run
         self._write = write
         self._scopes = {check.name: check.scope for check in run.registry.checks}
-        self._ledger = Ledger(run.launch, self._scopes)
+        self._ledger = Ledger(run.launch, self._scopes, run.environ)
         self._letter: dict[str, Any] = {}
         self._is_second = False
         self._box: Mailbox | None = None
@@ -117,7 +117,7 @@ class Supervisor:
         if run.launch.rank == 0:
             self._is_second = self._is_second or box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
-            self._ledger = Ledger(run.launch, self._scopes)
+            self._ledger = Ledger(run.launch, self._scopes, run.environ)
             self._ledger.sign_in(run.seat, self._letter, 0.0)
             return Coordinator(run, box, self._ledger, self._views).conduct()
         return self._follow(box)
