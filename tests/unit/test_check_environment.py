@@ -1,0 +1,542 @@
+"""Rules on environment variables, on made-up clusters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nccl_doctor import registry
+from nccl_doctor.api import Cluster, Confidence, Context, Finding, Launch, Severity
+from nccl_doctor.tools.variables import AUTO, table
+from nccl_doctor.tools.variables.gather import gather_variables
+from tests import findings
+from tests.clusters import change_rank, make_cluster
+
+CHECK = next(check for check in registry.load().checks if check.name == "environment")
+NOWHERE = Path("/nonexistent")
+READERS = {
+    "torch": "2.13.0+cu130",
+    "nccl": "2.30.7",
+    "rocm": None,
+    "deepspeed": True,
+    "infiniband": False,
+}
+
+Env = Mapping[str, str]
+
+
+def facts_of(env: Env, etc: Path = NOWHERE, **readers: Any) -> dict[str, Any]:
+    gathered = gather_variables(env, home=NOWHERE, etc=etc)
+    seen: dict[str, Any] = json.loads(json.dumps({**READERS, **gathered, **readers}))
+    return seen
+
+
+def cluster_of(
+    envs: Sequence[Env],
+    *,
+    nproc: int = 1,
+    backend: str = "nccl",
+    launcher: str = "torchrun",
+    etc: Mapping[int, Path] | None = None,
+    **readers: Any,
+) -> Cluster:
+    """One participant for each environment, `nproc` on each host."""
+    cluster = make_cluster(
+        [f"nd{node}" for node in range(len(envs) // nproc)],
+        nproc,
+        check=CHECK.name,
+        by_rank={
+            rank: facts_of(env, (etc or {}).get(rank, NOWHERE), **readers)
+            for rank, env in enumerate(envs)
+        },
+        backend=backend,
+    )
+    for rank in range(len(envs)):
+        cluster = change_rank(cluster, rank, launch={"launcher": launcher})
+    return cluster
+
+
+def judge(envs: Sequence[Env], **how: Any) -> list[Finding]:
+    return findings.judge(CHECK, cluster_of(envs, **how))
+
+
+def told(found: Sequence[Finding]) -> set[tuple[str, str]]:
+    return {(each.code, each.level.value) for each in found}
+
+
+def only(found: Sequence[Finding], code: str) -> Finding:
+    """The one finding of that code; all others are worth knowing at most."""
+    (one,) = (each for each in found if each.code == code)
+    assert all(each is one or each.level is Severity.INFO for each in found), found
+    return one
+
+
+def both(**env: str) -> list[Env]:
+    """The same on two hosts."""
+    return [env, env]
+
+
+# --- one environment ---
+
+LOUD = [
+    # names
+    ({"NCCL_IB_DISABEL": "1"}, "env-unknown-variable", "warn", "did you mean NCCL_IB_DISABLE?"),
+    ({"NCCL_SOCKET_IFNAMES": "eth0"}, "env-unknown-variable", "warn", "NCCL_SOCKET_IFNAME?"),
+    ({"NCLL_DEBUG": "INFO"}, "env-unknown-variable", "warn", "did you mean NCCL_DEBUG?"),
+    ({"nccl_algo": "Ring"}, "env-unknown-variable", "warn", "did you mean NCCL_ALGO?"),
+    ({"NCCL_WHATEVER": "1"}, "env-unknown-variable", "warn", "not a variable of NCCL"),
+    ({"NCCL_TIMEOUT": "600"}, "env-unknown-variable", "warn", "not a variable of NCCL"),
+    ({"TORCH_DISTRBUTED_DEBUG": "OFF"}, "env-unknown-variable", "warn", "TORCH_DISTRIBUTED_DEBUG?"),
+    ({"GLOO_SOCKET_INTERFACE": "x"}, "env-unknown-variable", "warn", "not a variable of gloo"),
+    ({"UCX_NET_DEVICE": "x"}, "env-unknown-variable", "warn", "did you mean UCX_NET_DEVICES?"),
+    # values
+    ({"NCCL_IB_DISABLE": "true"}, "env-bad-value", "warn", "NCCL_IB_DISABLE=true is read as 0"),
+    ({"NCCL_BUFFSIZE": "4M"}, "env-bad-value", "warn", "is read as 4"),
+    ({"NCCL_P2P_LEVEL": "nvl"}, "env-bad-value", "warn", "is not one of LOC, NVL"),
+    ({"NCCL_ALGO": "Rings"}, "env-bad-value", "fail", "'Rings', which is not one of Tree, Ring"),
+    ({"TORCH_DISTRIBUTED_DEBUG": "ON"}, "env-bad-value", "fail", "is not one of OFF, INFO, DETAIL"),
+    ({"TORCH_NCCL_BLOCKING_WAIT": "on"}, "env-bad-value", "fail", "is not yes or no"),
+    ({"TORCH_FR_BUFFER_SIZE": "many"}, "env-bad-value", "fail", "is not a whole number"),
+    ({"DEEPSPEED_TIMEOUT": "30m"}, "env-bad-value", "fail", "is not a whole number"),
+    ({"GLOO_SOCKET_IFNAME": "^lo"}, "env-bad-value", "warn", "gloo takes whole names"),
+    ({"NCCL_SOCKET_IFNAME": "^docker0"}, "env-bad-value", "warn", "lets lo in"),
+    ({"NCCL_IB_TIMEOUT": "60"}, "env-bad-value", "warn", "only 1 to 31 fit"),
+    ({"NCCL_IB_RETRY_CNT": "20"}, "env-bad-value", "warn", "holds 0 to 7"),
+    ({"DEEPSPEED_TIMEOUT": "1800"}, "env-bad-value", "warn", "in minutes, not seconds"),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600000"}, "env-bad-value", "warn", "600000 s"),
+    # time-outs
+    ({"DEEPSPEED_TIMEOUT": "1"}, "timeout-too-short", "warn", "in minutes"),
+    ({"DEEPSPEED_TIMEOUT": "0"}, "timeout-too-short", "warn", "in minutes"),
+    ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}, "timeout-too-short", "warn", "5 s: "),
+    ({"TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60"}, "timeout-too-short", "warn", "60 ms: "),
+    ({"NCCL_IB_TIMEOUT": "0"}, "timeout-too-short", "warn", "only 1 to 31 fit"),
+    ({"NCCL_IB_TIMEOUT": "5"}, "timeout-too-short", "warn", "4.096 us"),
+    ({"NCCL_SOCKET_RETRY_CNT": "3"}, "timeout-too-short", "warn", "0.6 s"),
+    ({"NCCL_SOCKET_RETRY_SLEEP_MSEC": "1"}, "timeout-too-short", "warn", "0.6 s"),
+    # old names
+    ({"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
+     "env-deprecated", "warn", "loses to TORCH_NCCL_ASYNC_ERROR_HANDLING=1, which torchrun sets"),
+    ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_FR_BUFFER_SIZE": "20000"},
+     "env-deprecated", "warn", "TORCH_NCCL_TRACE_BUFFER_SIZE=0 loses to"),
+    # conflicts
+    ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
+     "env-conflict", "warn", "the level is left out"),
+    ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "0"},
+     "env-conflict", "warn", "nothing is recorded"),
+    ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_ON_TIMEOUT": "0"},
+     "env-conflict", "warn", "two names of one thing"),
+    ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"},
+     "env-conflict", "warn", "16 x 8 is more than 64"),
+    ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "env-conflict", "fail", "finds none"),
+    ({"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1"}, "env-conflict", "warn", "needs cuMem"),
+    ({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "4"}, "env-conflict", "warn", "the least"),
+    # leftovers
+    ({"NCCL_DEBUG": "trace"}, "env-debug-leftover", "warn", "logs every call"),
+    ({"CUDA_LAUNCH_BLOCKING": "1"}, "env-debug-leftover", "warn", "several communicators"),
+    ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, "env-debug-leftover", "warn", "over gloo first"),
+    ({"NCCL_BLOCKING_WAIT": "1"}, "env-debug-leftover", "warn", "turns the watchdog off"),
+    ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, "env-debug-leftover", "warn", "wait for it"),
+    ({"NCCL_CHECK_POINTERS": "1"}, "env-debug-leftover", "warn", "every buffer"),
+    ({"FI_LOG_LEVEL": "debug"}, "env-debug-leftover", "warn", "logs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("env", "code", "level", "words"), LOUD, ids=lambda x: str(x)[:60])
+def test_what_is_wrong_on_all_hosts(env: Env, code: str, level: str, words: str) -> None:
+    found = only(judge([env, env]), code)
+    assert found.level.value == level
+    assert words in found.message
+    assert found.where.hosts == ("nd0", "nd1")
+    assert found.where.ranks == ()
+    assert found.fix
+
+
+@pytest.mark.parametrize(("env", "code", "level", "words"), LOUD, ids=lambda x: str(x)[:60])
+def test_what_is_wrong_on_one_host_is_told_of_that_one(
+    env: Env, code: str, level: str, words: str
+) -> None:
+    found = judge([{}, env, {}])
+    assert {each.where.hosts for each in found} == {("nd1",)}
+    assert code in {each.code for each in found}
+
+
+FINE = [
+    {},
+    {"NCCL_DEBUG": "WARN"},
+    {"NCCL_SOCKET_IFNAME": "=eth0", "GLOO_SOCKET_IFNAME": "eth0"},
+    {"NCCL_SOCKET_IFNAME": "^lo,docker"},
+    {"NCCL_IB_DISABLE": "1"},  # there is no device to miss
+    {"NCCL_IB_DISABLE": "false"},
+    {"NCCL_P2P_DISABLE": "1"},  # one rank on a host has nobody to copy to
+    {"NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
+    {"NCCL_SOCKET_RETRY_CNT": "100"},
+    {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"},
+    {"NCCL_VERSION": "2.28.9-1", "NCCL_HOME": "/opt/nccl", "NCCL_TESTS_SPLIT": "0x7"},
+    {"NCCL_NET_PLUGIN": "ofi", "NCCL_OFI_X": "1", "FI_PROVIDER": "efa"},
+    {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHELASTIC_RUN_ID": "none"},
+    {"TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"},
+    {"TORCH_HOME": "/cache", "TORCH_LOGS": "+dynamo", "TORCH_CUDA_ARCH_LIST": "9.0"},
+    {"DEEPSPEED_TIMEOUT": "120", "WANDB__SERVICE_WAIT": "300"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "8"},
+    {"http_proxy": "http://proxy", "HTTPS_PROXY": "http://other", "no_proxy": "localhost"},
+    {"UCX_TLS": "rc", "UCX_SOME_THING": "1", "OMP_PROC_BIND": "true"},
+]
+
+
+@pytest.mark.parametrize("env", FINE, ids=lambda env: " ".join(env)[:60])
+def test_a_good_environment(env: Env) -> None:
+    assert judge([env, env]) == []
+
+
+INFO = [
+    ({"NCCL_DEBUG": "INFO"}, "env-debug-leftover"),
+    ({"HYDRA_FULL_ERROR": "1"}, "env-debug-leftover"),
+    ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, "env-debug-leftover"),
+    ({"NCCL_PROTO": "Simple"}, "env-debug-leftover"),
+    ({"NCCL_ASYNC_ERROR_HANDLING": "1"}, "env-deprecated"),
+    ({"NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, "env-deprecated"),
+    ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "20000"}, "env-deprecated"),
+    ({"NCCL_LL_THRESHOLD": "0"}, "env-deprecated"),
+    ({"NCCL_RINGS": "0 1"}, "env-deprecated"),
+    ({"WANDB__SERVICE_WAIT": "5"}, "timeout-too-short"),
+    ({"NCCL_ENV_PLUGIN": "corp"}, "env-conflict"),
+    ({"NCCL_SYM_THING": "1", "NCCL_NET_PLUGIN": "corp"}, "env-unknown-variable"),
+]
+
+
+@pytest.mark.parametrize(("env", "code"), INFO, ids=lambda x: str(x)[:60])
+def test_what_is_worth_knowing_and_no_more(env: Env, code: str) -> None:
+    assert told(judge([env, env])) == {(code, "info")}
+
+
+# --- advice ---
+
+
+def fix_of(env: Env, code: str, **how: Any) -> str:
+    return next(each for each in judge([env, env], **how) if each.code == code).fix
+
+
+def test_old_advice_is_not_repeated() -> None:
+    handling = fix_of({"NCCL_ASYNC_ERROR_HANDLING": "1"}, "env-deprecated")
+    assert handling.startswith("unset NCCL_ASYNC_ERROR_HANDLING: by default (3)")
+    blocking = fix_of({"NCCL_BLOCKING_WAIT": "1"}, "env-deprecated")
+    assert "export" not in blocking
+    assert (
+        "does not bound the start of a communicator"
+        in judge(both(NCCL_BLOCKING_WAIT="1"))[-1].message
+    )
+    assert fix_of({"NCCL_SOCKET_IFNAME": "^docker0"}, "env-bad-value").endswith("'^docker0,lo'")
+    assert "init_process_group(timeout=...)" in fix_of(
+        {"NCCL_TIMEOUT": "60"}, "env-unknown-variable"
+    )
+    assert "those of NCCL_SOCKET_IFNAME" in judge(both(GLOO_SOCKET_IFNAME="^docker0"))[0].message
+
+
+def test_the_fix_is_what_to_type() -> None:
+    assert fix_of({"NCCL_IB_DISABLE": "true"}, "env-bad-value") == "export NCCL_IB_DISABLE=1"
+    assert fix_of({"DEEPSPEED_TIMEOUT": "1800"}, "env-bad-value") == "export DEEPSPEED_TIMEOUT=30"
+    renamed = fix_of({"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, "env-deprecated")
+    assert renamed == "unset TORCH_NCCL_TRACE_BUFFER_SIZE; export TORCH_FR_BUFFER_SIZE=9"
+
+
+def test_a_blocked_watchdog_is_not_blamed_on_what_torchrun_sets_by_itself() -> None:
+    env = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+    assert told(judge([env, env])) == {("env-debug-leftover", "warn")}
+    assert ("env-conflict", "warn") in told(judge([env, env], launcher="srun"))
+    desync = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_DESYNC_DEBUG": "1"}
+    (conflict,) = (each for each in judge([desync, desync]) if each.code == "env-conflict")
+    assert "starts no watchdog, so TORCH_NCCL_DESYNC_DEBUG=1 does nothing" in conflict.message
+    wish = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_DESYNC_DEBUG": "1"}
+    (conflict,) = (each for each in judge([wish, wish]) if each.code == "env-conflict")
+    assert "torch takes 3 instead of 0" in conflict.message
+
+
+# --- who reads it ---
+
+
+def test_what_the_backend_does_not_read_is_no_failure() -> None:
+    for env in ({"NCCL_ALGO": "Rings"}, {"TORCH_NCCL_BLOCKING_WAIT": "on"}):
+        assert only(judge([env, env], backend="gloo"), "env-bad-value").level is Severity.WARN
+    device = {"GLOO_DEVICE_TRANSPORT": "TLS"}
+    assert only(judge([device, device]), "env-bad-value").level is Severity.WARN
+    assert only(judge([device, device], backend="gloo"), "env-bad-value").level is Severity.FAIL
+    recorder = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "many"}  # read at the import of every process group
+    assert only(judge([recorder, recorder], backend="gloo"), "env-bad-value").level is Severity.FAIL
+    minutes = {"DEEPSPEED_TIMEOUT": "ten"}
+    assert only(judge([minutes, minutes], deepspeed=False), "env-bad-value").level is Severity.WARN
+
+
+def test_a_variable_that_this_nccl_does_not_know_yet() -> None:
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    found = only(judge([env, env], nccl="2.28.9"), "env-unknown-variable")
+    assert found.level is Severity.WARN
+    assert "is read since NCCL 2.30.3; this one is 2.28.9" in found.message
+    default = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
+    assert told(judge([default, default], nccl="2.28.9")) == {("env-unknown-variable", "info")}
+    assert judge([env, env], nccl=None) == []
+    assert judge([env, env]) == []
+
+
+def test_a_name_that_this_torch_does_not_know_yet() -> None:
+    old = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}
+    assert judge([old, old], torch="2.6.0") == []
+    new = {"TORCH_DIST_USE_NCCL2": "0"}
+    assert "this one is 2.13.0" in only(judge([new, new]), "env-unknown-variable").message
+    assert judge([new, new], torch="2.15.0+cu132") == []
+
+
+def test_of_newer_versions_an_unknown_name_is_only_worth_knowing() -> None:
+    env = {"NCCL_FUTURE": "1"}
+    assert told(judge([env, env], nccl="2.31.0")) == {("env-unknown-variable", "info")}
+    typo = {"NCCL_IB_DISABEL": "1"}
+    assert told(judge([typo, typo], nccl="2.31.0")) == {("env-unknown-variable", "warn")}
+
+
+def test_ways_that_are_off_matter_where_they_would_be_used() -> None:
+    p2p: Env = {"NCCL_P2P_DISABLE": "1"}
+    assert judge([p2p, p2p]) == []
+    assert told(judge([p2p, p2p], nproc=2)) == {("env-debug-leftover", "warn")}
+    ib: Env = {"NCCL_IB_DISABLE": "1"}
+    assert told(judge([ib, ib], infiniband=True)) == {("env-debug-leftover", "warn")}
+
+
+def test_the_two_checks_of_interfaces_find_one_cause() -> None:
+    gloo = judge(both(GLOO_SOCKET_IFNAME="=eth0"), backend="gloo")
+    assert [(each.code, each.explained_by) for each in gloo] == [
+        ("env-bad-value", "interface-missing")
+    ]
+    lo = judge(both(NCCL_SOCKET_IFNAME="^docker0"))
+    assert [(each.code, each.explained_by) for each in lo] == [
+        ("env-bad-value", "interface-loopback")
+    ]
+    assert judge([{"NCCL_SOCKET_IFNAME": "^docker0"}]) == []  # one host may use lo
+
+
+# --- files ---
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    path = tmp_path / "nccl.conf"
+    path.write_text("NCCL_IB_DISABLE=true\nNCCL_ALGO = Ring\nTORCH_NCCL_NAN_CHECK=1\nwhat\n")
+    return path
+
+
+def test_a_value_in_a_file_is_found_by_its_line(conf: Path) -> None:
+    found = judge([{}, {}, {}], etc={2: conf})
+    assert {each.where.hosts for each in found} == {("nd2",)}
+    assert told(found) == {("env-bad-value", "warn")}
+    by_line = {
+        each.message.split(" line ")[-1][0]: each for each in found if " line " in each.message
+    }
+    assert f"NCCL_IB_DISABLE=true ({conf} line 1) is read as 0" in [each.message for each in found]
+    assert by_line["1"].fix == f"write NCCL_IB_DISABLE=1 in line 1 of {conf}"
+    messages = " | ".join(each.message for each in found)
+    assert f"line 2 of {conf} (NCCL_ALGO) has blanks or words beside the name" in messages
+    assert f"line 3 of {conf} (TORCH_NCCL_NAN_CHECK) comes too late" in messages
+    assert f"line 4 of {conf} is not NAME=VALUE" in messages
+
+
+def test_a_file_that_is_not_there() -> None:
+    found = only(judge(both(NCCL_CONF_FILE="/etc/none.conf")), "env-bad-value")
+    assert found.message.startswith("NCCL_CONF_FILE=/etc/none.conf cannot be read")
+
+
+def test_a_stale_file_on_one_host(tmp_path: Path) -> None:
+    stale = tmp_path / "stale.conf"
+    stale.write_text("# tuning of last year\nNCCL_PROTO=LL\n")
+    found = only(judge([{}, {}, {}], etc={1: stale}), "env-differs")
+    assert (found.level, found.where.hosts) == (Severity.FAIL, ("nd1",))
+    assert found.message == f"NCCL_PROTO=LL ({stale} line 2); elsewhere NCCL_PROTO not set"
+    assert found.fix == f"remove line 2 (NCCL_PROTO) from {stale}"
+
+
+# --- differences ---
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level"),
+    [
+        ("NCCL_ALGO", "Ring", "fail"),
+        ("NCCL_IB_DISABLE", "1", "fail"),
+        ("NCCL_NET", "Socket", "fail"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
+        ("TORCH_DIST_INIT_BARRIER", "1", "fail"),
+        ("NCCL_CROSS_NIC", "0", "warn"),
+        ("NCCL_P2P_DISABLE", "1", "warn"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "900", "warn"),
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO", "info"),
+        ("NCCL_DEBUG", "INFO", "info"),
+        ("WANDB__SERVICE_WAIT", "300", "info"),
+        ("OMP_NUM_THREADS", "4", "info"),
+    ],
+)
+@pytest.mark.parametrize("odd", [0, 1, 3])
+def test_the_odd_host_of_four_is_blamed(name: str, value: str, level: str, odd: int) -> None:
+    envs: list[Env] = [{name: value} if host == odd else {} for host in range(4)]
+    (found,) = (each for each in judge(envs) if each.code == "env-differs")
+    assert (found.level.value, found.where.hosts, found.where.ranks) == (level, (f"nd{odd}",), ())
+    assert found.message == f"{name}={value}; elsewhere {name} not set"
+    assert found.confidence is Confidence.CERTAIN
+    (found,) = (
+        each
+        for each in judge([{} if host == odd else {name: value} for host in range(4)])
+        if each.code == "env-differs"
+    )
+    assert (found.where.hosts, found.fix) == ((f"nd{odd}",), f"export {name}={value}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"NCCL_IB_DISABLE": "0"}, {}),
+        ({"NCCL_BUFFSIZE": "0x400000"}, {"NCCL_BUFFSIZE": "4194304"}),
+        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "yes"}, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}),
+        ({"NCCL_SOCKET_IFNAME": "=ens1"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": "3"}, {}),
+        ({"GLOO_SOCKET_IFNAME": "ens1"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
+        ({"NCCL_DEBUG_FILE": "/tmp/a"}, {"NCCL_DEBUG_FILE": "/tmp/b"}),
+        ({"TORCHELASTIC_ERROR_FILE": "/tmp/a"}, {"TORCHELASTIC_ERROR_FILE": "/tmp/b"}),
+        ({"NCCL_HOSTID": "a"}, {"NCCL_HOSTID": "b"}),
+        ({"http_proxy": "http://a"}, {"https_proxy": "http://b"}),
+        ({"NCCL_VERSION": "2.28"}, {"NCCL_VERSION": "2.30"}),
+    ],
+)
+def test_differences_that_are_none(one: Env, other: Env) -> None:
+    assert judge([one, other, other]) == []
+
+
+def test_a_tie_is_said_to_be_a_tie() -> None:
+    found = only(judge([{"NCCL_NET": "IB"}, {"NCCL_NET": "Socket"}]), "env-differs")
+    assert found.where.hosts == ("nd0", "nd1")
+    assert found.confidence is Confidence.POSSIBLE
+    assert "NCCL_NET=IB on 1 host, NCCL_NET=Socket on 1 host" in found.message
+    assert found.evidence == {
+        "values": {"NCCL_NET": {"NCCL_NET=IB": ["nd0"], "NCCL_NET=Socket": ["nd1"]}}
+    }
+
+
+def test_a_host_votes_once_and_its_ranks_are_not_named() -> None:
+    odd: Env = {"NCCL_PROTO": "LL"}
+    found = only(judge([{}, {}, {}, {}, odd, odd], nproc=2), "env-differs")
+    assert (found.where.hosts, found.where.ranks) == (("nd2",), ())
+
+
+def test_one_rank_of_a_host() -> None:
+    envs: list[Env] = [{}, {}, {}, {"NCCL_P2P_DISABLE": "1"}]
+    found = [each for each in judge(envs, nproc=2) if each.code == "env-differs"]
+    assert [(f.level, f.where.hosts, f.where.ranks) for f in found] == [
+        (Severity.FAIL, ("nd1",), (3,))
+    ]
+    (leftover,) = (e for e in judge(envs, nproc=2) if e.code == "env-debug-leftover")
+    assert (leftover.where.hosts, leftover.where.ranks) == (("nd1",), (3,))
+
+
+def test_what_differs_for_one_reason_is_one_finding() -> None:
+    image: Env = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "1048576"}
+    (found,) = (each for each in judge([{}, {}, image]) if each.code == "env-differs")
+    assert found.where.hosts == ("nd2",)
+    assert found.fix == "unset NCCL_ALGO; unset NCCL_BUFFSIZE; unset NCCL_PROTO"
+
+
+def test_two_odd_hosts_are_both_named() -> None:
+    envs: list[Env] = [{}, {"NCCL_ALGO": "Ring"}, {}, {"NCCL_IB_DISABLE": "1"}, {}]
+    found = {each.where.hosts for each in judge(envs) if each.code == "env-differs"}
+    assert found == {("nd1",), ("nd3",)}
+
+
+def test_a_masked_value_is_not_compared() -> None:
+    assert judge([{"NCCL_IB_PKEY": "1"}, {"NCCL_IB_PKEY": "2"}, {}]) == []
+
+
+def test_nccl_variables_that_differ_do_not_fail_a_gloo_job() -> None:
+    envs: list[Env] = [{"NCCL_ALGO": "Ring"}, {}, {}]
+    assert only(judge(envs, backend="gloo"), "env-differs").level is Severity.WARN
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_HIGH_PRIORITY", "FI_PROVIDER", "GLOO_SOCKET_IFNAME"])
+def test_what_the_deepspeed_launcher_leaves_behind(name: str) -> None:
+    envs: list[Env] = [{name: "1"}, {}, {}]
+    found = only(judge(envs, launcher="deepspeed"), "env-differs")
+    assert found.where.hosts == ("nd0",)
+    assert found.fix.startswith(f"write {name}=1 into .deepspeed_env ")
+    assert found.level in (Severity.WARN, Severity.FAIL)
+
+
+def test_what_other_launchers_leave_behind() -> None:
+    envs: list[Env] = [{"FI_PROVIDER": "efa"}, {}, {}]
+    assert ".deepspeed_env" in only(judge(envs, launcher="torchrun"), "env-differs").fix
+    assert ".deepspeed_env" not in only(judge(envs, launcher="srun"), "env-differs").fix
+    assert ".deepspeed_env" not in only(judge([{}, *envs[:1], {}]), "env-differs").fix
+    taken: list[Env] = [{"NCCL_CROSS_NIC": "1"}, {}, {}]
+    assert ".deepspeed_env" not in only(judge(taken, launcher="deepspeed"), "env-differs").fix
+    assert judge([{"GLOO_SOCKET_IFNAME": "eth0"}, {}, {}], launcher="torchrun") == []
+
+
+# --- properties ---
+
+DEFAULTS = sorted(
+    (name, row.default)
+    for name, row in table().variables.items()
+    if row.default not in (None, AUTO) and not row.gone and not row.deprecated_by
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(DEFAULTS), max_size=40).map(dict), min_size=1, max_size=4),
+    st.sampled_from(["nccl", "gloo"]),
+    st.sampled_from(["2.30.7", "2.19.3", None]),
+)
+def test_defaults_written_out_are_harmless(envs: list[Env], backend: str, nccl: str | None) -> None:
+    found = judge(envs, backend=backend, nccl=nccl, infiniband=True)
+    assert {each.level for each in found} <= {Severity.INFO}
+    assert not [each for each in found if each.code == "env-differs"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from([*table().variables, "NCCL_NONSENSE"]),
+            st.sampled_from(["", "0", "1", "-1", "true", "x", "'1'", "^a;b:c", "9" * 30, "é"]),
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["nccl", "gloo"]),
+)
+def test_any_values_are_judged(envs: list[Env], backend: str) -> None:
+    for each in judge(envs, backend=backend):
+        assert each.where
+        assert each.fix
+
+
+# --- this machine ---
+
+
+def test_observe_on_this_machine(tmp_path: Path) -> None:
+    conf = tmp_path / "nccl.conf"
+    conf.write_text("NCCL_IB_TC=106\n")
+    env = {"NCCL_CONF_FILE": str(conf), "NCCL_DEBUG": "WARN", "HF_TOKEN": "hunter2"}
+    seen = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env=env))))
+    assert "hunter2" not in json.dumps(seen)
+    assert seen["variables"]["NCCL_IB_TC"] == {"value": "106", "origin": str(conf), "line": 1}
+    assert seen["torch"]
+    assert set(seen) == {*READERS, "variables", "unknown", "faults"}
+    cluster = make_cluster(["nd0"], 1, check=CHECK.name, by_rank={0: seen})
+    assert findings.judge(CHECK, cluster) == []
+
+
+def test_a_large_cluster_is_judged_in_time() -> None:
+    env: Env = {name: default for name, default in DEFAULTS[:60] if default is not None}
+    envs = [env] * 999 + [{**env, "NCCL_ALGO": "Ring"}]
+    (found,) = (each for each in judge(envs) if each.code == "env-differs")
+    assert found.where.hosts == ("nd999",)
