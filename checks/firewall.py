@@ -253,7 +253,17 @@ class _Matrix:
         self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
         self.calls = read_calls(reports, cluster.backend)
         self.sorted = sort_calls(self.calls)
+        self.down = {
+            (rank.seat, nic["name"])
+            for rank, facts in cluster.facts("interfaces")
+            for nic in facts.get("interfaces", ())
+            if not (nic["up"] and nic["running"])
+        }
         self.rules = {rank.seat: facts for rank, facts in cluster.facts(Firewall.name, "rules")}
+
+    def is_down(self, call: PeerCall) -> bool:
+        """Whether the interface that was called is down on its own host."""
+        return (call.listener, call.interface) in self.down
 
     def names(self, seats: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted(self.labels[seat] for seat in seats))
@@ -346,4 +356,6 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
             fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
             severity=Severity.FAIL if job else Severity.INFO,
             confidence=confidence,
+            # Check `interfaces` says so, which is the reason.
+            explained_by="interface-down" if all(map(matrix.is_down, group)) else None,
         )

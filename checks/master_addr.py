@@ -99,6 +99,7 @@ DNS_SLOW = Kind(
     "connection of the store waits for it.",
     fix="repair the name server in /etc/resolv.conf, or list the hosts of the job in /etc/hosts",
     severity=Severity.WARN,
+    delays=True,
 )
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s: the answer would be late
@@ -330,12 +331,14 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
 
 def _differing(views: Sequence[_View]) -> Iterator[Finding]:
     """Blame the hosts whose answers are not rank 0's addresses, else those that stand alone."""
-    asked = {view: tuple(sorted(view.answers)) for view in views if view.leads_somewhere}
+    # An answer to which there is no route costs torch nothing: it tries the next one at once.
+    used = {v: [a for a in v.answers if a not in v.facts["no_route"]] or v.answers for v in views}
+    asked = {view: tuple(sorted(used[view])) for view in views if view.leads_somewhere}
     master = _master(views)
     usual: tuple[str, ...] | None
     if master and any(map(master.owns, master.answers)):
         usual = tuple(a for a in (*master.answers, *master.host.addresses) if not is_loopback(a))
-        odd = tuple(view for view in asked if not all(map(master.owns, view.answers)))
+        odd = tuple(view for view in asked if not all(map(master.owns, used[view])))
     else:
         result = odd_ones_out(asked)
         usual, odd = (result.usual, result.places) if result else (None, ())

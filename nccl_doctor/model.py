@@ -92,7 +92,8 @@ class Level(str, Enum):
 class Kind:
     """A kind of finding: a stable code and the words that do not depend on the run.
 
-    `fix` is what to type when the finding itself gives nothing more exact.
+    `fix` is what to type when the finding itself gives nothing more exact. A kind that `delays` may
+    cost a job so much time that a group seems to hang, though nothing is broken.
     """
 
     code: str
@@ -101,6 +102,7 @@ class Kind:
     why: str
     fix: str
     severity: Severity = Severity.FAIL
+    delays: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ REJECT_STANDS_S = 3.0
 SELF_STANDS_S = 8.0
 """Rank 0 on the same machine may only be slow to start."""
 
+TELL_S = 3.0
+"""Hosts are started within seconds of each other: before that there is nothing to tell."""
+
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _TALKATIVE = ("rejected", "refused", "dropped", "no-neighbour", "unreachable", "error")
 """Of the outcomes at several addresses, the one that says most comes first."""
@@ -66,7 +69,7 @@ def knock(
     *,
     serves: bool = False,
     elsewhere: bool = False,
-    breadcrumb: Callable[[str], None] = lambda words: None,
+    breadcrumb: Callable[..., None] = lambda words, **details: None,
 ) -> dict[str, Any]:
     """Try the road again and again, until a store answers, waiting is in vain, or time is up.
 
@@ -79,7 +82,8 @@ def knock(
         until: `time.monotonic()` second about which this comes back.
         serves: this host serves the store, which is then given all the time there is.
         elsewhere: rank 0 is not on this host, by what this host was told.
-        breadcrumb: told in words whenever the outcome changes.
+        breadcrumb: told in words whenever the outcome changes; with `tell=True` once it has stood
+            for some seconds, as somebody may be waiting in front of a screen.
 
     Returns: `name`: `{"answers", "error", "came_s"}`, the last look-up that had an answer (else the
     last one) and the seconds until it came; `first` and `last`: what the first and the last round
@@ -106,7 +110,7 @@ class _Road:
         *,
         serves: bool,
         elsewhere: bool,
-        breadcrumb: Callable[[str], None],
+        breadcrumb: Callable[..., None],
     ) -> None:
         self.name, self.port, self.until = name, port, until
         self.serves, self.elsewhere, self.breadcrumb = serves, elsewhere, breadcrumb
@@ -119,6 +123,7 @@ class _Road:
         self.changes: list[list[Any]] = []
         self.knocks = self.strangers = 0
         self.state, self.since, self.rounds = "", self.started, 0
+        self.told = ""
         self.neighbour: dict[str, Any] | None = None
         self.rules: dict[str, Any] | None = None
 
@@ -187,6 +192,9 @@ class _Road:
             if len(self.changes) < MAX_CHANGES:
                 self.changes.append([round(self.since - self.started, 2), words])
                 self.breadcrumb(f"{words}; trying for {self._left():.0f} s more")
+        elif words != self.told and time.monotonic() - self.since > TELL_S:
+            self.told = words
+            self.breadcrumb(f"{words}; trying for {self._left():.0f} s more", tell=True)
         self.rounds += 1
 
     def _try(self, address: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import Finding, Severity, Where
+from nccl_doctor.model import Confidence, Finding, Severity, Where
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 
@@ -42,8 +42,10 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     group layer up it is enough that the places meet. A warning breaks no layer: it explains only
     warnings from the group layer up, where it meets their place. What a judge said of its own
     findings stands, unless it names a code that nobody found, or found only as something less
-    severe, or goes in a circle. So wherever there is a failure, one is left unexplained. A failure
-    on rank 0's host that shuts everybody out explains that hosts never came, unless one did come.
+    severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but for
+    this: what delays a job (`Kind.delays`) explains that a group looks hung there, where no failure
+    does, if nobody can be certain what hung it. A failure on rank 0's host that shuts everybody out
+    explains that hosts never came, unless one did come.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -61,7 +63,11 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     ground = Map(cluster)
     lowest_first = sorted(
         ((cause, ground.place(cause.where)) for cause in fold(given)),
-        key=lambda item: (item[0].kind.layer.order, importance(item[0])),
+        key=lambda item: (
+            item[0].level is not Severity.FAIL,
+            item[0].kind.layer.order,
+            importance(item[0]),
+        ),
     )
     out = []
     for finding in given:
@@ -136,9 +142,11 @@ def _each(evidence: Mapping[str, Any]) -> Iterable[Any]:
 def _explains(
     ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
 ) -> bool:
+    symptom = is_of_a_group(finding.kind.layer)
+    if symptom and cause.kind.delays and not finding.kind.delays:
+        return finding.confidence is not Confidence.CERTAIN and ground.meets(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False
-    symptom = is_of_a_group(finding.kind.layer)
     if cause.level is Severity.FAIL:
         if symptom:
             return ground.meets(cause_place, place)

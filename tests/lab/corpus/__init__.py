@@ -72,6 +72,15 @@ class Case:
     stock: bool = True
 
     @property
+    def touched(self) -> frozenset[str]:
+        """Hosts that something was done to, and both ends of broken links."""
+        on = {host for step in self.inject for host in (step.get("on"), step.get("source")) if host}
+        everywhere = any(step["do"].endswith("_everywhere") for step in self.inject)
+        causes = {host for cause in self.expect for host in cause.hosts}
+        ends = {host for cause in self.expect for link in cause.links for host in link}
+        return frozenset(self.names if everywhere else on | causes | ends)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of its hosts."""
         return tuple(f"nd{index}" for index in range(self.hosts))

@@ -38,17 +38,17 @@ def score(case: Case, answer: Report | None, others: Sequence[Report] = ()) -> S
         case: the record.
         answer: the one report that a reader ends up with: of the hosts that met, merged with the
             own views of those that did not. None where there was none.
-        others: every other report that the run left: none of them may blame a healthy host either.
+        others: every other report that the run left: none of them may blame a host either that
+            nothing was done to.
     """
     found = causes_of(answer)
     missed = [cause for cause in case.expect if not _all_named(cause, found)]
     wrong = [cause for cause in found if not _all_named(cause, case.expect)]
     sick = {host for cause in case.expect for host in cause.hosts}
-    ends = {host for cause in case.expect for link in cause.links for host in link}
     blamed = {host for one in found for host in one.hosts} - sick
     for report in others:
-        # From one end alone nobody can tell the ends of a link apart.
-        blamed |= {host for one in causes_of(report) for host in one.hosts} - sick - ends
+        # One host alone cannot tell the ends of a link apart, nor that all have the same mistake.
+        blamed |= {host for one in causes_of(report) for host in one.hosts} - case.touched
     return Score(found, tuple(missed), tuple(wrong), tuple(sorted(blamed)))
 
 

@@ -1,0 +1,48 @@
+"""What delays a job explains a group that looks hung there, and nothing that is certain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nccl_doctor.api import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.verdict.causes import explain, root_causes
+from tests.clusters import make_cluster
+
+SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, delays=True)
+LOSSY = Kind("lossy", Layer.SPEED, "t", "w", "f", Severity.WARN, delays=True)
+ODD = Kind("odd", Layer.NAME, "t", "w", "f", Severity.WARN)
+BLOCKED = Kind("blocked", Layer.PORT, "t", "w", "f")
+HANG = Kind("hang", Layer.COLLECTIVE, "t", "w", "f")
+
+ND1 = Where(hosts=("nd1",))
+ALL = Where(hosts=("nd0", "nd1"), ranks=(0, 1, 2, 3))
+
+
+def roots(*findings: Finding) -> list[str]:
+    return [each.code for each in root_causes(explain(findings, make_cluster()))]
+
+
+def hang(confidence: Confidence = Confidence.LIKELY) -> Finding:
+    return Finding(HANG, "no progress", ALL, confidence=confidence)
+
+
+def test_slow_names_or_a_lossy_link_explain_a_hang_that_nobody_is_sure_of() -> None:
+    assert roots(Finding(SLOW, "1 s", ND1), hang()) == ["slow"]
+    link = Finding(LOSSY, "9 %", Where(links=(("nd0", "nd1"),)))
+    assert roots(link, hang(Confidence.POSSIBLE)) == ["lossy"]
+
+
+def test_what_is_certain_has_its_own_cause() -> None:
+    assert roots(Finding(SLOW, "1 s", ND1), hang(Confidence.CERTAIN)) == ["hang"]
+
+
+def test_elsewhere_or_of_another_kind_it_explains_nothing() -> None:
+    alone = replace(hang(), where=Where(hosts=("nd0",), ranks=(0, 1)))
+    assert roots(Finding(SLOW, "1 s", ND1), alone) == ["hang"]
+    assert roots(Finding(ODD, "odd", ND1), hang()) == ["hang"]
+
+
+def test_a_failure_explains_it_rather() -> None:
+    found = explain([Finding(SLOW, "1 s", ND1), Finding(BLOCKED, "b", ND1), hang()], make_cluster())
+    assert {each.code: each.explained_by for each in found}["hang"] == "blocked"
+    assert [each.code for each in root_causes(found)] == ["blocked"]
