@@ -3,7 +3,7 @@
 What it checks
 --------------
 The roll call: hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local
-ranks that are there twice. And world size, node count and ranks per host, which must fit together.
+ranks that are there twice. And world size and node count, of which there is one for all.
 
 Why it matters
 --------------
@@ -17,8 +17,9 @@ Start the same command on every host, with its own node rank and one value for e
 When it is wrong
 ----------------
 On a tie (two hosts that say two different things) nobody can tell who is right: both are named.
-A host that is slow to start is absent only if it is slower than --join-timeout. Why a host could
-not reach the master stands in that host's own report; `nccl-doctor report merge` unites the two.
+A host that is slow to start is absent only if it is slower than --join-timeout. Absent hosts have
+the names that Slurm or Kubernetes gave to nodes of their numbers. Why a host could not reach the
+master stands in that host's own report; `nccl-doctor report merge` unites the two.
 
 References
 ----------
@@ -51,7 +52,6 @@ from nccl_doctor.api import (
     disagreement,
     master_host,
     number_range,
-    odd_ones_out,
     place_of,
     road_to_master,
     see_other_gpus,
@@ -61,6 +61,8 @@ from nccl_doctor.api import (
 LATE_INFO_S = 5.0
 """Importing torch on a cold file system takes that long; below it nobody is late."""
 LATE_WARN_S = 20.0
+"""Of a rendezvous time-out of torch (60 s to 15 minutes, by backend) a good part is then gone. The
+doctor's own --join-timeout is no measure: the job will not wait by it."""
 
 HOST_ABSENT = Kind(
     "host-absent",
@@ -121,14 +123,6 @@ WORLD_SIZE = Kind(
     "The larger world waits for ranks that never come, the smaller one starts without the rest.",
     "Give every rank the same WORLD_SIZE.",
 )
-NPROC = Kind(
-    "nproc-differs",
-    Layer.RANKS,
-    "Hosts run different numbers of ranks",
-    "torch allows it; code that takes rank // ranks-per-host for the host does not.",
-    "Give every host the same --nproc-per-node, unless it is meant.",
-    Severity.INFO,
-)
 _OUT_OF_RANGE = "rank-out-of-range"
 """Of a rank that holds nobody's place; the launch layer says so, as it does of one without any."""
 
@@ -141,7 +135,7 @@ class Ranks(Check):
     scope = Scope.RANK
     kinds = (
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
-        WORLD_SIZE, NPROC,
+        WORLD_SIZE,
     )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -169,7 +163,6 @@ class Ranks(Check):
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
             yield from _kept_out(cluster, spare)
         yield from _late(cluster, spare)
-        yield from _ranks_per_host(cluster, spare)
 
 
 def _told(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
@@ -291,9 +284,9 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
     for code, ranks in whole.items():
         nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
-        fix = (
-            f"look at node {number_range(nodes)}: nccl-doctor says there what keeps it from {door}"
-        )
+        names = sorted({r.host.name for r in ranks if r.host.name is not None})
+        who = ", ".join(names) or f"node {number_range(nodes)}"
+        fix = f"look at {who}: nccl-doctor says there what keeps it from {door}"
         if first.launcher == "torchrun":
             fix += (
                 f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
@@ -371,10 +364,8 @@ def _late(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     ]
     start = min((at_s for _, at_s in came), default=0.0)
     spread = max((at_s for _, at_s in came), default=0.0) - start
-    limit = min(LATE_WARN_S, max(LATE_INFO_S, cluster.join_timeout_s / 2))
-    severity = Severity.WARN if spread > limit else Severity.INFO
-    if severity is Severity.INFO:
-        limit = LATE_INFO_S
+    severity = Severity.WARN if spread > LATE_WARN_S else Severity.INFO
+    limit = LATE_WARN_S if severity is Severity.WARN else LATE_INFO_S
     late = [(rank, at_s - start) for rank, at_s in came if at_s - start > limit]
     if late:
         yield Finding(
@@ -384,29 +375,3 @@ def _late(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             evidence={"after_s": {str(rank.rank): round(after, 1) for rank, after in late}},
             severity=severity,
         )
-
-
-def _ranks_per_host(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
-    """Uneven hosts are legal. Numbers that do not add up to the world size are not."""
-    hosts = [(host, cluster.ranks_on(host)) for host in cluster.present_hosts]
-    said: dict[int, Any] = {}
-    for rank, number in _told(cluster, "local_world_size"):
-        said.setdefault(rank.host.id, number)
-    if None in said.values() or len(said) < len(hosts):
-        return
-    total, odd = sum(said.values()), odd_ones_out(said)
-    everybody = not (cluster.absent or spare) and len(cluster.present) == cluster.world_size
-    if everybody and total != cluster.world_size:
-        blamed = [host for host, ranks in hosts if said[host.id] != len(ranks)]
-        text = f"LOCAL_WORLD_SIZE adds up to {total}, WORLD_SIZE is {cluster.world_size}"
-        fix, severity = "set LOCAL_WORLD_SIZE to the number of ranks on the host", Severity.FAIL
-    elif odd is not None:
-        blamed = [host for host, _ in hosts if host.id in odd.places]
-        text = f"ranks per host: {number_range([said[host.id] for host in blamed])}"
-        text += "" if odd.tie else f", elsewhere {odd.usual}"
-        fix, severity = "", Severity.INFO
-    else:
-        return
-    where = Where(hosts=tuple(sorted({host.label for host in blamed})))
-    evidence = {"values": {host.label: said[host.id] for host, _ in hosts}}
-    yield Finding(NPROC, text, where, evidence, fix, severity)

@@ -1,0 +1,94 @@
+"""Do all hosts run the same number of ranks, and do the numbers add up to the world size?
+
+What it checks
+--------------
+LOCAL_WORLD_SIZE of every host, against the other hosts, against the ranks that signed in there,
+and summed up against WORLD_SIZE.
+
+Why it matters
+--------------
+torch allows uneven hosts, and torchrun numbers ranks accordingly. Code that takes rank //
+ranks-per-host for the number of the host, or builds process groups from it, then puts the wrong
+ranks together: they wait for each other, or add up what does not belong together.
+
+How to fix
+----------
+Give every host the same --nproc-per-node. Where hosts have different numbers of GPUs and it is
+meant, build process groups from host names, not from arithmetic on ranks.
+
+When it is wrong
+----------------
+Where unevenness is meant it is only worth knowing, and that is how it is reported. A number that
+does not add up is a failure: the GPUs that ranks choose, and groups within a host, follow from it.
+
+References
+----------
+PyTorch documentation of torchrun (--nproc-per-node, LOCAL_WORLD_SIZE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Where,
+    number_range,
+    odd_ones_out,
+)
+
+NPROC = Kind(
+    "nproc-differs",
+    Layer.RANKS,
+    "Hosts run different numbers of ranks",
+    "torch allows it; code that takes rank // ranks-per-host for the host does not.",
+    "Give every host the same --nproc-per-node, unless it is meant.",
+    Severity.INFO,
+)
+
+
+class RanksPerHost(Check):
+    """Compares the numbers of ranks that hosts were told to run."""
+
+    name = "ranks_per_host"
+    layer = Layer.RANKS
+    kinds = (NPROC,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`local_world_size` as this host was told it, or None."""
+        return {"local_world_size": ctx.launch.told("local_world_size")}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Uneven hosts are legal. Numbers that do not add up to the world size are not."""
+        if not cluster.complete and len(cluster.present_hosts) < 2:
+            return  # one host's own view: nobody else was asked
+        hosts = [(host, cluster.ranks_on(host)) for host in cluster.present_hosts]
+        said: dict[int, Any] = {}
+        for rank in cluster.present:
+            if rank.launch is not None:
+                said.setdefault(rank.host.id, rank.launch.told("local_world_size"))
+        if None in said.values() or len(said) < len(hosts):
+            return
+        total, odd = sum(said.values()), odd_ones_out(said)
+        everybody = not cluster.absent and len(cluster.present) == cluster.world_size
+        if everybody and total != cluster.world_size:
+            blamed = [host for host, ranks in hosts if said[host.id] != len(ranks)]
+            text = f"LOCAL_WORLD_SIZE adds up to {total}, WORLD_SIZE is {cluster.world_size}"
+            fix, severity = "set LOCAL_WORLD_SIZE to the number of ranks on the host", Severity.FAIL
+        elif odd is not None:
+            blamed = [host for host, _ in hosts if host.id in odd.places]
+            text = f"ranks per host: {number_range([said[host.id] for host in blamed])}"
+            text += "" if odd.tie else f", elsewhere {odd.usual}"
+            fix, severity = "", Severity.INFO
+        else:
+            return
+        where = Where(hosts=tuple(sorted({host.label for host in blamed})))
+        evidence = {"values": {host.label: said[host.id] for host, _ in hosts}}
+        yield Finding(NPROC, text, where, evidence, fix, severity)
