@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -490,14 +491,22 @@ DEFAULTS = sorted(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.lists(st.sampled_from(DEFAULTS), max_size=40).map(dict), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
     st.sampled_from(["nccl", "gloo"]),
     st.sampled_from(["2.30.7", "2.19.3", None]),
 )
-def test_defaults_written_out_are_harmless(envs: list[Env], backend: str, nccl: str | None) -> None:
+def test_defaults_written_out_are_harmless(random: Random, backend: str, nccl: str | None) -> None:
+    envs: list[Env] = [
+        dict(random.sample(DEFAULTS, random.randint(0, len(DEFAULTS))))
+        for _ in range(random.randint(1, 4))
+    ]
     found = judge(envs, backend=backend, nccl=nccl, infiniband=True)
     assert {each.level for each in found} <= {Severity.INFO}
     assert not [each for each in found if each.code == "env-differs"]
+
+
+def test_all_defaults_at_once_are_harmless() -> None:
+    assert judge([dict(DEFAULTS)] * 2, nproc=2, torch="2.15.0", infiniband=True) == []
 
 
 @settings(max_examples=100, deadline=None)
