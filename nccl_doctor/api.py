@@ -35,7 +35,9 @@ from nccl_doctor.model import (
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.c10d import endpoint_host, is_host_told, matches_machine
+from nccl_doctor.tools.cgroup import cgroup_limits
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
+from nccl_doctor.tools.clocks import Offset, clock_is_synchronized, clock_offsets
 from nccl_doctor.tools.culprits import (
     Suspects,
     follow_pairs,
@@ -162,6 +164,7 @@ __all__ = [
     "Listeners",
     "LookUp",
     "Odd",
+    "Offset",
     "Outcome",
     "OutcomeStatus",
     "PeerCall",
@@ -179,7 +182,10 @@ __all__ = [
     "attempts_of",
     "blame_links",
     "call_others",
+    "cgroup_limits",
     "claimed_ranks",
+    "clock_is_synchronized",
+    "clock_offsets",
     "count_gpus",
     "dial",
     "differences",

@@ -292,6 +292,9 @@ CODES = """
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate
     torch-missing no-route
+    shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
+    process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable clock-skew
+    listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
     interface-missing interface-down interface-loopback interface-differs interface-unroutable

@@ -1,0 +1,185 @@
+"""Do the kernel's queue of new connections and its range of ports fit the size of the job?
+
+What it checks
+--------------
+On rank 0's host, the longest queue of connections that wait to be accepted (net.core.somaxconn),
+and whether the kernel answers with a reset where it is full (net.ipv4.tcp_abort_on_overflow),
+against the world size. On every host, how many ports the kernel may hand out by itself
+(net.ipv4.ip_local_port_range), less those that sockets hold now, those in TIME_WAIT included.
+
+Why it matters
+--------------
+All ranks connect to the store of rank 0, and to NCCL's bootstrap root, in the same second; those
+that find the queue full are not answered (they try again after 1, 3, 7 s) or are reset. Every rank
+listens on several ports of that range; where none is left: `Cannot assign requested address` or
+`Address already in use`.
+
+How to fix
+----------
+sysctl -w net.core.somaxconn=65535 on rank 0's host; sysctl -w
+net.ipv4.ip_local_port_range="1024 65535"; net.ipv4.tcp_tw_reuse=1, or wait a minute after a job
+that left thousands of sockets.
+
+When it is wrong
+----------------
+Queues of other layers (SYN cookies, load balancers) are not seen. A queue empties fast: a few more
+ranks than it holds may never be noticed.
+
+References
+----------
+Kernel documentation, networking/ip-sysctl (somaxconn, ip_local_port_range, tcp_abort_on_overflow);
+listen(2); pytorch/pytorch issue 76913 and pull requests 109200 and 128739.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Untested,
+    Where,
+    master_host,
+)
+
+LISTEN_BACKLOG_LOW = Kind(
+    code="listen-backlog-low",
+    layer=Layer.PORT,
+    title="The queue of new connections is shorter than the job is large",
+    why="All ranks connect to rank 0 at once; those that find the queue full wait for seconds, or "
+    "are reset.",
+    fix="sysctl -w net.core.somaxconn=65535",
+    severity=Severity.WARN,
+)
+PORTS_EXHAUSTED = Kind(
+    code="ports-exhausted",
+    layer=Layer.PORT,
+    title="The kernel has hardly any port left to hand out",
+    why="Every rank listens on several ports and calls the others from others: `Cannot assign "
+    "requested address`.",
+    fix='sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
+    severity=Severity.WARN,
+)
+
+_LEAST = 4
+"""Ports of a rank: a listener and a call to the store for torch, and the same for one group."""
+_WANTED = 32
+"""Ports of a rank: NCCL listens for its bootstrap, proxy and network channels; each group again."""
+_TIME_WAIT = "06"
+
+
+class KernelLimits(Check):
+    """Numbers of the kernel, against the numbers of the job."""
+
+    name = "kernel_limits"
+    layer = Layer.PORT
+    kinds = (LISTEN_BACKLOG_LOW, PORTS_EXHAUSTED)
+    proc: ClassVar[Path] = Path("/proc")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`range`: lowest and highest port or None; `taken`: ports in it that sockets hold, and
+        `time_wait`: those of them that only wait; `reserved` in it; what cannot be read is None.
+        """
+        ipv4 = self.proc / "sys/net/ipv4"
+        ports = _words(ipv4 / "ip_local_port_range")
+        backlog = _words(self.proc / "sys/net/core/somaxconn")
+        if len(ports) != 2 and not backlog:
+            raise Untested("the kernel's network settings cannot be read")
+        facts: dict[str, Any] = {
+            "somaxconn": int(backlog[0]) if backlog else None,
+            "abort_on_overflow": _words(ipv4 / "tcp_abort_on_overflow") == ["1"],
+            "range": [int(port) for port in ports] if len(ports) == 2 else None,
+            "local_ranks": ctx.launch.local_world_size or 1,
+        }
+        if facts["range"]:
+            low, high = facts["range"]
+            held, waiting = self._sockets()
+            inside = range(low, high + 1)
+            facts["taken"] = sum(port in inside for port in held | waiting)
+            facts["time_wait"] = sum(port in inside for port in waiting - held)
+            facts["reserved"] = _reserved(_words(ipv4 / "ip_local_reserved_ports"), inside)
+        return facts
+
+    def _sockets(self) -> tuple[set[int], set[int]]:
+        """Local ports of live sockets, and of those in TIME_WAIT."""
+        held: set[int] = set()
+        waiting: set[int] = set()
+        for table in ("tcp", "tcp6"):
+            try:
+                lines = (self.proc / "net" / table).read_text(encoding="ascii").splitlines()[1:]
+            except OSError:
+                continue
+            for words in map(str.split, lines):
+                ports = waiting if words[3] == _TIME_WAIT else held
+                ports.add(int(words[1].rpartition(":")[2], 16))
+        return held, waiting
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """The queue on rank 0's host, the ports on all."""
+        master = master_host(cluster)
+        for rank, facts in cluster.facts(self.name):
+            if master is not None and rank.host.id == master.id:
+                yield from _backlog(cluster, rank, facts)
+            yield from _ports(rank, facts)
+
+
+def _backlog(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    longest, world = facts["somaxconn"], cluster.world_size
+    if longest is None or longest >= world:
+        return
+    resets = ", and a full queue resets" if facts["abort_on_overflow"] else ""
+    yield Finding(
+        LISTEN_BACKLOG_LOW,
+        f"net.core.somaxconn={longest} for {world} ranks{resets}",
+        Where(hosts=(rank.host.label,)),
+        {"somaxconn": longest, "abort_on_overflow": facts["abort_on_overflow"]},
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    if not facts["range"]:
+        return
+    low, high = facts["range"]
+    ranks = facts["local_ranks"]
+    size = high - low + 1 - facts["reserved"]
+    left = max(0, size - facts["taken"])
+    if left >= ranks * _WANTED:
+        return
+    waiting = facts["time_wait"]
+    yield Finding(
+        PORTS_EXHAUSTED,
+        f"{left} of the {size} ports {low}–{high} left for {ranks} ranks"
+        + (f", {waiting} are in TIME_WAIT" if waiting else ""),
+        Where(hosts=(rank.host.label,)),
+        {name: facts[name] for name in ("range", "reserved", "taken", "time_wait")},
+        severity=Severity.FAIL if size - facts["taken"] + waiting < ranks * _LEAST else None,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _reserved(words: list[str], inside: range) -> int:
+    """How many ports of the range are reserved (`8080,9000-9100`)."""
+    count = 0
+    for part in words[0].split(",") if words else ():
+        first, _, last = part.partition("-")
+        low, high = max(int(first), inside.start), min(int(last or first), inside.stop - 1)
+        count += max(0, high - low + 1)
+    return count
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return []

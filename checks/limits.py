@@ -1,0 +1,243 @@
+"""May the processes of this host open, lock and start as much as the job needs?
+
+What it checks
+--------------
+The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) against the world
+size, locked memory (RLIMIT_MEMLOCK) where there is an RDMA device that NCCL will use, processes and
+threads (RLIMIT_NPROC, and pids.max of the control group) against what is running already.
+
+Why it matters
+--------------
+gloo opens a socket to every other rank, and so does the store of rank 0: beyond the limit the job
+ends with `Too many open files`. NCCL raises its own limit only in the process that runs the
+bootstrap root. RDMA locks every buffer: with a small limit `ibv_create_cq` or `ibv_reg_mr` fails
+with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN.
+
+How to fix
+----------
+ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited before the launch; in Docker --ulimit
+nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=, LimitMEMLOCK=,
+TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the daemon or of the
+shell (PropagateResourceLimits).
+
+When it is wrong
+----------------
+A program that raises its own soft limit is only warned of, up to the hard limit. Limits in other
+containers than this program's are not seen. How many threads a job starts depends on the job.
+
+References
+----------
+NCCL user guide, troubleshooting (system limits); getrlimit(2); cgroups(7); NVIDIA/nccl issues 380,
+550 and 1191.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Where,
+    cgroup_limits,
+    master_host,
+    nccl_settings,
+    rdma_ports,
+)
+
+OPEN_FILES = Kind(
+    code="open-files-limit-low",
+    layer=Layer.HOST,
+    title="The limit on open files is too low for this many ranks",
+    why="Every rank that connects takes one: beyond the limit, `Too many open files`.",
+    fix="ulimit -n 65536",
+    severity=Severity.WARN,
+)
+MEMLOCK = Kind(
+    code="memlock-limit-low",
+    layer=Layer.HOST,
+    title="The limit on locked memory is too low for RDMA",
+    why="RDMA locks its buffers in memory: `ibv_reg_mr` or `ibv_create_cq` fails with `Cannot "
+    "allocate memory`.",
+    fix="ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
+    severity=Severity.WARN,
+)
+PROCESSES = Kind(
+    code="process-limit-low",
+    layer=Layer.HOST,
+    title="The limit on processes and threads is too low",
+    why="A thread or a DataLoader worker that cannot be started ends its rank with `Resource "
+    "temporarily unavailable`.",
+    fix="ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",
+    severity=Severity.WARN,
+)
+
+_FILES_OF_A_RANK = 8
+"""That a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7 and the
+listener)."""
+_FILES_OF_A_JOB = 256
+"""Data files, logs, DataLoader workers (some 4 each), CUDA devices."""
+_MIB = 1 << 20
+_LOCKED_FAIL = 64 * _MIB
+"""Less than NCCL's buffers for a few peers (4 MiB for each channel): 64 KiB and 8 MiB are the usual
+defaults of the kernel."""
+_LOCKED_WARN = 1024 * _MIB
+_THREADS_LEAST = 8
+"""Per rank: measured 4 with gloo; NCCL adds 4 or more per communicator."""
+_THREADS = {"gloo": 32, "nccl": 256}
+"""Per rank: CUDA, NCCL and autograd threads, one per core for CPU work, DataLoader workers."""
+
+_CAPABILITIES = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
+
+
+class Limits(Check):
+    """Limits of this process, compared with the size of the job."""
+
+    name = "limits"
+    layer = Layer.HOST
+    kinds = (OPEN_FILES, MEMLOCK, PROCESSES)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Soft (and hard) limits, None for unlimited. `rdma`: active devices that NCCL would use.
+        `tasks`: those of this user, None where they do not count. `pids`: of the control group.
+        """
+        soft, hard = _limit(resource.RLIMIT_NOFILE)
+        capable = _capabilities(Path("/proc/self/status"))
+        processes = _limit(resource.RLIMIT_NPROC)[0]
+        # The kernel does not count root's, nor those of who may do all.
+        counts = processes is not None and not capable & {"sys_admin", "sys_resource"}
+        return {
+            "files": soft,
+            "files_hard": hard,
+            "locked": None if "ipc_lock" in capable else _limit(resource.RLIMIT_MEMLOCK)[0],
+            "rdma": _rdma(ctx),
+            "processes": processes,
+            "tasks": _tasks() if counts else None,
+            "pids": cgroup_limits()["pids"],
+            "local_ranks": ctx.launch.local_world_size or 1,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Host by host; the store is on rank 0's."""
+        master = master_host(cluster)
+        for rank, facts in cluster.facts(self.name):
+            serves = master is not None and rank.host.id == master.id
+            yield from _open_files(cluster, rank, facts, serves=serves)
+            yield from _locked(rank, facts)
+            yield from _processes(cluster, rank, facts)
+
+
+# Observing ----------------------------------------------------------------------------------------
+
+
+def _limit(kind: int) -> tuple[int | None, int | None]:
+    soft, hard = resource.getrlimit(kind)
+    return (
+        None if soft == resource.RLIM_INFINITY else soft,
+        None if hard == resource.RLIM_INFINITY else hard,
+    )
+
+
+def _capabilities(status: Path) -> set[str]:
+    """Those of `_CAPABILITIES` that this process has."""
+    try:
+        lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return set()
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
+    return {name for name, bit in _CAPABILITIES.items() if mask >> bit & 1}
+
+
+def _tasks() -> int | None:
+    """Processes and threads of this process's user that can be seen."""
+    mine, count = Path("/proc/self").stat().st_uid, 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == mine:
+                count += sum(1 for _ in (process / "task").iterdir())
+        except OSError:  # gone by now
+            continue
+    return count or None
+
+
+def _rdma(ctx: Context) -> list[str]:
+    settings = nccl_settings(ctx.env)
+    off = "NCCL_IB_DISABLE" in settings and settings["NCCL_IB_DISABLE"].value == "1"
+    if ctx.backend != "nccl" or off or not any(Path("/dev/infiniband").glob("uverbs*")):
+        return []
+    return sorted({port["device"] for port in rdma_ports() if port["state"] == "ACTIVE"})
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def _open_files(
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], *, serves: bool
+) -> Iterator[Finding]:
+    world, soft, hard = cluster.world_size, facts["files"], facts["files_hard"]
+    meshes = cluster.backend == "gloo" or serves
+    least = (world if meshes else 0) + _FILES_OF_A_RANK
+    wanted = _FILES_OF_A_JOB + (2 if meshes else 1) * world
+    if soft is None or soft >= wanted:
+        return
+    most = "unlimited" if hard is None else hard
+    enough = hard is None or hard >= wanted
+    yield Finding(
+        OPEN_FILES,
+        f"{soft} files may be open (hard limit {most}), {least} are needed for {world} ranks, "
+        f"{wanted} are safe",
+        Where(hosts=(rank.host.label,)),
+        {"soft": soft, "hard": hard, "needed": least, "safe": wanted},
+        fix=f"ulimit -n {most}"
+        if enough and hard is not None
+        else f"ulimit -n {max(65536, wanted)}"
+        + ("" if enough else " (as root; docker run --ulimit nofile=65536; LimitNOFILE=)"),
+        severity=Severity.FAIL if soft < least else None,
+    )
+
+
+def _locked(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    locked = facts["locked"]
+    if not facts["rdma"] or locked is None or locked >= _LOCKED_WARN:
+        return
+    yield Finding(
+        MEMLOCK,
+        f"{locked // 1024} KiB may be locked, RDMA on {', '.join(facts['rdma'])}",
+        Where(hosts=(rank.host.label,)),
+        {"bytes": locked, "devices": facts["rdma"]},
+        severity=Severity.FAIL if locked < _LOCKED_FAIL else None,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    ranks = facts["local_ranks"]
+    rooms = []
+    if facts["tasks"] is not None and facts["processes"] is not None:
+        rooms.append((facts["processes"], facts["tasks"], "RLIMIT_NPROC"))
+    if facts["pids"] is not None:
+        rooms.append((facts["pids"]["limit"], facts["pids"]["used"], "pids.max of the cgroup"))
+    if not rooms:
+        return
+    limit, used, name = min(rooms, key=lambda room: room[0] - room[1])
+    left = max(0, limit - used)
+    if left >= ranks * _THREADS["nccl" if cluster.backend == "nccl" else "gloo"]:
+        return
+    yield Finding(
+        PROCESSES,
+        f"{name} is {limit}, {used} in use: {left} left for {ranks} ranks",
+        Where(hosts=(rank.host.label,)),
+        {"limit": limit, "used": used},
+        severity=Severity.FAIL if left < ranks * _THREADS_LEAST else None,
+        confidence=Confidence.LIKELY,
+    )

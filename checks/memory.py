@@ -1,0 +1,132 @@
+"""Is there memory for the ranks of this host, under its limits?
+
+What it checks
+--------------
+The memory limit of the control group (container, pod, Slurm job; version 1 or 2) less what is in
+use and cannot be given up, and what the kernel says is available on the machine. And how many
+processes of this group were killed for lack of memory before.
+
+Why it matters
+--------------
+The kernel kills a process that goes over the limit without a word (exit code -9 or 137); the other
+ranks then wait for it until their time-out, and their messages name anything but memory.
+
+How to fix
+----------
+docker run --memory, resources.limits.memory in Kubernetes, srun --mem; fewer DataLoader workers;
+fewer ranks on a host.
+
+When it is wrong
+----------------
+How much a rank needs depends on the model; here only what torch and NCCL take by themselves is
+counted. Kills may be old, where the group was there before this job.
+
+References
+----------
+Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/nccl issue 395.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Untested,
+    Where,
+    cgroup_limits,
+)
+
+MEMORY_LIMIT_LOW = Kind(
+    code="memory-limit-low",
+    layer=Layer.HOST,
+    title="Too little memory for the ranks of this host",
+    why="The kernel kills the rank that goes over the limit (exit code -9), and all others wait.",
+    fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
+    severity=Severity.WARN,
+)
+
+_MIB = 1 << 20
+_LEAST = 160 * _MIB
+"""A limit that is lower, for each rank, holds nothing but the start: the private memory of a gloo
+rank that has done one all-reduce is 148 MB (torch 2.13). With CUDA it is more."""
+_WANTED = {"gloo": 256 * _MIB, "nccl": 4096 * _MIB}
+"""Left per rank: CUDA's and NCCL's own, pinned buffers, DataLoader workers."""
+
+
+class Memory(Check):
+    """What is left under the limits of the group and of the machine."""
+
+    name = "memory"
+    layer = Layer.HOST
+    kinds = (MEMORY_LIMIT_LOW,)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on the
+        machine, or None; `oom_kills`: a count, or None.
+        """
+        limits = cgroup_limits(self.root)
+        available = _available(self.root / "proc/meminfo")
+        if available is None and limits["memory"] is None:
+            raise Untested("neither /proc/meminfo nor a memory control group can be read")
+        return {
+            "group": limits["memory"],
+            "oom_kills": limits["oom_kills"],
+            "available": available,
+            "local_ranks": ctx.launch.local_world_size or 1,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Less than the ranks of the host take; kills before make it a risk."""
+        backend = "nccl" if cluster.backend == "nccl" else "gloo"
+        for rank, facts in cluster.facts(self.name):
+            ranks, group, kills = facts["local_ranks"], facts["group"], facts["oom_kills"] or 0
+            rooms = []
+            if facts["available"] is not None:
+                rooms.append((facts["available"], "available on the machine"))
+            if group is not None:
+                left = max(0, group["limit"] - group["used"])
+                rooms.append((left, f"left of the control group's {_mib(group['limit'])}"))
+            left, words = min(rooms)
+            low = left < ranks * _WANTED[backend]
+            kills = kills if group is not None else 0
+            if not low and not kills:
+                continue
+            severity = Severity.WARN if low and (backend == "nccl" or kills) else Severity.INFO
+            # What this program itself takes comes back, so only a limit can rule the job out.
+            if group is not None and group["limit"] < ranks * _LEAST:
+                severity = Severity.FAIL
+            killed = f"; {kills} of its processes were killed for memory" if kills else ""
+            yield Finding(
+                MEMORY_LIMIT_LOW,
+                f"{_mib(left)} {words}, for {ranks} ranks{killed}",
+                Where(hosts=(rank.host.label,)),
+                {name: facts[name] for name in ("group", "available", "oom_kills")},
+                severity=severity,
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _available(meminfo: Path) -> int | None:
+    try:
+        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.0f} MiB"

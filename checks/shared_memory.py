@@ -1,0 +1,220 @@
+"""Is there room in /dev/shm for what NCCL and DataLoader workers put there?
+
+What it checks
+--------------
+That /dev/shm is there, can be written to, and has room: what the ranks of this host need at least
+is really allocated, in a file that has no name and is given back at once. And whether files of dead
+NCCL or torch processes fill it.
+
+Why it matters
+--------------
+Where GPUs cannot reach each other directly, NCCL passes data between the ranks of a host through
+files of 9.6 MB in /dev/shm, one per rank and channel, and for the network it keeps 33 MB per rank
+there. If one does not fit, the job ends with `failed to extend /dev/shm/nccl-…`. DataLoader workers
+pass batches through it, and die with a bus error when it is full. Docker and Kubernetes give 64 MB.
+
+How to fix
+----------
+docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: Memory, mounted on
+/dev/shm; on the host itself: mount -o remount,size=50% /dev/shm.
+
+When it is wrong
+----------------
+How much NCCL takes depends on the GPUs: on hosts with NVSwitch, where ranks reach each other
+directly, less is expected of it. Where collectives were seen to work with too little room, that is
+a warning only. gloo needs nothing there; DataLoader without workers neither.
+
+References
+----------
+NCCL user guide, troubleshooting (shared memory); NVIDIA/nccl issues 290, 525 and 1518; PyTorch
+README (Docker image, --shm-size).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    OutcomeStatus,
+    Rank,
+    Severity,
+    Where,
+    nccl_settings,
+)
+
+SHM_TOO_SMALL = Kind(
+    code="shm-too-small",
+    layer=Layer.HOST,
+    title="Too little room in /dev/shm",
+    why="NCCL passes data between the ranks of a host through it, and DataLoader workers their "
+    "batches: the first file that does not fit ends the job.",
+    fix="docker run --shm-size=16g, or --ipc=host; Kubernetes: an emptyDir with medium: Memory on "
+    "/dev/shm; else mount -o remount,size=50% /dev/shm",
+)
+SHM_STALE = Kind(
+    code="shm-stale",
+    layer=Layer.HOST,
+    title="Files of dead processes in /dev/shm",
+    why="A process that was killed leaves its files there; they take memory until the next boot.",
+    fix="rm the files that no process has open (fuser -v /dev/shm/nccl-*)",
+    severity=Severity.INFO,
+)
+
+_MIB = 1 << 20
+_SEGMENT = 9_637_892
+"""Bytes of one channel between two ranks, with NCCL's default buffers (4 MiB, 4.7 MiB, 0.5 MiB)."""
+_CHANNELS = 2
+"""The fewest that NCCL uses between the GPUs of a host."""
+_SMALLEST = 4_194_660
+"""Bytes of the file that NCCL's user guide shows: what it makes where GPUs are joined directly."""
+_COMFORT = 1 << 30
+"""Below it, more channels, groups or DataLoader workers are likely to find no room."""
+_WORKERS = 16 * _MIB
+"""A few batches of DataLoader workers."""
+_OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-")
+_NAMED = 5
+
+
+class SharedMemory(Check):
+    """What /dev/shm has, and what a real allocation says."""
+
+    name = "shared_memory"
+    layer = Layer.HOST
+    kinds = (SHM_TOO_SMALL, SHM_STALE)
+    folder: ClassVar[Path] = Path("/dev/shm")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Bytes: `size` and `free` of the file system, `needed` of the backend at least; `error` of
+        an allocation of that much, or empty. `stale`: names and bytes of files that no process that
+        can be seen has open.
+        """
+        needed = _needed(ctx)
+        facts: dict[str, Any] = {"size": None, "free": None, "needed": needed}
+        try:
+            room = os.statvfs(self.folder)
+        except OSError as error:
+            return {**facts, "error": _words(error), "stale": []}
+        facts |= {"size": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
+        ctx.breadcrumb("allocating shared memory", bytes=max(needed, 1))
+        went_wrong = _allocate(self.folder, max(needed, 1))
+        return {**facts, "error": went_wrong, "stale": _stale(self.folder)}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Too little for the backend, or for comfort; and what is left over."""
+        for rank, facts in cluster.facts(self.name):
+            where = Where(hosts=(rank.host.label,))
+            size, free = facts["size"], facts["free"]
+            seen = "no /dev/shm" if size is None else f"{_mib(free)} free of {_mib(size)}"
+            severity = _severity(cluster, rank, facts)
+            if severity is not None:
+                need = f", {_mib(facts['needed'])} needed" if facts["needed"] else ""
+                said = f" ({facts['error']})" if facts["error"] else ""
+                yield Finding(
+                    SHM_TOO_SMALL,
+                    seen + need + said,
+                    where,
+                    {"size": size, "free": free, "needed": facts["needed"]},
+                    severity=severity,
+                    confidence=Confidence.CERTAIN if facts["error"] else Confidence.LIKELY,
+                )
+            if facts["stale"]:
+                names = [name for name, _ in facts["stale"]]
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                total = sum(size for _, size in facts["stale"])
+                yield Finding(
+                    SHM_STALE,
+                    f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}",
+                    where,
+                    {"files": facts["stale"][: 4 * _NAMED]},
+                    confidence=Confidence.LIKELY,
+                )
+
+
+def _needed(ctx: Context) -> int:
+    """Bytes that the ranks of this host need at least."""
+    ranks = ctx.launch.local_world_size or 1
+    settings = nccl_settings(ctx.env)
+    disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
+    if ctx.backend != "nccl" or disabled:
+        return 0
+    direct = ranks == 1 or any(Path("/dev").glob("nvidia-nvswitch*"))
+    return ranks * (_SMALLEST if direct else _CHANNELS * _SEGMENT)
+
+
+def _allocate(folder: Path, size: int) -> str:
+    """Allocate, and give back; the words of what went wrong, or empty.
+
+    The file has no name from the start, so that nothing is left of it however this process ends.
+    """
+    try:
+        handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR):  # an old kernel, or an odd file system
+            return ""
+        return _words(error)
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        return _words(error)
+    finally:
+        os.close(handle)
+    return ""
+
+
+def _stale(folder: Path) -> list[tuple[str, int]]:
+    """Our own files of NCCL and torch that no process we can see has open or mapped: name, bytes.
+
+    Where /dev/shm is shared with other containers, their processes are not seen.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    for path in folder.iterdir():
+        try:
+            stat = path.lstat()
+        except OSError:  # gone by now
+            continue
+        if _OURS.match(path.name) and stat.st_uid == os.getuid():
+            found[str(path)] = path.name, stat.st_blocks * 512
+    for process in Path("/proc").glob("[0-9]*") if found else ():
+        try:
+            held = {os.readlink(handle) for handle in (process / "fd").iterdir()}
+            maps = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # of another user, or gone
+            continue
+        held |= {line.split(maxsplit=5)[-1] for line in maps}
+        for name in held & found.keys():
+            del found[name]
+    return sorted(found.values())
+
+
+def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severity | None:
+    if facts["needed"] and facts["error"]:
+        return Severity.WARN if _has_worked(cluster, rank) else Severity.FAIL
+    floor = _COMFORT if cluster.backend == "nccl" else _WORKERS
+    low = facts["error"] or facts["free"] is None or facts["free"] < floor
+    return Severity.WARN if low else None
+
+
+def _has_worked(cluster: Cluster, rank: Rank) -> bool:
+    """Whether the ranks of this host were seen to do collectives with all others."""
+    seen = [e for e in cluster.evidence("collectives", "world") if e.host.id == rank.host.id]
+    return bool(seen) and all(e.outcome.status is OutcomeStatus.OK for e in seen)
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.0f} MiB" if size >= 10 * _MIB else f"{size / _MIB:.1f} MiB"
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

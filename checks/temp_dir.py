@@ -1,0 +1,145 @@
+"""Can temporary files be made where this job will make them?
+
+What it checks
+--------------
+The folder that TMPDIR, TEMP or TMP names, or else /tmp: whether a file can really be made there,
+how much room is left, and whether a path in it is short enough for a socket. Everything that is
+made is removed at once.
+
+Why it matters
+--------------
+torchrun keeps its error files there, torch.compile and Triton what they compile, DataLoader workers
+and multiprocessing their sockets. Where no temporary folder can be written to, Python ends the
+program with `No usable temporary directory found`; a variable that names a bad one is passed over
+in silence by Python, and not by other programs.
+
+How to fix
+----------
+mkdir -p the folder, or export TMPDIR=/tmp (a folder on a local disk with some gigabytes free).
+
+When it is wrong
+----------------
+Variables of single libraries (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR) may lead elsewhere; these
+folders are not looked at. Quotas do not show in the free space.
+
+References
+----------
+Python documentation, tempfile.gettempdir; unix(7) (length of sun_path).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Where,
+)
+
+TEMP_DIR_UNWRITABLE = Kind(
+    code="temp-dir-unwritable",
+    layer=Layer.HOST,
+    title="The folder for temporary files cannot be used",
+    why="torchrun, torch.compile, Triton and DataLoader workers keep files and sockets there.",
+    fix="export TMPDIR=/tmp, or a folder that is there, is yours and has room",
+)
+
+_VARIABLES = ("TMPDIR", "TEMP", "TMP")
+_MIB = 1 << 20
+_ROOM = 100 * _MIB
+"""Less than what compiling one model leaves behind."""
+_SOCKET = "pymp-12345678/listener-12345678"
+"""What multiprocessing makes in the folder."""
+
+
+class TempDir(Check):
+    """A file and a socket, made where Python will make them."""
+
+    name = "temp_dir"
+    layer = Layer.HOST
+    kinds = (TEMP_DIR_UNWRITABLE,)
+    usual: ClassVar[tuple[str, ...]] = ("/tmp", "/var/tmp", "/usr/tmp")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`tried`: [variable or empty, folder, error or empty] in Python's order, up to the first
+        folder that works. `free`: bytes there. `socket`: what is wrong with a socket there.
+        """
+        told = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
+        tried = []
+        for name, folder in [*told, *(("", folder) for folder in (*self.usual, os.getcwd()))]:
+            ctx.breadcrumb("making a file", folder=folder)
+            error = _make_file(folder)
+            tried.append([name, folder, error])
+            if not error:
+                room = os.statvfs(folder)
+                free = room.f_bavail * room.f_frsize
+                return {"tried": tried, "free": free, "socket": _make_socket(folder)}
+        return {"tried": tried, "free": None, "socket": ""}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """No folder at all fails; one that was asked for and not used, or is full, is a risk."""
+        for rank, facts in cluster.facts(self.name):
+            bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
+            used = facts["tried"][-1][1]
+            told = [entry for entry in facts["tried"] if entry[0] and entry[2]]
+            severity, said = Severity.WARN, ""
+            if facts["free"] is None:
+                severity, said = Severity.FAIL, "; ".join(bad)
+            elif told:
+                said = f"{'; '.join(bad[: len(told)])} (Python uses {used} instead)"
+            elif facts["free"] < _ROOM:
+                said = f"{facts['free'] / _MIB:.0f} MiB free in {used}"
+                severity = Severity.WARN if cluster.backend == "nccl" else Severity.INFO
+            elif facts["socket"]:
+                said = f"no socket can be made in {used}: {facts['socket']}"
+            if said:
+                yield Finding(
+                    TEMP_DIR_UNWRITABLE,
+                    said,
+                    Where(hosts=(rank.host.label,)),
+                    {"tried": facts["tried"], "free": facts["free"]},
+                    fix=f"mkdir -p {told[0][1]}, or export {told[0][0]}=/tmp" if told else "",
+                    severity=severity,
+                )
+
+
+def _named(variable: str) -> str:
+    return f"{variable}=" if variable else ""
+
+
+def _make_file(folder: str) -> str:
+    """The words of what is wrong, or empty."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"nccl-doctor")
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _make_socket(folder: str) -> str:
+    """The words of what is wrong, or empty. Nothing is made where the path is too long."""
+    with closing(socket.socket(socket.AF_UNIX)) as sock:
+        try:
+            with tempfile.TemporaryDirectory(dir=folder) as inside:
+                length = len(os.fsencode(os.path.join(os.path.abspath(folder), _SOCKET)))
+                # As long as the real one, whatever this folder is called.
+                path = Path(inside) / "x"
+                path = path.with_name("x" * max(1, length - len(os.fsencode(inside)) - 1))
+                sock.bind(str(path))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""

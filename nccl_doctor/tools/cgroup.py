@@ -1,0 +1,128 @@
+"""Limits that control groups, version 1 or 2, put on this process, and what is used of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_NO_LIMIT = 1 << 60
+"""Version 1 writes the largest multiple of a page for `no limit`."""
+
+
+def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
+    """The tightest limit of this process's groups and of those above them, as far as they show.
+
+    Returns: `memory` = {`limit`, `used`} in bytes, of the group that has the least left; page cache
+    that the kernel would give up is not counted as used. `pids` = {`limit`, `used`} in tasks.
+    `oom_kills` = processes that were killed for lack of memory. `cpus` = CPUs' worth of time.
+    `cpuset` = number of CPUs that the group may use. None where there is no limit, or nothing can
+    be read.
+    """
+    groups = _Groups(root)
+    quotas = [quota for folder in groups.folders("cpu") if (quota := _quota(folder)) is not None]
+    return {
+        "memory": _tightest(map(_memory, groups.folders("memory"))),
+        "pids": _tightest(map(_pids, groups.folders("pids"))),
+        "oom_kills": next(map(_oom_kills, groups.folders("memory"))),
+        "cpus": min(quotas, default=None),
+        "cpuset": next(map(_cpuset, groups.folders("cpuset"))),
+    }
+
+
+class _Groups:
+    """Where the groups of this process are mounted."""
+
+    def __init__(self, root: Path) -> None:
+        self._mount = root / "sys/fs/cgroup"
+        self._paths: dict[str, str] = {}
+        for line in _text(root / "proc/self/cgroup").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            for controller in controllers.split(","):
+                self._paths[controller] = path
+
+    def folders(self, controller: str) -> Iterator[Path]:
+        """The group of this process, then those above it."""
+        unified = (self._mount / "cgroup.controllers").exists()
+        mount = self._mount if unified else self._mount / controller
+        inside = self._paths.get("" if unified else controller, "/").strip("/")
+        folder = mount / inside
+        if ".." in folder.parts or not folder.is_dir():  # the path is that of another namespace
+            folder = mount
+        yield folder
+        while folder != mount:
+            folder = folder.parent
+            yield folder
+
+
+Usage = dict[str, int]
+
+
+def _tightest(usages: Iterator[Usage | None]) -> Usage | None:
+    known = [usage for usage in usages if usage is not None]
+    return min(known, key=lambda usage: usage["limit"] - usage["used"], default=None)
+
+
+def _memory(folder: Path) -> Usage | None:
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, now = _number(folder / limit), _number(folder / used)
+        if most is not None and now is not None:
+            spare = _table(folder / "memory.stat").get(cache, 0)
+            return {"limit": most, "used": max(0, now - spare)}
+    return None
+
+
+def _pids(folder: Path) -> Usage | None:
+    most, now = _number(folder / "pids.max"), _number(folder / "pids.current")
+    return None if most is None or now is None else {"limit": most, "used": now}
+
+
+def _oom_kills(folder: Path) -> int | None:
+    for name in ("memory.events", "memory.oom_control"):
+        if (count := _table(folder / name).get("oom_kill")) is not None:
+            return count
+    return None
+
+
+def _quota(folder: Path) -> float | None:
+    words = _text(folder / "cpu.max").split()
+    if len(words) == 2:
+        quota, period = (int(word) if word.isdigit() else None for word in words)
+    else:
+        quota = _number(folder / "cpu.cfs_quota_us")
+        period = _number(folder / "cpu.cfs_period_us")
+    return round(quota / period, 2) if quota and period else None
+
+
+def _cpuset(folder: Path) -> int | None:
+    names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
+    text = next((text for name in names if (text := _text(folder / name).strip())), "")
+    count = 0
+    with suppress(ValueError):
+        for part in text.split(",") if text else ():
+            first, _, last = part.partition("-")
+            count += int(last or first) - int(first) + 1
+    return count or None
+
+
+def _number(path: Path) -> int | None:
+    """A limit or a count; None for `max`, -1 and what is as good as no limit."""
+    text = _text(path).strip()
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
+
+
+def _table(path: Path) -> dict[str, int]:
+    rows = (line.split() for line in _text(path).splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

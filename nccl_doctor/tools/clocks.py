@@ -1,0 +1,113 @@
+"""Wall clocks of hosts, compared over something that may be slow: with bounds, not guesses.
+
+Everybody writes down the time, posts it, waits for what the others posted, and writes down the time
+again. What was heard had been posted before: that alone bounds the difference of two clocks, from
+both sides. A slow road makes the bounds wide; it cannot make two equal clocks look different.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_TIMEX_BYTES = 256
+"""`struct timex` has 208."""
+_TIME_ERROR = 5
+"""Returned by adjtimex(2): the clock is not synchronized."""
+
+
+@dataclass(frozen=True)
+class Offset:
+    """How far a clock is ahead of another one, in seconds: surely between `low` and `high`."""
+
+    low: float
+    high: float
+
+    def __add__(self, other: Offset) -> Offset:
+        return Offset(self.low + other.low, self.high + other.high)
+
+    def __sub__(self, other: Offset) -> Offset:
+        return Offset(self.low - other.high, self.high - other.low)
+
+    @property
+    def middle(self) -> float:
+        """The best guess."""
+        return (self.low + self.high) / 2
+
+    @property
+    def error(self) -> float:
+        """How far it may be off the guess."""
+        return (self.high - self.low) / 2
+
+    @property
+    def at_least(self) -> float:
+        """By how much the clocks surely differ, whichever is ahead; 0 where they may be equal."""
+        return max(0.0, self.low, -self.high)
+
+
+Exchange = Sequence[Any]
+"""(time before posting, time after hearing, seats that were not heard)."""
+Reports = Mapping[int, Mapping[str, Any]]
+"""Seat → {`group`: first seat of its group, `exchanges`: those that it took part in, in order}."""
+
+
+def clock_offset(
+    of: int, of_exchanges: Iterable[Exchange], to: int, to_exchanges: Iterable[Exchange]
+) -> Offset | None:
+    """The clock of seat `of` against that of seat `to`; None where they did not hear each other."""
+    low, high = float("-inf"), float("inf")
+    for (sent, received, missed), (other_sent, other_received, other_missed) in zip(
+        of_exchanges, to_exchanges, strict=False
+    ):
+        if of not in other_missed:
+            low = max(low, sent - other_received)
+        if to not in missed:
+            high = min(high, received - other_sent)
+    if float("inf") in (high, -low):
+        return None
+    return Offset(min(low, high), max(low, high))  # crossed where a clock was set meanwhile
+
+
+def clock_offsets(reports: Reports, leaders: Reports) -> dict[int, Offset]:
+    """Every clock against that of one seat.
+
+    Args:
+        reports: of the round of all.
+        leaders: of the round of the first seats of groups, where there was more than one group.
+
+    Returns: seat → `Offset`; without those whose chain to the one seat is broken.
+    """
+    heads = [seat for seat, facts in reports.items() if facts["group"] == seat]
+    if not heads:
+        return {}
+    top = heads[0]
+    of_heads = {top: Offset(0.0, 0.0)}
+    for head in heads[1:]:
+        if head in leaders and top in leaders:
+            found = _between(head, top, leaders)
+            if found is not None:
+                of_heads[head] = found
+    result: dict[int, Offset] = {}
+    for seat, facts in reports.items():
+        head = facts["group"]
+        if head in of_heads:
+            own = Offset(0.0, 0.0) if seat == head else _between(seat, head, reports)
+            if own is not None:
+                result[seat] = own + of_heads[head]
+    return result
+
+
+def _between(of: int, to: int, reports: Reports) -> Offset | None:
+    return clock_offset(of, reports[of]["exchanges"], to, reports[to]["exchanges"])
+
+
+def clock_is_synchronized() -> bool | None:
+    """Whether the kernel says that something keeps its clock right; None where it does not say."""
+    try:
+        adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
+    except (OSError, AttributeError):
+        return None
+    state = adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))  # no mode set: it only reads
+    return None if state < 0 else bool(state != _TIME_ERROR)
