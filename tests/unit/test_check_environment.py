@@ -91,6 +91,7 @@ LOUD = [
     ({"NCCL_SOCKET_IFNAMES": "eth0"}, "env-unknown-variable", "warn", "NCCL_SOCKET_IFNAME?"),
     ({"NCLL_DEBUG": "INFO"}, "env-unknown-variable", "warn", "did you mean NCCL_DEBUG?"),
     ({"nccl_algo": "Ring"}, "env-unknown-variable", "warn", "did you mean NCCL_ALGO?"),
+    ({"NCCL_IB_ROCE_VERSION": "2"}, "env-unknown-variable", "warn", "not a variable of NCCL"),
     ({"NCCL_WHATEVER": "1"}, "env-unknown-variable", "warn", "not a variable of NCCL"),
     ({"NCCL_TIMEOUT": "600"}, "env-unknown-variable", "warn", "not a variable of NCCL"),
     ({"TORCH_DISTRBUTED_DEBUG": "OFF"}, "env-unknown-variable", "warn", "TORCH_DISTRIBUTED_DEBUG?"),
@@ -342,6 +343,9 @@ def test_a_value_in_a_file_is_found_by_its_line(conf: Path) -> None:
     assert f"line 2 of {conf} (NCCL_ALGO) has blanks or words beside the name" in messages
     assert f"line 3 of {conf} (TORCH_NCCL_NAN_CHECK) comes too late" in messages
     assert f"line 4 of {conf} is not NAME=VALUE" in messages
+    fixes = [each.fix for each in found]
+    assert f"in line 2 of {conf} write NCCL_ALGO=VALUE, with nothing around it" in fixes
+    assert "export TORCH_NCCL_NAN_CHECK=... in the environment of the job" in fixes
 
 
 def test_a_file_that_is_not_there() -> None:

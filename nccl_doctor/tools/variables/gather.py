@@ -23,8 +23,8 @@ def gather_variables(
     `variables`: name → `{"value", "origin", "line"}`, what is effective for the library that reads
     it: `origin` is `environment` or a file of NCCL's. Secrets are masked as in every report.
     `unknown`: names under the prefixes that are not in the table.
-    `faults`: `{"path", "line", "name", "fault"}`, see `ConfFault`; also a variable in a file that
-    its library does not read.
+    `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a file
+    that its library does not read is `misplaced`.
     """
     known = table()
     variables: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def gather_variables(
             fault = "comes too late: torch has read its own variables before NCCL reads this file"
             if row.library != "torch":
                 fault = "is not read from here: this is a file of NCCL's"
-            faults.append(_fault(setting.origin, setting.line, name, fault))
+            faults.append(_fault(setting.origin, setting.line, name, fault, misplaced=True))
             continue
         value = SET if row.kind == "url" else setting.value
         # A name of the table that no report may hold the value of is masked there as well.
@@ -50,8 +50,10 @@ def gather_variables(
     return {"variables": variables, "unknown": _unknown(known, settings), "faults": faults}
 
 
-def _fault(path: str, line: int, name: str, fault: str) -> dict[str, Any]:
-    return {"path": path, "line": line, "name": name, "fault": fault}
+def _fault(
+    path: str, line: int, name: str, fault: str, *, misplaced: bool = False
+) -> dict[str, Any]:
+    return {"path": path, "line": line, "name": name, "fault": fault, "misplaced": misplaced}
 
 
 def _unknown(known: Table, names: Iterable[str]) -> list[str]:

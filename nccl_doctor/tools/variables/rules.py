@@ -137,13 +137,14 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
                 Severity.WARN,
             )
             continue
-        what = f" ({fault['name']})" if fault["name"] else ""
+        place = f"line {fault['line']} of {fault['path']}"
+        name = fault["name"]
         yield Problem(
             BAD_VALUE,
-            f"line {fault['line']} of {fault['path']}{what} {fault['fault']}",
-            f"in line {fault['line']} of {fault['path']} write NAME=VALUE, with nothing around it"
-            if "blanks" in fault["fault"] or "NAME" in fault["fault"]
-            else f"export {fault['name']}=... in the environment of the job",
+            f"{place}{f' ({name})' if name else ''} {fault['fault']}",
+            f"export {name}=... in the environment of the job"
+            if fault["misplaced"]
+            else f"in {place} write {name or 'NAME'}=VALUE, with nothing around it",
             Severity.WARN,
         )
 
