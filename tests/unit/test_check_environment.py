@@ -240,6 +240,13 @@ def test_old_advice_is_not_repeated() -> None:
     assert "those of NCCL_SOCKET_IFNAME" in judge(both(GLOO_SOCKET_IFNAME="^docker0"))[0].message
 
 
+def test_a_value_that_torch_refuses_is_refused_under_an_old_name_that_loses() -> None:
+    env = {"NCCL_BLOCKING_WAIT": "on", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    assert ("env-bad-value", "fail") in told(judge([env, env]))
+    env = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"}
+    assert told(judge([env, env])) == {("env-deprecated", "warn")}
+
+
 def test_the_fix_is_what_to_type() -> None:
     assert fix_of({"NCCL_IB_DISABLE": "true"}, "env-bad-value") == "export NCCL_IB_DISABLE=1"
     assert fix_of({"DEEPSPEED_TIMEOUT": "1800"}, "env-bad-value") == "export DEEPSPEED_TIMEOUT=30"

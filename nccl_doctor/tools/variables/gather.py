@@ -23,8 +23,8 @@ def gather_variables(
     `variables`: name → `{"value", "origin", "line"}`, what is effective for the library that reads
     it: `origin` is `environment` or a file of NCCL's. Secrets are masked as in every report.
     `unknown`: names under the prefixes that are not in the table.
-    `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a file
-    that its library does not read is `misplaced`.
+    `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a
+    file that its library does not read is `misplaced`.
     """
     known = table()
     variables: dict[str, Any] = {}

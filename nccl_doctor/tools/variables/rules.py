@@ -28,12 +28,10 @@ def problems(view: View) -> Iterator[Problem]:
         text = view.text(row.name)
         if row.gone or row.deprecated_by:
             yield from _old_name(view, row)
-            if row.gone or view.is_set(row.deprecated_by):
-                continue  # what nobody reads has no value
         elif view.is_older(row.library, row.since):
             yield _too_new(view, row)
             continue
-        if text is not None:
+        if text is not None and not row.gone:
             yield from _value(view, row, text)
     yield from _retries(view)
     yield from _lets_loopback_in(view)
@@ -166,6 +164,8 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
             explained_by="interface-missing" if row.name == "GLOO_SOCKET_IFNAME" else None,
         )
         return
+    if row.deprecated_by and view.is_set(row.deprecated_by):
+        return  # torch reads an old name as well, and may refuse it, but the new one acts
     if row.limit is not None:
         yield from _limit(view, row, row.limit)
     for leftover in row.leftovers:
