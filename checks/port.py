@@ -189,9 +189,26 @@ class Port(Check):
             left_out = facts["server"] == "self" or not rank.host.joined
             # Check master_firewall names the rule, on the host that has it.
             if left_out and "knock" in facts and not any(explains_knock(t, facts) for t in theirs):
+                reason = _reason(cluster, rank, facts, unserved)
                 for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
-                    # Where rank 0 could not serve, the others meet a stranger, or nobody.
-                    yield finding.replaced(explained_by=unserved.get(facts["port"]))
+                    yield finding.replaced(explained_by=reason)
+
+
+def _reason(
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], unserved: Mapping[int, str]
+) -> str | None:
+    """Code of the finding, if it was made, for which no store can be met at the end of this road.
+
+    Another port than rank 0 serves, a port that it could not serve, or an address that is not its.
+    """
+    master = next((each for each in cluster.present if each.rank == 0), None)
+    if master is None or master.launch is None or master.host is rank.host:
+        return None
+    if master.launch.master_port != facts["port"]:
+        return "master-port-differs"
+    last = facts["knock"]["last"]
+    elsewhere = last and last["address"] not in master.host.addresses
+    return unserved.get(facts["port"]) or ("addr-not-on-master" if elsewhere else None)
 
 
 def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:

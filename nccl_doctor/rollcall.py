@@ -16,7 +16,7 @@ from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model import number_range
 
-LEAST_S = 3.0
+LEAST_S = 1.0
 """However long this host was busy with itself, the others have this time to sign in."""
 RANKS_S = 15.0
 """How long the other ranks of a host that is here may take: they are forked, not started."""

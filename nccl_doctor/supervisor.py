@@ -137,15 +137,16 @@ class Supervisor:
         if run.meeting:
             return Mailbox(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
         patience = run.options.join_timeout_s - (time.monotonic() - run.started)
+        serves = run.door.server == "self" and not run.door.error
         if road := self._broken_road():
-            if patience < SHORT_ROAD_S:  # the road was tried to the end
+            if patience < SHORT_ROAD_S and not serves:  # the road was tried to the end
                 raise MailboxLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
             patience = SHORT_ROAD_S
         patience = min(max(patience, SHORT_ROAD_S), run.left())
         doorkeeper.bound_resolver()
         master, port = str(run.launch.master_addr), run.launch.master_port or 0
         run.progress.say(f"signing in at {master}:{port}")
-        if run.door.server != "self" or run.door.error:
+        if not serves:
             return Mailbox(master, port, timeout_s=patience, prefix=prefix)
         # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
         # others cannot, and it is the one to say so. Unless another rank 0 serves there.

@@ -10,7 +10,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.model import Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 
@@ -43,9 +43,9 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     warnings from the group layer up, where it meets their place. What a judge said of its own
     findings stands, unless it names a code that nobody found, or found only as something less
     severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but for
-    this: what delays a job (`Kind.delays`) explains that a group looks hung there, where no failure
-    does, if nobody can be certain what hung it. A failure on rank 0's host that shuts everybody out
-    explains that hosts never came, unless one did come.
+    this: what delays a job (`Kind.delays`) explains that a host came too late, or that a group
+    looks hung there, where no failure does, if nobody can be certain what it was. A failure on
+    rank 0's host that shuts everybody out explains that hosts never came, unless one did come.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -143,8 +143,15 @@ def _explains(
     ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
 ) -> bool:
     symptom = is_of_a_group(finding.kind.layer)
-    if symptom and cause.kind.delays and not finding.kind.delays:
-        return finding.confidence is not Confidence.CERTAIN and ground.meets(cause_place, place)
+    if (
+        cause.kind.delays
+        and not finding.kind.delays
+        and finding.confidence is not Confidence.CERTAIN
+    ):
+        if symptom:
+            return ground.meets(cause_place, place)
+        if finding.kind.layer is Layer.RANKS:
+            return ground.covers(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False
     if cause.level is Severity.FAIL:
