@@ -13,6 +13,9 @@ from nccl_doctor.kinds import ENGINE_CODES
 from nccl_doctor.model import Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
+_OF_PROCESSES = (Layer.HOST, Layer.ENV)
+"""A limit or a variable may break a process, or choose an interface; it lets no packet pass."""
+
 
 def fold(findings: Iterable[Finding]) -> list[Finding]:
     """Unite findings that differ only in place and evidence; the order given does not matter.
@@ -39,13 +42,14 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     """Let the lowest broken layer explain what it covers.
 
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
-    group layer up it is enough that the places meet. A warning breaks no layer: it explains only
-    warnings from the group layer up, where it meets their place. What a judge said of its own
-    findings stands, unless it names a code that nobody found, or found only as something less
-    severe, or goes in a circle. So wherever there is a failure, one is left unexplained, but for
-    this: what delays a job (`Kind.delays`) explains that a host came too late, or that a group
-    looks hung there, where no failure does, if nobody can be certain what it was. A failure on
-    rank 0's host that shuts everybody out explains that hosts never came, unless one did come.
+    group layer up it is enough that the places meet. One of the host or the environment shuts no
+    port. A warning breaks no layer: it explains only warnings from the group layer up, where it
+    meets their place. What a judge said of its own findings stands, unless it names a code that
+    nobody found, or found only as something less severe, or goes in a circle. So wherever there is
+    a failure, one is left unexplained, but for this: what delays a job (`Kind.delays`) explains
+    that a host came too late, or that a group looks hung there, where no failure does, if nobody
+    can be certain what it was. A failure on rank 0's host that shuts everybody out explains that
+    hosts never came, unless one did come.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -153,6 +157,10 @@ def _explains(
         if finding.kind.layer is Layer.RANKS:
             return ground.covers(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
+        return False
+    if cause.kind.layer in _OF_PROCESSES and finding.kind.layer is Layer.PORT:
+        return False
+    if cause.kind.layer is Layer.ENV and cause.level is not Severity.FAIL:
         return False
     if cause.level is Severity.FAIL:
         if symptom:

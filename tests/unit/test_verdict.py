@@ -31,6 +31,7 @@ from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 
 HOST = kind("low-host", Layer.HOST)
+NAME = kind("low-name", Layer.NAME)
 ROUTE = kind("mid-route", Layer.ROUTE)
 PORT = kind("mid-port", Layer.PORT)
 RANKS = kind("host-gone", Layer.RANKS)
@@ -164,9 +165,9 @@ def test_a_group_elsewhere_is_not_explained():
 
 def test_the_lowest_layer_is_the_cause():
     got = explained(
-        Finding(PORT, "", at("nd1")), Finding(GROUP, "", at("nd1")), Finding(HOST, "", at("nd1"))
+        Finding(PORT, "", at("nd1")), Finding(GROUP, "", at("nd1")), Finding(NAME, "", at("nd1"))
     )
-    assert got == {"low-host": None, "mid-port": "low-host", "top-group": "low-host"}
+    assert got == {"low-name": None, "mid-port": "low-name", "top-group": "low-name"}
 
 
 def test_the_same_layer_explains_nothing():

@@ -46,3 +46,17 @@ def test_a_failure_explains_it_rather() -> None:
     found = explain([Finding(SLOW, "1 s", ND1), Finding(BLOCKED, "b", ND1), hang()], make_cluster())
     assert {each.code: each.explained_by for each in found}["hang"] == "blocked"
     assert [each.code for each in root_causes(found)] == ["blocked"]
+
+
+def test_a_variable_or_a_limit_does_not_shut_a_port() -> None:
+    for layer in (Layer.HOST, Layer.ENV):
+        fault = Kind("fault", layer, "t", "w", "f")
+        both = [Finding(fault, "x", ND1), Finding(BLOCKED, "b", ND1)]
+        assert sorted(roots(*both)) == ["blocked", "fault"]
+        assert roots(Finding(fault, "x", ND1), hang(Confidence.CERTAIN)) == ["fault"]
+
+
+def test_a_misspelt_variable_makes_no_link_slow() -> None:
+    typo = Kind("typo", Layer.ENV, "t", "w", "f", Severity.WARN)
+    slow = Kind("link", Layer.SPEED, "t", "w", "f", Severity.WARN)
+    assert sorted(roots(Finding(typo, "x", ND1), Finding(slow, "s", ND1))) == ["link", "typo"]
