@@ -1,0 +1,137 @@
+"""Limits of one host: memory, files, ports, CPUs, temporary files; and a clock that is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.lab import Lab, Run
+from tests.lab.reading import check_cause, check_clean, loud
+
+Shift = Callable[[int], dict[str, str]]
+
+needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
+
+
+# libfaketime of Debian 12 makes time.sleep of Python 3.11 fail (its issue 426).
+_WRONG_CLOCK = """
+import time
+right, right_ns = time.time, time.time_ns
+time.time = lambda: right() + {seconds}
+time.time_ns = lambda: right_ns() + {seconds} * 10**9
+"""
+
+
+@pytest.fixture
+def shift(tmp_path: Path) -> Shift:
+    """Variables that put the wall clock of Python programs wrong, and leave their timers alone."""
+
+    def variables(seconds: int) -> dict[str, str]:
+        folder = tmp_path / "clock"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(_WRONG_CLOCK.format(seconds=seconds))
+        inherited = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
+
+    return variables
+
+
+def check_risk(
+    run: Run, code: str, hosts: Sequence[str], ranks: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The run may go on, with one warning, at exactly this place."""
+    check_clean(run)
+    assert run.report is not None, str(run)
+    (found,) = loud(run.report)
+    assert found["code"] == code, str(run)
+    assert found["where"]["hosts"] == list(hosts), str(run)
+    assert found["where"]["ranks"] == list(ranks), str(run)
+    assert run.report["verdict"] == "warn", str(run)
+    assert set(run.codes) == {0}, str(run)
+    return dict(found)
+
+
+def test_a_small_shared_memory(lab: Lab) -> None:
+    lab["nd1"].call("mount", "-o", "remount,size=1m", "/dev/shm")
+    found = check_risk(lab.own_doctor(), "shm-too-small", ["nd1"])
+    assert found["message"].startswith("1.0 MiB free of 1.0 MiB")
+
+
+def test_a_shared_memory_that_nobody_can_write_to(lab: Lab) -> None:
+    lab["nd1"].call("mount", "-o", "remount,ro", "/dev/shm")
+    found = check_risk(lab.own_doctor(), "shm-too-small", ["nd1"])
+    assert "Read-only file system" in found["message"]
+
+
+def test_few_open_files(lab: Lab) -> None:
+    run = lab.own_doctor(wrap={"nd1": ["prlimit", "--nofile=128:128"]})
+    found = check_risk(run, "open-files-limit-low", ["nd1"])
+    assert "128 files may be open" in found["message"]
+    assert found["fix"].startswith("ulimit -n 65536 (as root")
+
+
+def test_a_read_only_temporary_folder(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    lab["nd1"].call("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder))
+    run = lab.own_doctor(per_host_env={"nd1": {"TMPDIR": str(folder)}})
+    found = check_risk(run, "temp-dir-unwritable", ["nd1"])
+    assert f"TMPDIR={folder}: Read-only file system" in found["message"]
+
+
+@needs_cores
+def test_all_ranks_of_a_host_on_one_core(lab: Lab) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    run = lab.own_doctor(wrap={"nd1": ["taskset", "--cpu-list", core]})
+    found = check_risk(run, "cpu-limit-low", ["nd1"], [2, 3])
+    assert found["message"].startswith(f"2 ranks on CPU {core} of ")
+
+
+def test_hardly_any_port(lab: Lab) -> None:
+    lab["nd1"].call("sh", "-c", "echo 50000 50039 > /proc/sys/net/ipv4/ip_local_port_range")
+    found = check_risk(lab.own_doctor(), "ports-exhausted", ["nd1"])
+    assert "of the 40 ports 50000–50039" in found["message"]
+
+
+def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
+    for host in lab.hosts:
+        host.call("sh", "-c", "echo 3 > /proc/sys/net/core/somaxconn")
+    found = check_risk(lab.own_doctor(), "listen-backlog-low", ["nd0"])
+    assert "net.core.somaxconn=3 for 4 ranks" in found["message"]
+
+
+def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    found = check_risk(
+        lab.own_doctor(nproc=1, per_host_env={"nd1": shift(42)}), "clock-skew", ["nd1"]
+    )
+    assert found["message"].startswith("42.")
+    assert "s ahead of the others" in found["message"]
+    assert found["confidence"] == "certain"
+
+
+def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab], shift: Shift) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(nproc=1, per_host_env={"nd0": shift(-42)})
+    found = check_risk(run, "clock-skew", ["nd0"])
+    assert "s behind the others" in found["message"]
+
+
+def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab, shift: Shift) -> None:
+    run = lab.own_doctor(nproc=1, per_host_env={"nd1": shift(42)})
+    found = check_risk(run, "clock-skew", ["nd0", "nd1"])
+    assert found["confidence"] == "possible"
+
+
+def test_a_wrong_clock_breaks_a_c10d_rendezvous(make_lab: Callable[..., Lab], shift: Shift) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(
+        nproc=1, per_host_env={"nd2": shift(42)}, job=["/nonexistent.py"], rendezvous="c10d"
+    )
+    check_clean(run)
+    check_cause(run, run.report, "clock-skew", hosts=["nd2"])
+    assert run.codes == [1, 1, 1], str(run)
