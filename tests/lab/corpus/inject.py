@@ -134,6 +134,24 @@ def strike(scene: Scene, host: Host, how: str) -> None:
     scene.strikes.append((host.name, signal.Signals[how]))
 
 
+@step
+def wrap(scene: Scene, host: Host, words: list[str]) -> None:
+    """Start a host's command behind other words: `prlimit …`, `taskset …`."""
+    scene.wrap[host.name] += words
+
+
+@step
+def shared_memory(scene: Scene, host: Host, options: str) -> None:
+    """Remount /dev/shm of a host."""
+    host.call("mount", "-o", f"remount,{options}", "/dev/shm")
+
+
+@step
+def sysctl(scene: Scene, host: Host, name: str, value: str) -> None:
+    """Set a kernel parameter of a host's network; `name` with slashes."""
+    host.call("sh", "-c", f"echo {value} > /proc/sys/{name}")
+
+
 # Names --------------------------------------------------------------------------------------------
 
 
@@ -245,6 +263,12 @@ def mtu_black_hole(scene: Scene) -> None:
 def firewall(scene: Scene, host: Host, rule: str) -> None:
     """One rule of the host for packets that come in by eth0."""
     faults.incoming(host, rule)
+
+
+@step
+def block_own_address(scene: Scene, host: Host) -> None:
+    """The host drops what it sends to its own address by loopback."""
+    faults.drop_own_address(host)
 
 
 # Interfaces and routes ----------------------------------------------------------------------------
