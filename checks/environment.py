@@ -113,6 +113,7 @@ DIFFERS = Kind(
     "Ranks that reckon with different algorithms, buffers or networks wait for each other for "
     "ever; other differences only make the slowest rank slower.",
     "Set the same value for all ranks, in one place.",
+    between=True,
 )
 TOO_SHORT = Kind(
     "timeout-too-short",

@@ -63,6 +63,7 @@ VERSION = Kind(
     "understand each other.",
     "Run the same image, or the same locked environment, on every host.",
     Severity.WARN,
+    between=True,
 )
 
 

@@ -93,7 +93,8 @@ class Kind:
     """A kind of finding: a stable code and the words that do not depend on the run.
 
     `fix` is what to type when the finding itself gives nothing more exact. A kind that `delays` may
-    cost a job so much time that a group seems to hang, though nothing is broken.
+    cost a job so much time that a group seems to hang, though nothing is broken. A kind `between`
+    hosts is a difference: it may break any of them, not only the odd one.
     """
 
     code: str
@@ -103,6 +104,7 @@ class Kind:
     fix: str
     severity: Severity = Severity.FAIL
     delays: bool = False
+    between: bool = False
 
 
 @dataclass(frozen=True)

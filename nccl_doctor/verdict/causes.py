@@ -42,8 +42,8 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     """Let the lowest broken layer explain what it covers.
 
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
-    group layer up it is enough that the places meet. One of the host or the environment shuts no
-    port. A warning breaks no layer: it explains only warnings from the group layer up, where it
+    group layer up it is enough that the places meet, and of a difference between hosts
+    (`Kind.between`) that it is there. One of the host or the environment shuts no port. A warning breaks no layer: it explains only warnings from the group layer up, where it
     meets their place. What a judge said of its own findings stands, unless it names a code that
     nobody found, or found only as something less severe, or goes in a circle. So wherever there is
     a failure, one is left unexplained, but for this: what delays a job (`Kind.delays`) explains
@@ -164,7 +164,7 @@ def _explains(
         return False
     if cause.level is Severity.FAIL:
         if symptom:
-            return ground.meets(cause_place, place)
+            return cause.kind.between or ground.meets(cause_place, place)
         return ground.covers(cause_place, place) or (
             cause.shuts_out and ground.shut_out(cause_place, place)
         )

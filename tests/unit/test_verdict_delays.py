@@ -56,6 +56,17 @@ def test_a_variable_or_a_limit_does_not_shut_a_port() -> None:
         assert roots(Finding(fault, "x", ND1), hang(Confidence.CERTAIN)) == ["fault"]
 
 
+def test_a_difference_may_break_whoever_meets_it() -> None:
+    odd = Kind("odd-one", Layer.ENV, "t", "w", "f", between=True)
+    crash = Kind("crash", Layer.COLLECTIVE, "t", "w", "f")
+    on_nd0 = Finding(crash, "SIGSEGV", Where(hosts=("nd0",), ranks=(0, 1)))
+    assert roots(Finding(odd, "x", ND1), on_nd0) == ["odd-one"]
+    assert sorted(roots(Finding(odd, "x", ND1), Finding(BLOCKED, "b", Where(hosts=("nd0",))))) == [
+        "blocked",
+        "odd-one",
+    ]
+
+
 def test_a_misspelt_variable_makes_no_link_slow() -> None:
     typo = Kind("typo", Layer.ENV, "t", "w", "f", Severity.WARN)
     slow = Kind("link", Layer.SPEED, "t", "w", "f", Severity.WARN)
