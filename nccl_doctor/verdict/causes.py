@@ -43,13 +43,14 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
 
     A failure explains failures and warnings of higher layers whose place lies in its own; from the
     group layer up it is enough that the places meet, and of a difference between hosts
-    (`Kind.between`) that it is there. One of the host or the environment shuts no port. A warning breaks no layer: it explains only warnings from the group layer up, where it
-    meets their place. What a judge said of its own findings stands, unless it names a code that
-    nobody found, or found only as something less severe, or goes in a circle. So wherever there is
-    a failure, one is left unexplained, but for this: what delays a job (`Kind.delays`) explains
-    that a host came too late, or that a group looks hung there, where no failure does, if nobody
-    can be certain what it was. A failure on rank 0's host that shuts everybody out explains that
-    hosts never came, unless one did come.
+    (`Kind.between`) that it is there. One of the host or the environment shuts no port. A warning
+    breaks no layer: it explains only warnings from the group layer up, where it meets their place.
+    What a judge said of its own findings stands, unless it names a code that nobody found, or found
+    only as something less severe, or goes in a circle. So wherever there is a failure, one is left
+    unexplained, but for this: what delays a job (`Kind.delays`) explains that a host came too late,
+    or that a group looks hung there, where no failure does, if nobody can be certain what it was. A
+    failure on rank 0's host that shuts everybody out explains that hosts never came, unless one did
+    come.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
