@@ -36,6 +36,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -187,15 +188,23 @@ def _stale(folder: Path) -> list[tuple[str, int]]:
         if _OURS.match(path.name) and stat.st_uid == os.getuid():
             found[str(path)] = path.name, stat.st_blocks * 512
     for process in Path("/proc").glob("[0-9]*") if found else ():
-        try:
-            held = {os.readlink(handle) for handle in (process / "fd").iterdir()}
-            maps = (process / "maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:  # of another user, or gone
-            continue
-        held |= {line.split(maxsplit=5)[-1] for line in maps}
-        for name in held & found.keys():
+        for name in _in_use(process) & found.keys():
             del found[name]
     return sorted(found.values())
+
+
+def _in_use(process: Path) -> set[str]:
+    """Paths that a process has open or mapped, as far as it may be looked at."""
+    paths = set()
+    try:
+        handles = list((process / "fd").iterdir())
+        maps = (process / "maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # of another user, or gone
+        return set()
+    for handle in handles:
+        with suppress(OSError):  # closed by now
+            paths.add(os.readlink(handle))
+    return paths | {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
 
 
 def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severity | None:

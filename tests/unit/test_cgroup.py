@@ -1,0 +1,97 @@
+"""Control groups as file trees: version 1, version 2, and what is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from nccl_doctor.tools.cgroup import cgroup_limits
+
+GIB = 1 << 30
+NOTHING = {"memory": None, "pids": None, "oom_kills": None, "cpus": None, "cpuset": None}
+
+
+def tree(root: Path, membership: str, files: Mapping[str, str]) -> Path:
+    for name, text in {"proc/self/cgroup": membership, **files}.items():
+        path = root / (name if name.startswith("proc") else f"sys/fs/cgroup/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_version_2_takes_the_tightest_of_a_group_and_those_above(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        "0::/pod/box\n",
+        {
+            "cgroup.controllers": "cpu memory pids\n",
+            "pod/memory.max": f"{4 * GIB}\n",
+            "pod/memory.current": f"{3 * GIB}\n",
+            "pod/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+            "pod/pids.max": "max\n",
+            "pod/pids.current": "9\n",
+            "pod/cpu.max": "150000 100000\n",
+            "pod/box/memory.max": "max\n",
+            "pod/box/memory.current": f"{3 * GIB}\n",
+            "pod/box/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
+            "pod/box/pids.max": "512\n",
+            "pod/box/pids.current": "40\n",
+            "pod/box/cpu.max": "max 100000\n",
+            "pod/box/cpuset.cpus.effective": "0-3,8\n",
+        },
+    )
+    assert cgroup_limits(root) == {
+        "memory": {"limit": 4 * GIB, "used": 3 * GIB - GIB // 2},
+        "pids": {"limit": 512, "used": 40},
+        "oom_kills": 2,
+        "cpus": 1.5,
+        "cpuset": 5,
+    }
+
+
+def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        "5:memory:/job\n4:cpu,cpuacct:/\n3:pids:/elsewhere/not/mounted\n2:cpuset:/\n0::/\n",
+        {
+            "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "memory/memory.usage_in_bytes": "1000\n",
+            "memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
+            "memory/job/memory.usage_in_bytes": f"{GIB}\n",
+            "memory/job/memory.stat": f"total_inactive_file {GIB // 4}\n",
+            "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n",
+            "cpu/cpu.cfs_quota_us": "50000\n",
+            "cpu/cpu.cfs_period_us": "100000\n",
+            "pids/pids.max": "100\n",
+            "pids/pids.current": "10\n",
+            "cpuset/cpuset.cpus": "2\n",
+        },
+    )
+    assert cgroup_limits(root) == {
+        "memory": {"limit": 2 * GIB, "used": GIB - GIB // 4},
+        "pids": {"limit": 100, "used": 10},
+        "oom_kills": 7,
+        "cpus": 0.5,
+        "cpuset": 1,
+    }
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    files = {
+        "cgroup.controllers": "",
+        "memory.max": "max",
+        "memory.current": "7",
+        "cpu.max": "max 100000",
+        "pids.max": "max",
+    }
+    assert cgroup_limits(tree(tmp_path, "0::/\n", files)) == NOTHING
+
+
+def test_what_cannot_be_read_is_none(tmp_path: Path) -> None:
+    assert cgroup_limits(tmp_path) == NOTHING
+    odd = {"cgroup.controllers": "", "cpuset.cpus.effective": "a-b", "cpu.max": "1 2 3"}
+    assert cgroup_limits(tree(tmp_path, "rubbish\n0::/../../box\n", odd)) == NOTHING
+
+
+def test_this_machine() -> None:
+    assert set(cgroup_limits()) == set(NOTHING)

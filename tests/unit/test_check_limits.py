@@ -1,0 +1,108 @@
+"""Limits on open files, locked memory and processes."""
+
+from __future__ import annotations
+
+import json
+import resource
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Context, Launch, Severity
+from nccl_doctor.checks.limits import Limits
+from tests.clusters import make_cluster
+from tests.findings import judge, only
+
+CHECK = Limits()
+KIB, GIB = 1024, 1 << 30
+NOTHING: dict[str, Any] = {
+    "files": None,
+    "files_hard": None,
+    "locked": None,
+    "rdma": [],
+    "processes": None,
+    "tasks": None,
+    "pids": None,
+    "local_ranks": 2,
+}
+
+
+def cluster(backend: str = "gloo", world: int = 4, bad: str = "nd1", **fields: Any) -> Cluster:
+    seen = dict.fromkeys(("nd0", "nd1", "nd2"), NOTHING)
+    seen[bad] = json.loads(json.dumps({**NOTHING, **fields}))
+    made = {"check": "limits", "by_host": seen, "backend": backend, "world_size": world}
+    return make_cluster(list(seen), **made)
+
+
+def test_no_limits_and_usual_limits_are_fine() -> None:
+    assert judge(CHECK, cluster()) == []
+    assert judge(CHECK, cluster(files=1024, files_hard=4096, world=256)) == []
+    assert judge(CHECK, cluster("nccl", rdma=["mlx5_0"])) == []
+    assert judge(CHECK, cluster("nccl", locked=64 * KIB)) == []
+    assert judge(CHECK, cluster(processes=4096, tasks=100)) == []
+
+
+def test_fewer_files_than_gloo_has_sockets_stop_it() -> None:
+    bad = cluster(files=1024, files_hard=1024, world=2048)
+    found = only(CHECK, bad, "open-files-limit-low", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert "1024 files may be open" in found.message
+    assert "as root" in found.fix
+
+
+def test_nccl_needs_them_where_the_store_is() -> None:
+    for bad, severity in (("nd0", Severity.FAIL), ("nd1", Severity.WARN)):
+        made = cluster("nccl", world=2048, bad=bad, files=1024, files_hard=100_000)
+        found = only(CHECK, made, "open-files-limit-low", hosts=[bad])
+        assert found.level is severity
+        assert found.fix == "ulimit -n 100000"
+
+
+def test_few_files_are_a_risk_for_a_small_job() -> None:
+    found = only(CHECK, cluster(files=200), "open-files-limit-low", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert found.fix == "ulimit -n 65536"
+
+
+@pytest.mark.parametrize(
+    ("locked", "severity"), [(64 * KIB, Severity.FAIL), (GIB // 2, Severity.WARN), (GIB, None)]
+)
+def test_rdma_needs_locked_memory(locked: int, severity: Severity | None) -> None:
+    made = cluster("nccl", locked=locked, rdma=["mlx5_0"])
+    if severity is None:
+        assert judge(CHECK, made) == []
+        return
+    found = only(CHECK, made, "memlock-limit-low", hosts=["nd1"])
+    assert found.level is severity
+    assert found.message.endswith("RDMA on mlx5_0")
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"processes": 1000, "tasks": 990}, {"pids": {"limit": 1000, "used": 990}}],
+)
+def test_no_room_for_threads_stops_the_ranks(limit: dict[str, Any]) -> None:
+    found = only(CHECK, cluster(**limit), "process-limit-low", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert "is 1000, 990 in use: 10 left for 2 ranks" in found.message
+
+
+def test_the_tighter_one_is_named_and_nccl_needs_more() -> None:
+    limits: dict[str, Any] = {"processes": 2000, "tasks": 1000, "pids": {"limit": 200, "used": 100}}
+    assert judge(CHECK, cluster(**limits)) == []
+    found = only(CHECK, cluster("nccl", **limits), "process-limit-low", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert found.message.startswith("pids.max of the cgroup is 200")
+
+
+def test_this_process() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 300), hard))
+    try:
+        seen = CHECK.observe(Context(launch=Launch(), env={"NCCL_CONF_FILE": "/nonexistent"}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert set(seen) == set(NOTHING)
+    assert seen["files"] == min(soft, 300)
+    assert seen["rdma"] == []  # gloo does not use it
+    json.dumps(seen)

@@ -1,0 +1,150 @@
+"""Room in /dev/shm: real allocations, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
+from nccl_doctor.checks.shared_memory import SharedMemory
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.findings import judge, only
+
+CHECK = SharedMemory()
+MIB = 1 << 20
+FULL = "No space left on device"
+
+
+def facts(size: int = 16384, needed: int = 147, **fields: Any) -> dict[str, Any]:
+    seen = {"size": size * MIB, "free": size * MIB, "needed": needed * MIB}
+    return {**seen, "error": "", "stale": [], **fields}
+
+
+def cluster(bad: dict[str, Any], backend: str = "nccl") -> Cluster:
+    seen = {"nd0": facts(), "nd1": json.loads(json.dumps(bad)), "nd2": facts()}
+    return make_cluster(list(seen), check="shared_memory", by_host=seen, backend=backend)
+
+
+def test_a_gibibyte_is_enough() -> None:
+    assert judge(CHECK, cluster(facts(1024))) == []
+    assert judge(CHECK, cluster(facts(64, needed=0), backend="gloo")) == []
+
+
+def test_what_cannot_be_allocated_stops_nccl() -> None:
+    bad = cluster(facts(64, error=FULL))
+    found = only(CHECK, bad, "shm-too-small", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert found.message == f"64 MiB free of 64 MiB, 147 MiB needed ({FULL})"
+    assert "--shm-size" in found.kind.fix
+
+
+@pytest.mark.parametrize(
+    ("status", "severity"),
+    [(OutcomeStatus.OK, Severity.WARN), (OutcomeStatus.RAISED, Severity.FAIL)],
+)
+def test_but_not_where_collectives_were_seen_to_work(
+    status: OutcomeStatus, severity: Severity
+) -> None:
+    bad = cluster(facts(64, error=FULL))
+    for seat in range(6):
+        ended = outcome(Outcome(status if seat == 3 else OutcomeStatus.OK))
+        bad = change_rank(bad, seat, facts={"collectives": {"world": ended}})
+    (found,) = judge(CHECK, bad)
+    assert found.level is severity
+
+
+def test_docker_s_default_is_a_risk_where_the_least_fits() -> None:
+    found = only(CHECK, cluster(facts(64, needed=37)), "shm-too-small", hosts=["nd1"])
+    assert found.level is Severity.WARN
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        facts(1, needed=0),
+        facts(64, needed=0, error="Read-only file system"),
+        {**facts(needed=0), "size": None, "free": None, "error": "No such file or directory"},
+    ],
+)
+def test_without_nccl_it_is_a_risk_for_workers_only(bad: dict[str, Any]) -> None:
+    found = only(CHECK, cluster(bad, backend="gloo"), "shm-too-small", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert found.message.startswith("no /dev/shm" if bad["size"] is None else "")
+
+
+def test_what_the_dead_left_is_told() -> None:
+    stale = [[f"nccl-{i}", 9 * MIB] for i in range(7)]
+    found = only(CHECK, cluster(facts(stale=stale)), "shm-stale", hosts=["nd1"])
+    assert found.level is Severity.INFO
+    assert found.message.startswith("63 MiB in nccl-0, ")
+    assert found.message.endswith("nccl-4 and 2 more")
+
+
+# Observing ----------------------------------------------------------------------------------------
+
+
+class Here(SharedMemory):
+    """The check, of another folder."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(Here, "folder", tmp_path)
+    return tmp_path
+
+
+def observe(backend: str = "gloo", ranks: int = 2, env: dict[str, str] | None = None) -> Any:
+    launch = replace(Launch(), local_world_size=ranks)
+    quiet = {"NCCL_CONF_FILE": "/nonexistent", **(env or {})}
+    return Here().observe(Context(launch=launch, env=quiet, backend=backend))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_it_really_allocates_and_leaves_nothing(folder: Path) -> None:
+    seen = observe("nccl", 2)
+    assert seen["error"] == ""
+    assert seen["needed"] == 2 * 2 * 9_637_892
+    assert seen["size"] >= seen["free"] > 0
+    with largest_file(MIB):
+        assert observe("nccl", 2)["error"] == "File too large"
+        assert observe("gloo")["error"] == ""
+    assert list(folder.iterdir()) == []
+
+
+def test_one_rank_or_no_shared_memory_needs_little(folder: Path) -> None:
+    assert observe("nccl", 1)["needed"] == 4_194_660
+    assert observe("nccl", 8, {"NCCL_SHM_DISABLE": "1"})["needed"] == 0
+    assert observe("gloo", 8)["needed"] == 0
+
+
+def test_a_folder_that_is_not_there(folder: Path) -> None:
+    folder.rmdir()
+    assert observe()["size"] is None
+    assert observe()["error"] == "No such file or directory"
+
+
+def test_files_that_somebody_has_open_are_not_stale(folder: Path) -> None:
+    for name in ("nccl-dead", "nccl-held", "torch_1_2", "mine.txt"):
+        (folder / name).write_bytes(b"x" * 5000)
+    with (folder / "nccl-held").open("rb"):
+        stale = observe()["stale"]
+    assert [name for name, _ in stale] == ["nccl-dead", "torch_1_2"]
+    assert all(size >= 5000 for _, size in stale)
+    assert sorted(os.listdir(folder)) == ["mine.txt", "nccl-dead", "nccl-held", "torch_1_2"]

@@ -1,0 +1,110 @@
+"""Temporary folders: real files and sockets, and what is said of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Context, Launch, Severity
+from nccl_doctor.checks.temp_dir import TempDir
+from tests.clusters import make_cluster
+from tests.findings import judge, only
+
+CHECK = TempDir()
+MIB = 1 << 20
+
+
+def facts(*tried: tuple[str, str, str], free: int | None = 5000, sock: str = "") -> dict[str, Any]:
+    room = None if free is None else free * MIB
+    return {"tried": [list(entry) for entry in tried], "free": room, "socket": sock}
+
+
+FINE = facts(("", "/tmp", ""))
+
+
+def cluster(bad: dict[str, Any], backend: str = "gloo") -> Cluster:
+    seen = {"nd0": FINE, "nd1": bad, "nd2": FINE}
+    return make_cluster(list(seen), check="temp_dir", by_host=seen, backend=backend)
+
+
+def test_a_folder_that_works_is_fine() -> None:
+    assert judge(CHECK, cluster(facts(("TMPDIR", "/scratch", "")))) == []
+
+
+def test_a_bad_variable_is_a_risk() -> None:
+    bad = facts(("TMPDIR", "/scratch", "Read-only file system"), ("", "/tmp", ""))
+    found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert found.message == "TMPDIR=/scratch: Read-only file system (Python uses /tmp instead)"
+    assert found.fix == "mkdir -p /scratch, or export TMPDIR=/tmp"
+
+
+def test_no_folder_at_all_fails() -> None:
+    bad = facts(("", "/tmp", "No space left on device"), ("", "/app", "nope"), free=None)
+    found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert found.message == "/tmp: No space left on device; /app: nope"
+
+
+def test_a_full_one_is_a_risk_where_much_is_compiled() -> None:
+    bad = facts(("", "/tmp", ""), free=40)
+    for backend, severity in (("gloo", Severity.INFO), ("nccl", Severity.WARN)):
+        found = only(CHECK, cluster(bad, backend), "temp-dir-unwritable", hosts=["nd1"])
+        assert found.level is severity
+        assert found.message == "40 MiB free in /tmp"
+
+
+def test_a_path_that_is_too_long_for_sockets() -> None:
+    bad = facts(("TMPDIR", "/long", ""), sock="AF_UNIX path too long")
+    found = only(CHECK, cluster(bad), "temp-dir-unwritable", hosts=["nd1"])
+    assert found.level is Severity.WARN
+
+
+def observe(monkeypatch: pytest.MonkeyPatch, usual: Path, **env: str) -> Any:
+    monkeypatch.setattr(TempDir, "usual", (str(usual),))
+    return CHECK.observe(Context(launch=Launch(), env=env))
+
+
+def test_it_tries_in_python_s_order_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, gone = tmp_path / "usual", tmp_path / "gone"
+    usual.mkdir()
+    seen = observe(monkeypatch, usual, TMP=str(gone), TMPDIR=str(tmp_path / "file"), TEMP="")
+    assert seen["tried"] == [
+        ["TMPDIR", str(tmp_path / "file"), "No such file or directory"],
+        ["TMP", str(gone), "No such file or directory"],
+        ["", str(usual), ""],
+    ]
+    assert seen["free"] > 0
+    assert list(usual.iterdir()) == []
+
+
+def test_sockets_are_tried_at_the_length_that_they_will_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = Path("/tmp") / tmp_path.name  # pytest's own path may be long
+    fits, long = base / "a", base / ("b" * 70)
+    long.mkdir(parents=True)
+    fits.mkdir()
+    try:
+        assert observe(monkeypatch, fits)["socket"] == ""
+        assert "too long" in observe(monkeypatch, long)["socket"]
+        assert list(long.iterdir()) == []
+    finally:
+        fits.rmdir()
+        long.rmdir()
+        base.rmdir()
+
+
+def test_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    inside.rmdir()
+    monkeypatch.setattr("os.getcwd", lambda: str(inside))
+    seen = observe(monkeypatch, tmp_path / "gone")
+    assert seen["free"] is None
+    assert len(seen["tried"]) == 2
