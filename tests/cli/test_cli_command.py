@@ -1,0 +1,124 @@
+"""`run … -- COMMAND`: what is read from it, when it runs, and with what environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.program import CLEAN, program
+from tests.ranks.ranks import free_port
+
+Done = subprocess.CompletedProcess[str]
+QUICK = ("--backend", "gloo", "--select", "ranks,torch_import,interfaces")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+# One write for each line: the ranks share the pipe.
+PRINTS = """
+import os
+
+os.write(1, "job {RANK} of {WORLD_SIZE}\\n".format(**os.environ).encode())
+"""
+
+
+@pytest.fixture
+def examine(tmp_path: Path) -> Callable[..., tuple[Done, dict[str, Any]]]:
+    """Run with this command; what it did, and the report."""
+
+    def run_it(
+        *command: str, options: Sequence[str] = (), **more: Any
+    ) -> tuple[Done, dict[str, Any]]:
+        path = tmp_path / "report.json"
+        done = program(
+            *("run", "--quiet", "--json", str(path), *QUICK, *options, "--", *command),
+            cwd=tmp_path,
+            **more,
+        )
+        return done, json.loads(path.read_text())
+
+    return run_it
+
+
+def alone() -> list[str]:
+    """Options of a run that shares no port with another test's."""
+    return ["--nproc-per-node", "2", "--master-port", str(free_port())]
+
+
+def test_the_command_follows_a_good_verdict_with_its_own_exit_code(examine):
+    done, report = examine("sh", "-c", "echo follows; exit 7", options=alone())
+    assert report["verdict"] == "pass"
+    assert done.returncode == 7, done
+    assert done.stdout.splitlines()[-1] == "follows"
+
+
+def test_its_environment_is_the_one_that_we_were_given(examine):
+    done, _ = examine("printenv", options=alone(), env={"MARK": "1"})
+    after = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert after["MARK"] == "1"
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCH_CPP_LOG_LEVEL")
+    assert not [name for name in names if name in after]
+    assert after["RES_OPTIONS"] == CLEAN["RES_OPTIONS"]
+
+
+def test_it_does_not_follow_a_failure(examine):
+    done, report = examine(
+        "echo", "follows", options=alone(), env={"GLOO_SOCKET_IFNAME": "no-such-nic"}
+    )
+    assert report["verdict"] == "fail"
+    assert done.returncode == 1
+    assert "follows" not in done.stdout
+
+
+def test_its_arguments_are_not_recorded(examine):
+    _, report = examine("true", "--token", "secret", options=alone())
+    assert report["run"]["command"].endswith(" -- true …")
+    assert "secret" not in json.dumps(report)
+
+
+def test_the_topology_is_read_from_torchrun(examine, tmp_path):
+    (tmp_path / "job.py").write_text(PRINTS)
+    done, report = examine(*TORCHRUN, "--nproc-per-node", "3", "job.py")
+    assert done.returncode == 0, done
+    assert report["run"]["world_size"] == 3
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("job"))
+    assert said == [f"job {rank} of 3" for rank in range(3)]
+
+
+def test_what_the_line_sets_for_its_ranks_is_examined(examine, tmp_path):
+    (tmp_path / "job.py").write_text(PRINTS)
+    line = ("env", "GLOO_SOCKET_IFNAME=no-such-nic", *TORCHRUN, "job.py")
+    done, report = examine(*line)
+    assert done.returncode == 1
+    assert [root["code"] for root in report["root_causes"]] == ["interface-missing"]
+
+
+def test_a_hostfile_of_deepspeed_goes_over_ssh(tmp_path):
+    """The first host cannot be reached: so the examination went there, and the job did not."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        '#!/bin/sh\necho "ssh: connect to host a port 22: Connection refused" >&2\nexit 255\n'
+    )
+    ssh.chmod(0o755)
+    deepspeed = ssh.with_name("deepspeed")
+    deepspeed.write_text("#!/bin/sh\necho follows\n")
+    deepspeed.chmod(0o755)
+    (tmp_path / "hosts").write_text("gpu-a slots=1\ngpu-b slots=1\n")
+    (tmp_path / "train.py").touch()
+    path = f"{ssh.parent}:{CLEAN['PATH']}"
+    done = program(
+        *("run", "--json", "r.json", "--timeout", "30", "--join-timeout", "5", "--"),
+        *("deepspeed", "--hostfile", "hosts", "train.py"),
+        cwd=tmp_path,
+        env={"PATH": path, "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 1, done
+    assert "follows" not in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    (root,) = report["root_causes"]
+    assert root["code"] == "ssh-failed"
+    assert root["where"]["hosts"] == ["gpu-a", "gpu-b"]
