@@ -33,11 +33,12 @@ from nccl_doctor.model import (
     number_range,
 )
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
-from nccl_doctor.tools.blame import LinkBlame, Odd, blame_links, odd_ones_out
+from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.c10d import endpoint_host, is_host_told, matches_machine
 from nccl_doctor.tools.cgroup import cgroup_limits
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.clocks import Offset, clock_is_synchronized, clock_offsets
+from nccl_doctor.tools.cpuwait import load_average
 from nccl_doctor.tools.culprits import (
     Suspects,
     follow_pairs,
@@ -74,6 +75,7 @@ from nccl_doctor.tools.ifchoice import (
 from nccl_doctor.tools.matrix import (
     PeerCall,
     Sorted,
+    job_roles,
     read_calls,
     sort_calls,
     unroutable_hosts,
@@ -117,7 +119,16 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_UNRESOLVABLE,
     PORT_BLOCKED,
 )
+from nccl_doctor.tools.slowness import (
+    Confirmed,
+    Measure,
+    confirm,
+    read_measures,
+    try_again,
+)
 from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.timed import Pace, hold_meetings, nic_speed
+from nccl_doctor.tools.timetable import in_slots, tournament
 from nccl_doctor.tools.variables.gather import gather_variables
 from nccl_doctor.tools.variables.judging import judge_variables
 from nccl_doctor.tools.versions import (
@@ -132,6 +143,7 @@ from nccl_doctor.tools.versions import (
     place_of,
     public,
 )
+from nccl_doctor.tools.wire import Gate
 
 __all__ = [
     "ADDR_DIGITS_ONLY",
@@ -143,9 +155,11 @@ __all__ = [
     "SLOW_S",
     "VISIBLE",
     "Attempt",
+    "Cause",
     "Check",
     "Cluster",
     "Confidence",
+    "Confirmed",
     "Context",
     "Dial",
     "Difference",
@@ -153,6 +167,7 @@ __all__ = [
     "Evidence",
     "Exercise",
     "Finding",
+    "Gate",
     "Host",
     "Interface",
     "Kind",
@@ -163,10 +178,12 @@ __all__ = [
     "LinkBlame",
     "Listeners",
     "LookUp",
+    "Measure",
     "Odd",
     "Offset",
     "Outcome",
     "OutcomeStatus",
+    "Pace",
     "PeerCall",
     "Peers",
     "Rank",
@@ -186,6 +203,7 @@ __all__ = [
     "claimed_ranks",
     "clock_is_synchronized",
     "clock_offsets",
+    "confirm",
     "count_gpus",
     "dial",
     "differences",
@@ -200,19 +218,23 @@ __all__ = [
     "has_entered",
     "has_infiniband",
     "has_route",
+    "hold_meetings",
     "host_gpus",
     "host_labels",
     "how_to_let_pass",
     "how_to_open",
+    "in_slots",
     "interfaces",
     "is_host_told",
     "is_link_local",
     "is_loopback",
+    "job_roles",
     "judge_variables",
     "kept_out",
     "knock",
     "likely_address",
     "link_names",
+    "load_average",
     "look_up",
     "major",
     "master_host",
@@ -222,6 +244,7 @@ __all__ = [
     "minor_of",
     "nccl_data_road",
     "nccl_settings",
+    "nic_speed",
     "number_range",
     "odd_ones_out",
     "place_of",
@@ -232,6 +255,7 @@ __all__ = [
     "rdma_admits",
     "rdma_ports",
     "read_calls",
+    "read_measures",
     "read_rules",
     "road_to_master",
     "rules_for_calls_in",
@@ -250,6 +274,8 @@ __all__ = [
     "survey",
     "suspects",
     "torch_build",
+    "tournament",
+    "try_again",
     "unroutable_hosts",
     "what_rules_say",
 ]

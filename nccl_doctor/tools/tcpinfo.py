@@ -1,0 +1,74 @@
+"""What the kernel knows of one TCP connection: round trips, segments sent, segments sent again.
+
+`struct tcp_info` of include/uapi/linux/tcp.h only ever grows at its end, and `getsockopt` returns
+as much of it as the running kernel has: a field that is not there reads 0.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SIZE = 512
+_OFFSETS = {  # of the u32 fields; the comment is the kernel that brought it
+    "mss": 16,
+    "rtt_us": 68,
+    "rttvar_us": 72,
+    "retransmits": 100,
+    "segments": 156,  # data_segs_out, 4.6
+    "delivered": 192,  # 4.18
+    "duplicates": 216,  # dsack_dups, 4.19
+}
+
+
+@dataclass(frozen=True)
+class TcpInfo:
+    """Counters of one socket's sending side, since it was connected.
+
+    Attributes:
+        mss: bytes of payload in a full segment.
+        rtt_us, rttvar_us: the smoothed round-trip time, and its mean deviation.
+        segments: those with payload that were sent, the ones sent again included.
+        retransmits: those sent again.
+        delivered: those that the other side acknowledged.
+        duplicates: those sent again of which the other side said that it had them already.
+    """
+
+    mss: int = 0
+    rtt_us: int = 0
+    rttvar_us: int = 0
+    retransmits: int = 0
+    segments: int = 0
+    delivered: int = 0
+    duplicates: int = 0
+
+    @classmethod
+    def parse(cls, raw: bytes) -> TcpInfo:
+        """Read what `getsockopt(TCP_INFO)` returned."""
+        return cls(
+            **{
+                name: struct.unpack_from("=I", raw, offset)[0]
+                for name, offset in _OFFSETS.items()
+                if offset + 4 <= len(raw)
+            }
+        )
+
+    @property
+    def lost(self) -> int:
+        """Segments that were surely lost: sent again, and not because an answer was late."""
+        return max(0, self.retransmits - self.duplicates)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, with `lost`."""
+        return {**asdict(self), "lost": self.lost}
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo:
+    """Ask the kernel.
+
+    Raises:
+        OSError: it is not a TCP socket.
+    """
+    return TcpInfo.parse(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE))

@@ -1,0 +1,49 @@
+"""Who measures with whom, and when: so that nobody ever has two partners at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+Meeting = tuple[int, int]
+"""Two seats; the first one calls."""
+
+Slots = list[list[Meeting]]
+"""Meetings that are held one after the other; those of one slot have no seat in common."""
+
+
+def tournament(seats: Sequence[int], most: int | None = None) -> Slots:
+    """Everybody meets everybody once: one seat stays, the others go round it (circle method).
+
+    Args:
+        seats: who takes part.
+        most: no more partners than this for each; the slots are then spread over all of them, and
+            any two neighbouring slots of a tournament already join everybody to everybody.
+    """
+    ring: list[int | None] = list(seats)
+    if len(ring) % 2:
+        ring.append(None)
+    half = len(ring) // 2
+    slots: Slots = []
+    for _ in range(len(ring) - 1):
+        met = zip(ring[:half], reversed(ring[half:]), strict=True)
+        slots.append([(a, b) for a, b in met if a is not None and b is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    if most is None or len(slots) <= most:
+        return slots
+    # Neighbours two by two, so that what is left is still one whole.
+    starts = [2 * i * len(slots) // most for i in range((most + 1) // 2)]
+    return [slots[(start + step) % len(slots)] for start in starts for step in (0, 1)][:most]
+
+
+def in_slots(meetings: Iterable[Meeting]) -> Slots:
+    """Any meetings, each in the first slot in which both seats are free."""
+    slots: Slots = []
+    busy: list[set[int]] = []
+    for meeting in meetings:
+        free = next((i for i, seats in enumerate(busy) if seats.isdisjoint(meeting)), len(busy))
+        if free == len(busy):
+            busy.append(set())
+            slots.append([])
+        busy[free].update(meeting)
+        slots[free].append(meeting)
+    return slots
