@@ -20,7 +20,8 @@ mkdir -p the folder, or export TMPDIR=/tmp (a folder on a local disk with some g
 When it is wrong
 ----------------
 Variables of single libraries (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR) may lead elsewhere; these
-folders are not looked at. Quotas do not show in the free space.
+folders are not looked at. Quotas do not show in the free space. Without NCCL, little room and a
+path too long for sockets are only told: a job that compiles nothing and has no workers needs none.
 
 References
 ----------
@@ -61,7 +62,7 @@ _MIB = 1 << 20
 _ROOM = 100 * _MIB
 """Less than what compiling one model leaves behind."""
 _SOCKET = "pymp-12345678/listener-12345678"
-"""What multiprocessing makes in the folder."""
+"""What multiprocessing makes in the folder; the first batch of a DataLoader worker needs it."""
 
 
 class TempDir(Check):
@@ -94,14 +95,15 @@ class TempDir(Check):
             bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
             used = facts["tried"][-1][1]
             told = [entry for entry in facts["tried"] if entry[0] and entry[2]]
-            severity, said = Severity.WARN, ""
+            # A job on CPUs is often a test, that compiles nothing and has no workers.
+            severity = Severity.WARN if cluster.backend == "nccl" or told else Severity.INFO
+            said = ""
             if facts["free"] is None:
                 severity, said = Severity.FAIL, "; ".join(bad)
             elif told:
                 said = f"{'; '.join(bad[: len(told)])} (Python uses {used} instead)"
             elif facts["free"] < _ROOM:
                 said = f"{facts['free'] / _MIB:.0f} MiB free in {used}"
-                severity = Severity.WARN if cluster.backend == "nccl" else Severity.INFO
             elif facts["socket"]:
                 said = f"no socket can be made in {used}: {facts['socket']}"
             if said:
