@@ -13,6 +13,7 @@ Exit code 0 where every bar is met, else 1.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import statistics
 import sys
@@ -107,7 +108,7 @@ def page(
         "What nccl-doctor says of injected faults, and plain `torchrun` of the same ones.",
         "Written by `make accuracy`; do not edit. "
         f"{day}, nccl-doctor {version('nccl-doctor')}, torch {version('torch')} (gloo, CPU), "
-        f"Python {platform.python_version()}, Linux {platform.release()}.",
+        f"Python {platform.python_version()}.",
         "",
         "Each case runs once, on 2 to 4 hosts made of network namespaces: `nccl-doctor run` with "
         f"its own launcher, `--join-timeout {JOIN_S:g}` and a shared `--output-dir`, started on "
@@ -116,7 +117,9 @@ def page(
         "start of the first host to the end of the last. Where hosts could not meet at all, the "
         "answer is their views merged by `nccl-doctor report merge`. Plain torchrun (static "
         f"rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; its words are the "
-        "first line on any host that tells of trouble. The records are in `tests/lab/corpus`.",
+        "first line on any host that tells of trouble. gloo connects each pair of ranks in one "
+        "direction only, so that some one-way faults, which stop NCCL, do not stop that job. The "
+        "records are in `tests/lab/corpus`.",
         "",
         "| bar | seen | |",
         "|---|---|---|",
@@ -177,6 +180,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="ids of faults")
     parser.add_argument("--healthy", type=int, default=100, help="number of healthy runs")
     parser.add_argument("--no-stock", action="store_true", help="leave plain torchrun out")
+    parser.add_argument(
+        "--stock", type=Path, help="keep what plain torchrun said in this file, and take it from it"
+    )
     parser.add_argument("--jobs", type=int, default=4, help="plain torchruns at a time")
     parser.add_argument("--write", type=Path, help="page to write")
     args = parser.parse_args()
@@ -191,19 +197,27 @@ def main() -> int:
     chosen = [case for case in corpus.faults if not args.only or case.id in args.only]
     faults = [(case, _shown(case)) for case in chosen]
     healthy = [(case, _shown(case)) for case in islice(cycle(corpus.healthy), args.healthy)]
-    stock: dict[str, Stock] = {}
-    if not args.no_stock:
-        tried = [case for case in chosen if case.stock]
-        with ThreadPoolExecutor(args.jobs) as pool:
-            for case, said in zip(tried, pool.map(run_stock, tried), strict=True):
-                stock[case.id] = said
-                print(f"torchrun {case.id}: {said.words} ({said.ended})", flush=True)
+    stock = {} if args.no_stock else _stock(chosen, args.jobs, args.stock)
     met = bars(faults, healthy)
     for bar in met:
         print(f"{'met   ' if bar.met else 'MISSED'} {bar.text}: {bar.seen}")
     if args.write:
         args.write.write_text(page(faults, stock, healthy, met), encoding="utf-8")
     return 0 if all(bar.met for bar in met) else 1
+
+
+def _stock(cases: Sequence[Case], jobs: int, keep: Path | None) -> dict[str, Stock]:
+    """What plain torchrun says of each case; what `keep` knows already is not tried again."""
+    known = json.loads(keep.read_text()) if keep and keep.exists() else {}
+    stock = {name: Stock(**said) for name, said in known.items()}
+    tried = [case for case in cases if case.stock and case.id not in stock]
+    with ThreadPoolExecutor(jobs) as pool:
+        for case, said in zip(tried, pool.map(run_stock, tried), strict=True):
+            stock[case.id] = said
+            print(f"torchrun {case.id}: {said.words} ({said.ended})", flush=True)
+            if keep:
+                keep.write_text(json.dumps({name: vars(each) for name, each in stock.items()}))
+    return {case.id: stock[case.id] for case in cases if case.id in stock}
 
 
 def _shown(case: Case) -> Result:
