@@ -82,6 +82,13 @@ from nccl_doctor.tools.matrix import (
 )
 from nccl_doctor.tools.names import SLOW_S, LookUp, look_up
 from nccl_doctor.tools.nccl_conf import nccl_settings
+from nccl_doctor.tools.nccl_library import (
+    fingerprint,
+    in_front,
+    mapped_nccl,
+    nccl_version,
+    nccl_wheels,
+)
 from nccl_doctor.tools.net import (
     Dial,
     Interface,
@@ -142,6 +149,7 @@ from nccl_doctor.tools.versions import (
     minor_of,
     place_of,
     public,
+    release,
 )
 from nccl_doctor.tools.wire import Gate
 
@@ -212,6 +220,7 @@ __all__ = [
     "ephemeral_range",
     "everybody_came_in",
     "explains_knock",
+    "fingerprint",
     "fits",
     "follow_pairs",
     "gather_variables",
@@ -223,6 +232,7 @@ __all__ = [
     "host_labels",
     "how_to_let_pass",
     "how_to_open",
+    "in_front",
     "in_slots",
     "interfaces",
     "is_host_told",
@@ -237,6 +247,7 @@ __all__ = [
     "load_average",
     "look_up",
     "major",
+    "mapped_nccl",
     "master_host",
     "matches_machine",
     "may_bind",
@@ -244,6 +255,8 @@ __all__ = [
     "minor_of",
     "nccl_data_road",
     "nccl_settings",
+    "nccl_version",
+    "nccl_wheels",
     "nic_speed",
     "number_range",
     "odd_ones_out",
@@ -257,6 +270,7 @@ __all__ = [
     "read_calls",
     "read_measures",
     "read_rules",
+    "release",
     "road_to_master",
     "rules_for_calls_in",
     "sample_for_rules",

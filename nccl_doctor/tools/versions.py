@@ -58,6 +58,12 @@ def minor_of(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def release(version: str | None) -> tuple[int, ...]:
+    """First three numbers of a version, to compare: `"2.26.2.post1"` gives (2, 26, 2)."""
+    found = re.match(r"\d+(?:\.\d+){0,2}", version or "")
+    return tuple(map(int, found.group().split("."))) if found else ()
+
+
 def public(version: str) -> str:
     """A version without its local part: `"2.13.0+cu130"` gives `"2.13.0"`."""
     return version.split("+", maxsplit=1)[0]

@@ -291,7 +291,9 @@ CODES = """
     timeout-too-short
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate
-    torch-missing no-route
+    torch-missing no-route addr-not-shared
+    nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
+    net-plugin-missing net-plugin-differs deepspeed-needs-mpi4py
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
     process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable clock-skew
     listen-backlog-low ports-exhausted

@@ -1,0 +1,108 @@
+"""Can DeepSpeed find out who each rank is, or will it ask for mpi4py?
+
+What it checks
+--------------
+Only where DeepSpeed is installed: whether each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+and MASTER_PORT. Where one of them is missing, deepspeed.init_distributed asks MPI, and that needs
+mpi4py. Nothing is imported: packages are looked for by their metadata.
+
+Why it matters
+--------------
+Under srun or mpirun these variables are not set, and the job ends at once with "No module named
+'mpi4py'", which says nothing of the variables. With mpi4py, DeepSpeed takes the first word of
+`hostname -I` of rank 0 for MASTER_ADDR, which may be an address of docker.
+
+How to fix
+----------
+Start with torchrun or the deepspeed launcher, or export the variables in each task:
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS, and MASTER_ADDR and
+MASTER_PORT for all. Or pip install mpi4py.
+
+When it is wrong
+----------------
+DeepSpeed may be installed and not used, or the job's own code may set the variables before it calls
+DeepSpeed. So this is only worth knowing.
+
+References
+----------
+DeepSpeed source: init_distributed and mpi_discovery in deepspeed/comm/comm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Evidence,
+    Finding,
+    Kind,
+    Layer,
+    Scope,
+    Severity,
+    Skip,
+)
+
+NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What DeepSpeed wants to find: LOCAL_RANK is more than torch asks for."""
+FROM_SLURM = {
+    "RANK": "$SLURM_PROCID",
+    "LOCAL_RANK": "$SLURM_LOCALID",
+    "WORLD_SIZE": "$SLURM_NTASKS",
+    "MASTER_PORT": "29500",
+}
+
+NEEDS_MPI4PY = Kind(
+    "deepspeed-needs-mpi4py",
+    Layer.LAUNCH,
+    "DeepSpeed would ask mpi4py, which is not there",
+    "Where a launch variable is missing DeepSpeed asks MPI for it; without mpi4py it ends at once.",
+    "start with torchrun or deepspeed, or pip install mpi4py",
+    Severity.INFO,
+)
+
+
+class DeepspeedLaunch(Check):
+    """Look for the variables, and for the package that would stand in for them."""
+
+    name = "deepspeed_launch"
+    layer = Layer.LAUNCH
+    scope = Scope.RANK
+    kinds = (NEEDS_MPI4PY,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`missing`: variables that are not set; `mpi4py`: its version or None."""
+        if _version("deepspeed") is None:
+            raise Skip("DeepSpeed is not installed")
+        missing = [name for name in NEEDED if name not in ctx.env]
+        return {"missing": missing, "mpi4py": _version("mpi4py")}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every rank by itself. One that nobody launched is no rank of a job."""
+        for rank, facts in cluster.facts(self.name):
+            launcher = rank.launch.launcher if rank.launch else "none"
+            if facts["missing"] and facts["mpi4py"] is None and launcher != "none":
+                yield Finding(
+                    NEEDS_MPI4PY,
+                    f"{', '.join(facts['missing'])} not set, and mpi4py is not installed",
+                    Evidence.rank_place(rank),
+                    fix=_export(facts["missing"]) if launcher == "srun" else "",
+                    confidence=Confidence.POSSIBLE,
+                )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _export(missing: list[str]) -> str:
+    values = {"MASTER_ADDR": "<host name of rank 0>", **FROM_SLURM}
+    return "in each task: export " + " ".join(f"{name}={values[name]}" for name in missing)

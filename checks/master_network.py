@@ -1,0 +1,166 @@
+"""Is MASTER_ADDR in a network that the hosts have in common?
+
+What it checks
+--------------
+On rank 0's host: to which interface MASTER_ADDR belongs. If it is one that exists on this machine
+only (the bridge of docker, libvirt or a container network), nobody else can come in. And where
+reports of other hosts are there: whether none of them has a way to MASTER_ADDR, although all share
+another network with rank 0's host. Only where nobody came in.
+
+Why it matters
+--------------
+`hostname -I | cut -d' ' -f1`, which DeepSpeed's launcher and many scripts use, gives the address of
+the first interface, whatever it is: docker0, or a network for management. Every machine with docker
+has the same 172.17.0.1, so the other hosts call themselves, and wait for their time-outs.
+
+How to fix
+----------
+Give the address of the interface that the hosts share: export MASTER_ADDR=ADDRESS, or
+deepspeed --master_addr=ADDRESS.
+
+When it is wrong
+----------------
+Interfaces are told by their names: a bridge that does reach other machines, but has the name of one
+of docker, is blamed only where nobody came in through it. Hosts in networks of their own, with
+routers between them, are right as long as there is a route.
+
+References
+----------
+DeepSpeed source: deepspeed/launcher/runner.py (master_addr); hostname(1); docker documentation,
+bridge network driver.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Skip,
+    Where,
+    interfaces,
+    is_link_local,
+    is_loopback,
+    look_up,
+    master_host,
+    spans_machines,
+    subnet_prefixes,
+)
+
+LOOK_UP_S = 2.0
+INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]br\d+|podman\d+")
+"""Bridges to the containers and virtual machines of one host."""
+
+NOT_SHARED = Kind(
+    "addr-not-shared",
+    Layer.NAME,
+    "MASTER_ADDR lies in a network that the other hosts do not share",
+    "They call a machine of their own, or nobody; rank 0 waits for them in vain.",
+    "export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
+)
+
+
+class MasterNetwork(Check):
+    """The networks of every host, and whose address the master is."""
+
+    name = "master_network"
+    layer = Layer.NAME
+    kinds = (NOT_SHARED,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`answers` of MASTER_ADDR, and `networks`: (interface, address, network) of this host."""
+        master = ctx.launch.master_addr
+        if not master:
+            raise Skip("there is no MASTER_ADDR")
+        if ctx.launch.nnodes == 1:
+            raise Skip("one host: nobody has to come in")
+        ctx.breadcrumb(f"look up {master}")
+        prefixes = subnet_prefixes()
+        return {
+            "master_addr": master,
+            "answers": list(look_up(master, LOOK_UP_S).answers),
+            "networks": [
+                [nic.name, own, str(ipaddress.ip_network(f"{own}/{prefixes[own]}", strict=False))]
+                for nic in interfaces()
+                for own in nic.addresses
+                if nic.up and own in prefixes and not (is_loopback(own) or is_link_local(own))
+            ],
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Whoever came in shows that there is a way."""
+        master = master_host(cluster)
+        came = [host for host in cluster.present_hosts if host.joined]
+        if (
+            master is None
+            or not spans_machines(cluster)
+            or any(host.id != master.id for host in came)
+        ):
+            return
+        seen = {rank.host.id: facts for rank, facts in cluster.facts(self.name)}
+        if master.id not in seen:
+            return
+        facts = seen.pop(master.id)
+        mine = [(nic, own, net) for nic, own, net in facts["networks"] if own in facts["answers"]]
+        if not mine:
+            return  # it is no address of this host, or a loopback one: check master_addr
+        nic, own, net = mine[0]
+        others = [view["networks"] for view in seen.values()]
+        better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
+        if INSIDE.fullmatch(nic):
+            said = f"{own} is the address of {nic}, which leads to no other machine"
+        elif others and better and not _can_be_reached(cluster, master, own, others):
+            said = (
+                f"{own} on {nic} is in {net}, where no other host is, and to which none has a way"
+            )
+        else:
+            return
+        address = better[1] if better else "ADDRESS"
+        named = "" if facts["master_addr"] == own else f"{facts['master_addr']}: "
+        yield Finding(
+            NOT_SHARED,
+            f"MASTER_ADDR={named}{said}",
+            Where(hosts=(master.label,), interfaces=(nic,)),
+            {"networks of rank 0's host": facts["networks"]},
+            f"export MASTER_ADDR={address} on every host (deepspeed --master_addr={address})",
+            confidence=Confidence.LIKELY,
+            shuts_out=True,
+        )
+
+
+def _shared(
+    mine: Sequence[Sequence[str]], others: Sequence[Sequence[Sequence[str]]]
+) -> Sequence[str] | None:
+    """The first of these networks, containers' left out, in which all the others are too."""
+    for entry in mine:
+        if not INSIDE.fullmatch(entry[0]) and all(
+            any(entry[2] == theirs[2] for theirs in networks) for networks in others
+        ):
+            return entry
+    return None
+
+
+def _can_be_reached(
+    cluster: Cluster, master: Host, own: str, others: Sequence[Sequence[Sequence[str]]]
+) -> bool:
+    """Whether any other host is in the network of the address, or found a way to it."""
+    address = ipaddress.ip_address(own)
+    beside = any(
+        address in ipaddress.ip_network(net) for networks in others for _, _, net in networks
+    )
+    ways = [
+        facts["knock"]["last"]["outcome"]
+        for rank, facts in cluster.facts("port")
+        if rank.host.id != master.id and (facts.get("knock") or {}).get("last")
+    ]
+    return beside or not ways or any(way not in ("unreachable", "no-neighbour") for way in ways)

@@ -1,0 +1,180 @@
+"""Which NCCL library does every rank load, and is it the one that its torch came with?
+
+What it checks
+--------------
+The libnccl that `import torch` maps into the process: its path, what ncclGetVersion says, and a
+fingerprint of the file. It is compared with the nvidia-nccl wheels that are installed (two of them
+own the same file), and with LD_PRELOAD and LD_LIBRARY_PATH. Check `software` compares these
+versions between ranks. No communicator is made and no GPU is touched.
+
+Why it matters
+--------------
+pip lists what was installed, not what is loaded. The wheels for CUDA 12 and 13 write to the same
+path, so the last one wins, and uninstalling the other removes the file of both. A libnccl of the
+system, put in front by LD_LIBRARY_PATH on some hosts, speaks to another version on the others: NCCL
+refuses (`Mismatched NCCL version detected`), and older versions hang.
+
+How to fix
+----------
+nccl-wheels-collide: uninstall every nvidia-nccl wheel, and install the one for torch's CUDA anew.
+nccl-library-replaced: unset LD_PRELOAD, take the folder out of LD_LIBRARY_PATH, or do the same on
+every host.
+
+When it is wrong
+----------------
+Cloud images put a newer NCCL in front on purpose; where all ranks do that it is only mentioned. A
+NCCL that torch was linked with statically has no file: then its version is the one that torch was
+built with. What the job's own code loads later is not seen.
+Not validated on hardware: tested on made-up clusters and on a made-up library.
+
+References
+----------
+NCCL user guide, ncclGetVersion; ld.so(8); PyTorch documentation, installation; NVIDIA/nccl issue
+2289 on GitHub (one path in two wheels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Evidence,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Scope,
+    Severity,
+    Skip,
+    Untested,
+    fingerprint,
+    in_front,
+    mapped_nccl,
+    nccl_version,
+    nccl_wheels,
+    odd_ones_out,
+    release,
+    torch_build,
+)
+
+COLLIDE = Kind(
+    "nccl-wheels-collide",
+    Layer.ENV,
+    "The NCCL file is not that of the wheel that pip lists",
+    "Wheels of NCCL for different CUDA versions own one file: the last one wins, and whoever "
+    "uninstalls the other loses both.",
+    "pip uninstall every nvidia-nccl wheel, then pip install the one for torch's CUDA",
+    Severity.WARN,
+)
+REPLACED = Kind(
+    "nccl-library-replaced",
+    Layer.ENV,
+    "Another NCCL is loaded than the one that torch came with",
+    "Versions that differ between ranks refuse each other or hang; an older one lacks what torch "
+    "was built against.",
+    "unset LD_PRELOAD, and take the folder of the other libnccl out of LD_LIBRARY_PATH",
+    Severity.WARN,
+)
+
+
+class NcclLibrary(Check):
+    """The library, by every rank: each may have an environment of its own."""
+
+    name = "nccl_library"
+    layer = Layer.ENV
+    scope = Scope.RANK
+    kinds = (COLLIDE, REPLACED)
+    deadline_s = 60.0  # a cold import from a network file system
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`built`: what torch was built with; `loaded`: `{"path", "version", "fingerprint"}` of the
+        mapped library, None where it is linked in; `wheels`; `in_front`: what put it there.
+        """
+        ctx.breadcrumb("import torch")
+        try:
+            build = torch_build()
+        except (ImportError, OSError) as error:
+            raise Untested("torch cannot be imported") from error
+        if not build["nccl_built"]:
+            raise Skip("this torch is built without NCCL")
+        paths = mapped_nccl()
+        facts = {"built": build["nccl"], "cuda": build["cuda"], "wheels": nccl_wheels()}
+        if not paths:
+            return {**facts, "loaded": None, "in_front": []}
+        ctx.breadcrumb(f"ncclGetVersion of {paths[0]}")
+        version = nccl_version(paths[0])
+        if version is None:
+            raise Untested(f"{paths[0]} does not say its version")
+        loaded = {"path": paths[0], "version": version, "fingerprint": fingerprint(paths[0])}
+        return {**facts, "loaded": loaded, "in_front": list(in_front(ctx.env, paths[0]))}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Each rank alone; how bad a replaced library is, the others tell."""
+        seen = list(cluster.facts(self.name))
+        versions = {rank.seat: _version(facts) for rank, facts in seen}
+        odd = odd_ones_out(versions)
+        alone = frozenset(odd.places if odd else ())
+        for rank, facts in seen:
+            yield from _collides(rank, facts)
+            if facts["loaded"]:
+                yield from _replaced(cluster, rank, facts, differs=rank.seat in alone)
+
+
+def _version(facts: Mapping[str, Any]) -> str | None:
+    version: str | None = facts["loaded"]["version"] if facts["loaded"] else facts["built"]
+    return version
+
+
+def _collides(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    wheels = [wheel for wheel in facts["wheels"] if wheel["library"]]
+    owners = [wheel for wheel in wheels if wheel["library"] == wheels[0]["library"]]
+    loaded = facts["loaded"] or {"path": None, "version": None}
+    said = " and ".join(f"{wheel['name']} {wheel['version']}" for wheel in owners)
+    if len(owners) > 1:
+        text = f"{said} own one file, {owners[0]['library']}"
+        text += f", which is NCCL {loaded['version']}" if loaded["version"] else ""
+    elif owners and owners[0]["library"] == loaded["path"]:
+        if release(owners[0]["version"]) == release(loaded["version"]):
+            return
+        text = f"pip lists {said}, but {loaded['path']} is NCCL {loaded['version']}"
+    else:
+        return
+    names = " ".join(wheel["name"] for wheel in owners)
+    fits = f"cu{(facts['cuda'] or '').partition('.')[0]}"
+    right = next((w for w in owners if w["name"].endswith(fits)), owners[0])
+    fix = f"pip uninstall -y {names} && pip install {right['name']}=={right['version']}"
+    yield Finding(COLLIDE, text, Evidence.rank_place(rank), {"wheels": wheels, **loaded}, fix)
+
+
+def _replaced(
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], *, differs: bool
+) -> Iterator[Finding]:
+    """`differs`: this rank has not the version that most others have."""
+    loaded, built = facts["loaded"], facts["built"]
+    homes = {wheel["library"] for wheel in facts["wheels"] if wheel["library"]}
+    preloaded = any(entry.startswith("LD_PRELOAD=") for entry in facts["in_front"])
+    if loaded["path"] in homes or not (homes or preloaded):
+        return  # without a wheel the library of the system is the right one
+    severity = Severity.INFO
+    if differs and cluster.backend == "nccl":
+        severity = Severity.FAIL
+    elif differs or release(loaded["version"]) < release(built or "0"):
+        severity = Severity.WARN
+    by = f", by {', '.join(facts['in_front'])}" if facts["in_front"] else ""
+    unset = [entry.partition("=")[0] for entry in facts["in_front"]]
+    folder = loaded["path"].rpartition("/")[0]
+    fix = "unset LD_PRELOAD" if "LD_PRELOAD" in unset else ""
+    if "LD_LIBRARY_PATH" in unset:
+        fix = f"take {folder} out of LD_LIBRARY_PATH"
+    yield Finding(
+        REPLACED,
+        f"NCCL {loaded['version']} from {loaded['path']}{by}; torch was built with {built}",
+        Evidence.rank_place(rank),
+        {"wheels": facts["wheels"], "in_front": facts["in_front"]},
+        fix,
+        severity,
+    )

@@ -1,0 +1,186 @@
+"""Will NCCL find the network plug-in that the environment asks for?
+
+What it checks
+--------------
+Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
+can load it with all that it needs, and whether NCCL_NET names a network that NCCL has only with a
+plug-in. The variables may also come from NCCL's configuration files. And whether all hosts have a
+plug-in or none has. The plug-in is loaded in a process of its own; NCCL is not, and no network is
+used.
+
+Why it matters
+--------------
+A plug-in that cannot be loaded is no error to NCCL: it says so at NCCL_DEBUG=INFO only, and goes
+over sockets, many times slower. Where NCCL_NET names the network, it fails instead. Where one host
+has the plug-in and the others have not, they speak different languages, and NCCL fails or hangs.
+
+How to fix
+----------
+Install the plug-in in the image of every host (aws-ofi-nccl for EFA), and put its folder into
+LD_LIBRARY_PATH before the job starts. Or unset the variables, where no plug-in is meant.
+
+When it is wrong
+----------------
+A plug-in that loads may still refuse to start, if its fabric is not there. One that is linked into
+NCCL, or loaded by the job's own code, is not seen. Variables of EFA may be left over in an image
+that also runs where there is no EFA.
+Not validated on hardware: tested on made-up clusters and on made-up libraries.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_NET, NCCL_NET_PLUGIN); NCCL src/plugin/plugin_open.cc;
+aws/aws-ofi-nccl on GitHub, README; ld.so(8).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    nccl_settings,
+)
+
+DEFAULT = "libnccl-net.so"
+NAMES = ("NCCL_NET_PLUGIN", "NCCL_NET")
+BUILT_IN = ("socket", "ib")
+"""Values of NCCL_NET, in any case, for which NCCL needs no plug-in."""
+NO_PLUGIN = "none"
+EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_SET_CUDA_SYNC_MEMOPS")
+"""Variables that mean something to NCCL only through the plug-in for libfabric."""
+
+MISSING = Kind(
+    "net-plugin-missing",
+    Layer.ENV,
+    "The network plug-in of NCCL cannot be loaded",
+    "NCCL then goes over sockets without a word, or fails where NCCL_NET names the network.",
+    "install the plug-in in the image, and put its folder into LD_LIBRARY_PATH",
+    Severity.WARN,
+)
+DIFFERS = Kind(
+    "net-plugin-differs",
+    Layer.ENV,
+    "Some hosts have a network plug-in of NCCL, and others have not",
+    "Each would speak its own network: NCCL fails or hangs, unless the plug-in finds no fabric and "
+    "gives way.",
+    "the same plug-in on every host, or export NCCL_NET_PLUGIN=none on every host",
+    Severity.WARN,
+)
+
+
+class NetPlugin(Check):
+    """Load the plug-in as NCCL would, and compare hosts."""
+
+    name = "net_plugin"
+    layer = Layer.ENV
+    cost = "seconds"
+    kinds = (MISSING, DIFFERS)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`asked`: the variables that want a plug-in, `tried`: (library, error) in NCCL's order,
+        `loaded`: the library that loads, or None; `net`: the value of NCCL_NET.
+        """
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        settings = nccl_settings(ctx.env)
+        told = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
+        plugin, net = (told[name].value if name in told else "" for name in NAMES)
+        asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]
+        tried = []
+        loaded = None
+        for library in candidates(plugin):
+            ctx.breadcrumb(f"load {library}")
+            error = load(library)
+            tried.append([library, error])
+            if not error:
+                loaded = library
+                break
+        return {
+            "plugin": plugin,
+            "net": net,
+            "asked": asked + [f"{name}={ctx.env[name]}" for name in EFA if ctx.env.get(name)],
+            "tried": tried,
+            "loaded": loaded,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every host by itself; then those that lack what others have without being asked."""
+        seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
+        told = set()
+        for host, facts in seen:
+            for finding in _asked_for(facts):
+                told.add(host.id)
+                yield finding.replaced(where=_place([host]))
+        without = [host for host, facts in seen if not facts["loaded"] and host.id not in told]
+        having = [host for host, facts in seen if facts["loaded"]]
+        libraries = {facts["loaded"] for _, facts in seen if facts["loaded"]}
+        if without and having:
+            tie = len(without) == len(having)
+            odd = without if len(without) < len(having) else having
+            yield Finding(
+                DIFFERS,
+                f"{len(having)} of {len(seen)} hosts load {' or '.join(sorted(libraries))}, "
+                f"{len(without)} load none",
+                _place(without + having if tie else odd),
+                {host.label: facts["tried"] for host, facts in seen},
+                confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
+            )
+
+
+def candidates(plugin: str) -> Sequence[str]:
+    """Libraries that NCCL tries for one value of NCCL_NET_PLUGIN, in its order.
+
+    A value that is neither a path nor a library's name is a suffix; several are separated by
+    commas. `none` means that none is wanted.
+    """
+    if plugin.lower() == NO_PLUGIN:
+        return ()
+    if not plugin:
+        return (DEFAULT,)
+    names: list[str] = []
+    for name in filter(None, plugin.split(",")):
+        is_file = "/" in name or (name.startswith("lib") and name.endswith(".so"))
+        names += [name] if is_file else [name, f"libnccl-net-{name}.so"]
+    return names
+
+
+def load(library: str) -> str:
+    """Load a library as the dynamic loader does it for NCCL; the loader's words if it cannot."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What one host was asked for and has not. The place is added."""
+    net, plugin = facts["net"].lower(), facts["plugin"].lower()
+    named = bool(net) and net not in BUILT_IN
+    wanted = named or (not net and plugin != NO_PLUGIN)
+    if facts["loaded"] or not (wanted and facts["asked"]):
+        return
+    errors = "; ".join(error for _, error in facts["tried"]) or "NCCL_NET_PLUGIN=none"
+    yield Finding(
+        MISSING,
+        f"{', '.join(facts['asked'])}; {errors}",
+        evidence={"tried": facts["tried"]},
+        fix=f"{MISSING.fix}; or unset {' '.join(a.partition('=')[0] for a in facts['asked'])}",
+        severity=Severity.FAIL if named else Severity.WARN,
+    )
+
+
+def _place(hosts: Sequence[Host]) -> Where:
+    return Where(hosts=tuple(sorted(host.label for host in hosts)))

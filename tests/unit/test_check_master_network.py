@@ -1,0 +1,139 @@
+"""The rules of the check `master_network`, on made-up clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Skip
+from nccl_doctor.verdict import conclude
+from tests import findings
+from tests.clusters import make_cluster, outcome, shut_out
+from tests.reports import RUN
+
+CHECK = next(check for check in registry.load().checks if check.name == "master_network")
+RANKS = next(check for check in registry.load().checks if check.name == "ranks")
+judge = partial(findings.judge, CHECK)
+only = partial(findings.only, CHECK)
+
+ETH = ("eth0", "192.168.77.{n}", "192.168.77.0/24")
+DOCKER = ("docker0", "172.17.0.1", "172.17.0.0/16")
+MGMT = ("eno1", "10.1.{n}.5", "10.1.{n}.0/24")
+
+
+def facts_of(master: str, n: int, *nets: Sequence[str]) -> dict[str, Any]:
+    networks = [[part.format(n=n) for part in net] for net in nets]
+    return {"master_addr": master, "answers": [master], "networks": networks}
+
+
+def cluster_of(by_host: Mapping[str, Any], **more: Any) -> Cluster:
+    hosts = [f"nd{node}" for node in range(3)]
+    return make_cluster(hosts, 1, check=CHECK.name, by_host=by_host, **more)
+
+
+def knocked(cluster: Cluster, ways: Mapping[str, str]) -> Cluster:
+    """Hosts that got so far on their way to the master."""
+    hosts = {}
+    for host in cluster.hosts:
+        last = {"outcome": ways.get(host.name or ""), "answer": ""}
+        if last["outcome"]:
+            port = outcome(Outcome(OutcomeStatus.OK, facts={"knock": {"last": last}}))
+            host = replace(host, facts={**host.facts, "port": {"alone": port}})
+        hosts[host.id] = host
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=ranks)
+
+
+def views(master: str, *nets: Sequence[str]) -> dict[str, Any]:
+    return {f"nd{n}": facts_of(master, n, *nets) for n in range(3)}
+
+
+DOCKER_MASTER = views("172.17.0.1", DOCKER, ETH)
+MGMT_MASTER = views("10.1.0.5", MGMT, ETH)
+ALONE = {"nd0": DOCKER_MASTER["nd0"]}
+
+
+class TestBridgeOfContainers:
+    def test_nobody_came(self) -> None:
+        cluster = cluster_of(ALONE, absent_nodes=[1, 2])
+        finding = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
+        assert finding.confidence is Confidence.LIKELY
+        assert finding.fix.startswith("export MASTER_ADDR=192.168.77.0 on every host")
+
+    def test_it_is_the_one_cause(self) -> None:
+        cluster = cluster_of(ALONE, absent_nodes=[1, 2])
+        report = conclude(cluster, [CHECK, RANKS], run=RUN)
+        assert [found.code for found in report.root_causes] == ["addr-not-shared"]
+
+    def test_own_views(self) -> None:
+        cluster = shut_out(cluster_of(DOCKER_MASTER), "nd1", "nd2")
+        only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
+
+    @pytest.mark.parametrize(
+        "nic", ["docker0", "docker_gwbridge", "br-0123456789ab", "virbr0", "lxcbr0", "podman1"]
+    )
+    def test_names(self, nic: str) -> None:
+        facts = facts_of("172.17.0.1", 0, (nic, *DOCKER[1:]))
+        cluster = cluster_of({"nd0": facts}, absent_nodes=[1, 2])
+        only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=[nic])
+
+    @pytest.mark.parametrize("nic", ["br-ex", "br0", "bond0", "flannel.1", "eth0", "dockerlan"])
+    def test_names_of_networks(self, nic: str) -> None:
+        facts = facts_of("172.17.0.1", 0, (nic, *DOCKER[1:]))
+        assert judge(cluster_of({"nd0": facts}, absent_nodes=[1, 2])) == []
+
+    def test_somebody_came_in_through_it(self) -> None:
+        assert judge(cluster_of(DOCKER_MASTER, absent_nodes=[2])) == []
+
+
+class TestNetworkOfOneHost:
+    def test_nobody_has_a_way(self) -> None:
+        cluster = shut_out(cluster_of(MGMT_MASTER), "nd1", "nd2")
+        cluster = knocked(cluster, {"nd1": "unreachable", "nd2": "no-neighbour"})
+        finding = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["eno1"])
+        assert finding.fix.startswith("export MASTER_ADDR=192.168.77.0 on every host")
+
+    @pytest.mark.parametrize("way", ["dropped", "refused", "rejected"])
+    def test_there_is_a_way_and_something_else_is_wrong(self, way: str) -> None:
+        cluster = shut_out(cluster_of(MGMT_MASTER), "nd1", "nd2")
+        assert judge(knocked(cluster, {"nd1": "unreachable", "nd2": way})) == []
+
+    def test_hosts_in_networks_of_their_own_that_share_no_other(self) -> None:
+        cluster = shut_out(cluster_of(views("10.1.0.5", MGMT)), "nd1", "nd2")
+        cluster = knocked(cluster, {"nd1": "unreachable", "nd2": "unreachable"})
+        assert judge(cluster) == []
+
+    def test_nobody_else_is_heard(self) -> None:
+        alone = {"nd0": MGMT_MASTER["nd0"]}
+        assert judge(cluster_of(alone, absent_nodes=[1, 2])) == []
+
+    def test_somebody_is_beside(self) -> None:
+        flat = ("eno1", "10.1.0.{n}", "10.1.0.0/24")
+        cluster = shut_out(cluster_of(views("10.1.0.0", flat, ETH)), "nd1", "nd2")
+        cluster = knocked(cluster, {"nd1": "no-neighbour", "nd2": "no-neighbour"})
+        assert judge(cluster) == []
+
+
+@pytest.mark.parametrize("facts", [DOCKER_MASTER, MGMT_MASTER, views("192.168.77.0", ETH, DOCKER)])
+def test_where_everybody_came_in_nothing_is_wrong(facts: Mapping[str, Any]) -> None:
+    assert judge(cluster_of(facts)) == []
+
+
+def test_an_address_of_nobody() -> None:
+    facts = facts_of("10.9.9.9", 0, DOCKER, ETH)
+    assert judge(cluster_of({"nd0": facts}, absent_nodes=[1, 2])) == []
+
+
+def test_observe_on_this_machine() -> None:
+    facts = CHECK.observe(Context(Launch(master_addr="127.0.0.1", nnodes=2), {}))
+    assert facts["answers"] == ["127.0.0.1"]
+    assert all(len(entry) == 3 for entry in facts["networks"])
+    with pytest.raises(Skip):
+        CHECK.observe(Context(Launch(), {}))
+    with pytest.raises(Skip):
+        CHECK.observe(Context(Launch(master_addr="127.0.0.1", nnodes=1), {}))

@@ -1,0 +1,151 @@
+"""The rules of the check `net_plugin`, on made-up clusters and made-up libraries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.checks.net_plugin import DEFAULT, candidates
+from tests import findings
+from tests.clusters import make_cluster
+from tests.libraries import compiled
+
+CHECK = next(check for check in registry.load().checks if check.name == "net_plugin")
+judge = partial(findings.judge, CHECK)
+only = partial(findings.only, CHECK)
+GONE = "cannot open shared object file: No such file or directory"
+
+
+def observed(**env: str) -> dict[str, Any]:
+    facts = CHECK.observe(Context(launch=Launch(), env=env, backend="nccl"))
+    return dict(json.loads(json.dumps(facts)))
+
+
+def facts_of(*asked: str, plugin: str = "", net: str = "", loaded: str = "") -> dict[str, Any]:
+    tried = [[name, "" if name == loaded else f"{name}: {GONE}"] for name in candidates(plugin)]
+    told = {"asked": list(asked), "plugin": plugin, "net": net, "tried": tried}
+    return {**told, "loaded": loaded or None}
+
+
+def cluster_of(*facts: Mapping[str, Any]) -> Cluster:
+    hosts = [f"nd{node}" for node in range(len(facts))]
+    by_host = dict(zip(hosts, facts, strict=True))
+    return make_cluster(hosts, 1, check=CHECK.name, by_host=by_host, backend="nccl")
+
+
+PLAIN = facts_of()
+OFI = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi", loaded="libnccl-net-ofi.so")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "libraries"),
+    [
+        ("", [DEFAULT]),
+        ("ofi", ["ofi", "libnccl-net-ofi.so"]),
+        ("libnccl-net-ofi.so", ["libnccl-net-ofi.so"]),
+        ("/opt/lib/net.so", ["/opt/lib/net.so"]),
+        ("libx", ["libx", "libnccl-net-libx.so"]),
+        ("a,/b.so", ["a", "libnccl-net-a.so", "/b.so"]),
+        ("none", []),
+    ],
+)
+def test_where_nccl_looks(plugin: str, libraries: Sequence[str]) -> None:
+    assert list(candidates(plugin)) == libraries
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(PLAIN, id="nothing asked, nothing there"),
+        pytest.param(OFI, id="asked and there"),
+        pytest.param(facts_of(loaded=DEFAULT), id="there without being asked"),
+        pytest.param(facts_of("NCCL_NET=Socket", net="Socket"), id="sockets"),
+        pytest.param(facts_of("NCCL_NET=IB", "FI_PROVIDER=efa", net="IB"), id="InfiniBand"),
+        pytest.param(facts_of("NCCL_NET_PLUGIN=none", plugin="none"), id="none wanted"),
+        pytest.param(
+            facts_of("NCCL_NET_PLUGIN=none", "FI_PROVIDER=efa", plugin="none"), id="none in spite"
+        ),
+    ],
+)
+def test_healthy(facts: Mapping[str, Any]) -> None:
+    assert judge(cluster_of(facts, facts)) == []
+
+
+class TestMissing:
+    def test_a_plug_in_that_one_host_has_not(self) -> None:
+        lacking = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi")
+        finding = only(cluster_of(OFI, lacking, OFI), "net-plugin-missing", hosts=["nd1"])
+        assert finding.level is Severity.WARN
+        assert "libnccl-net-ofi.so: cannot open" in finding.message
+        assert "unset NCCL_NET_PLUGIN" in finding.fix
+
+    def test_variables_of_efa(self) -> None:
+        lacking = facts_of("FI_PROVIDER=efa")
+        found = judge(cluster_of(lacking, lacking))
+        assert {(f.code, f.level) for f in found} == {("net-plugin-missing", Severity.WARN)}
+
+    @pytest.mark.parametrize("plugin", ["", "ofi", "none"])
+    def test_a_network_that_nccl_has_with_a_plug_in_only(self, plugin: str) -> None:
+        lacking = facts_of("NCCL_NET=AWS Libfabric", net="AWS Libfabric", plugin=plugin)
+        finding = only(cluster_of(lacking), "net-plugin-missing", hosts=["nd0"])
+        assert finding.level is Severity.FAIL
+
+
+class TestDiffers:
+    def test_the_odd_one_has_none(self) -> None:
+        there = facts_of(loaded=DEFAULT)
+        finding = only(cluster_of(there, PLAIN, there), "net-plugin-differs", hosts=["nd1"])
+        assert finding.level is Severity.WARN
+        assert finding.message == "2 of 3 hosts load libnccl-net.so, 1 load none"
+
+    def test_the_odd_one_has_one(self) -> None:
+        there = facts_of(loaded=DEFAULT)
+        only(cluster_of(PLAIN, PLAIN, there), "net-plugin-differs", hosts=["nd2"])
+
+    def test_a_tie(self) -> None:
+        cluster = cluster_of(PLAIN, facts_of(loaded=DEFAULT))
+        finding = only(cluster, "net-plugin-differs", hosts=["nd0", "nd1"])
+        assert finding.confidence is Confidence.POSSIBLE
+
+
+class TestObserve:
+    def test_nothing_asked(self) -> None:
+        facts = observed()
+        assert facts["asked"] == []
+        assert judge(cluster_of(facts, facts)) == []
+
+    def test_missing(self) -> None:
+        facts = observed(NCCL_NET_PLUGIN="no-such", FI_PROVIDER="efa")
+        assert facts["asked"] == ["NCCL_NET_PLUGIN=no-such (by environment)", "FI_PROVIDER=efa"]
+        assert [name for name, _ in facts["tried"]] == ["no-such", "libnccl-net-no-such.so"]
+        only(cluster_of(facts), "net-plugin-missing", hosts=["nd0"])
+
+    def test_it_loads(self, tmp_path: Path) -> None:
+        library = str(compiled(tmp_path / "libnccl-net-x.so", "int ncclNetPlugin_v8;"))
+        assert observed(NCCL_NET_PLUGIN=library)["loaded"] == library
+
+    def test_it_cannot_be_loaded(self, tmp_path: Path) -> None:
+        library = tmp_path / "libnccl-net-x.so"
+        library.write_text("not a library")
+        facts = observed(NCCL_NET_PLUGIN=str(library))
+        assert facts["loaded"] is None
+        finding = only(cluster_of(facts), "net-plugin-missing", hosts=["nd0"])
+        assert "invalid ELF header" in finding.message or "file too short" in finding.message
+
+    def test_a_configuration_file_counts(self, tmp_path: Path) -> None:
+        conf = tmp_path / "nccl.conf"
+        conf.write_text("NCCL_NET=AWS Libfabric\n")
+        facts = observed(NCCL_CONF_FILE=str(conf))
+        assert facts["net"] == "AWS Libfabric"
+        assert facts["asked"] == [f"NCCL_NET=AWS Libfabric (by {conf})"]
+
+    def test_gloo(self) -> None:
+        with pytest.raises(Skip):
+            CHECK.observe(Context(launch=Launch(), env={"NCCL_NET_PLUGIN": "x"}))
