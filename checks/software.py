@@ -3,8 +3,9 @@
 What it checks
 --------------
 The versions of torch (and, where these are equal, the commit that it was built from), of the CUDA
-or ROCm and the NCCL in that build, of DeepSpeed, Python and the NVIDIA kernel driver, on every rank
-against all others. Nothing is imported but torch, and no GPU is touched.
+or ROCm of that build, of NCCL (and, where these are equal, whether it is the same file), of
+DeepSpeed, Accelerate, Transformers, Python and the NVIDIA kernel driver, on every rank against all
+others. Nothing is imported but torch, and no GPU is touched.
 
 Why it matters
 --------------
@@ -18,9 +19,10 @@ Run one image, or one locked environment, on every host.
 When it is wrong
 ----------------
 Some differences are meant and harmless: a Python of one host, a driver while a fleet is upgraded.
-Releases of one driver branch, and of one minor version of Python, are taken as equal. The NCCL
-version is the one that torch was built with: another that LD_LIBRARY_PATH or LD_PRELOAD puts in its
-place is not seen.
+Releases of one driver branch, and of one minor version of Python, are taken as equal. NCCL is the
+library that is loaded, by check `nccl_library`, which also says where it comes from; where that is
+not known it is the one that torch was built with. Packages are known by what pip lists: one that
+the job imports from another folder is not seen.
 
 References
 ----------
@@ -55,6 +57,9 @@ from nccl_doctor.api import (
     torch_build,
 )
 
+PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
+"""Libraries that decide in which order ranks communicate, and how much."""
+
 VERSION = Kind(
     "version-differs",
     Layer.DEVICE,
@@ -83,7 +88,7 @@ class Software(Check):
         return {
             **{name: build[name] for name in ("torch", "cuda", "rocm", "nccl")},
             "torch_git": torch.version.git_version,
-            "deepspeed": _installed("deepspeed"),
+            **{name.lower(): _installed(name.lower()) for name in PACKAGES},
             "python": platform.python_version(),
             "driver": host_gpus()["driver"],
         }
@@ -92,7 +97,17 @@ class Software(Check):
         """One finding for all that differs at the same ranks: they have one other image."""
         seen = {rank.seat: (rank, facts) for rank, facts in cluster.facts(self.name)}
         same_torch = len({public(facts["torch"]) for _, facts in seen.values()}) == 1
-        stacks = {seat: _stack(facts, same_torch) for seat, (_, facts) in seen.items()}
+        loaded = {
+            rank.seat: facts["loaded"]
+            for rank, facts in cluster.facts("nccl_library")
+            if facts["loaded"]
+        }
+        same_nccl = len({library["version"] for library in loaded.values()}) == 1
+        same_nccl &= len(loaded) == len(seen)
+        stacks = {
+            seat: _stack(facts, loaded.get(seat), same_torch=same_torch, same_nccl=same_nccl)
+            for seat, (_, facts) in seen.items()
+        }
         for odd in differences(stacks):
             sides = {
                 name: {value: _numbers(seen[s][0] for s in seats) for value, seats in side.items()}
@@ -117,14 +132,18 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _stack(facts: Mapping[str, Any], same_torch: bool) -> dict[str, str]:
-    """Component → version; what a rank does not have is not compared."""
+def _stack(
+    facts: Mapping[str, Any], nccl: Mapping[str, str] | None, *, same_torch: bool, same_nccl: bool
+) -> dict[str, str]:
+    """Component → version; what a rank does not have is not compared. `nccl`: what is loaded."""
+    packages = {name: facts.get(name.lower(), "") for name in PACKAGES}
     stack = {
         "torch": public(facts["torch"]),
         "torch built from": (facts["torch_git"] or "")[:12] if same_torch else "",
         "CUDA": facts["cuda"] or (f"ROCm {facts['rocm']}" if facts["rocm"] else None),
-        "NCCL": facts["nccl"],
-        "DeepSpeed": facts["deepspeed"] or "not installed",
+        "NCCL": nccl["version"] if nccl else facts["nccl"],
+        "NCCL file": nccl["fingerprint"] if nccl and same_nccl else "",
+        **{name: "not installed" if found is None else found for name, found in packages.items()},
         "Python": minor_of(facts["python"]),
         # Releases of one branch are meant to be mixed while a fleet is upgraded.
         "NVIDIA driver branch": (facts["driver"] or "").split(".")[0],

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity, differences
+from nccl_doctor.api import ALONE, Cluster, Context, Finding, Launch, Severity, differences
 from tests import findings
-from tests.clusters import make_cluster
+from tests.clusters import change_rank, make_cluster, outcome
 
 CHECK = next(check for check in registry.load().checks if check.name == "software")
 judge = partial(findings.judge, CHECK)
@@ -24,6 +24,8 @@ FACTS = {
     "rocm": None,
     "nccl": "2.28.9",
     "deepspeed": "0.19.8",
+    "accelerate": None,
+    "transformers": "5.1.0",
     "python": "3.11.7",
     "driver": "580.95.05",
 }
@@ -75,6 +77,11 @@ def test_the_same_software_everywhere() -> None:
          "torch 2.13.1; the others have torch 2.13.0"),
         ({"deepspeed": None}, Severity.WARN,
          "DeepSpeed not installed; the others have DeepSpeed 0.19.8"),
+        ({"transformers": "4.57.0", "accelerate": "1.11.0"}, Severity.WARN,
+         "Accelerate 1.11.0, Transformers 4.57.0; the others have Accelerate not installed, "
+         "Transformers 5.1.0"),
+        ({"torch_git": "aa"}, Severity.WARN,
+         "torch built from aa; the others have torch built from cf30153c4c13"),
         ({"python": "3.12.1"}, Severity.WARN, "Python 3.12; the others have Python 3.11"),
         ({"cuda": "12.8", "nccl": "2.27.3", "python": "3.10.2"}, Severity.FAIL,
          "CUDA 12.8, NCCL 2.27.3, Python 3.10; the others have CUDA 13.0, NCCL 2.28.9, "
@@ -113,6 +120,47 @@ def test_differences_of_two_kinds_come_apart() -> None:
         ((1,), {"torch": "2.12.0"}),
         ((3,), {"NCCL": "2.27.3"}),
     ]
+
+
+def with_libraries(cluster: Cluster, *loaded: Any) -> Cluster:
+    """The facts of check `nccl_library`, by rank."""
+    for rank in cluster.ranks:
+        found = outcome({"loaded": loaded[rank.seat]})
+        facts = {**rank.facts, "nccl_library": {ALONE: found}}
+        cluster = change_rank(cluster, rank.seat, facts=facts)
+    return cluster
+
+
+def library(version: str, fingerprint: str = "aa") -> dict[str, str]:
+    return {"path": "/x/libnccl.so.2", "version": version, "fingerprint": fingerprint}
+
+
+class TestLoadedNccl:
+    def test_it_counts_more_than_the_build(self) -> None:
+        cluster = cluster_of(hosts=3, nproc=1)
+        same, other = library("2.28.9"), library("2.18.3")
+        found = judge(with_libraries(cluster, same, other, same))
+        assert places(found) == {("version-differs", Severity.FAIL, ("nd1",), (1,))}
+        assert found[0].message == "NCCL 2.18.3; the others have NCCL 2.28.9"
+
+    def test_other_builds_with_the_same_library(self) -> None:
+        cluster = cluster_of(one_host(1, 1, nccl="2.27.3"), hosts=3, nproc=1)
+        assert judge(with_libraries(cluster, *[library("2.28.9")] * 3)) == []
+
+    def test_another_file_of_the_same_version(self) -> None:
+        cluster = cluster_of(hosts=3, nproc=1)
+        same, other = library("2.28.9"), library("2.28.9", "bb")
+        found = judge(with_libraries(cluster, same, same, other))
+        assert places(found) == {("version-differs", Severity.WARN, ("nd2",), (2,))}
+        assert found[0].message == "NCCL file bb; the others have NCCL file aa"
+
+    def test_where_it_is_linked_in_the_build_counts(self) -> None:
+        cluster = cluster_of(hosts=3, nproc=1)
+        same = library("2.28.9")
+        assert judge(with_libraries(cluster, same, None, same)) == []
+        old = cluster_of(one_host(1, 1, nccl="2.27.3"), hosts=3, nproc=1)
+        found = judge(with_libraries(old, same, None, same))
+        assert places(found) == {("version-differs", Severity.FAIL, ("nd1",), (1,))}
 
 
 def test_observe_on_this_machine() -> None:
