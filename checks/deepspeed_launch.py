@@ -50,6 +50,8 @@ from nccl_doctor.api import (
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What DeepSpeed wants to find: LOCAL_RANK is more than torch asks for."""
+LEAVE_OUT = ("srun", "mpirun", "mpi", "env")
+"""Launchers that do not set all of them; what we start ourselves is given them later."""
 FROM_SLURM = {
     "RANK": "$SLURM_PROCID",
     "LOCAL_RANK": "$SLURM_LOCALID",
@@ -83,10 +85,10 @@ class DeepspeedLaunch(Check):
         return {"missing": missing, "mpi4py": _version("mpi4py")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every rank by itself. One that nobody launched is no rank of a job."""
+        """Every rank by itself."""
         for rank, facts in cluster.facts(self.name):
             launcher = rank.launch.launcher if rank.launch else "none"
-            if facts["missing"] and facts["mpi4py"] is None and launcher != "none":
+            if facts["missing"] and facts["mpi4py"] is None and launcher in LEAVE_OUT:
                 yield Finding(
                     NEEDS_MPI4PY,
                     f"{', '.join(facts['missing'])} not set, and mpi4py is not installed",

@@ -92,8 +92,8 @@ RUN_ID = Kind(
     "torchrun keeps jobs apart by --rdzv-id: hosts with different ones never meet.",
     "Give every host the same --rdzv-id.",
 )
-_ELASTIC = ("torchrun", "accelerate")
-"""Launchers whose run id keeps jobs apart."""
+_ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
+"""Launchers whose run id keeps jobs apart; our own has that of the torchrun that it stands for."""
 
 
 class LaunchRecord(Check):

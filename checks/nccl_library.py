@@ -115,9 +115,10 @@ class NcclLibrary(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Each rank alone; how bad a replaced library is, the others tell."""
         seen = list(cluster.facts(self.name))
-        versions = {rank.seat: _version(facts) for rank, facts in seen}
-        odd = odd_ones_out(versions)
-        alone = frozenset(odd.places if odd else ())
+        odd = odd_ones_out({rank.seat: _version(facts) for rank, facts in seen})
+        # Of another build of torch, that build is the fault: check software says so.
+        same_build = len({facts["built"] for _, facts in seen}) == 1
+        alone = frozenset(odd.places if odd and same_build else ())
         for rank, facts in seen:
             yield from _collides(rank, facts)
             if facts["loaded"]:

@@ -40,6 +40,7 @@ def host_launch(flags: Flags, nproc: int, *, is_master: bool = False) -> Launch:
         nnodes=nnodes,
         master_addr=flags.master_addr or "localhost",
         master_port=flags.master_port or DEFAULT_PORT,
+        run_id=flags.run_id,
         sources={**sources, "local_world_size": "--nproc-per-node", "local_rank": OWN},
     )
     if flags.any_node_rank and not is_master:

@@ -60,8 +60,9 @@ class Flags:
 
     `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
-    is node 0, unless `is_host` says which one is. With `starts_ranks` this process is a host of the
-    job even under a launcher: it is a command behind `--` that starts the ranks.
+    is node 0, unless `is_host` says which one is; `run_id` keeps such jobs apart. With
+    `starts_ranks` this process is a host of the job even under a launcher: it is a command behind
+    `--` that starts the ranks.
     """
 
     nnodes: int | None = None
@@ -71,6 +72,7 @@ class Flags:
     master_port: int | None = None
     any_node_rank: bool | None = None
     is_host: bool | None = None
+    run_id: str | None = None
     starts_ranks: bool | None = None
 
 

@@ -17,6 +17,9 @@ from nccl_doctor.options import Flags
 
 _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 
+NO_ID = "none"
+"""torchrun's --rdzv-id where none is given."""
+
 
 def job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
     """What the command says about its job.
@@ -76,6 +79,7 @@ def flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
         **merged,
         any_node_rank=(line.ranks_assigned and not alone) or None,
         is_host=line.is_host,
+        run_id=line.run_id or (NO_ID if line.ranks_assigned else None),
         starts_ranks=True,
     )
 

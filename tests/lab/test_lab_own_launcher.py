@@ -68,6 +68,20 @@ def test_nnodes_differs_on_node_0(make_lab: Callable[..., Lab]) -> None:
     check_cause(run, run.report, "nnodes-differs", hosts=["nd0"])
 
 
+def test_rdzv_ids_differ(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0", "nd1", "nd2")
+    run = lab.own_doctor(
+        nproc=1,
+        job=["never_started.py"],
+        rendezvous="c10d",
+        per_host_env={"nd1": {"PET_RDZV_ID": "yesterday"}},
+    )
+    check_clean(run)
+    root = check_cause(run, run.report, "launch-run-id-differs", hosts=["nd1"])
+    assert "yesterday" in root["message"], str(run)
+    assert run.codes == [1, 1, 1], str(run)
+
+
 def test_absent_host(lab: Lab) -> None:
     run = lab.own_doctor(hosts=["nd0"])
     check_clean(run, JOIN_AND_S)
@@ -80,6 +94,20 @@ def test_master_addr_is_another_host(lab: Lab) -> None:
     check_clean(run, JOIN_AND_S)
     check_cause(run, run.report, "addr-not-on-master", hosts=["nd0"])
     check_cause(run, view_of(run, 1), "addr-not-on-master", hosts=["nd1"])
+    assert run.codes == [1, 1], str(run)
+
+
+def test_master_addr_is_the_bridge_of_docker(lab: Lab) -> None:
+    for host in lab.hosts:
+        host.call("ip", "link", "add", "docker0", "type", "veth", "peer", "name", "docker0p")
+        host.call("ip", "addr", "add", "172.17.0.1/16", "dev", "docker0")
+        host.call("ip", "link", "set", "docker0", "up")
+        host.call("ip", "link", "set", "docker0p", "up")
+    bridge = {name: ["--master-addr", "172.17.0.1"] for name in lab.names}
+    run = lab.own_doctor(per_host=bridge)
+    check_clean(run, JOIN_AND_S)
+    root = check_cause(run, run.report, "addr-not-shared", hosts=["nd0"], interfaces=["docker0"])
+    assert f"MASTER_ADDR={lab['nd0'].address}" in root["fix"], str(run)
     assert run.codes == [1, 1], str(run)
 
 

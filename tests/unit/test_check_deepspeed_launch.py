@@ -41,6 +41,7 @@ def cluster_of(missing: Sequence[str], mpi4py: str | None, launcher: str = "srun
         pytest.param(cluster_of([], None, "torchrun"), id="all told"),
         pytest.param(cluster_of(["RANK"], "4.0.1"), id="mpi4py is there"),
         pytest.param(cluster_of(["RANK"], None, "none"), id="nothing was launched"),
+        pytest.param(cluster_of(["RANK"], None, "nccl-doctor"), id="set once it has its place"),
     ],
 )
 def test_healthy(cluster: Cluster) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
+from nccl_doctor.hostlaunch import host_launch
 from nccl_doctor.launch import detect
+from nccl_doctor.options import Flags
 from tests import findings
 from tests.clusters import change_rank, make_cluster
 from tests.findings import everywhere
@@ -129,6 +132,14 @@ class TestRunId:
         cluster = everywhere(cluster, [4, 5], run_id="b")
         finding = only(cluster, "launch-run-id-differs", hosts=["nd2"])
         assert finding.message == "--rdzv-id=b, elsewhere --rdzv-id=a"
+
+    def test_of_the_torchrun_that_our_launcher_stands_for(self) -> None:
+        flags = Flags(nnodes=3, any_node_rank=True, run_id="none")
+        cluster = make_cluster(THREE, 1)
+        for seat, run_id in enumerate(("none", "yesterday", "none")):
+            launch = host_launch(replace(flags, run_id=run_id), 1, is_master=seat == 0)
+            cluster = change_rank(cluster, seat, launch=vars(launch))
+        only(cluster, "launch-run-id-differs", hosts=["nd1"])
 
     def test_run_ids_of_other_launchers_are_not_compared(self) -> None:
         cluster = everywhere(make_cluster(), [2, 3], run_id="b", launcher="srun")

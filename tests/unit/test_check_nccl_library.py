@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.verdict import conclude
 from tests import findings
-from tests.clusters import make_cluster
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.reports import RUN
 
-CHECK = next(check for check in registry.load().checks if check.name == "nccl_library")
+CHECKS = {check.name: check for check in registry.load().checks}
+CHECK, SOFTWARE = CHECKS["nccl_library"], CHECKS["software"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 
@@ -32,6 +35,14 @@ FOREIGN = {
     **FACTS,
     "loaded": {"path": SYSTEM, "version": "2.18.3", "fingerprint": "bb"},
     "in_front": ["LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu"],
+}
+STACK = {
+    "torch": "2.13.0+cu130",
+    "torch_git": "cf30153c",
+    "cuda": "13.0",
+    "rocm": None,
+    "python": "3.11.7",
+    "driver": "580.95.05",
 }
 THREE = ("nd0", "nd1", "nd2")
 
@@ -94,6 +105,27 @@ class TestReplaced:
         )
         finding = only(cluster, "nccl-library-replaced", hosts=["nd1"], ranks=[1])
         assert finding.level is Severity.FAIL
+
+    def test_it_is_the_cause_of_versions_that_differ(self) -> None:
+        report = conclude(stacked(FACTS, FOREIGN, FACTS), [CHECK, SOFTWARE], run=RUN)
+        assert [f.code for f in report.root_causes] == ["nccl-library-replaced"]
+        explained = {f.code: f.explained_by for f in report.findings}
+        assert explained["version-differs"] == "nccl-library-replaced"
+
+    def test_another_build_of_torch_is_a_cause_of_its_own(self) -> None:
+        other = {**FOREIGN, "built": "2.27.3"}
+        report = conclude(stacked(FACTS, other, FACTS), [CHECK, SOFTWARE], run=RUN)
+        assert [f.code for f in report.root_causes] == ["version-differs"]
+
+
+def stacked(*facts: Mapping[str, Any]) -> Cluster:
+    """A cluster in which check `software` was there too."""
+    cluster = cluster_of(*facts)
+    for rank, mine in zip(cluster.ranks, facts, strict=True):
+        seen = outcome({**STACK, "nccl": mine["built"]})
+        both = {**rank.facts, "software": {ALONE: seen}}
+        cluster = change_rank(cluster, rank.seat, facts=both)
+    return cluster
 
 
 class TestCollide:
