@@ -89,23 +89,24 @@ class Cpus(Check):
         for rank, facts in cluster.facts(self.name):
             by_host[rank.host.id].append((rank, facts))
         for seen in by_host.values():
-            ranks = [rank for rank, _ in seen]
-            bindings = sorted({facts["affinity"] for _, facts in seen})
-            bound = len(set().union(*(_cpus(text) for text in bindings)))
             allowed = max(facts["allowed"] for _, facts in seen)
-            quota = min((f["quota"] for _, f in seen if f["quota"] is not None), default=None)
+            bound = len(set().union(*(_cpus(facts["affinity"]) for _, facts in seen)))
+            quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
             nccl = cluster.backend == "nccl"
-            lonely = nccl and bound < allowed and any(f["count"] == 1 for _, f in seen)
-            few = min(bound, bound if quota is None else quota)
-            if few >= len(ranks) and not lonely:
+            held = bound < min(allowed, len(seen))  # by a binding, not for want of CPUs
+            if min(bound, *quotas, len(seen)) == len(seen):
+                # Enough for all, but a rank with one core has NCCL's threads on it as well.
+                seen = [(r, f) for r, f in seen if nccl and f["count"] == 1 < allowed]
+            if not seen:
                 continue
-            limit = "" if quota is None else f", CPU time for {quota:g}"
-            held = bound < min(allowed, len(ranks))  # by a binding, not for want of CPUs
+            bindings = list(dict.fromkeys(facts["affinity"] for _, facts in seen))
+            many = f"{len(seen)} ranks" if len(seen) > 1 else "1 rank"
+            limit = f", CPU time for {min(quotas):g}" if quotas else ""
             yield Finding(
                 CPU_LIMIT_LOW,
-                f"{len(ranks)} ranks on CPU {' and '.join(bindings[:4])} of {allowed}{limit}",
-                place_of(ranks),
-                {"affinity": bindings[:16], "allowed": allowed, "quota": quota},
+                f"{many} on CPU {' and '.join(bindings[:4])} of {allowed}{limit}",
+                place_of(rank for rank, _ in seen),
+                {"affinity": bindings[:16], "allowed": allowed, "quota": min(quotas, default=None)},
                 severity=Severity.WARN if nccl or held else Severity.INFO,
                 confidence=Confidence.LIKELY,
             )

@@ -128,7 +128,8 @@ class SharedMemory(Check):
                     where,
                     {"size": size, "free": free, "needed": facts["needed"]},
                     severity=severity,
-                    confidence=Confidence.CERTAIN if facts["error"] else Confidence.LIKELY,
+                    # How much is needed depends on GPUs that nobody has looked at yet.
+                    confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
                 )
             if facts["stale"]:
                 names = [name for name, _ in facts["stale"]]

@@ -79,7 +79,7 @@ class TempDir(Check):
         """
         told = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
         tried = []
-        for name, folder in [*told, *(("", folder) for folder in (*self.usual, os.getcwd()))]:
+        for name, folder in [*told, *(("", folder) for folder in (*self.usual, os.curdir))]:
             ctx.breadcrumb("making a file", folder=folder)
             error = _make_file(folder)
             tried.append([name, folder, error])

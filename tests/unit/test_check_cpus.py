@@ -47,6 +47,10 @@ def test_one_core_each_is_too_few_for_nccl_s_threads() -> None:
     assert judge(CHECK, cluster(*own, backend="gloo")) == []
     found = only(CHECK, cluster(*own), "cpu-limit-low", hosts=["nd1"], ranks=[4, 5, 6, 7])
     assert found.message == "4 ranks on CPU 0 and 1 and 2 and 3 of 64"
+    for others in (ALL, cpus("8–15", 8)):
+        made = cluster(others, others, others, cpus("5", 1))
+        found = only(CHECK, made, "cpu-limit-low", hosts=["nd1"], ranks=[7])
+        assert found.message == "1 rank on CPU 5 of 64"
 
 
 @pytest.mark.parametrize("small", [cpus("0–1", 2, 2), cpus("0–63", 64, quota=1.5)])

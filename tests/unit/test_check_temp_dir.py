@@ -106,7 +106,6 @@ def test_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside.mkdir()
     monkeypatch.chdir(inside)
     inside.rmdir()
-    monkeypatch.setattr("os.getcwd", lambda: str(inside))
     seen = observe(monkeypatch, tmp_path / "gone")
     assert seen["free"] is None
     assert len(seen["tried"]) == 2
