@@ -12,6 +12,8 @@ import pytest
 from tests.lab.lab import Lab, Run
 from tests.lab.reading import check_cause, check_clean, loud
 
+PATIENT = ("--join-timeout", "20")
+"""Everybody comes; on a busy machine somebody comes late."""
 Shift = Callable[[int], dict[str, str]]
 
 needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
@@ -57,18 +59,18 @@ def check_risk(
 
 def test_a_small_shared_memory(lab: Lab) -> None:
     lab["nd1"].call("mount", "-o", "remount,size=1m", "/dev/shm")
-    found = check_risk(lab.own_doctor(), "shm-too-small", ["nd1"])
+    found = check_risk(lab.own_doctor(*PATIENT), "shm-too-small", ["nd1"])
     assert found["message"].startswith("1.0 MiB free of 1.0 MiB")
 
 
 def test_a_shared_memory_that_nobody_can_write_to(lab: Lab) -> None:
     lab["nd1"].call("mount", "-o", "remount,ro", "/dev/shm")
-    found = check_risk(lab.own_doctor(), "shm-too-small", ["nd1"])
+    found = check_risk(lab.own_doctor(*PATIENT), "shm-too-small", ["nd1"])
     assert "Read-only file system" in found["message"]
 
 
 def test_few_open_files(lab: Lab) -> None:
-    run = lab.own_doctor(wrap={"nd1": ["prlimit", "--nofile=128:128"]})
+    run = lab.own_doctor(*PATIENT, wrap={"nd1": ["prlimit", "--nofile=128:128"]})
     found = check_risk(run, "open-files-limit-low", ["nd1"])
     assert "128 files may be open" in found["message"]
     assert found["fix"].startswith("ulimit -n 65536 (as root")
@@ -78,7 +80,7 @@ def test_a_read_only_temporary_folder(lab: Lab, tmp_path: Path) -> None:
     folder = tmp_path / "scratch"
     folder.mkdir()
     lab["nd1"].call("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder))
-    run = lab.own_doctor(per_host_env={"nd1": {"TMPDIR": str(folder)}})
+    run = lab.own_doctor(*PATIENT, per_host_env={"nd1": {"TMPDIR": str(folder)}})
     found = check_risk(run, "temp-dir-unwritable", ["nd1"])
     assert f"TMPDIR={folder}: Read-only file system" in found["message"]
 
@@ -86,28 +88,28 @@ def test_a_read_only_temporary_folder(lab: Lab, tmp_path: Path) -> None:
 @needs_cores
 def test_all_ranks_of_a_host_on_one_core(lab: Lab) -> None:
     core = str(min(os.sched_getaffinity(0)))
-    run = lab.own_doctor(wrap={"nd1": ["taskset", "--cpu-list", core]})
+    run = lab.own_doctor(*PATIENT, wrap={"nd1": ["taskset", "--cpu-list", core]})
     found = check_risk(run, "cpu-limit-low", ["nd1"], [2, 3])
     assert found["message"].startswith(f"2 ranks on CPU {core} of ")
 
 
 def test_hardly_any_port(lab: Lab) -> None:
     lab["nd1"].call("sh", "-c", "echo 50000 50039 > /proc/sys/net/ipv4/ip_local_port_range")
-    found = check_risk(lab.own_doctor(), "ports-exhausted", ["nd1"])
+    found = check_risk(lab.own_doctor(*PATIENT), "ports-exhausted", ["nd1"])
     assert "of the 40 ports 50000–50039" in found["message"]
 
 
 def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
     for host in lab.hosts:
         host.call("sh", "-c", "echo 7 > /proc/sys/net/core/somaxconn")
-    found = check_risk(lab.own_doctor(nproc=4), "listen-backlog-low", ["nd0"])
+    found = check_risk(lab.own_doctor(*PATIENT, nproc=4), "listen-backlog-low", ["nd0"])
     assert "net.core.somaxconn=7 for 8 ranks" in found["message"]
 
 
 def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     found = check_risk(
-        lab.own_doctor(nproc=1, per_host_env={"nd1": shift(42)}), "clock-skew", ["nd1"]
+        lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": shift(42)}), "clock-skew", ["nd1"]
     )
     assert found["message"].startswith("42.")
     assert "s ahead of the others" in found["message"]
@@ -116,13 +118,13 @@ def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) ->
 
 def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab], shift: Shift) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
-    run = lab.own_doctor(nproc=1, per_host_env={"nd0": shift(-42)})
+    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd0": shift(-42)})
     found = check_risk(run, "clock-skew", ["nd0"])
     assert "s behind the others" in found["message"]
 
 
 def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab, shift: Shift) -> None:
-    run = lab.own_doctor(nproc=1, per_host_env={"nd1": shift(42)})
+    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": shift(42)})
     found = check_risk(run, "clock-skew", ["nd0", "nd1"])
     assert found["confidence"] == "possible"
 
@@ -130,7 +132,11 @@ def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab, shift: Shift) -> Non
 def test_a_wrong_clock_breaks_a_c10d_rendezvous(make_lab: Callable[..., Lab], shift: Shift) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(
-        nproc=1, per_host_env={"nd2": shift(42)}, job=["/nonexistent.py"], rendezvous="c10d"
+        *PATIENT,
+        nproc=1,
+        per_host_env={"nd2": shift(42)},
+        job=["/nonexistent.py"],
+        rendezvous="c10d",
     )
     check_clean(run)
     check_cause(run, run.report, "clock-skew", hosts=["nd2"])
