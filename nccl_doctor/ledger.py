@@ -36,24 +36,36 @@ class Ledger:
         self._letters: dict[int, Mapping[str, Any]] = {}
         self._signed_in_s: dict[int, float] = {}
         self._layout: Layout | None = None
+        self._late: set[int] = set()
         self._facts: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
 
     @property
     def seats(self) -> tuple[int, ...]:
-        """Seats that have signed in."""
-        return tuple(self._letters)
+        """Seats that have signed in, in time."""
+        return tuple(seat for seat in self._letters if seat not in self._late)
+
+    def knows(self, seat: int) -> bool:
+        """Whether the letter of a seat was taken, in time or late."""
+        return seat in self._letters
 
     def sign_in(self, seat: int, letter: Mapping[str, Any], after_s: float) -> None:
         """Take a participant's letter, `after_s` seconds after the roll call was opened.
 
-        A rank that its host forked once it had its place came when its host came.
+        A rank that its host forked once it had its place came when its host came. A host that comes
+        when all places have been given does not join: its letter is its own view.
         """
-        if letter["launch"].get("launcher") == OWN and letter["launch"].get("local_rank"):
+        launch = Launch.from_json(letter["launch"])
+        if launch.launcher == OWN and launch.local_rank:
             key = self._host_key(letter)
             came = (
                 self._signed_in_s[s] for s, o in self._letters.items() if self._host_key(o) == key
             )
             after_s = min(came, default=after_s)
+        elif launch.launcher == OWN and self._layout is not None:
+            self._late.add(seat)
+            if launch.node_rank is not None and launch.node_rank < len(self._layout.nodes):
+                launch = placed(launch, self._layout.nodes[launch.node_rank])
+                letter = {**letter, "launch": launch.to_json()}
         self._letters[seat] = letter
         self._signed_in_s[seat] = after_s
         for check, rounds in letter.get("facts", {}).items():
@@ -77,7 +89,7 @@ class Ledger:
 
     def launches(self) -> Mapping[int, Launch]:
         """The launch record of each participant, by seat."""
-        return {seat: Launch.from_json(item["launch"]) for seat, item in self._letters.items()}
+        return {seat: Launch.from_json(self._letters[seat]["launch"]) for seat in self.seats}
 
     def ranks_here(self) -> set[int]:
         """Distinct ranks that have signed in."""
@@ -112,7 +124,7 @@ class Ledger:
                     reported=True,
                     addresses=tuple(letter["host"]["addresses"]),
                     facts=facts_of[key],
-                    joined=complete,
+                    joined=complete and seat not in self._late,
                     key=_digest(letter["host"]["key"]),
                 )
         ranks = [self._rank(seat, hosts[keys[seat]]) for seat, _ in in_order]

@@ -130,7 +130,7 @@ class RollCall:
     def _admit(self) -> None:
         """Take the letters that have come since the last look."""
         seats = range(self._box.add("seats", 0))
-        awaited = {f"seat/{seat}": seat for seat in seats if seat not in self._ledger.seats}
+        awaited = {f"seat/{seat}": seat for seat in seats if not self._ledger.knows(seat)}
         for key in self._box.wait(awaited, 0.0) if awaited else ():
             letter = self._box.get(key, OPERATION_S)
             self._ledger.sign_in(awaited[key], letter, time.monotonic() - self._opened)

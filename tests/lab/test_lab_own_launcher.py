@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
 
 from tests.lab import faults
 from tests.lab.lab import JOIN_S, MASTER_PORT, Lab, Run
-from tests.lab.reading import check_cause, check_clean, check_healthy, loud, view_of
+from tests.lab.reading import (
+    SETTLE_S,
+    START_S,
+    check_cause,
+    check_clean,
+    check_healthy,
+    loud,
+    view_of,
+)
 
 SOON_S = 8.0
 """For a verdict that needs no join time-out."""
@@ -136,3 +145,31 @@ def test_a_shared_folder_tells_that_ports_differ(lab: Lab) -> None:
     check_clean(run, JOIN_AND_S)
     root = check_cause(run, run.report, "master-port-differs", hosts=["nd1"])
     assert "29501" in root["message"]
+
+
+def test_a_first_process_is_killed_and_takes_its_ranks_with_it(lab: Lab) -> None:
+    with lab.strike(None, signal.SIGKILL, hosts=["nd1"], parent=True) as strike:
+        run = lab.own_doctor(nproc=2)
+    assert strike.pid, str(run)
+    check_clean(run)
+    assert run.report is not None, str(run)
+    assert run.report["verdict"] in ("fail", "unknown"), str(run)
+    named = {host for found in loud(run.report) for host in found["where"]["hosts"]}
+    assert named <= {"nd1"}, str(run)
+    assert run.codes[0] in (1, 3), str(run)
+
+
+def test_a_host_that_comes_after_the_roll_call_says_so_itself(lab: Lab) -> None:
+    run = lab.own_doctor(late_s={"nd1": JOIN_S + 4})
+    check_clean(run, 2 * JOIN_S + SETTLE_S)
+    check_cause(run, run.report, "host-absent", nodes=[1], ranks=[2, 3])
+    assert run.partial[1]["verdict"] == "fail", str(run)
+    assert run.codes == [1, 1], str(run)
+
+
+def test_a_wait_is_told_within_seconds(lab: Lab) -> None:
+    run = lab.own_doctor("--join-timeout", "12", hosts=["nd1"])
+    check_clean(run, JOIN_AND_S + 6)
+    told = [line for line in run.done[0].lines if "refuses connections; trying for" in line.text]
+    assert len(told) == 1, str(run)
+    assert told[0].seconds < START_S + 5, str(run)
