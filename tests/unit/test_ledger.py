@@ -42,19 +42,20 @@ def ranks_of(cluster: Cluster) -> list[tuple[int | None, str, bool]]:
 
 
 def test_absent_ranks_are_those_of_absent_hosts_and_of_siblings() -> None:
-    ledger = called((0, 1), (2, 2))
-    assert ledger.ranks_here() == {0, 3}
+    ledger = called((0, 2), (2, 2))
+    assert ledger.ranks_here() == {0, 4}
     assert ranks_of(ledger.cluster(Options(), "gloo")) == [
         (0, "nd0", True),
-        (3, "nd2", True),
-        (1, "node 1", False),
+        (4, "nd2", True),
+        (1, "nd0", False),
         (2, "node 1", False),
-        (4, "nd2", False),
+        (3, "node 1", False),
+        (5, "nd2", False),
     ]
 
 
 def test_a_host_that_comes_after_the_places_were_given_does_not_join() -> None:
-    ledger = called((0, 1), (2, 2))
+    ledger = called((0, 2), (2, 2))
     ledger.sign_in(7, letter(1, 2), 61.0)
     assert ledger.knows(7)
     assert ledger.seats == (0, 1)
@@ -66,8 +67,8 @@ def test_a_host_that_comes_after_the_places_were_given_does_not_join() -> None:
     }
     # Its ranks have the numbers that its place would have given them.
     assert [(rank.rank, rank.reported) for rank in cluster.ranks if rank.host.name == "nd1"] == [
-        (1, True),
-        (2, False),
+        (2, True),
+        (3, False),
     ]
 
 
