@@ -12,19 +12,13 @@ import click
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.cli.params import HostName, LocalRanks, Names, Number, Seconds
 from nccl_doctor.cli.saving import print_saved, save_report
-from nccl_doctor.cli.settings import (
-    check_topology,
-    fleet_of,
-    options_of,
-    read_config,
-    relayed_options,
-)
+from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
-    from nccl_doctor.fleet import Fleet
+    from nccl_doctor.fleet.run import Fleet
     from nccl_doctor.launch import Launch
-    from nccl_doctor.options import Options
+    from nccl_doctor.options import Flags, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,42 +123,14 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
     and deepspeed the options are read.
     """
-    from nccl_doctor.launch import detect
-    from nccl_doctor.options import Flags
+    from nccl_doctor.cli.topology import topology_of
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     environ = dict(os.environ)
     command = ctx.meta[COMMAND]
-    flags = Flags(
-        **{name: given.get(name) for name in Flags.__dataclass_fields__}  # None: not given
-    )
-    hostfile, entries = given["hostfile"], None
-    if command:
-        from nccl_doctor.cli.jobflags import flags_of, job_of, set_variables
-
-        job = job_of(ctx, command)
-        set_variables(job)
-        flags = flags_of(ctx, job, flags)
-        if job.starts_remote and job.hosts:
-            hostfile, entries = job.hostfile or "the command", job.hosts
-    launch = detect(os.environ)
-    fleet = None
-    if relayed is None and hostfile is not None:
-        fleet = fleet_of(ctx, hostfile, flags, launch, entries)
-    else:
-        check_topology(ctx, flags, launch)
+    flags, launch, fleet = topology_of(ctx, given, command)
     options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
-    from nccl_doctor.output import leave, relay
-    from nccl_doctor.run import run as examine
-    from nccl_doctor.spawn import NoGpu
-
-    def write(departure: Departure, launch: Launch) -> int:
-        return relay(departure, launch) if relayed else leave(departure, launch, options)
-
-    try:
-        code = _run_on_hosts(fleet, options) if fleet else examine(options, flags, write)
-    except NoGpu as error:
-        raise click.UsageError(str(error), ctx) from error
+    code = _run_on_hosts(fleet, options) if fleet else _run_here(ctx, options, flags)
     sys.stdout.flush()
     sys.stderr.flush()
     if command and code == 0:
@@ -174,10 +140,27 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     os._exit(code)
 
 
+def _run_here(ctx: click.Context, options: Options, flags: Flags) -> int:
+    """Examine the cluster that this process is a rank or a host of; the exit code."""
+    from nccl_doctor.output import leave, relay
+    from nccl_doctor.run import run as examine
+    from nccl_doctor.spawn import NoGpu
+
+    def write(departure: Departure, launch: Launch) -> int:
+        if ctx.params["relay"]:
+            return relay(departure, launch)
+        return leave(departure, launch, options)
+
+    try:
+        return examine(options, flags, write)
+    except NoGpu as error:
+        raise click.UsageError(str(error), ctx) from error
+
+
 def _run_on_hosts(fleet: Fleet, options: Options) -> int:
     """Examine the cluster of a hostfile; the exit code."""
     from nccl_doctor.examine import Departure
-    from nccl_doctor.fleet import run_on_hosts
+    from nccl_doctor.fleet.run import run_on_hosts
     from nccl_doctor.launch import Launch
     from nccl_doctor.output import leave
 

@@ -6,7 +6,6 @@ Every error is one line, before anything starts. Nothing heavy is imported befor
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,7 @@ from click.core import ParameterSource
 from nccl_doctor.cli.handover import COMMAND
 
 if TYPE_CHECKING:
-    from nccl_doctor.fleet import Fleet
-    from nccl_doctor.hostfile import Entry
-    from nccl_doctor.launch import Launch
-    from nccl_doctor.options import Flags, Options
+    from nccl_doctor.options import Options
 
 _CONFIG = "nccl-doctor.config"
 """Where the tables of the configuration file wait in the click context."""
@@ -115,89 +111,6 @@ def _check_names(ctx: click.Context, select: Sequence[str], ignore: Sequence[str
         raise click.UsageError("--select and --ignore leave no check to run", ctx)
 
 
-def check_topology(ctx: click.Context, flags: Flags, launch: Launch) -> None:
-    """Hold the topology flags against the launcher, or against one host where there is none.
-
-    Raises:
-        click.UsageError: they say something else than the launcher, or ask for what only a
-            launcher could start.
-    """
-    from nccl_doctor.options import contradictions
-
-    nnodes, node_rank = flags.nnodes, flags.node_rank
-    if launch.launcher != "none" and not flags.starts_ranks:
-        lines = contradictions(flags, launch)
-        if lines:
-            raise click.UsageError("; ".join(lines), ctx)
-        return
-    if (node_rank or 0) >= (nnodes or 1):
-        raise click.UsageError(
-            f"--node-rank {node_rank} is out of range for --nnodes {nnodes or 1}", ctx
-        )
-    if (nnodes or 1) > 1 and flags.master_addr is None:
-        raise click.UsageError(
-            f"--nnodes {nnodes}: give --master-addr, the name or address of node 0's host", ctx
-        )
-    if flags.nproc_per_node is not None:
-        from nccl_doctor.spawn import num_local_ranks
-
-        try:
-            num_local_ranks(flags.nproc_per_node, os.environ)
-        except ValueError as error:
-            raise click.UsageError(str(error), ctx) from error
-
-
-def fleet_of(
-    ctx: click.Context,
-    path: str,
-    flags: Flags,
-    launch: Launch,
-    chosen: tuple[Entry, ...] | None = None,
-) -> Fleet:
-    """The hosts of --hostfile, and what to start on each.
-
-    `chosen` are the hosts of it that a job uses, with as many slots as ranks; None: all.
-
-    Raises:
-        click.UsageError: the file, or what DeepSpeed would export, cannot be used; other flags or a
-            launcher say something else; or there is no ssh. Nothing has been started.
-    """
-    from nccl_doctor import exports, hostfile, relay, remote
-    from nccl_doctor.fleet import Fleet
-    from nccl_doctor.options import Options
-
-    if launch.launcher != "none" and not flags.starts_ranks:
-        raise click.UsageError(
-            f"--hostfile: {launch.launcher} has started this process as one of its ranks; leave "
-            "the option out, or start nccl-doctor once, outside of it",
-            ctx,
-        )
-    if flags.node_rank is not None or flags.any_node_rank:
-        given = "--any-node-rank" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
-        raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
-    try:
-        entries = chosen or hostfile.read(path)
-        nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
-        variables = exports.exported(os.environ, Path.home(), Path.cwd())
-    except (hostfile.HostfileError, exports.ExportsError) as error:
-        raise click.UsageError(str(error), ctx) from error
-    if flags.nnodes not in (None, len(entries)):
-        raise click.UsageError(
-            f"--nnodes {flags.nnodes}: --hostfile {path} names {len(entries)} hosts; leave the "
-            "option out",
-            ctx,
-        )
-    if shutil.which("ssh") is None:
-        raise click.UsageError("--hostfile needs ssh, and there is none in PATH: install it", ctx)
-    if len(relay.letter(Options(), variables)) > remote.WORD_MAX // 2:
-        raise click.UsageError(
-            f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
-            f"larger than {remote.WORD_MAX >> 11} KiB; unset what the job does not need",
-            ctx,
-        )
-    return Fleet.of(path, entries, nproc, flags, variables)
-
-
 def relayed_options(ctx: click.Context) -> Options:
     """Options of a host that was started over ssh: they come on its standard input.
 
@@ -205,7 +118,7 @@ def relayed_options(ctx: click.Context) -> Options:
         click.UsageError: they are not for this version, or name a check that is not here.
         click.Abort: whoever started it is gone.
     """
-    from nccl_doctor.relay import attend
+    from nccl_doctor.fleet.relay import attend
 
     try:
         options = attend()

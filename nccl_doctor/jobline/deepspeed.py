@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_doctor import hostfile
-from nccl_doctor.hostfile import Entry
+from nccl_doctor.fleet import hostfile
+from nccl_doctor.fleet.hostfile import Entry
 from nccl_doctor.jobline.flags import Table, read_flags
 from nccl_doctor.jobline.record import (
     DEFAULT,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nccl_doctor.hostfile import Entry
+from nccl_doctor.fleet.hostfile import Entry
 
 
 class JobLineError(ValueError):

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nccl_doctor.fleet.relay import MARKER, letter
 from nccl_doctor.options import Options
-from nccl_doctor.relay import MARKER, letter
 from tests.cli.program import CLEAN, error_of, program
 from tests.reports import validate
 

@@ -19,9 +19,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import registry, remote_faults
+from nccl_doctor import registry
 from nccl_doctor.cluster import Cluster, Host, Rank
-from nccl_doctor.hostfile import Entry
+from nccl_doctor.fleet import faults
+from nccl_doctor.fleet.hostfile import Entry
+from nccl_doctor.fleet.relay import MARKER, letter
+from nccl_doctor.fleet.ssh import Ended, Heard, converse, ssh_command
 from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
 from nccl_doctor.kinds import RUN_INTERRUPTED
 from nccl_doctor.merge import merge
@@ -31,8 +34,6 @@ from nccl_doctor.progress import Progress
 from nccl_doctor.record import Report
 from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry
-from nccl_doctor.relay import MARKER, letter
-from nccl_doctor.remote import Ended, Heard, converse, ssh_command
 from nccl_doctor.verdict import conclude, judge_again
 
 CONNECT_S = 10.0
@@ -198,9 +199,9 @@ def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable
     there = {
         host.get("node_rank") for report in reports for host in report.hosts if host.get("reported")
     }
-    yield from remote_faults.findings(
+    yield from faults.findings(
         (
-            remote_faults.Failed(entry.name, entry.name, entry.destination, ended)
+            faults.Failed(entry.name, entry.name, entry.destination, ended)
             for node, (entry, ended) in enumerate(zip(fleet.entries, heard.ended, strict=True))
             if node not in there and not (heard.interrupted and _was_stopped(ended))
         ),

@@ -16,7 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor import __version__, exports
+from nccl_doctor import __version__
+from nccl_doctor.fleet import exports
 from nccl_doctor.options import Options
 
 MARKER = "nccl-doctor relay: ready, version "

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from nccl_doctor.fleet.relay import MARKER
+from nccl_doctor.fleet.ssh import Ended
 from nccl_doctor.kinds import (
     CONFIG_BAD_VALUE,
     REMOTE_COMMAND_FAILED,
@@ -17,8 +19,6 @@ from nccl_doctor.kinds import (
     SSH_FAILED,
 )
 from nccl_doctor.model import Finding, Kind, Where
-from nccl_doctor.relay import MARKER
-from nccl_doctor.remote import Ended
 
 _SSH_EXIT = 255
 """Of ssh itself; also where the command was killed by a signal."""

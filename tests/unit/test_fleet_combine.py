@@ -8,11 +8,11 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.cluster import Cluster
-from nccl_doctor.fleet import Fleet, combine, report_of
-from nccl_doctor.hostfile import parse
+from nccl_doctor.fleet.hostfile import parse
+from nccl_doctor.fleet.run import Fleet, combine, report_of
+from nccl_doctor.fleet.ssh import Ended, Heard
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
-from nccl_doctor.remote import Ended, Heard
 from nccl_doctor.report import jsonfmt
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster

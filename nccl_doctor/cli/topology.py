@@ -1,0 +1,215 @@
+"""Who takes part: from our flags, the job's own command, the hostfile and the launcher.
+
+They may say the same thing twice, never two things: a contradiction is an error before anything
+starts.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from nccl_doctor.fleet import exports, hostfile, relay, ssh
+from nccl_doctor.fleet.hostfile import Entry
+from nccl_doctor.hostlaunch import DEFAULT_PORT
+from nccl_doctor.jobline import JobLine, JobLineError, read, which
+from nccl_doctor.launch import Launch, detect
+from nccl_doctor.options import Flags, Options, contradictions
+
+if TYPE_CHECKING:
+    from nccl_doctor.fleet.run import Fleet
+
+_FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
+
+NO_ID = "none"
+"""torchrun's --rdzv-id where none is given."""
+
+
+class Topology(NamedTuple):
+    """The flags that hold, the launch record of this process, and the hosts to start on, if any."""
+
+    flags: Flags
+    launch: Launch
+    fleet: Fleet | None
+
+
+def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[str]) -> Topology:
+    """The topology that `run` was given, with the job's `command` behind `--`, if any.
+
+    Sets the variables that the command sets for its ranks.
+
+    Raises:
+        click.UsageError: the command or the hostfile cannot be used, or two sources say different
+            things. Nothing has been started.
+    """
+    flags = Flags(**{name: given.get(name) for name in Flags.__dataclass_fields__})
+    path, chosen = given["hostfile"], None
+    if command:
+        job = _job_of(ctx, command)
+        _set_variables(job)
+        flags = _flags_of(ctx, job, flags)
+        if job.starts_remote and job.hosts:
+            path, chosen = job.hostfile or "the command", job.hosts
+    launch = detect(os.environ)
+    if path is None or given["relay"]:
+        _check(ctx, flags, launch)
+        return Topology(flags, launch, None)
+    return Topology(flags, launch, _fleet_of(ctx, path, flags, launch, chosen))
+
+
+# --- the job's own command ---
+
+
+def _job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
+    """What the command says about its job."""
+    cwd = Path.cwd()
+    if problem := which(command, os.environ, cwd):
+        raise click.UsageError(f"-- {problem}", ctx)
+    try:
+        return read(command, os.environ, cwd)
+    except JobLineError as error:
+        raise click.UsageError(f"-- {error}", ctx) from error
+
+
+def _set_variables(line: JobLine) -> None:
+    """Examine with the variables that the line sets for its ranks."""
+    for name, value in line.environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
+    """The topology of a job: what its line says, and in other things our own flags.
+
+    What the user should know of the line is printed.
+    """
+    if line.launcher == "none":
+        _tell(line)
+        return flags
+    told = {name: getattr(line, name) for name in _FIELDS}
+    told["nnodes"] = line.max_nnodes or line.nnodes  # of an elastic range, all that may come
+    merged: dict[str, Any] = {}
+    for name, value in told.items():
+        own = getattr(flags, name)
+        if own is not None and value is not None and str(own) != str(value):
+            source = line.sources.get(name, line.launcher)
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} {own}: the command says {value} ({source}); leave the "
+                "option out",
+                ctx,
+            )
+        merged[name] = own if own is not None else value
+    _tell(line)
+    alone = (merged["nnodes"] or 1) == 1
+    if merged["master_port"] is None and alone:
+        merged["master_port"] = _free_port()
+    return replace(
+        flags,
+        **merged,
+        any_node_rank=(line.ranks_assigned and not alone) or None,
+        is_host=line.is_host,
+        run_id=line.run_id or (NO_ID if line.ranks_assigned else None),
+        starts_ranks=True,
+    )
+
+
+def _tell(line: JobLine) -> None:
+    for note in line.notes:
+        click.echo(f"nccl-doctor: {note}", err=True)
+
+
+def _free_port() -> int:
+    """As a launcher would choose one for a job of one host; below the ephemeral ports."""
+    for port in range(DEFAULT_PORT, DEFAULT_PORT + 1000):
+        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as s:
+            try:
+                s.bind(("", port))
+            except OSError:
+                continue
+            return port
+    return DEFAULT_PORT
+
+
+# --- this process as a rank or a host ---
+
+
+def _check(ctx: click.Context, flags: Flags, launch: Launch) -> None:
+    """Hold the flags against the launcher, or against one host where there is none."""
+    nnodes, node_rank = flags.nnodes, flags.node_rank
+    if launch.launcher != "none" and not flags.starts_ranks:
+        lines = contradictions(flags, launch)
+        if lines:
+            raise click.UsageError("; ".join(lines), ctx)
+        return
+    if (node_rank or 0) >= (nnodes or 1):
+        raise click.UsageError(
+            f"--node-rank {node_rank} is out of range for --nnodes {nnodes or 1}", ctx
+        )
+    if (nnodes or 1) > 1 and flags.master_addr is None:
+        raise click.UsageError(
+            f"--nnodes {nnodes}: give --master-addr, the name or address of node 0's host", ctx
+        )
+    if flags.nproc_per_node is not None:
+        from nccl_doctor.spawn import num_local_ranks
+
+        try:
+            num_local_ranks(flags.nproc_per_node, os.environ)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from error
+
+
+# --- the hosts of a hostfile ---
+
+
+def _fleet_of(
+    ctx: click.Context,
+    path: str,
+    flags: Flags,
+    launch: Launch,
+    chosen: tuple[Entry, ...] | None,
+) -> Fleet:
+    """The hosts of --hostfile, and what to start on each.
+
+    `chosen` are the hosts of it that a job uses, with as many slots as ranks; None: all.
+    """
+    from nccl_doctor.fleet.run import Fleet
+
+    if launch.launcher != "none" and not flags.starts_ranks:
+        raise click.UsageError(
+            f"--hostfile: {launch.launcher} has started this process as one of its ranks; leave "
+            "the option out, or start nccl-doctor once, outside of it",
+            ctx,
+        )
+    if flags.node_rank is not None or flags.any_node_rank:
+        given = "--any-node-rank" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
+        raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
+    try:
+        entries = chosen or hostfile.read(path)
+        nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
+        variables = exports.exported(os.environ, Path.home(), Path.cwd())
+    except (hostfile.HostfileError, exports.ExportsError) as error:
+        raise click.UsageError(str(error), ctx) from error
+    if flags.nnodes not in (None, len(entries)):
+        raise click.UsageError(
+            f"--nnodes {flags.nnodes}: --hostfile {path} names {len(entries)} hosts; leave the "
+            "option out",
+            ctx,
+        )
+    if shutil.which("ssh") is None:
+        raise click.UsageError("--hostfile needs ssh, and there is none in PATH: install it", ctx)
+    if len(relay.letter(Options(), variables)) > ssh.WORD_MAX // 2:
+        raise click.UsageError(
+            f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
+            f"larger than {ssh.WORD_MAX >> 11} KiB; unset what the job does not need",
+            ctx,
+        )
+    return Fleet.of(path, entries, nproc, flags, variables)
