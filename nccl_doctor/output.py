@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
@@ -33,16 +33,7 @@ def save(report: Report, path: str) -> None:
         sys.stdout.write(rendered)
         sys.stdout.flush()
         return
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(rendered)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, rendered)
 
 
 def print_report(report: Report, options: Options, stream: TextIO) -> None:
