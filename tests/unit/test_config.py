@@ -38,6 +38,7 @@ def test_every_option_and_section(tmp_path):
         join_timeout = 10.5
         collective-timeout = 5
         json = "out.json"
+        output-dir = "views"
         strict = true
         quiet = false
         verbose = 1
