@@ -165,7 +165,7 @@ class BackendDevice(Check):
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Build and GPUs as this rank sees them, in the shapes of `nccl_doctor.tools.gpus`;
+        """Build and GPUs as this rank sees them, in the shapes of `nccl_doctor.tools.machine.gpus`;
         `device` is the index of the one that it would take.
         """
         build, on_host, local = torch_build(), host_gpus(), ctx.launch.local_rank

@@ -34,12 +34,10 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
-from nccl_doctor.tools.c10d import endpoint_host, is_host_told, matches_machine
-from nccl_doctor.tools.cgroup import cgroup_limits
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
-from nccl_doctor.tools.clocks import Offset, clock_is_synchronized, clock_offsets
 from nccl_doctor.tools.cpuwait import load_average
-from nccl_doctor.tools.culprits import (
+from nccl_doctor.tools.exercise import Exercise
+from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
     how_to_open,
@@ -47,60 +45,8 @@ from nccl_doctor.tools.culprits import (
     suspects,
     what_rules_say,
 )
-from nccl_doctor.tools.echo import Listeners, scoped
-from nccl_doctor.tools.exercise import Exercise
-from nccl_doctor.tools.gpus import (
-    VISIBLE,
-    count_gpus,
-    host_gpus,
-    see_gpus,
-    see_other_gpus,
-    torch_build,
-)
-from nccl_doctor.tools.hosts import (
-    everybody_came_in,
-    host_labels,
-    likely_address,
-    link_names,
-    master_host,
-    road_to_master,
-    spans_machines,
-)
-from nccl_doctor.tools.ifchoice import (
-    has_infiniband,
-    nccl_data_road,
-    subnet_prefixes,
-    survey,
-)
-from nccl_doctor.tools.matrix import (
-    PeerCall,
-    Sorted,
-    job_roles,
-    read_calls,
-    sort_calls,
-    unroutable_hosts,
-)
-from nccl_doctor.tools.names import SLOW_S, LookUp, look_up
-from nccl_doctor.tools.nccl_conf import nccl_settings
-from nccl_doctor.tools.nccl_library import (
-    fingerprint,
-    in_front,
-    mapped_nccl,
-    nccl_version,
-    nccl_wheels,
-)
-from nccl_doctor.tools.net import (
-    Dial,
-    Interface,
-    dial,
-    has_route,
-    interfaces,
-    is_link_local,
-    is_loopback,
-)
-from nccl_doctor.tools.netfilter import quote_hit
-from nccl_doctor.tools.peercalls import call_others
-from nccl_doctor.tools.portrules import (
+from nccl_doctor.tools.firewall.netfilter import quote_hit
+from nccl_doctor.tools.firewall.portrules import (
     explains_knock,
     fits,
     how_to_let_pass,
@@ -110,16 +56,63 @@ from nccl_doctor.tools.portrules import (
     stopped_by,
     sure_hit,
 )
-from nccl_doctor.tools.ports import (
+from nccl_doctor.tools.firewall.rulesets import read_rules
+from nccl_doctor.tools.hosts import (
+    everybody_came_in,
+    host_labels,
+    likely_address,
+    link_names,
+    master_host,
+    road_to_master,
+    spans_machines,
+)
+from nccl_doctor.tools.machine.cgroup import cgroup_limits
+from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
+from nccl_doctor.tools.machine.gpus import (
+    VISIBLE,
+    count_gpus,
+    host_gpus,
+    see_gpus,
+    see_other_gpus,
+    torch_build,
+)
+from nccl_doctor.tools.meeting.c10d import endpoint_host, is_host_told, matches_machine
+from nccl_doctor.tools.meeting.road import knock
+from nccl_doctor.tools.nccl.conf import nccl_settings
+from nccl_doctor.tools.nccl.ifchoice import (
+    has_infiniband,
+    nccl_data_road,
+    subnet_prefixes,
+    survey,
+)
+from nccl_doctor.tools.nccl.library import (
+    fingerprint,
+    in_front,
+    mapped_nccl,
+    nccl_version,
+    nccl_wheels,
+)
+from nccl_doctor.tools.nccl.rdma import rdma_admits, rdma_ports
+from nccl_doctor.tools.net.dial import Dial, dial, has_route
+from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.net.names import SLOW_S, LookUp, look_up
+from nccl_doctor.tools.net.ports import (
     ephemeral_range,
     may_bind,
     mesh_proxy,
     port_holder,
     port_range,
 )
-from nccl_doctor.tools.rdma import rdma_admits, rdma_ports
-from nccl_doctor.tools.road import knock
-from nccl_doctor.tools.rulesets import read_rules
+from nccl_doctor.tools.peers.calls import call_others
+from nccl_doctor.tools.peers.echo import Listeners, scoped
+from nccl_doctor.tools.peers.matrix import (
+    PeerCall,
+    Sorted,
+    job_roles,
+    read_calls,
+    sort_calls,
+    unroutable_hosts,
+)
 from nccl_doctor.tools.shared_kinds import (
     ADDR_DIGITS_ONLY,
     ADDR_LOOPBACK,

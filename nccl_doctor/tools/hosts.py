@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.cluster import Cluster, Host
 from nccl_doctor.model import Where
-from nccl_doctor.tools.net import is_link_local
+from nccl_doctor.tools.net.interfaces import is_link_local
 
 _VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
 

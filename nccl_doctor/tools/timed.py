@@ -25,7 +25,7 @@ from socket import socket
 from typing import Any
 
 from nccl_doctor.tools.cpuwait import CpuWatch
-from nccl_doctor.tools.echo import Door
+from nccl_doctor.tools.peers.echo import Door
 from nccl_doctor.tools.tcpinfo import TcpInfo
 from nccl_doctor.tools.timetable import Slots
 from nccl_doctor.tools.wire import HEADER, LARGEST, Gate, Stalled, Wire, call

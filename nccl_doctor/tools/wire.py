@@ -9,8 +9,8 @@ import struct
 import time
 from typing import Any
 
-from nccl_doctor.tools.echo import MAGIC, TOKEN_BYTES, Door
-from nccl_doctor.tools.net import dial
+from nccl_doctor.tools.net.dial import dial
+from nccl_doctor.tools.peers.echo import MAGIC, TOKEN_BYTES, Door
 from nccl_doctor.tools.tcpinfo import TcpInfo, tcp_info
 
 STALL_S = 3.0

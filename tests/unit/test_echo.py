@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.tools.echo import (
+from nccl_doctor.tools.peers.echo import (
     LARGE_BYTES,
     MAGIC,
     Door,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.ifchoice import (
+from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
+from nccl_doctor.tools.nccl.ifchoice import (
     Filter,
     chosen,
     gloo_choice,
@@ -16,8 +17,7 @@ from nccl_doctor.tools.ifchoice import (
     resolve_own,
     subnet_prefixes,
 )
-from nccl_doctor.tools.nccl_conf import Setting, nccl_settings
-from nccl_doctor.tools.net import Interface
+from nccl_doctor.tools.net.interfaces import Interface
 
 
 def nic(name: str, *addresses: str, running: bool = True) -> Interface:

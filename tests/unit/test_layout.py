@@ -120,6 +120,13 @@ def test_the_engine_knows_no_check_and_only_the_command_line_knows_renderers(pat
         assert all(of(module, "nccl_doctor.fleet.hostfile") for module in fleet)
 
 
+@pytest.mark.parametrize("path", sorted((ENGINE / "tools").rglob("*.py")), ids=named)
+def test_a_tool_knows_the_records_alone(path: Path):
+    known = ("tools", "model", "cluster", "redact")
+    for module, _ in imports_of(path):
+        assert not of(module, "nccl_doctor") or of(module, *(f"nccl_doctor.{k}" for k in known))
+
+
 PURE = [
     path
     for path in ENGINE_FILES

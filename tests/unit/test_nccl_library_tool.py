@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.nccl_library import (
+from nccl_doctor.tools.nccl.library import (
     fingerprint,
     in_front,
     mapped_nccl,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.tools.netfilter import MAX_LINES, Packet, Rules, rule_matches
-from nccl_doctor.tools.rulesets import parse_iptables, parse_nft, parse_nft_rule, read_rules
+from nccl_doctor.tools.firewall.netfilter import MAX_LINES, Packet, Rules, rule_matches
+from nccl_doctor.tools.firewall.rulesets import (
+    parse_iptables,
+    parse_nft,
+    parse_nft_rule,
+    read_rules,
+)
 
 EPHEMERAL = (32768, 60999)
 SYN = Packet(True, "eth0", "192.168.77.1", "192.168.77.2", EPHEMERAL, (45000, 45000))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools import road
-from nccl_doctor.tools.road import knock
+from nccl_doctor.tools.meeting import road
+from nccl_doctor.tools.meeting.road import knock
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor import redact
 from nccl_doctor.tools import variables as package
-from nccl_doctor.tools.nccl_conf import ConfFault, Setting, conf_faults, nccl_settings
+from nccl_doctor.tools.nccl.conf import ConfFault, Setting, conf_faults, nccl_settings
 from nccl_doctor.tools.variables import AUTO, FILES, KINDS, Variable, table
 from nccl_doctor.tools.variables.gather import closest, gather_variables
 from nccl_doctor.tools.variables.values import as_strtoll, canonical, misread

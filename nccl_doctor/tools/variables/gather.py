@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.redact import allowed
-from nccl_doctor.tools.nccl_conf import ETC_CONF, conf_faults, nccl_settings
+from nccl_doctor.tools.nccl.conf import ETC_CONF, conf_faults, nccl_settings
 from nccl_doctor.tools.variables import Table, table
 
 ENVIRONMENT = "environment"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.ifchoice import Filter
+from nccl_doctor.tools.nccl.ifchoice import Filter
 
 SYSFS = Path("/sys/class/infiniband")
 MAX_PORTS = 64

@@ -8,9 +8,9 @@ from typing import Any
 
 from nccl_doctor.model import Confidence
 from nccl_doctor.tools.blame import Cause, LinkBlame
-from nccl_doctor.tools.matrix import Pair, PeerCall
-from nccl_doctor.tools.net import Interface
-from nccl_doctor.tools.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
+from nccl_doctor.tools.firewall.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
+from nccl_doctor.tools.net.interfaces import Interface
+from nccl_doctor.tools.peers.matrix import Pair, PeerCall
 
 _SAMPLES = 2
 """So many failed calls from and to each host are followed through its firewall."""

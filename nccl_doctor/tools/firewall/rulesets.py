@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nccl_doctor.tools.netfilter import Chain, Condition, Rule, Rules
+from nccl_doctor.tools.firewall.netfilter import Chain, Condition, Rule, Rules
 
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.names import NOT_A_NAME, LookUp, look_up
-from nccl_doctor.tools.net import Dial, dial, has_route, interfaces, is_loopback
-from nccl_doctor.tools.portrules import fits, rules_for_calls_out
-from nccl_doctor.tools.storeping import StoreAnswer, ask_store, store_accepts
+from nccl_doctor.tools.firewall.portrules import fits, rules_for_calls_out
+from nccl_doctor.tools.meeting.storeping import StoreAnswer, ask_store, store_accepts
+from nccl_doctor.tools.net.dial import Dial, dial, has_route
+from nccl_doctor.tools.net.interfaces import interfaces, is_loopback
+from nccl_doctor.tools.net.names import NOT_A_NAME, LookUp, look_up
 
 DIAL_S = 3.5
 """Longer than the three ARP requests after which the kernel reports that nobody answers."""

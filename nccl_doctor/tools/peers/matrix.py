@@ -1,6 +1,6 @@
 """What calls between every ordered pair of hosts say, sorted by fault. Pure functions.
 
-The words of an outcome are those of `net.Dial` and `echo.Call`, and `own-address`: the address of
+The words of an outcome are those of `dial.Dial` and `echo.Call`, and `own-address`: the address of
 the other host is one of the caller's own, so no call was made.
 """
 

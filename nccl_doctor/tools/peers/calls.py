@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.tools.echo import Door, call_all, source_of
-from nccl_doctor.tools.net import interfaces
+from nccl_doctor.tools.net.interfaces import interfaces
+from nccl_doctor.tools.peers.echo import Door, call_all, source_of
 
 
 def call_others(

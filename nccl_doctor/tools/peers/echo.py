@@ -24,7 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nccl_doctor.tools.net import dial, is_link_local
+from nccl_doctor.tools.net.dial import dial
+from nccl_doctor.tools.net.interfaces import is_link_local
 
 MAGIC = b"ncdr-ec1"
 TOKEN_BYTES = 32
@@ -84,7 +85,7 @@ class Door:
 class Call:
     """How one call ended.
 
-    `outcome` is that of `net.Dial` where no connection came about, else
+    `outcome` is that of `dial.Dial` where no connection came about, else
     `ok`; `intercepted` (connected, but a wrong answer or none: not our listener);
     `mtu` (the small echo came back, and of the large one nothing more moved).
     `stalled` is `upload` (caller to listener) or `download` for `mtu`. `uploaded` and

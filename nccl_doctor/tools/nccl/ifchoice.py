@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.names import look_up
-from nccl_doctor.tools.nccl_conf import Setting, nccl_settings
-from nccl_doctor.tools.net import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
+from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.tools.net.names import look_up
 
 BOOTSTRAP = "nccl-bootstrap"
 SOCKETS = "nccl-sockets"

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nccl_doctor.cluster import Cluster, Rank
-from nccl_doctor.tools.ifchoice import subnet_prefixes
-from nccl_doctor.tools.net import interfaces
-from nccl_doctor.tools.netfilter import Packet, Rules, let_in, quote_hit
-from nccl_doctor.tools.ports import port_range
-from nccl_doctor.tools.rulesets import read_rules
+from nccl_doctor.tools.firewall.netfilter import Packet, Rules, let_in, quote_hit
+from nccl_doctor.tools.firewall.rulesets import read_rules
+from nccl_doctor.tools.nccl.ifchoice import subnet_prefixes
+from nccl_doctor.tools.net.interfaces import interfaces
+from nccl_doctor.tools.net.ports import port_range
 
 _LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
 """Verdict of a rule → outcomes of a call that it takes."""

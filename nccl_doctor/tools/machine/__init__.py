@@ -1,0 +1,1 @@
+"""What this host is made of: control groups, clocks, GPUs."""

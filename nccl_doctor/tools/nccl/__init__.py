@@ -1,0 +1,1 @@
+"""NCCL's library, its settings, and the interfaces that it would choose."""

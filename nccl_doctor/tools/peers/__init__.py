@@ -1,0 +1,1 @@
+"""Calls between every ordered pair of hosts: made, answered and sorted by fault."""
