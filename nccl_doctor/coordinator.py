@@ -10,8 +10,8 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.contract import Check
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nccl_doctor import identity, probe
-from nccl_doctor.api import Check, Context
 from nccl_doctor.cluster import ALONE, Outcome
+from nccl_doctor.contract import Check, Context
 from nccl_doctor.doorkeeper import Door
 from nccl_doctor.hostlaunch import become, placed
 from nccl_doctor.launch import Launch

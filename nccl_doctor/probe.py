@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nccl_doctor.api import Skip, Untested
 from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.contract import Skip, Untested
 
 MAX_MESSAGE_BYTES = 8 << 20
 """More than this from one child is a fault of the check, not a fact."""

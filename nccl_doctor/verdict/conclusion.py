@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor import __version__
-from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster
+from nccl_doctor.contract import Check
 from nccl_doctor.kinds import CHECK_BROKE, ENGINE_CODES
 from nccl_doctor.launch import MALFORMED
 from nccl_doctor.model import CheckResult, Finding, Severity, Status

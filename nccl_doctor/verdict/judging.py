@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster
+from nccl_doctor.contract import Check
 from nccl_doctor.kinds import CHECK_BROKE
 from nccl_doctor.model import Finding
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.api import Check
 from nccl_doctor.cluster import Cluster
+from nccl_doctor.contract import Check
 from nccl_doctor.kinds import ENGINE_CODES
 from nccl_doctor.model import CheckResult, Finding, Layer, Severity, Status, Where
 from nccl_doctor.verdict.account import Account, Gap

@@ -108,7 +108,8 @@ def test_a_check_imports_the_api_and_the_standard_library(path: Path):
 @pytest.mark.parametrize("path", ENGINE_FILES, ids=named)
 def test_the_engine_knows_no_check_and_only_the_command_line_knows_renderers(path: Path):
     modules = {module for module, _ in imports_of(path)}
-    assert not [module for module in modules if of(module, "nccl_doctor.checks", "checks")]
+    others = ("nccl_doctor.checks", "checks", "nccl_doctor.api")
+    assert not [module for module in modules if of(module, *others)]
     if path.parent.name not in ("cli", "report") and named(path) != "nccl_doctor/output.py":
         assert not [module for module in modules if of(module, "nccl_doctor.report")]
     if path.parent.name != "cli" and named(path) != "nccl_doctor/__main__.py":
