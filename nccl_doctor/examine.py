@@ -33,6 +33,10 @@ from nccl_doctor.verdict import conclude
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0
 """Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
+GRACE_S = 2.0
+"""What a check that keeps to its own deadline may be late for want of a processor: dozens of them
+run at once.
+"""
 LEAST_ROAD_S = 3.0
 """However long the start of this participant took, the road is tried for this time."""
 RESERVE_S = 2.0
@@ -173,7 +177,12 @@ def examine_alone(run: Run) -> dict[str, dict[str, Any]]:
     patience = max(run.options.join_timeout_s - waited, LEAST_ROAD_S)
     context = replace(run.context(), join_timeout_s=patience)
     jobs = [
-        observing(check, context, time.monotonic() + min(_patience(check, context), run.left()))
+        observing(
+            check,
+            context,
+            time.monotonic() + min(_patience(check, context), run.left()),
+            grace_s=GRACE_S,
+        )
         for check in checks
     ]
     run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
@@ -193,13 +202,13 @@ def _patience(check: Check, context: Context) -> float:
         return check.deadline_s
 
 
-def observing(check: Check, context: Context, deadline: float) -> probe.Job:
-    """The job of one `observe`."""
+def observing(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> probe.Job:
+    """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
 
     def work(breadcrumb: Any) -> Mapping[str, Any]:
         return check.observe(replace(context, breadcrumb=breadcrumb, deadline=deadline))
 
-    return probe.Job(check.name, work, deadline)
+    return probe.Job(check.name, work, deadline + grace_s)
 
 
 def take_place(run: Run, place: Place, box: Mailbox) -> None:

@@ -39,7 +39,7 @@ def test_uneven_hosts_pass(lab: Lab) -> None:
 
 @pytest.mark.parametrize("host", ["nd0", "nd1"])
 def test_a_late_host_is_waited_for(lab: Lab, host: str) -> None:
-    run = lab.own_doctor(late_s={host: 4.0})
+    run = lab.own_doctor("--join-timeout", "12", late_s={host: 4.0})
     check_clean(run)
     assert run.report is not None, str(run)
     assert run.report["verdict"] == "pass", str(run)
