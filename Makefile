@@ -17,7 +17,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-gpu lint format new-check clean
+.PHONY: help doctor test test-gpu accuracy lint format new-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,10 @@ endif
 
 test-gpu: $(VENV)/.dev ## only the tests that need a GPU
 	$(TEST_ENV) $(BIN)/python -m pytest -m gpu $(ARGS)
+
+accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy.md
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --write docs/accuracy.md $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, formatting, types
 	$(BIN)/ruff check .
