@@ -10,7 +10,6 @@ Works as root, and without root where user namespaces are allowed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,12 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.lab.hosts import SWITCH, Host, hold, new_host, user_namespace
-from tests.lab.processes import PATH, Line, Process, Strike, call, describe
+from tests.lab.processes import PATH, Process, Strike, call, describe
+from tests.lab.run import Run
 
 MASTER_PORT = 29500
 EPHEMERAL = (32768, 60999)
@@ -32,67 +31,6 @@ JOIN_S = 6.0
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")
-
-
-@dataclass(frozen=True)
-class Done:
-    """How one process of a run ended. `code` is None where the lab had to kill it."""
-
-    host: str
-    rank: int | None
-    code: int | None
-    seconds: float
-    stdout: str
-    stderr: str
-    lines: tuple[Line, ...]
-
-
-@dataclass
-class Run:
-    """What a run of the doctor left behind.
-
-    `report` is the coordinator's; `partial` maps node rank (or what stands for it) to the report of
-    a participant that never got in; `leftovers` says what was not cleaned up: nothing, if all is
-    well.
-    """
-
-    folder: Path
-    done: list[Done] = field(default_factory=list)
-    report: dict[str, Any] | None = None
-    partial: dict[int | str, dict[str, Any]] = field(default_factory=dict)
-    leftovers: list[str] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the slowest process."""
-        return max(done.seconds for done in self.done)
-
-    @property
-    def codes(self) -> list[int | None]:
-        """Exit codes, in the order in which the processes were started."""
-        return [done.code for done in self.done]
-
-    def __str__(self) -> str:
-        """Everything that a person would want to see when a test fails."""
-        parts = []
-        for done in self.done:
-            parts.append(
-                f"--- {done.host} rank {done.rank}: exit {done.code}, {done.seconds:.1f} s"
-            )
-            parts += [f"{line.seconds:7.2f} {line.stream[3:]} {line.text}" for line in done.lines]
-        for name, report in {"coordinator": self.report, **self.partial}.items():
-            if report is not None:
-                parts.append(f"--- report of {name}: {report.get('verdict')}")
-                parts += [
-                    f"{found['severity']} {found['code']} {found['where']}"
-                    f" by {found['explained_by']}: {found['message']}"
-                    for found in report.get("findings", ())
-                ]
-                parts += [
-                    f"check {check['name']}: {check['status']} {check['reason']}"
-                    for check in report.get("checks", ())
-                ]
-        return "\n".join([*parts, f"leftovers: {self.leftovers}"])
 
 
 class Lab:
@@ -367,25 +305,7 @@ class Lab:
         return self._collect(folder, dict(sorted(started.items())))
 
     def _collect(self, folder: Path, started: Mapping[int | None, Sequence[Process]]) -> Run:
-        run = Run(folder)
-        for rank, processes in started.items():
-            for process in processes:
-                run.done.append(
-                    Done(
-                        process.host.name,
-                        rank,
-                        process.returncode,
-                        process.seconds or 0.0,
-                        process.stdout,
-                        process.stderr,
-                        tuple(sorted(process.lines, key=lambda line: line.seconds)),
-                    )
-                )
-        if (folder / "report.json").exists():
-            run.report = json.loads((folder / "report.json").read_text())
-        for path in folder.glob("report.node*.json"):
-            number = path.stem.rpartition("node")[2]
-            run.partial[int(number) if number.isdigit() else number] = json.loads(path.read_text())
+        run = Run.read(folder, started)
         run.leftovers = self.leftovers(folder)
         return run
 

@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 
 import nccl_doctor
-from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Run
+from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S
+from tests.lab.run import Run
 
 START_S = 20.0
 """From exec to the doctor's own clock: importing torch, many at once on a small, busy machine."""

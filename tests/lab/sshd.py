@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.lab.hosts import Host
-from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab, Run
+from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
 from tests.lab.processes import PATH, LabError
+from tests.lab.run import Run
 
 PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 _CONFIG = """

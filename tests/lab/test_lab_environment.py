@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.lab.lab import Lab, Run
+from tests.lab.lab import Lab
 from tests.lab.reading import check_clean, loud
+from tests.lab.run import Run
 
 
 def check_warned(run: Run) -> dict[str, Mapping[str, Any]]:

@@ -13,8 +13,9 @@ import pytest
 
 import nccl_doctor
 from tests.lab import sshd
-from tests.lab.lab import MASTER_PORT, Lab, Run
+from tests.lab.lab import MASTER_PORT, Lab
 from tests.lab.reading import check_cause, check_clean, check_healthy, loud
+from tests.lab.run import Run
 from tests.lab.sshd import Ssh
 
 ALONE_S = 15.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import Lab, Run
+from tests.lab.lab import Lab
 from tests.lab.reading import check_cause, check_clean
+from tests.lab.run import Run
 
 _JOB = """
 import os

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import MASTER_PORT, Lab, Run
+from tests.lab.lab import MASTER_PORT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, validate
+from tests.lab.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import JOIN_S, MASTER_PORT, Lab, Run
+from tests.lab.lab import JOIN_S, MASTER_PORT, Lab
 from tests.lab.reading import (
     SETTLE_S,
     START_S,
@@ -18,6 +18,7 @@ from tests.lab.reading import (
     loud,
     view_of,
 )
+from tests.lab.run import Run
 
 SOON_S = 8.0
 """For a verdict that needs no join time-out."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.lab.lab import Lab, Run
+from tests.lab.lab import Lab
 from tests.lab.reading import check_cause, check_clean, loud
+from tests.lab.run import Run
 
 PATIENT = ("--join-timeout", "20")
 """Everybody comes; on a busy machine somebody comes late."""

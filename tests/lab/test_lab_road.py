@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import MASTER_PORT, Lab, Run
+from tests.lab.lab import MASTER_PORT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
+from tests.lab.run import Run
 from tests.lab.test_lab_merge import check_merged
 
 LATE_S = 6.0

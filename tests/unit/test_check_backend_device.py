@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,65 +19,12 @@ from nccl_doctor.api import (
     Outcome,
     OutcomeStatus,
     Severity,
-    arch_runs_on,
-    count_gpus,
-    host_gpus,
 )
 from tests.clusters import change_rank, make_cluster
+from tests.gpu_facts import H100, cpu_facts, facts, gpu
 
 module = importlib.import_module("nccl_doctor.checks.backend_device")
 check = module.BackendDevice()
-
-H100 = "NVIDIA H100 80GB HBM3"
-ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
-
-
-def gpu(node: int, index: int, name: str = H100, capability: tuple[int, int] = (9, 0)) -> dict:
-    return {
-        "index": index,
-        "name": name,
-        "uuid": f"GPU-{node}-{index}",
-        "memory_bytes": 80 << 30,
-        "capability": list(capability),
-        "arch": None,
-    }
-
-
-def facts(node: int, local: int, gpus: int = 8, **changes: Any) -> dict[str, Any]:
-    """What a rank of a healthy host with `gpus` H100s observes."""
-    devices = changes.pop("devices", [gpu(node, index) for index in range(gpus)])
-    made = {
-        "torch": "2.13.0+cu130",
-        "cuda": "13.0",
-        "rocm": None,
-        "nccl_built": True,
-        "gloo_built": True,
-        "nccl": "2.28.9",
-        "visible": {},
-        "host_gpus": {"nodes": gpus, "proc": gpus, "kfd": 0, "driver": "580.95.05"},
-        "driver_cuda": "13.0",
-        "driver_error": None,
-        "devices": devices,
-        "device": local % len(devices) if devices else None,
-        "arch_list": ARCHS,
-    }
-    return {**made, **changes}
-
-
-def cpu_facts(**changes: Any) -> dict[str, Any]:
-    """What a rank of a machine without GPUs observes, with the CPU build of torch."""
-    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
-    cpu = {
-        "torch": "2.13.0+cpu",
-        "cuda": None,
-        "nccl_built": False,
-        "nccl": None,
-        "host_gpus": none,
-        "driver_cuda": None,
-        "arch_list": [],
-        "devices": [],
-    }
-    return facts(0, 0, **{**cpu, **changes})
 
 
 def cluster_of(
@@ -342,26 +288,6 @@ def test_rocm_is_compared_by_its_own_names() -> None:
     assert places(found) == {("arch-unsupported", Severity.FAIL, ("nd0",), (0,))}
 
 
-@pytest.mark.parametrize(
-    ("arch", "capability", "runs"),
-    [
-        ("sm_80", (8, 6), True),
-        ("sm_86", (8, 0), False),
-        ("sm_80", (9, 0), False),
-        ("sm_90a", (9, 0), True),
-        ("sm_90a", (10, 0), False),
-        ("compute_90", (12, 0), True),
-        ("compute_90a", (10, 0), False),
-        ("compute_120", (9, 0), False),
-        ("sm_100f", (10, 3), True),
-        ("sm_100f", (12, 0), False),
-        ("gfx942", (9, 4), False),
-    ],
-)
-def test_binary_compatibility(arch: str, capability: tuple[int, int], runs: bool) -> None:
-    assert arch_runs_on(arch, capability) is runs
-
-
 def test_another_model_on_one_host() -> None:
     a100 = [gpu(2, n, "NVIDIA A100-SXM4-80GB", (8, 0)) for n in range(8)]
     found = judge(cluster_of(one_host(2, 8, devices=a100), hosts=3))
@@ -407,40 +333,6 @@ def test_every_kind_is_declared_once() -> None:
 def test_the_page_has_its_headings() -> None:
     for heading in ("What it checks", "Why it matters", "How to fix", "When it is wrong"):
         assert f"\n{heading}\n---" in module.__doc__
-
-
-@pytest.mark.parametrize(
-    ("text", "driver"),
-    [
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5\n", "550.54.15"),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release\n",
-         "580.95.05"),
-        ("something else\n", None),
-    ],
-)  # fmt: skip
-def test_gpus_as_the_kernel_shows_them(tmp_path: Path, text: str, driver: str | None) -> None:
-    for name in ("nvidia0", "nvidia11", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / "dev").mkdir(exist_ok=True)
-        (tmp_path / "dev" / name).touch()
-    gpus = tmp_path / "proc/driver/nvidia/gpus"
-    for bus in ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"):
-        (gpus / bus).mkdir(parents=True)
-    (gpus.parent / "version").write_text(text)
-    assert host_gpus(tmp_path) == {"nodes": 2, "proc": 3, "kfd": 0, "driver": driver}
-    (tmp_path / "dev/kfd").touch()
-    (tmp_path / "dev/dri").mkdir()
-    (tmp_path / "dev/dri/renderD128").touch()
-    assert host_gpus(tmp_path)["kfd"] == 1
-
-
-@pytest.mark.parametrize(
-    ("seen", "number"),
-    [((2, 8, 0), 2), ((0, 8, 0), 8), ((0, 0, 4), 4), ((0, 0, 0), 0)],
-)
-def test_a_container_counts_the_gpus_that_it_was_given(
-    seen: tuple[int, int, int], number: int
-) -> None:
-    assert count_gpus(dict(zip(("nodes", "proc", "kfd"), seen, strict=True))) == number
 
 
 def test_observe_on_this_machine() -> None:

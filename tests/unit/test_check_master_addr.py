@@ -1,26 +1,17 @@
+"""What check `master_addr` says of made-up names and addresses: code, place, nobody else."""
+
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    Cluster,
-    Confidence,
-    Context,
-    Finding,
-    Launch,
-    LookUp,
-    Severity,
-    Skip,
-    Untested,
-)
+from nccl_doctor.api import Cluster, Confidence, Finding, LookUp, Severity
 from nccl_doctor.checks.master_addr import MasterAddr
 from tests.clusters import change_rank, make_cluster, outcome, shut_out
+from tests.findings import judge
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")
@@ -66,10 +57,7 @@ def view_of_nd1(seen: Any, **fields: Any) -> Cluster:
 
 
 def judged(cluster: Cluster) -> list[Finding]:
-    found = list(CHECK.judge(cluster))
-    assert all(finding.kind in CHECK.kinds for finding in found)
-    json.dumps([finding.to_json() for finding in found])
-    return found
+    return judge(CHECK, cluster)
 
 
 def only(cluster: Cluster) -> Finding:
@@ -304,47 +292,6 @@ def test_a_look_up_that_was_slow_once_is_no_finding():
 def test_a_name_that_never_came_is_not_slow_as_well():
     seen = facts("nd1", master=look("nd0", took=(4.0, 3.0)), reverse=[])
     assert place(only(view_of_nd1(seen))) == ("addr-unresolvable", ("nd1",))
-
-
-# -- observe -------------------------------------------------------------------------------------
-
-
-def observed(master: str) -> Any:
-    started = time.monotonic()
-    launch = Launch("env", master_addr=master, master_port=29500, rank=0, world_size=1)
-    found = CHECK.observe(Context(launch=launch, env={}))
-    assert time.monotonic() - started < 5.0
-    return json.loads(json.dumps(found))
-
-
-def test_the_facts_of_this_host():
-    found = observed("localhost")
-    assert "127.0.0.1" in found["master"]["answers"]
-    assert found["reverse"][0]["query"] in found["master"]["answers"]
-    assert all(nic != "lo" for nic, _ in found["interfaces"])
-    cluster = make_cluster(("nd0",), 1, check="master_addr", by_host={"nd0": found})
-    assert [f for f in judged(cluster) if f.code != "dns-slow"] == []
-
-
-def test_a_name_that_is_none_is_seen_for_real():
-    found = observed("bad..label")
-    assert found["master"]["answers"] == []
-    assert len(found["master"]["took_s"]) > 1
-    cluster = make_cluster(("nd0",), 1, check="master_addr", by_host={"nd0": found})
-    assert place(next(f for f in judged(cluster) if f.code != "dns-slow")) == (
-        "addr-unresolvable",
-        ("nd0",),
-    )
-
-
-def test_without_a_master_there_is_nothing_to_test():
-    with pytest.raises(Untested, match="MASTER_ADDR is not set"):
-        CHECK.observe(Context(launch=Launch("env"), env={}))
-
-
-def test_outside_a_job_there_is_no_master():
-    with pytest.raises(Skip, match="nothing launched here"):
-        CHECK.observe(Context(launch=Launch(), env={}))
 
 
 def test_under_torchrun_the_agent_can_be_told_its_address():

@@ -13,6 +13,7 @@ from nccl_doctor.checks.master_firewall import MasterFirewall
 from nccl_doctor.checks.port import Port
 from tests.clusters import make_cluster, outcome, shut_out
 from tests.findings import judge, only
+from tests.knocks import facts, tried
 
 CHECK = MasterFirewall()
 
@@ -43,28 +44,8 @@ def rules(*hits: dict[str, Any], managers: tuple[str, ...] = ()) -> dict[str, An
     }
 
 
-def knocked(became: str, server: str = "other", **more: Any) -> dict[str, Any]:
-    last = {
-        "address": "192.168.77.1",
-        "outcome": became,
-        "errno": None,
-        "detail": "",
-        "duration_s": 3.5,
-        "answer": "store" if became == "connected" else "",
-        "reply": "",
-    }
-    road = {"first": last, "last": last, "passed": [], "knocks": 2, "seconds": 6.0, **more}
-    return {
-        "master_addr": "nd0",
-        "port": 29500,
-        "server": server,
-        "bind_errno": None,
-        "bind_error": "",
-        "may_bind": True,
-        "ephemeral": None,
-        "mesh": "",
-        "knock": road,
-    }
+def knocked(became: str, server: str = "other") -> dict[str, Any]:
+    return facts(tried(became, "store" if became == "connected" else ""), server)
 
 
 def world(
@@ -79,13 +60,13 @@ def world(
             hosts[host.id] = host
             continue
         road = knocked(became if host.name in out else "connected")
-        facts = {"port": {"alone": outcome(road)}}
+        found = {"port": {"alone": outcome(road)}}
         if host.name == "nd0":
-            facts["port"] = {"alone": outcome(knocked("connected", "self"))}
+            found["port"] = {"alone": outcome(knocked("connected", "self"))}
             seen = {"address": "192.168.77.1", "port": 29500, "rules": served}
-            facts["master_firewall"] = {"alone": outcome(seen)}
+            found["master_firewall"] = {"alone": outcome(seen)}
         # As re-read from a saved report.
-        hosts[host.id] = replace(host, facts=json.loads(json.dumps(facts)))
+        hosts[host.id] = replace(host, facts=json.loads(json.dumps(found)))
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     return shut_out(replace(made, hosts=tuple(hosts.values()), ranks=ranks), *out)
 

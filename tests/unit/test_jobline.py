@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.jobline import JobLine, JobLineError, read
+from nccl_doctor.jobline import JobLineError
+from tests.joblines import job, said, says
 
 HOSTS = "worker-0 slots=8\nworker-1 slots=8\n# spare\nworker-2 slots=4\n"
 
@@ -18,18 +18,6 @@ def cwd(tmp_path: Path) -> Path:
     (tmp_path / "hosts").write_text(HOSTS)
     (tmp_path / "one").write_text("gpu-box slots=4\n")
     return tmp_path
-
-
-def job(line: str, cwd: Path = Path("/nonexistent"), **environ: str) -> JobLine:
-    return read(shlex.split(line), {"HOME": str(cwd), **environ}, cwd)
-
-
-def says(found: JobLine, expected: dict[str, Any]) -> None:
-    assert {name: getattr(found, name) for name in expected} == expected
-
-
-def said(found: JobLine, words: str) -> bool:
-    return any(words in note for note in found.notes)
 
 
 ALONE = {"nnodes": 1, "max_nnodes": 1, "node_rank": 0, "ranks_assigned": False}
@@ -113,40 +101,6 @@ TORCHRUN = [
     ("torchrun --nproc_per_node 2 --new-thing train.py", {"nproc_per_node": "2"}),
 ]
 
-LAUNCHED = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=2222 --nproc_per_node=4"
-SPELLINGS = [
-    "torchrun {} t.py",
-    "/opt/conda/bin/torchrun {} t.py",
-    "python /opt/conda/bin/torchrun {} t.py",
-    "python -m torch.distributed.run {} t.py",
-    "python3.11 -u -m torch.distributed.run {} t.py",
-    "python3.13t -mtorch.distributed.run {} t.py",
-    "python -W ignore -X dev -um torch.distributed.run {} t.py",
-    "python -Wignore --check-hash-based-pycs always -m torch.distributed.run {} t.py",
-    "/usr/bin/python -m torch.distributed.launch --use_env {} t.py",
-    "python -m torch.distributed.launch {} t.py --local_rank=0",
-    "python /site-packages/torch/distributed/launch.py {} main.py --local_world_size=2",
-    "env OMP_NUM_THREADS=1 torchrun {} t.py",
-    "env -u A --chdir=/tmp -S 'B=1 torchrun' {} t.py",
-    "exec torchrun {} t.py",
-    "exec -a job torchrun {} t.py",
-    "nohup torchrun {} t.py",
-    "time -p torchrun {} t.py",
-    "nice -n 10 ionice -c2 -n 7 torchrun {} t.py",
-    "nice -10 torchrun {} t.py",
-    "stdbuf -oL -e L torchrun {} t.py",
-    "numactl --cpunodebind=0 --membind 0 torchrun {} t.py",
-    "numactl -N 0 -l python -m torch.distributed.run {} t.py",
-    "taskset -c 0-7 torchrun {} t.py",
-    "chrt -f 10 torchrun {} t.py",
-    "timeout -k 5 --signal=INT 2h torchrun {} t.py",
-    "setsid -w torchrun {} t.py",
-    "uv run torchrun {} t.py",
-    "uv --project x run --with numpy --isolated torchrun {} t.py",
-    "poetry run python -m torch.distributed.run {} t.py",
-    "conda run -n train --no-capture-output torchrun {} t.py",
-]
-
 
 @pytest.mark.parametrize(("line", "expected"), TORCHRUN, ids=[line for line, _ in TORCHRUN])
 def test_torchrun(line: str, expected: dict[str, Any]):
@@ -154,13 +108,6 @@ def test_torchrun(line: str, expected: dict[str, Any]):
     assert found.launcher == "torchrun"
     says(found, expected)
     assert not found.starts_remote
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_launcher_behind_other_programs(spelling: str):
-    found = job(spelling.format(LAUNCHED))
-    expected = {"nnodes": 2, "node_rank": 1, "nproc_per_node": "4", "launcher": "torchrun"}
-    says(found, {**expected, "master_addr": "10.0.0.1", "master_port": 2222})
 
 
 def test_each_value_says_what_told_it():
@@ -429,40 +376,3 @@ def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd
 def test_deepspeed_notes(cwd: Path):
     assert said(job("deepspeed --master_addr 10.0.0.1 t.py", cwd), "not used without a hostfile")
     assert said(job("deepspeed --autotuning run t.py", cwd), "--autotuning")
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("python train.py", None),
-        ("python train.py deepspeed torchrun", None),
-        ("python -c 'import torch' -m torch.distributed.run", None),
-        ("python -m pkg.train torchrun", None),
-        ("python", None),
-        ("./train", None),
-        ("accelerate config", None),
-        ("hatch test torchrun", "hatch is not read through"),
-        ("srun -N 2 train", "srun nccl-doctor run -- COMMAND"),
-        (
-            "srun -N 2 --export=ALL torchrun --nnodes 2 t.py",
-            "srun -N 2 --export=ALL nccl-doctor run -- torchrun …",
-        ),
-        ("srun -n 8 python train.py --x torchrun", "srun -n 8 nccl-doctor run -- python …"),
-        ("mpirun -np 8 env A=1 python t.py", "mpirun -np 8 env A=1 nccl-doctor run -- python …"),
-        ("docker run --gpus all img torchrun t.py", "img nccl-doctor run -- torchrun …"),
-        ("nsys profile -o x torchrun t.py", "nsys is not read through"),
-        ("bash train.sh --nnodes 2", "what bash starts is not read"),
-        ("bash -c 'torchrun --nnodes 2 t.py'", "what bash starts is not read"),
-        ("./scripts/train.sh", "what train.sh starts is not read"),
-    ],
-)
-def test_a_line_that_is_not_read(line: str, words: str | None):
-    found = job(line)
-    says(found, {"launcher": "none", "nnodes": None, "nproc_per_node": None})
-    assert said(found, words) if words else found.notes == ()
-
-
-def test_what_the_line_sets_is_kept():
-    found = job("env -u A NCCL_DEBUG=INFO torchrun t.py")
-    assert found.environ == {"A": None, "NCCL_DEBUG": "INFO"}
-    assert job("env NCCL_DEBUG=INFO python train.py").environ == {"NCCL_DEBUG": "INFO"}

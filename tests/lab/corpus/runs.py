@@ -15,8 +15,9 @@ from typing import Any
 from tests.lab.corpus import Case
 from tests.lab.corpus.inject import prepare
 from tests.lab.corpus.score import Score, score
-from tests.lab.lab import Lab, Run
+from tests.lab.lab import Lab
 from tests.lab.processes import Process
+from tests.lab.run import Run
 
 STOCK_CAP_S = 60.0
 _SCRIPT = """

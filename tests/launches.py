@@ -1,0 +1,112 @@
+"""Environments as real launchers make them: rank 5 of 2 hosts x 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccl_doctor.launch import Launch, LaunchProblem, detect
+
+MASTER = {"MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
+TORCHRUN = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "ROLE_RANK": "5",
+    "ROLE_WORLD_SIZE": "8",
+    "TORCHELASTIC_RUN_ID": "job7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+DEEPSPEED = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "4",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+}
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_JOB_NODELIST": "nd[0-1]",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NNODES": "2",
+}
+SRUN = {
+    **STEP,
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+}
+ONE_PER_NODE = {
+    **STEP,
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
+BATCH = {  # a batch script: no step, and a SLURM_PROCID that means nothing
+    "SLURM_JOB_ID": "4711",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "5",
+    "MV2_COMM_WORLD_SIZE": "8",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+}
+RAY = {
+    **MASTER,
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "NODE_RANK": "1",
+    "ACCELERATE_TORCH_DEVICE": "cuda:1",
+}
+PLAIN = {**MASTER, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+KUBEFLOW_1 = {**MASTER, "RANK": "1", "WORLD_SIZE": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+KUBEFLOW_2 = {
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "gpu",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29500",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+}
+
+
+def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+def codes(launch: Launch) -> list[str]:
+    return [problem.code for problem in launch.problems]
+
+
+def problem(environ: Mapping[str, str], code: str) -> LaunchProblem:
+    launch = detect(environ)
+    assert codes(launch) == [code]
+    return launch.problems[0]

@@ -1,0 +1,127 @@
+"""Environment variables that differ between hosts: who is blamed, and how sure it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.api import Confidence, Severity
+from tests.environments import Env, judge, only
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level"),
+    [
+        ("NCCL_ALGO", "Ring", "fail"),
+        ("NCCL_IB_DISABLE", "1", "fail"),
+        ("NCCL_NET", "Socket", "fail"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
+        ("TORCH_DIST_INIT_BARRIER", "1", "fail"),
+        ("NCCL_CROSS_NIC", "0", "warn"),
+        ("NCCL_P2P_DISABLE", "1", "warn"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "900", "warn"),
+        ("TORCH_DISTRIBUTED_DEBUG", "INFO", "info"),
+        ("NCCL_DEBUG", "INFO", "info"),
+        ("WANDB__SERVICE_WAIT", "300", "info"),
+        ("OMP_NUM_THREADS", "4", "info"),
+    ],
+)
+@pytest.mark.parametrize("odd", [0, 1, 3])
+def test_the_odd_host_of_four_is_blamed(name: str, value: str, level: str, odd: int) -> None:
+    envs: list[Env] = [{name: value} if host == odd else {} for host in range(4)]
+    (found,) = (each for each in judge(envs) if each.code == "env-differs")
+    assert (found.level.value, found.where.hosts, found.where.ranks) == (level, (f"nd{odd}",), ())
+    assert found.message == f"{name}={value}; elsewhere {name} not set"
+    assert found.confidence is Confidence.CERTAIN
+    (found,) = (
+        each
+        for each in judge([{} if host == odd else {name: value} for host in range(4)])
+        if each.code == "env-differs"
+    )
+    assert (found.where.hosts, found.fix) == ((f"nd{odd}",), f"export {name}={value}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"NCCL_IB_DISABLE": "0"}, {}),
+        ({"NCCL_BUFFSIZE": "0x400000"}, {"NCCL_BUFFSIZE": "4194304"}),
+        ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "yes"}, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}),
+        ({"NCCL_SOCKET_IFNAME": "=ens1"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
+        ({"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": "3"}, {}),
+        ({"GLOO_SOCKET_IFNAME": "ens1"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
+        ({"NCCL_DEBUG_FILE": "/tmp/a"}, {"NCCL_DEBUG_FILE": "/tmp/b"}),
+        ({"TORCHELASTIC_ERROR_FILE": "/tmp/a"}, {"TORCHELASTIC_ERROR_FILE": "/tmp/b"}),
+        ({"NCCL_HOSTID": "a"}, {"NCCL_HOSTID": "b"}),
+        ({"http_proxy": "http://a"}, {"https_proxy": "http://b"}),
+        ({"NCCL_VERSION": "2.28"}, {"NCCL_VERSION": "2.30"}),
+    ],
+)
+def test_differences_that_are_none(one: Env, other: Env) -> None:
+    assert judge([one, other, other]) == []
+
+
+def test_a_tie_is_said_to_be_a_tie() -> None:
+    found = only(judge([{"NCCL_NET": "IB"}, {"NCCL_NET": "Socket"}]), "env-differs")
+    assert found.where.hosts == ("nd0", "nd1")
+    assert found.confidence is Confidence.POSSIBLE
+    assert "NCCL_NET=IB on 1 host, NCCL_NET=Socket on 1 host" in found.message
+    assert found.evidence == {
+        "values": {"NCCL_NET": {"NCCL_NET=IB": ["nd0"], "NCCL_NET=Socket": ["nd1"]}}
+    }
+
+
+def test_a_host_votes_once_and_its_ranks_are_not_named() -> None:
+    odd: Env = {"NCCL_PROTO": "LL"}
+    found = only(judge([{}, {}, {}, {}, odd, odd], nproc=2), "env-differs")
+    assert (found.where.hosts, found.where.ranks) == (("nd2",), ())
+
+
+def test_one_rank_of_a_host() -> None:
+    envs: list[Env] = [{}, {}, {}, {"NCCL_P2P_DISABLE": "1"}]
+    found = [each for each in judge(envs, nproc=2) if each.code == "env-differs"]
+    assert [(f.level, f.where.hosts, f.where.ranks) for f in found] == [
+        (Severity.FAIL, ("nd1",), (3,))
+    ]
+    (leftover,) = (e for e in judge(envs, nproc=2) if e.code == "env-debug-leftover")
+    assert (leftover.where.hosts, leftover.where.ranks) == (("nd1",), (3,))
+
+
+def test_what_differs_for_one_reason_is_one_finding() -> None:
+    image: Env = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "1048576"}
+    (found,) = (each for each in judge([{}, {}, image]) if each.code == "env-differs")
+    assert found.where.hosts == ("nd2",)
+    assert found.fix == "unset NCCL_ALGO; unset NCCL_BUFFSIZE; unset NCCL_PROTO"
+
+
+def test_two_odd_hosts_are_both_named() -> None:
+    envs: list[Env] = [{}, {"NCCL_ALGO": "Ring"}, {}, {"NCCL_IB_DISABLE": "1"}, {}]
+    found = {each.where.hosts for each in judge(envs) if each.code == "env-differs"}
+    assert found == {("nd1",), ("nd3",)}
+
+
+def test_a_masked_value_is_not_compared() -> None:
+    assert judge([{"NCCL_IB_PKEY": "1"}, {"NCCL_IB_PKEY": "2"}, {}]) == []
+
+
+def test_nccl_variables_that_differ_do_not_fail_a_gloo_job() -> None:
+    envs: list[Env] = [{"NCCL_ALGO": "Ring"}, {}, {}]
+    assert only(judge(envs, backend="gloo"), "env-differs").level is Severity.WARN
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_HIGH_PRIORITY", "FI_PROVIDER", "GLOO_SOCKET_IFNAME"])
+def test_what_the_deepspeed_launcher_leaves_behind(name: str) -> None:
+    envs: list[Env] = [{name: "1"}, {}, {}]
+    found = only(judge(envs, launcher="deepspeed"), "env-differs")
+    assert found.where.hosts == ("nd0",)
+    assert found.fix.startswith(f"write {name}=1 into .deepspeed_env ")
+    assert found.level in (Severity.WARN, Severity.FAIL)
+
+
+def test_what_other_launchers_leave_behind() -> None:
+    envs: list[Env] = [{"FI_PROVIDER": "efa"}, {}, {}]
+    assert ".deepspeed_env" in only(judge(envs, launcher="torchrun"), "env-differs").fix
+    assert ".deepspeed_env" not in only(judge(envs, launcher="srun"), "env-differs").fix
+    assert ".deepspeed_env" not in only(judge([{}, *envs[:1], {}]), "env-differs").fix
+    taken: list[Env] = [{"NCCL_CROSS_NIC": "1"}, {}, {}]
+    assert ".deepspeed_env" not in only(judge(taken, launcher="deepspeed"), "env-differs").fix
+    assert judge([{"GLOO_SOCKET_IFNAME": "eth0"}, {}, {}], launcher="torchrun") == []
