@@ -77,10 +77,7 @@ class Job:
         self._log = os.memfd_create(f"{self.name}-log")
         self._stack = os.memfd_create(f"{self.name}-stack")
         self._started = time.monotonic()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        pid = os.fork()
+        pid, parent = _fork()
         if pid == 0:
             os.close(read_end)
             _child(self, write_end, parent)
@@ -200,15 +197,23 @@ def kill_living() -> None:
         _kill(pid)
 
 
+def _fork() -> tuple[int, int]:
+    """Fork, with nothing left in a buffer that both would write.
+
+    Returns: as `os.fork`, and the process id of the parent.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    return os.fork(), parent
+
+
 def fork_service(name: str, serve: Callable[[], None]) -> int:
     """Fork a process that runs `serve` until it is killed or this process is gone.
 
     Returns: its process id, registered in `living`.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
+    pid, parent = _fork()
     if pid == 0:
         code = 1
         try:
@@ -226,10 +231,7 @@ def fork_child(body: Callable[[], int]) -> int:
 
     Returns: its process id; the caller reaps it.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    pid = os.fork()
+    pid, parent = _fork()
     if pid == 0:
         code = 3
         try:
