@@ -17,6 +17,8 @@ from nccl_doctor.cli.words import PROGRAM, need_command
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
+# `deepspeed --module nccl_doctor run` puts it in front of `run`; LOCAL_RANK says the same.
+@click.option("--local_rank", type=int, hidden=True, expose_value=False)
 @click.pass_context
 def cli(ctx: click.Context, /) -> None:
     """Examine a training cluster before the job runs, and name what is wrong, where, and the fix.

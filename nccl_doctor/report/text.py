@@ -275,12 +275,15 @@ def _warnings(page: _Page, places: _Places, report: Report) -> None:
 
 
 def _not_tested(page: _Page, report: Report) -> None:
-    gaps = [c for c in report.checks if c.status in (Status.UNKNOWN, Status.BLOCKED)]
+    gaps: dict[tuple[str, str], list[str]] = {}
+    for check in report.checks:
+        if check.status in (Status.UNKNOWN, Status.BLOCKED):
+            tone = check.status.value
+            gaps.setdefault((tone, check.reason or tone), []).append(check.name)
     if gaps:
         page.heading("Not known to be good")
-    for check in gaps:
-        tone = check.status.value
-        page.line(f"{check.name}: {check.reason or tone}", first=f"  {_MARKS[tone]} ")
+    for (tone, reason), names in gaps.items():
+        page.line(f"{', '.join(names)}: {reason}", first=f"  {_MARKS[tone]} ")
 
 
 def _infos(page: _Page, places: _Places, report: Report) -> None:

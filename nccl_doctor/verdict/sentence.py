@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import CheckResult, Finding, Status, number_range
+from nccl_doctor.model import CheckResult, Finding, Layer, Status, number_range
 from nccl_doctor.verdict.place import Map
 
 
@@ -31,6 +31,8 @@ def summary(
         return f"Nothing stops this host by itself{more}; no other host was met"
     if verdict == "pass":
         verb = "is" if len(cluster.present) == 1 else "are"
+        if not any(r.layer is Layer.COLLECTIVE and r.status is Status.PASS for r in results):
+            return f"Nothing was found that stops {fit}; no collective was tried"
         return f"{fit} {verb} fit to train with {cluster.backend}"
     if verdict == "warn":
         warnings = _count(len(roots), "warning")

@@ -93,7 +93,7 @@ def test_one_host(run: Run, tmp_path: Path, host: str):
     data = json.loads((tmp_path / "report.json").read_text())
     validate(data)
     assert (done.returncode, data["verdict"]) == (0, "pass"), done
-    assert done.stdout.startswith("nccl-doctor: PASS: 2 ranks on 1 host")
+    assert "2 ranks on 1 host" in done.stdout.splitlines()[0]
     assert done.stderr == ""
     assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
     assert data["run"]["hostfile"] == "hosts"

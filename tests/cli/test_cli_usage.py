@@ -294,3 +294,9 @@ def test_a_reader_that_has_enough(tmp_path: Path):
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_what_deepspeed_puts_in_front_of_a_module_is_taken():
+    done = program("--local_rank=1", "run", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "local_rank" not in program("--help").stdout
