@@ -124,7 +124,7 @@ LINK_LOSSY = Kind(
 )
 
 _FIRST, _AGAIN = "exchange", "confirm"
-_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, calm_s=0.6, limit_s=6.0)}
+_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, calm_s=1.0, limit_s=7.0)}
 _LISTEN_S = 10.0
 _ALL_PAIRS = 16
 _PARTNERS = 8
@@ -299,13 +299,15 @@ class _Judge:
         return Severity.WARN
 
     def loss(self, cause: Cause[int]) -> str:
-        """How much was lost in the second try."""
-        worst = [self.second[pair] for pair in cause.pairs]
-        segments, lost = sum(m.segments for m in worst), sum(m.lost for m in worst)
+        """How much was lost in both tries together."""
+        tries = [each[pair] for pair in cause.pairs for each in (self.first, self.second)]
+        segments, lost = sum(m.segments for m in tries), sum(m.lost for m in tries)
         if segments and lost:
             share = 100 * lost / segments
-            return f"{lost} of {segments} segments lost ({share:.1f} %) on the second try"
-        again = sum(m.all_lost for m in worst)
+            return (
+                f"{lost} of {segments} segments lost ({share:.1f} %) on an idle road, in two tries"
+            )
+        again = sum(m.all_lost for m in tries)
         return f"an echo of 64 bytes stood still for seconds, twice; {again} segments lost"
 
     def values(self, cause: Cause[int], name: str) -> list[float]:

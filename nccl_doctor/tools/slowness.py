@@ -87,11 +87,9 @@ class Measure:
         )
 
     @property
-    def is_lossy(self) -> bool:
-        """Whether the road lost segments while it was calm."""
-        if self.stalled in ("echo", "calm") and self.all_lost >= MANY_LOST - 2:
-            return True
-        return self.lost >= MANY_LOST and self.lost >= LOSSY * self.segments
+    def stood_still(self) -> bool:
+        """Whether hardly anything was to be sent, and was sent again and again."""
+        return self.stalled in ("echo", "calm") and self.all_lost > _SUSPECT_LOST
 
 
 Measures = Mapping[Pair, Measure]
@@ -186,23 +184,25 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     """Blame for what both tries say; what the second one clears was noise."""
     doubtful = suspects(first, nics)
     best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
-    lossy = frozenset(p for p in doubtful.lossy if p in second and second[p].is_lossy)
-    again = doubtful.late & _late(best) & second.keys()
+    still_slow, still_late = _slow(best, nics), _late(best)
+    lossy = _lossy(doubtful.lossy, first, second)
+    again = doubtful.late & still_late & second.keys()
     late_starved = _starved(again, "echo", first, second)
     late = again - late_starved
     # Lost or late segments make a link slow, both ways: that is not one more fault.
     known = {_edge(pair) for pair in lossy | late}
     again = frozenset(
-        pair
-        for pair in doubtful.slow & _slow(best, nics) & second.keys()
-        if _edge(pair) not in known
+        pair for pair in doubtful.slow & still_slow & second.keys() if _edge(pair) not in known
     )
     slow_starved = _starved(again, "burst", first, second)
-    troubled = _troubled(doubtful, first, second, nics)
-    slow = frozenset(pair for pair in again - slow_starved if troubled.isdisjoint(pair))
+    edges = {_edge(pair) for pair in doubtful.all}
+    controls = {pair: each.rate or 0.0 for pair, each in second.items() if _edge(pair) not in edges}
+    slow = frozenset(
+        pair for pair in again - slow_starved if _stands_out(pair, best[pair].rate or 0.0, controls)
+    )
 
     def causes(asked: frozenset[Pair], sure: frozenset[Pair]) -> tuple[Cause[int], ...]:
-        cleared = asked & second.keys() - _slow(best, nics) - _late(best) - lossy
+        cleared = asked & second.keys() - still_slow - still_late - lossy
         return blame_links((first.keys() - asked) | cleared, sure).causes
 
     by_slow = causes(doubtful.slow, slow)
@@ -220,13 +220,26 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     )
 
 
-def _troubled(
-    doubtful: Outliers, first: Measures, second: Measures, nics: Mapping[int, int | None]
-) -> set[int]:
-    """Hosts of which a link that was good is slow in the second try: it is not only the suspect."""
-    edges = {_edge(pair) for pair in doubtful.all}
-    slow = _slow({**first, **second}, nics) & second.keys()
-    return {end for pair in slow if _edge(pair) not in edges for end in pair}
+def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool:
+    """Whether a link is slow beside those of its ends that were good, measured at the same time.
+
+    Else the whole neighbourhood has become slow, and that is no fault of this link.
+    """
+    beside = [other for ends, other in controls.items() if not set(pair).isdisjoint(ends)]
+    return rate < SLOW * min(beside, default=float("inf"))
+
+
+def _lossy(pairs: Iterable[Pair], first: Measures, second: Measures) -> frozenset[Pair]:
+    """Of pairs that lost something once: those that did so again, and lost much by then."""
+    found = set()
+    for pair in second.keys() & set(pairs):
+        tries = (first[pair], second[pair])
+        lost = sum(each.lost for each in tries)
+        share = LOSSY * sum(each.segments for each in tries)
+        again = second[pair].lost >= _SUSPECT_LOST and lost >= max(MANY_LOST, share)
+        if again or second[pair].stood_still:
+            found.add(pair)
+    return frozenset(found)
 
 
 def _starved(
@@ -268,8 +281,7 @@ def _slow(measures: Measures, nics: Mapping[int, int | None]) -> frozenset[Pair]
         pair
         for pair, rate in rates.items()
         for end in pair
-        if end in usual
-        and rate < min(SLOW * usual[end][0], usual[end][0] - _SPREADS * usual[end][1])
+        if end in usual and rate < usual[end].slow_below
     )
 
 
@@ -288,30 +300,51 @@ def _late(measures: Measures) -> frozenset[Pair]:
         pair
         for pair, rtt in rtts.items()
         for end in pair
-        if end in usual
-        and rtt > max(LATE * usual[end][0], usual[end][0] + LATE_US + _SPREADS * usual[end][1])
+        if end in usual and rtt > usual[end].late_above
     )
 
 
-def _usual(values: Mapping[Pair, float]) -> dict[int, tuple[float, float]]:
-    """Seat → (median, median deviation from it) over the pairs that do not touch it.
+@dataclass(frozen=True)
+class _Usual:
+    """What links have in common: the median, and the median deviation from it.
+
+    What stands out is far from the median, and either beyond the spread, or far from every other.
+    """
+
+    median: float
+    spread: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> _Usual:
+        median = statistics.median(values)
+        spread = statistics.median(abs(each - median) for each in values)
+        return cls(median, spread, min(values), max(values))
+
+    @property
+    def slow_below(self) -> float:
+        """Bytes per second."""
+        beyond = max(self.median - _SPREADS * self.spread, SLOW * self.least)
+        return min(SLOW * self.median, beyond)
+
+    @property
+    def late_above(self) -> float:
+        """Microseconds."""
+        beyond = min(self.median + _SPREADS * self.spread, LATE * self.greatest)
+        return max(LATE * self.median, LATE_US + self.median, LATE_US + beyond)
+
+
+def _usual(values: Mapping[Pair, float]) -> dict[int, _Usual]:
+    """Seat → what is usual for the pairs that do not touch it.
 
     Among many hosts one more or less does not move the median.
     """
     ends = {end for pair in values for end in pair}
     if len(ends) > _MANY_HOSTS:
-        return dict.fromkeys(ends, _middle(list(values.values())))
-    found = {}
-    for end in ends:
-        others = [value for pair, value in values.items() if end not in pair]
-        if len(others) > 1:
-            found[end] = _middle(others)
-    return found
-
-
-def _middle(values: Sequence[float]) -> tuple[float, float]:
-    median = statistics.median(values)
-    return median, statistics.median(abs(each - median) for each in values)
+        return dict.fromkeys(ends, _Usual.of(list(values.values())))
+    others = {end: [v for pair, v in values.items() if end not in pair] for end in ends}
+    return {end: _Usual.of(found) for end, found in others.items() if len(found) > 1}
 
 
 def _edge(pair: Pair) -> Meeting:

@@ -1,0 +1,139 @@
+"""Links that work, badly: a rate limit, a loss; and machines that are only busy.
+
+All of it happens on the switch, where no host can see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.lab.faults import on_the_path
+from tests.lab.hosts import Host
+from tests.lab.lab import Lab, Run
+from tests.lab.reading import check_clean, loud
+
+THREE = ("nd0", "nd1", "nd2")
+
+
+def slow_port(lab: Lab, host: Host) -> None:
+    """A switch port that sends to one host at 50 Mbit/s."""
+    limit = ("rate", "50mbit", "burst", "64k", "latency", "50ms")
+    lab.in_switch("tc", "qdisc", "add", "dev", f"p{host.index}", "root", "tbf", *limit)
+
+
+def slow_pair(lab: Lab, one: Host, other: Host) -> None:
+    """A road between two hosts that carries 50 Mbit/s, both ways; both are fast with others."""
+    for source, target in ((one, other), (other, one)):
+        port = f"dev p{target.index}"
+        commands = f"""
+            qdisc add {port} root handle 1: htb default 1 r2q 1000
+            class add {port} parent 1: classid 1:1 htb rate 10gbit
+            class add {port} parent 1: classid 1:2 htb rate 50mbit
+            filter add {port} parent 1: protocol ip u32 match ip src {source.address} flowid 1:2
+        """
+        lab.in_switch("tc", "-batch", "-", stdin=commands.replace("\n            ", "\n"))
+
+
+def lossy_pair(lab: Lab, one: Host, other: Host, percent: int) -> None:
+    """A road between two hosts that loses packets by chance, both ways."""
+    on_the_path(
+        lab,
+        *(
+            f"ip saddr {a.address} ip daddr {b.address} numgen random mod 100 < {percent} drop"
+            for a, b in ((one, other), (other, one))
+        ),
+    )
+
+
+def examine(lab: Lab, *options: str) -> Run:
+    """Run the doctor; again where it says that it was kept from measuring by a busy machine."""
+    for _ in range(3):
+        run = lab.plain_doctor("--join-timeout", "20", *options)
+        assert run.report is not None, str(run)
+        if all("CPU of an end" not in found["message"] for found in run.report["findings"]):
+            break
+    return run
+
+
+def check_warned(
+    run: Run, code: str, *, hosts: Sequence[str] = (), edges: Sequence[set[str]] = ()
+) -> Mapping[str, Any]:
+    """Nothing else above info, and exactly this place; `edges` are links in whatever direction."""
+    check_clean(run)
+    assert run.report is not None, str(run)
+    assert [each["code"] for each in loud(run.report)] == [code], str(run)
+    (found,) = loud(run.report)
+    assert found["where"]["hosts"] == list(hosts), str(run)
+    links = found["where"]["links"]
+    assert {frozenset(link) for link in links} == set(map(frozenset, edges)), str(run)
+    assert (run.report["verdict"], run.codes) == ("warn", [0] * len(run.codes)), str(run)
+    return found
+
+
+def exchange(run: Run) -> float:
+    """Seconds of the slowest host's first round."""
+    assert run.report is not None, str(run)
+    return max(host["facts"]["links"]["exchange"]["duration_s"] for host in run.report["hosts"])
+
+
+def test_one_slow_port_is_one_slow_host(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(*THREE)
+    slow_port(lab, lab["nd2"])
+    found = check_warned(examine(lab), "host-slow", hosts=["nd2"])
+    assert "receiving" in found["message"]
+
+
+def test_one_slow_pair_is_one_slow_link(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(*THREE)
+    slow_pair(lab, lab["nd0"], lab["nd2"])
+    check_warned(examine(lab), "link-slow", edges=[{"nd0", "nd2"}])
+
+
+def test_one_lossy_pair(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(*THREE)
+    lossy_pair(lab, lab["nd0"], lab["nd1"], 5)
+    # By itself: what else the loss breaks within the short time-outs of the lab is chance.
+    run = examine(lab, "--select", "links")
+    check_warned(run, "link-lossy", edges=[{"nd0", "nd1"}])
+
+
+def test_heavy_loss_is_the_one_cause_whatever_it_breaks(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab(*THREE)
+    on_the_path(
+        lab,
+        f"ip saddr {lab['nd0'].address} ip daddr {lab['nd1'].address} "
+        "numgen random mod 100 < 12 drop",
+    )
+    run = lab.plain_doctor("--join-timeout", "20", "--timeout", "60", timeout_s=90)
+    assert run.report is not None, str(run)
+    (root,) = run.report["root_causes"]
+    assert root["code"] == "link-lossy", str(run)
+    assert root["where"]["hosts"] == [], str(run)
+    assert root["where"]["links"] == [["nd0", "nd1"]], str(run)
+    assert all(each["explained_by"] == "link-lossy" for each in loud(run.report) if each != root)
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_busy_machines_are_not_slow(make_lab: Callable[..., Lab], attempt: int) -> None:
+    lab = make_lab(*THREE)
+    for host in lab.hosts:
+        host.python("while True: pass")
+    run = lab.plain_doctor("--join-timeout", "30", "--timeout", "90", timeout_s=120)
+    assert run.report is not None, str(run)
+    assert loud(run.report) == [], str(run)
+    status = {check["name"]: check["status"] for check in run.report["checks"]}
+    assert status["links"] == "pass", str(run)
+
+
+@pytest.mark.parametrize(("hosts", "seconds"), [(2, 1.5), (4, 3.0)])
+def test_the_exchange_is_short(make_lab: Callable[..., Lab], hosts: int, seconds: float) -> None:
+    lab = make_lab(*(f"nd{i}" for i in range(hosts)))
+    run = lab.plain_doctor("--join-timeout", "20")
+    check_clean(run)
+    assert run.report is not None
+    assert loud(run.report) == [], str(run)
+    # Twice as long on a machine that does something else besides.
+    assert exchange(run) < 2 * seconds, str(run)

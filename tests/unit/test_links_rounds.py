@@ -1,0 +1,187 @@
+"""The links check: whom it lets meet, what it measures, and what its findings explain."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import (
+    Cluster,
+    Context,
+    Launch,
+    Layer,
+    Level,
+    Outcome,
+    OutcomeStatus,
+    Round,
+    Severity,
+    Skip,
+    Untested,
+)
+from nccl_doctor.checks.collectives import Collectives
+from nccl_doctor.tools.timed import Pace, hold_meetings
+from nccl_doctor.tools.wire import Gate
+from nccl_doctor.verdict.causes import explain
+from tests.clusters import make_cluster
+from tests.exchanges import CHECK, World, both, only
+from tests.findings import judge
+
+# The collectives that a lossy link breaks
+
+
+def broken(world: World, *rounds: tuple[str, Outcome], **fields: Any) -> Cluster:
+    """The same cluster, with collectives that ended so on every rank."""
+    cluster = world.cluster(**fields)
+    facts = {"collectives": {name: how.to_json() for name, how in rounds}}
+    return replace(cluster, ranks=tuple(replace(rank, facts=facts) for rank in cluster.ranks))
+
+
+STEPS = ({"step": "init_process_group", "at_s": 0.0}, {"step": "all_reduce", "at_s": 1.0})
+HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=STEPS, state="S")
+GOOD = Outcome(OutcomeStatus.OK, breadcrumbs=STEPS, facts={"steps": [], "wrong": []})
+CUT = Outcome(
+    OutcomeStatus.RAISED, breadcrumbs=STEPS, reason="RuntimeError: Connection closed by x"
+)
+OWN = Outcome(OutcomeStatus.RAISED, breadcrumbs=STEPS, reason="RuntimeError: CUDA out of memory")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "level"),
+    [
+        ([("world", HUNG)], Severity.FAIL),
+        ([("world", HUNG), ("world-again", HUNG)], Severity.FAIL),
+        ([("world", GOOD), ("multi-group", CUT)], Severity.FAIL),
+        ([("world", HUNG), ("world-again", GOOD)], Severity.WARN),
+        ([("world", OWN)], Severity.WARN),
+        ([("world", GOOD)], Severity.WARN),
+        ([], Severity.WARN),
+    ],
+)
+def test_loss_is_a_failure_where_a_collective_over_the_link_broke(
+    rounds: list[tuple[str, Outcome]], level: Severity
+) -> None:
+    world = World(3).lossy(both("nd0", "nd1"))
+    assert only(judge(CHECK, broken(world, *rounds)), "link-lossy").level is level
+
+
+def test_a_collective_of_other_hosts_is_not_broken_by_the_link() -> None:
+    world = World(3).lossy(both("nd0", "nd1"))
+    cluster = broken(world)
+    hung = {"collectives": {"each-host": HUNG.to_json()}}
+    ranks = tuple(
+        replace(rank, facts=hung) if rank.host.name == "nd2" else rank for rank in cluster.ranks
+    )
+    (found,) = judge(CHECK, replace(cluster, ranks=ranks))
+    assert found.level is Severity.WARN
+
+
+def test_a_lossy_link_explains_the_collective_that_hangs_on_it() -> None:
+    cluster = broken(World(3).lossy(both("nd0", "nd1")), ("world", HUNG))
+    found = explain([*judge(CHECK, cluster), *judge(Collectives(), cluster)], cluster)
+    by_code = {each.code: each for each in found}
+    assert set(by_code) == {"link-lossy", "collective-hang"}
+    assert by_code["collective-hang"].explained_by == "link-lossy"
+    assert by_code["link-lossy"].explained_by is None
+    assert by_code["link-lossy"].kind.layer is Layer.ROUTE
+
+
+# Planning
+
+
+def rounds_of(cluster: Cluster) -> list[Round]:
+    return list(CHECK.plan(cluster))
+
+
+def test_one_participant_of_each_host_that_is_there() -> None:
+    (first,) = rounds_of(make_cluster(["nd0", "nd1", "nd2"], absent_nodes=[2]))
+    assert (first.name, first.groups, first.may_shrink) == ("exchange", ((0, 2),), True)
+    assert rounds_of(make_cluster(["nd0"], absent_nodes=[0])) == []
+
+
+def test_many_hosts_take_no_longer_than_sixteen() -> None:
+    names = [f"nd{i}" for i in range(200)]
+    (few,) = rounds_of(make_cluster(names[:16]))
+    (many,) = rounds_of(make_cluster(names))
+    assert many.deadline_s < few.deadline_s
+    (every,) = rounds_of(make_cluster(names, level=Level.FULL))
+    assert every.deadline_s > many.deadline_s
+
+
+def test_nobody_has_two_partners_at_once_when_trying_again() -> None:
+    world = World(8)
+    world.slow(world.of("nd3")).lossy(both("nd0", "nd1"))
+    *_, last = rounds_of(world.cluster())
+    for slot in last.params["slots"]:
+        busy = [seat for meeting in slot for seat in meeting]
+        assert len(busy) == len(set(busy))
+    assert {seat for slot in last.params["slots"] for m in slot for seat in m} == set(
+        last.groups[0]
+    )
+
+
+# Observing
+
+
+class OtherHost:
+    """A peer behind its own gate."""
+
+    def __init__(self, posts: Mapping[int, Any]) -> None:
+        self.posts = posts
+        self.posted: Any = None
+
+    def post(self, tag: str, value: Any) -> None:
+        self.posted = json.loads(json.dumps(value))
+
+    def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
+        return {**self.posts, 0: self.posted}
+
+    def store(self) -> Any:
+        raise AssertionError("no process group is needed")
+
+
+def context(group: tuple[int, ...], peers: OtherHost | None, **params: Any) -> Context:
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_CONF_FILE": "/nonexistent"}
+    return Context(
+        launch=Launch(), env=env, round="exchange", group=group, params=params, peers=peers
+    )
+
+
+def test_observing_measures_both_ways() -> None:
+    theirs: dict[int, Any] = {}
+    with Gate("127.0.0.2") as gate:
+        peers = OtherHost({4: gate.door.to_json()})
+
+        def other() -> None:
+            end = time.monotonic() + 10
+            theirs.update(hold_meetings([[(0, 4)]], 4, gate, {}, pace=Pace(), deadline=end))
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        facts = json.loads(json.dumps(CHECK.observe(context((0, 4), peers))))
+        thread.join(10)
+    assert facts["sent"]["4"]["rate"] > 1e6
+    assert theirs[0]["rate"] > 1e6
+    for door in (gate.door.to_json(), peers.posted):
+        assert door["token"] not in json.dumps(facts)
+        assert door["answer"] not in json.dumps(facts)
+
+
+def test_nothing_measured_is_not_known() -> None:
+    with pytest.raises(Untested, match="was not listening"):
+        CHECK.observe(context((0, 4), OtherHost({})))
+
+
+def test_one_host_has_no_links() -> None:
+    with pytest.raises(Skip, match="one host"):
+        CHECK.observe(context((0,), None, hosts=1))
+
+
+def test_one_host_of_several_has_not_been_tested() -> None:
+    with pytest.raises(Untested, match="no other host"):
+        CHECK.observe(context((0,), None, hosts=2))
