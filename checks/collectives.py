@@ -78,6 +78,7 @@ INIT_HANG = Kind(
     "Forming a process group never ends",
     "some member cannot be reached or never comes; the others wait until the group's time-out",
     "look at the ranks that never entered, then at the network between the hosts of the group",
+    by_deadline=True,
 )
 HANG = Kind(
     "collective-hang",
@@ -85,6 +86,7 @@ HANG = Kind(
     "A collective never ends",
     _LONG_WAIT,
     "look at the ranks that never entered, then at the network between the hosts of the group",
+    by_deadline=True,
 )
 FAILED = Kind(
     "collective-failed",
@@ -107,6 +109,7 @@ FROZEN = Kind(
     "every other rank of the group waits for it",
     "look at the process: state T is stopped (kill -CONT PID), D waits in the kernel "
     "(file system, driver), else see its stack",
+    by_deadline=True,
 )
 CRASHED = Kind(
     "rank-crashed",

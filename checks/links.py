@@ -59,7 +59,6 @@ from nccl_doctor.api import (
     Layer,
     Level,
     Measure,
-    Outcome,
     Pace,
     Rank,
     Round,
@@ -68,7 +67,6 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
-    attempts_of,
     confirm,
     hold_meetings,
     host_labels,
@@ -94,6 +92,7 @@ HOST_SLOW = Kind(
     "on the host: ethtool <nic> (negotiated speed), ip -s link show <nic> (errors); compare the "
     "PCIe slot, driver and switch port of the NIC, and rate limits, with those of another host",
     Severity.WARN,
+    delays=True,
 )
 LINK_SLOW = Kind(
     "link-slow",
@@ -103,6 +102,7 @@ LINK_SLOW = Kind(
     "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
     "switch uplink, rate limit",
     Severity.WARN,
+    delays=True,
 )
 LATENCY_HIGH = Kind(
     "latency-high",
@@ -112,17 +112,17 @@ LATENCY_HIGH = Kind(
     "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
     "another site, power saving of the NIC",
     Severity.WARN,
+    delays=True,
 )
-# Loss is a property of the road, as a black hole is: it stands below the collectives that it
-# breaks and the speed that it costs, and so explains them.
 LINK_LOSSY = Kind(
     "link-lossy",
-    Layer.ROUTE,
+    Layer.SPEED,
     "Segments are lost on the way",
     "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
     "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
     "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
     Severity.WARN,
+    delays=True,
 )
 
 _FIRST, _AGAIN = "exchange", "confirm"
@@ -130,7 +130,6 @@ _PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, calm_s=1.0, limit_s=7.0)}
 _LISTEN_S = 10.0
 _ALL_PAIRS = 16
 _PARTNERS = 8
-_LOST = ("connection closed", "connection reset", "broken pipe", "timed out")
 """Of each host, where there are more than `_ALL_PAIRS` hosts and the level is not full."""
 
 
@@ -237,7 +236,7 @@ class _Judge:
     def findings(self) -> Iterator[Finding]:
         found = self.result
         for cause in found.lossy:
-            yield self.finding(LINK_LOSSY, cause, self.loss(cause), self.how_bad(cause))
+            yield self.finding(LINK_LOSSY, cause, self.loss(cause), Severity.WARN)
         for cause in found.late:
             words = f"{_span(self.values(cause, 'rtt_us'), _milliseconds)}; {self.usual('rtt_us')}"
             yield self.finding(LATENCY_HIGH, cause, words, self.speed)
@@ -283,22 +282,6 @@ class _Judge:
             severity=severity,
             confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
         )
-
-    def how_bad(self, cause: Cause[int]) -> Severity:
-        """A failure where a collective over these links broke, and nobody in it is to blame."""
-        attempts = attempts_of(self.cluster, "collectives", "each-host")
-        found = [attempt for each in attempts.values() for attempt in each]
-        ended = {(attempt.name, attempt.seats) for attempt in found if attempt.is_good}
-        host_of = {rank.seat: rank.host.id for rank in self.cluster.present}
-        for attempt in found:
-            broke = attempt.is_unexplained or (
-                attempt.is_failed and all(_lost_its_peer(m.outcome) for m in attempt.raised)
-            )
-            hosts = {host_of[seat] for seat in attempt.seats}
-            over = any({host_of[end] for end in pair} <= hosts for pair in cause.pairs)
-            if broke and over and (f"{attempt.name}-again", attempt.seats) not in ended:
-                return Severity.FAIL
-        return Severity.WARN
 
     def loss(self, cause: Cause[int]) -> str:
         """How much was lost in both tries together."""
@@ -353,10 +336,6 @@ class _Judge:
                 for seat in sorted({end for pair in pairs for end in pair})
             },
         }
-
-
-def _lost_its_peer(outcome: Outcome) -> bool:
-    return any(words in outcome.reason.lower() for words in _LOST)
 
 
 _WAYS = {"out": "sending", "in": "receiving", "both": "both ways", "one": "one way"}

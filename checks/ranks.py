@@ -70,6 +70,7 @@ HOST_ABSENT = Kind(
     "A host never signed in",
     "Every other rank waits for its ranks until the rendezvous times out.",
     "Start the job on that host, and read there what keeps it from reaching the master.",
+    by_deadline=True,
 )
 RANK_ABSENT = Kind(
     "rank-absent",

@@ -93,8 +93,9 @@ class Kind:
     """A kind of finding: a stable code and the words that do not depend on the run.
 
     `fix` is what to type when the finding itself gives nothing more exact. A kind that `delays` may
-    cost a job so much time that a group seems to hang, though nothing is broken. A kind `between`
-    hosts is a difference: it may break any of them, not only the odd one.
+    cost a job so much time that a deadline is missed, though nothing is broken; one that is found
+    `by_deadline` says no more than that it was. A kind `between` hosts is a difference: it may
+    break any of them, not only the odd one.
     """
 
     code: str
@@ -104,6 +105,7 @@ class Kind:
     fix: str
     severity: Severity = Severity.FAIL
     delays: bool = False
+    by_deadline: bool = False
     between: bool = False
 
 

@@ -148,15 +148,9 @@ def _explains(
     ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
 ) -> bool:
     symptom = is_of_a_group(finding.kind.layer)
-    if (
-        cause.kind.delays
-        and not finding.kind.delays
-        and finding.confidence is not Confidence.CERTAIN
-    ):
-        if symptom:
-            return ground.meets(cause_place, place)
-        if finding.kind.layer is Layer.RANKS:
-            return ground.covers(cause_place, place)
+    if cause.kind.delays and finding.kind.by_deadline:
+        reach = ground.meets if symptom else ground.covers
+        return finding.confidence is not Confidence.CERTAIN and reach(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False
     if cause.kind.layer in _OF_PROCESSES and finding.kind.layer is Layer.PORT:

@@ -12,7 +12,8 @@ SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, delays=True)
 LOSSY = Kind("lossy", Layer.SPEED, "t", "w", "f", Severity.WARN, delays=True)
 ODD = Kind("odd", Layer.NAME, "t", "w", "f", Severity.WARN)
 BLOCKED = Kind("blocked", Layer.PORT, "t", "w", "f")
-HANG = Kind("hang", Layer.COLLECTIVE, "t", "w", "f")
+HANG = Kind("hang", Layer.COLLECTIVE, "t", "w", "f", by_deadline=True)
+ERROR = Kind("error", Layer.COLLECTIVE, "t", "w", "f")
 
 ND1 = Where(hosts=("nd1",))
 ALL = Where(hosts=("nd0", "nd1"), ranks=(0, 1, 2, 3))
@@ -34,6 +35,18 @@ def test_slow_names_or_a_lossy_link_explain_a_hang_that_nobody_is_sure_of() -> N
 
 def test_what_is_certain_has_its_own_cause() -> None:
     assert roots(Finding(SLOW, "1 s", ND1), hang(Confidence.CERTAIN)) == ["hang"]
+
+
+def test_an_error_is_not_a_missed_deadline() -> None:
+    raised = Finding(ERROR, "out of memory", ALL, confidence=Confidence.POSSIBLE)
+    assert roots(Finding(SLOW, "1 s", ND1), raised) == ["error"]
+
+
+def test_a_host_that_came_too_late_was_delayed() -> None:
+    absent = Kind("absent", Layer.RANKS, "t", "w", "f", by_deadline=True)
+    late = Finding(absent, "not there", ND1, confidence=Confidence.LIKELY)
+    assert roots(Finding(SLOW, "1 s", ND1), late) == ["slow"]
+    assert roots(Finding(SLOW, "1 s", Where(hosts=("nd0",))), late) == ["absent"]
 
 
 def test_elsewhere_or_of_another_kind_it_explains_nothing() -> None:
