@@ -9,8 +9,9 @@ from tests.lab.lab import Lab
 from tests.lab.reading import check_cause, check_clean
 from tests.lab.run import Run
 
-_JOB = """
+_JOB = r"""
 import os
+import sys
 import torch
 import torch.distributed as dist
 
@@ -18,7 +19,9 @@ dist.init_process_group("gloo")
 values = torch.ones(1)
 dist.all_reduce(values)
 names = ("RANK", "GROUP_RANK", "TORCH_CPP_LOG_LEVEL", "RES_OPTIONS")
-print("job", values.item(), *(os.environ.get(name) for name in names), flush=True)
+words = ("job", values.item(), *(os.environ.get(name) for name in names))
+sys.stdout.write(" ".join(map(str, words)) + "\n")  # at once: two ranks share the stream
+sys.stdout.flush()
 dist.destroy_process_group()
 """
 
