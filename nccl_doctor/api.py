@@ -31,7 +31,6 @@ from nccl_doctor.model import (
 from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
-from nccl_doctor.tools.cpuwait import load_average
 from nccl_doctor.tools.exercise import Exercise
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
@@ -115,16 +114,18 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_UNRESOLVABLE,
     PORT_BLOCKED,
 )
-from nccl_doctor.tools.slowness import (
+from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.timing.cpuwait import load_average
+from nccl_doctor.tools.timing.slowness import (
     Confirmed,
     Measure,
     confirm,
     read_measures,
     try_again,
 )
-from nccl_doctor.tools.slurm import slurm_hosts
-from nccl_doctor.tools.timed import Pace, hold_meetings, nic_speed
-from nccl_doctor.tools.timetable import in_slots, tournament
+from nccl_doctor.tools.timing.timed import Pace, hold_meetings, nic_speed
+from nccl_doctor.tools.timing.timetable import in_slots, tournament
+from nccl_doctor.tools.timing.wire import Gate
 from nccl_doctor.tools.variables.gather import gather_variables
 from nccl_doctor.tools.variables.judging import judge_variables
 from nccl_doctor.tools.versions import (
@@ -140,7 +141,6 @@ from nccl_doctor.tools.versions import (
     public,
     release,
 )
-from nccl_doctor.tools.wire import Gate
 
 __all__ = [
     "ADDR_DIGITS_ONLY",

@@ -2,6 +2,7 @@
 
 Rooms by subject: `machine` (what this host is made of), `net` (its interfaces, names and ports),
 `firewall` (its packet filter), `nccl` and `variables` (what NCCL is told and makes of it),
-`meeting` (the road to MASTER_ADDR:MASTER_PORT), `peers` (calls between hosts). Beside them stands
-what judges of any subject use. Of the engine they know the records alone.
+`meeting` (the road to MASTER_ADDR:MASTER_PORT), `peers` (calls between hosts), `timing` (timed
+exchanges between them). Beside them stands what judges of any subject use. Of the engine they know
+the records alone.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_doctor.tools.net.dial import dial
 from nccl_doctor.tools.peers.echo import MAGIC, TOKEN_BYTES, Door
-from nccl_doctor.tools.tcpinfo import TcpInfo, tcp_info
+from nccl_doctor.tools.timing.tcpinfo import TcpInfo, tcp_info
 
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""

@@ -24,11 +24,11 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from nccl_doctor.tools.cpuwait import CpuWatch
 from nccl_doctor.tools.peers.echo import Door
-from nccl_doctor.tools.tcpinfo import TcpInfo
-from nccl_doctor.tools.timetable import Slots
-from nccl_doctor.tools.wire import HEADER, LARGEST, Gate, Stalled, Wire, call
+from nccl_doctor.tools.timing.cpuwait import CpuWatch
+from nccl_doctor.tools.timing.tcpinfo import TcpInfo
+from nccl_doctor.tools.timing.timetable import Slots
+from nccl_doctor.tools.timing.wire import HEADER, LARGEST, Gate, Stalled, Wire, call
 
 _PING, _BURST, _END = b"P", b"B", b"E"
 _CALM, _ASK, _OVER = b"C", b"A", b"O"

@@ -15,8 +15,8 @@ from typing import Any
 
 from nccl_doctor.cluster import Rank
 from nccl_doctor.tools.blame import Cause, blame_links
-from nccl_doctor.tools.cpuwait import was_starved
-from nccl_doctor.tools.timetable import Meeting
+from nccl_doctor.tools.timing.cpuwait import was_starved
+from nccl_doctor.tools.timing.timetable import Meeting
 
 Pair = tuple[int, int]
 """Seats of (sender, receiver)."""

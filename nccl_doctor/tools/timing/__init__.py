@@ -1,0 +1,1 @@
+"""Short timed exchanges between hosts: who measures when, one connection, and what is slow."""
