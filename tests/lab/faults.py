@@ -84,6 +84,36 @@ def black_hole_large_packets(lab: Lab, size: int = 1200) -> None:
     on_the_path(lab, f"meta length > {size} drop")
 
 
+def slow_port(lab: Lab, host: Host) -> None:
+    """A switch port that sends to one host at 50 Mbit/s."""
+    limit = ("rate", "50mbit", "burst", "64k", "latency", "50ms")
+    lab.in_switch("tc", "qdisc", "add", "dev", f"p{host.index}", "root", "tbf", *limit)
+
+
+def slow_pair(lab: Lab, one: Host, other: Host) -> None:
+    """A road between two hosts that carries 50 Mbit/s, both ways; both are fast with others."""
+    for source, target in ((one, other), (other, one)):
+        port = f"dev p{target.index}"
+        commands = f"""
+            qdisc add {port} root handle 1: htb default 1 r2q 1000
+            class add {port} parent 1: classid 1:1 htb rate 10gbit
+            class add {port} parent 1: classid 1:2 htb rate 50mbit
+            filter add {port} parent 1: protocol ip u32 match ip src {source.address} flowid 1:2
+        """
+        lab.in_switch("tc", "-batch", "-", stdin=commands.replace("\n            ", "\n"))
+
+
+def lossy_pair(lab: Lab, one: Host, other: Host, percent: int) -> None:
+    """A road between two hosts that loses packets by chance, both ways."""
+    on_the_path(
+        lab,
+        *(
+            f"ip saddr {a.address} ip daddr {b.address} numgen random mod 100 < {percent} drop"
+            for a, b in ((one, other), (other, one))
+        ),
+    )
+
+
 _SERVER = """
 import socket, sys, time
 server = socket.create_server(("0.0.0.0", int(sys.argv[1])), backlog=128)

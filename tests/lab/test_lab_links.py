@@ -10,42 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.lab.faults import on_the_path
-from tests.lab.hosts import Host
+from tests.lab.faults import lossy_pair, on_the_path, slow_pair, slow_port
 from tests.lab.lab import Lab, Run
 from tests.lab.reading import check_clean, loud
 
 THREE = ("nd0", "nd1", "nd2")
-
-
-def slow_port(lab: Lab, host: Host) -> None:
-    """A switch port that sends to one host at 50 Mbit/s."""
-    limit = ("rate", "50mbit", "burst", "64k", "latency", "50ms")
-    lab.in_switch("tc", "qdisc", "add", "dev", f"p{host.index}", "root", "tbf", *limit)
-
-
-def slow_pair(lab: Lab, one: Host, other: Host) -> None:
-    """A road between two hosts that carries 50 Mbit/s, both ways; both are fast with others."""
-    for source, target in ((one, other), (other, one)):
-        port = f"dev p{target.index}"
-        commands = f"""
-            qdisc add {port} root handle 1: htb default 1 r2q 1000
-            class add {port} parent 1: classid 1:1 htb rate 10gbit
-            class add {port} parent 1: classid 1:2 htb rate 50mbit
-            filter add {port} parent 1: protocol ip u32 match ip src {source.address} flowid 1:2
-        """
-        lab.in_switch("tc", "-batch", "-", stdin=commands.replace("\n            ", "\n"))
-
-
-def lossy_pair(lab: Lab, one: Host, other: Host, percent: int) -> None:
-    """A road between two hosts that loses packets by chance, both ways."""
-    on_the_path(
-        lab,
-        *(
-            f"ip saddr {a.address} ip daddr {b.address} numgen random mod 100 < {percent} drop"
-            for a, b in ((one, other), (other, one))
-        ),
-    )
 
 
 def examine(lab: Lab, *options: str) -> Run:

@@ -271,6 +271,24 @@ def block_own_address(scene: Scene, host: Host) -> None:
     faults.drop_own_address(host)
 
 
+@step
+def slow_port(scene: Scene, host: Host) -> None:
+    """The switch port of a host is limited to 50 Mbit/s towards it."""
+    faults.slow_port(scene.lab, host)
+
+
+@step
+def slow_pair(scene: Scene, one: str, other: str) -> None:
+    """The road between two hosts carries 50 Mbit/s."""
+    faults.slow_pair(scene.lab, scene.lab[one], scene.lab[other])
+
+
+@step
+def lossy_pair(scene: Scene, one: str, other: str, percent: int) -> None:
+    """The road between two hosts loses packets by chance."""
+    faults.lossy_pair(scene.lab, scene.lab[one], scene.lab[other], percent)
+
+
 # Interfaces and routes ----------------------------------------------------------------------------
 
 
