@@ -36,7 +36,7 @@ def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
 
 @pytest.mark.parametrize("case", chosen(load().healthy), ids=lambda case: str(case.id))
 def test_nothing_above_info(make_lab: Callable[..., Lab], case: Case) -> None:
-    result = run(case, JOIN_S + 8)
+    result = run(case, 2 * JOIN_S)
     assert result.score.is_right, f"{result.score}\n{result.text}"
     assert set(result.codes) == {0}, result.text
     assert result.leftovers == (), result.text
