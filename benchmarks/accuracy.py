@@ -114,8 +114,9 @@ def page(
         "",
         "Each case runs once, on 2 to 4 hosts made of network namespaces: `nccl-doctor run` with "
         f"its own launcher, `--join-timeout {JOIN_S:g}` (healthy ones {HEALTHY_JOIN_S:g}) and a "
-        "shared `--output-dir`, started on every host at once. An answer is right if its root causes are the injected ones, each "
-        "with a right code at exactly the injected place, and nothing else. Seconds are from the "
+        "shared `--output-dir`, started on every host at once. An answer is right if its root "
+        "causes are the injected ones, each with a right code at exactly the injected place, and "
+        "nothing else. Seconds are from the "
         "start of the first host to the end of the last. Where hosts could not meet at all, the "
         "answer is their views merged by `nccl-doctor report merge`. Plain torchrun (static "
         f"rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; its words are the "
