@@ -25,12 +25,13 @@ help: ## this list
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-# Rules wait more than they compute, so four at a time; real ranks and the lab one by one.
+# Rules and clusters of the lab wait more than they compute; real ranks run one by one.
 test: $(VENV)/.dev ## set up and run every test that this machine can run
 	@scripts/lab_tools.sh
 ifeq ($(ARGS),)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 4 tests/unit tests/cli
-	$(TEST_ENV) $(BIN)/python -m pytest tests/ranks tests/lab tests/gpu
+	$(TEST_ENV) $(BIN)/python -m pytest tests/ranks tests/gpu
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 tests/lab
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif

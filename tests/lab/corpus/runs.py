@@ -129,7 +129,7 @@ def run_stock(case: Case, cap_s: float = STOCK_CAP_S) -> Stock:
             folder=folder,
         )
         in_time = lab.wait(processes, cap_s)
-        words, seconds = _telling(processes)
+        words, seconds = _telling(processes, cap_s)
         codes = [process.returncode for process in processes]
         if in_time and not any(codes):
             return Stock("the job runs", max(p.seconds or 0.0 for p in processes), "exit 0")
@@ -144,13 +144,14 @@ _NOISE = re.compile(r"Traceback|File \"|hostname of the client socket|ProcessGro
 _PREFIX = re.compile(r"^.*?(?=[A-Z][A-Za-z]+Error|The |Gloo |\[c10d\])")
 
 
-def _telling(processes: Sequence[Process]) -> tuple[str, float | None]:
-    """The first line of all hosts that says that something is wrong."""
+def _telling(processes: Sequence[Process], cap_s: float) -> tuple[str, float | None]:
+    """The first line of all hosts that says that something is wrong, before any was killed."""
     lines = [
         (line.seconds, process.host.name, line.text.strip())
         for process in processes
         for line in process.lines
         if _TELLING.search(line.text) and not _NOISE.search(line.text)
+        if line.seconds < cap_s - 0.5
     ]
     if not lines:
         return "nothing", None
