@@ -25,13 +25,14 @@ help: ## this list
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-# Rules and clusters of the lab wait more than they compute; real ranks run one by one.
+# Rules and clusters of the lab wait more than they compute, so several at a time; real ranks and
+# what measures speed one by one.
 test: $(VENV)/.dev ## set up and run every test that this machine can run
 	@scripts/lab_tools.sh
 ifeq ($(ARGS),)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 4 tests/unit tests/cli
-	$(TEST_ENV) $(BIN)/python -m pytest tests/ranks tests/gpu
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 tests/lab
+	$(TEST_ENV) $(BIN)/python -m pytest tests/ranks tests/gpu tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -n 3 tests/lab --ignore tests/lab/test_lab_links.py
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
