@@ -309,7 +309,7 @@ CODES = """
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     group-init-failed group-init-hang
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
-    link-slow link-lossy host-slow latency-high
+    link-slow link-lossy host-slow latency-high idle-connections-forgotten
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""
