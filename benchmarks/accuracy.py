@@ -149,7 +149,7 @@ def page(
         "| cluster | runs | above info | slowest, s |",
         "|---|---|---|---|",
     ]
-    for case in dict.fromkeys(case for case, _ in healthy):
+    for case in {case.id: case for case, _ in healthy}.values():
         mine = [result for other, result in healthy if other is case]
         bad = Counter(str(cause) for each in mine for cause in each.score.reported)
         words = ", ".join(f"{text} ({times}×)" for text, times in bad.items()) or "none"

@@ -1,0 +1,64 @@
+"""The page of `make accuracy`: bars are met or missed by what was seen, and every case is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.lab.corpus import Case, load
+from tests.lab.corpus.runs import Result, Stock
+from tests.lab.corpus.score import Score
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["accuracy"] = module  # its dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def right(case: Case, seconds: float = 2.0) -> tuple[Case, Result]:
+    code = 1 if case.expect else 0
+    return case, Result(Score(case.expect, (), (), ()), seconds, (code, code), None, (), "")
+
+
+def missed(accuracy: ModuleType, faults: list[object], healthy: list[object]) -> list[str]:
+    return [bar.text for bar in accuracy.bars(faults, healthy) if not bar.met]
+
+
+def test_the_page_holds_every_case_and_every_bar(accuracy: ModuleType) -> None:
+    corpus = load()
+    faults = [right(case) for case in corpus.faults]
+    healthy = [right(case) for case in (*corpus.healthy, *corpus.healthy)]
+    stock = {corpus.faults[0].id: Stock("nothing", None, "nd0 still waiting")}
+    met = accuracy.bars(faults, healthy)
+    text = accuracy.page(faults, stock, healthy, met)
+    assert all(bar.met for bar in met)
+    for case in (*corpus.faults, *corpus.healthy):
+        assert case.title.replace("|", "\\|") in text
+    assert "| 2 | none | 2.0 |" in text
+    assert "it said nothing within 60 s on 1" in text
+    assert "missed" not in text
+
+
+def test_a_bar_can_be_missed(accuracy: ModuleType) -> None:
+    corpus = load()
+    case = next(case for case in corpus.faults if case.waits)
+    quick = next(case for case in corpus.faults if not case.waits)
+    odd = corpus.healthy[0]
+    wrong = Result(Score((), case.expect, (), ("nd0",)), 50.0, (None,), None, (), "")
+    loud = Result(Score(quick.expect, (), quick.expect, ()), 2.0, (1, 1), None, (), "")
+    assert missed(accuracy, [right(case)], [right(odd)]) == []
+    assert len(missed(accuracy, [(case, wrong)], [])) == 4
+    assert len(missed(accuracy, [right(quick, 8.5)], [])) == 1
+    assert len(missed(accuracy, [right(case)], [(odd, loud)])) == 1
