@@ -20,8 +20,6 @@ from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line
 from nccl_doctor.supervisor import Supervisor, import_torch
 
-_DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
-
 
 def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
@@ -40,8 +38,6 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     environ = dict(os.environ)
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() not in _DEBUG_LEVELS:
-        del os.environ["TORCH_DISTRIBUTED_DEBUG"]  # torch would not import: a check will say so
     found = detect(environ)
     told = host_flags(found)
     if told is not None:

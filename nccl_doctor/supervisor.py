@@ -7,6 +7,7 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ SIBLING_S = 10.0
 LAST_REPORT_S = 0.5
 """What the guardian keeps of the run's time to write what is known by then."""
 
+_DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
 
@@ -257,7 +259,11 @@ class Supervisor:
 def import_torch() -> None:
     """Before any fork, so that no child pays for it again. Its absence is for a check to find.
 
-    On a file system that hangs this may take for ever: only under a guardian.
+    On a file system that hangs this may take for ever: only under a guardian. A debug level at
+    which torch refuses to import is taken out of this process; a check finds it in the job's
+    environment.
     """
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() not in _DEBUG_LEVELS:
+        del os.environ["TORCH_DISTRIBUTED_DEBUG"]
     with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
         import torch.distributed  # noqa: F401

@@ -190,7 +190,7 @@ def _fleet_of(
             ctx,
         )
     if flags.node_rank is not None or flags.any_node_rank:
-        given = "--any-node-rank" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
+        given = "a c10d rendezvous" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
         raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
     try:
         entries = chosen or hostfile.read(path)

@@ -98,3 +98,17 @@ def test_env_where_nothing_was_launched_is_quick_and_content(tmp_path: Path):
     done = program("env", "--select", "master_addr,port,software", cwd=tmp_path)
     assert done.returncode == 0, done
     assert "no other host was met" in done.stdout.splitlines()[0]
+
+
+def test_a_debug_level_at_which_torch_refuses_to_import_is_found(tmp_path):
+    for command in ("env", "run"):
+        done = program(
+            *(command, "--backend", "gloo", "--json", "report.json", "--quiet"),
+            cwd=tmp_path,
+            env={"TORCH_DISTRIBUTED_DEBUG": "YES"},
+        )
+        assert done.returncode == 1, done
+        assert "Traceback" not in done.stderr
+        (root,) = json.loads((tmp_path / "report.json").read_text())["root_causes"]
+        assert root["code"] == "env-bad-value"
+        assert "TORCH_DISTRIBUTED_DEBUG" in root["message"]
