@@ -168,6 +168,7 @@ def _bad_choice(
         kind, fault = INTERFACE_LOOPBACK, f"the others are given {loops[0][1]}"
         names = [pick[0] for pick in loops]
     else:
+        yield from _left_out(rank, choice, said)
         return
     # A host that never got in did not fail for its choice: that would bite later.
     fails = used and rank.host.joined
@@ -184,6 +185,23 @@ def _bad_choice(
         # gloo asks for the host's own name, and that is the one to mend.
         explained_by=None if variable or library != "gloo" else "addr-loopback",
     )
+
+
+def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Finding]:
+    """What was named and is skipped: the job starts, over fewer interfaces than it was given."""
+    skipped = choice.get("left_out", ())
+    if skipped:
+        used = ", ".join(name for name, _ in choice["picks"])
+        yield Finding(
+            INTERFACE_DOWN,
+            f"{said}: {', '.join(skipped)} is not running, or has no address, and is left out "
+            f"without a word; NCCL would use {used}",
+            Where(hosts=(rank.host.label,), interfaces=tuple(sorted(skipped))),
+            {"decided by": choice["reason"], "left out": skipped},
+            fix=f"on {rank.host.label}: ip link set {skipped[0]} up and check the cable, or take "
+            f"it out of {choice['variable']}",
+            severity=Severity.WARN,
+        )
 
 
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:

@@ -50,18 +50,20 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
             things. Nothing has been started.
     """
     flags = Flags(**{name: given.get(name) for name in Flags.__dataclass_fields__})
-    path, chosen = given["hostfile"], None
+    path, chosen, ssh_port = given["hostfile"], None, None
     if command:
         job = _job_of(ctx, command)
         _set_variables(job)
         flags = _flags_of(ctx, job, flags)
         if job.starts_remote and job.hosts:
             path, chosen = job.hostfile or "the command", job.hosts
+            ssh_port = job.ssh_port
     launch = detect(os.environ)
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
         return Topology(flags, launch, None)
-    return Topology(flags, launch, _fleet_of(ctx, path, flags, launch, chosen))
+    fleet = _fleet_of(ctx, path, flags, launch, chosen)
+    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port))
 
 
 # --- the job's own command ---

@@ -51,7 +51,8 @@ _CONFIG_S = 5.0
 @dataclass(frozen=True)
 class Fleet:
     """Where to start what: the hosts by node rank, `--nproc-per-node` of each, the flags of all,
-    and the variables that a launcher would export to them.
+    the variables that a launcher would export to them, and the port of ssh where a job's own
+    command names it.
     """
 
     path: str
@@ -60,6 +61,7 @@ class Fleet:
     master_addr: str
     master_port: int
     variables: Mapping[str, str]
+    ssh_port: int | None = None
 
     @classmethod
     def of(
@@ -85,6 +87,7 @@ class Fleet:
             self.entries[node_rank].destination,
             run,
             connect_s=connect_s,
+            port=self.ssh_port,
             folder=Path.cwd(),
             # The others may be secret, and follow by letter; Python needs its own to start.
             variables={k: v for k, v in self.variables.items() if k.startswith("PYTHON")},

@@ -41,6 +41,7 @@ def ssh_command(
     command: Sequence[str],
     *,
     connect_s: float,
+    port: int | None = None,
     folder: PurePath | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> list[str]:
@@ -53,6 +54,7 @@ def ssh_command(
         destination: `host` or `user@host`.
         command: its words, each quoted for the login shell there.
         connect_s: how long ssh may try to connect.
+        port: of the server there; None: as the user's configuration says.
         folder: working directory, if it exists there; else the login directory.
         variables: set for the command. They are seen by whoever lists processes.
     """
@@ -69,6 +71,8 @@ def ssh_command(
     words = ["ssh", "-T"]
     for name, value in options.items():
         words += ["-o", f"{name}={value}"]
+    if port is not None:
+        words += ["-p", str(port)]
     there = ["exec", "env", *(f"{k}={v}" for k, v in (variables or {}).items()), *command]
     script = shlex.join(there)
     if folder is not None:

@@ -165,6 +165,18 @@ def test_the_environment_that_deepspeed_would_export_is_judged(run: Run, tmp_pat
     assert "s3cret" not in (tmp_path / "log").read_text(), "whoever lists processes would see it"
 
 
+def test_the_port_of_ssh_in_the_line_of_the_job_is_used(tmp_path: Path, env: dict[str, str]):
+    (tmp_path / "hosts").write_text("away slots=1\naway2 slots=1\n")
+    tools = tmp_path / "bin"
+    (tools / "deepspeed").write_text("#!/bin/sh\nexit 9\n")
+    (tools / "deepspeed").chmod(0o755)
+    (tools / "ssh").write_text(SSH.replace("away)", "away*)"))
+    line = ("deepspeed", "--hostfile", "hosts", "--ssh_port", "2222", "train.py")
+    done = program("run", *QUICK, "--", *line, cwd=tmp_path, env=env)
+    assert done.returncode == 1, done
+    assert (tmp_path / "log").read_text().count("-p 2222 --") == 2
+
+
 def test_ctrl_c_ends_all_and_still_reports(tmp_path: Path, env: dict[str, str]):
     (tmp_path / "hosts").write_text("good slots=1\nstuck slots=1\n")
     with subprocess.Popen(

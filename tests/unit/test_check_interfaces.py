@@ -71,6 +71,21 @@ def test_a_configuration_file_is_named() -> None:
     assert "/etc/nccl.conf" in found.fix
 
 
+def test_a_named_interface_without_carrier_is_skipped_without_a_word() -> None:
+    world = World(3)
+    skipped = choice(
+        [("eth0", "192.168.77.2")],
+        variable="NCCL_SOCKET_IFNAME",
+        value="eth0,eth1",
+        left_out=["eth1"],
+    )
+    world.facts["nd1"]["choices"].update({"nccl-sockets": skipped, "nccl-bootstrap": skipped})
+    found = only(world.judge(), "interface-down")
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("eth1",))
+    assert found.level is Severity.WARN
+    assert "NCCL would use eth0" in found.message
+
+
 def test_a_list_that_lets_loopback_in() -> None:
     world = World(2)
     world.facts["nd1"]["choices"]["nccl-sockets"] = choice(

@@ -97,6 +97,13 @@ def test_the_destination_cannot_be_taken_for_an_option():
     assert not [word for word in words if "StrictHostKeyChecking" in word]
 
 
+def test_the_port_of_a_command_goes_before_the_destination():
+    words = ssh_command("nd0", ["true"], connect_s=1, port=2222)
+    assert words[words.index("-p") + 1] == "2222"
+    assert words.index("-p") < words.index("--")
+    assert "-p" not in ssh_command("nd0", ["true"], connect_s=1)
+
+
 # --- the conversation ---
 
 READY = "echo noise >&2; echo ready >&2; read word; echo told $word"

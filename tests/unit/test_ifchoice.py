@@ -133,6 +133,22 @@ def test_nccl_problems(value: str, problem: str, names: tuple[str, ...]) -> None
         assert (choice.variable, choice.origin) == ("NCCL_SOCKET_IFNAME", "/etc/nccl.conf")
 
 
+@pytest.mark.parametrize(
+    ("value", "left_out"),
+    [
+        ("eth0,eth5", ("eth5",)),  # no carrier
+        ("=eth9,eth0", ("eth9",)),  # no address
+        ("eth", ()),  # a prefix names nobody
+        ("^eth5", ()),
+        ("eth0,wlan0", ()),  # a list for hosts of two kinds
+        ("eth5", ()),  # nothing is left: a problem, not an omission
+    ],
+)
+def test_what_nccl_skips_without_a_word(value: str, left_out: tuple[str, ...]) -> None:
+    settings = {"NCCL_SOCKET_IFNAME": Setting(value, "environment")}
+    assert [choice.left_out for choice in nccl_choices(NICS, settings)] == [left_out] * 2
+
+
 def test_filter_reads_the_signs() -> None:
     assert Filter.parse("^=a,b:1,,") == Filter(True, True, ("a", "b"))
     assert Filter.parse("=^a") == Filter(False, True, ("a",))

@@ -37,7 +37,8 @@ class Choice:
     `picks` are (interface, address), in the library's order. `variable` is the one that decided,
     empty where the library chose by itself; `reason` says by which rule. `problem` is
     `missing` (the names match no interface here), `down` (an interface is not running or has no
-    address) or empty; `names` are the interfaces at fault.
+    address) or empty; `names` are the interfaces at fault. `left_out` are those that the user named
+    in full beside others, and that the library skips without a word as they are not running.
     """
 
     library: str
@@ -48,6 +49,7 @@ class Choice:
     origin: str = ""
     problem: str = ""
     names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -59,6 +61,7 @@ class Choice:
             "origin": self.origin,
             "problem": self.problem,
             "names": list(self.names),
+            "left_out": list(self.left_out),
         }
 
 
@@ -126,6 +129,7 @@ def nccl_choices(
         sockets.origin,
         sockets.problem,
         sockets.names,
+        sockets.left_out,
     )
     return first, sockets
 
@@ -141,6 +145,9 @@ def _nccl_sockets(
         known = tuple(each.name for each in nics if wanted.admits(each.name))
         problem = "" if picks else "down" if known else "missing"
         names = () if picks else known or wanted.names
+        used = {name for name, _ in picks}
+        asked = () if wanted.exclude else wanted.names
+        left_out = tuple(name for name in known if picks and name in asked and name not in used)
         return Choice(
             SOCKETS,
             picks,
@@ -150,6 +157,7 @@ def _nccl_sockets(
             user.origin,
             problem,
             names,
+            left_out,
         )
     for index, text in enumerate(_AUTO):
         picks = _running(nics, Filter.parse(text), family)
