@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from nccl_doctor.cluster import ALONE, Cluster, Evidence, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.contract import Check, Context, Peers, Skip, Untested
+from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model import (
     Confidence,
@@ -28,10 +29,8 @@ from nccl_doctor.model import (
     Where,
     number_range,
 )
-from nccl_doctor.tools.attempts import Attempt, attempts_of, has_entered
 from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
-from nccl_doctor.tools.exercise import Exercise
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
@@ -52,6 +51,12 @@ from nccl_doctor.tools.firewall.portrules import (
     sure_hit,
 )
 from nccl_doctor.tools.firewall.rulesets import read_rules
+from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
+from nccl_doctor.tools.groups.culprits import judge_groups, rounds_again
+from nccl_doctor.tools.groups.doing import what_they_did
+from nccl_doctor.tools.groups.exercise import Exercise
+from nccl_doctor.tools.groups.forming import beyond, form_world
+from nccl_doctor.tools.groups.kinds import GROUP_KINDS
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
     host_labels,
@@ -147,6 +152,8 @@ __all__ = [
     "ADDR_LOOPBACK",
     "ADDR_UNRESOLVABLE",
     "ALONE",
+    "GROUP_KINDS",
+    "NEW_GROUP",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
     "SLOW_S",
@@ -167,6 +174,7 @@ __all__ = [
     "Gate",
     "Host",
     "Interface",
+    "Job",
     "Kind",
     "Launch",
     "LaunchProblem",
@@ -194,6 +202,7 @@ __all__ = [
     "Where",
     "arch_runs_on",
     "attempts_of",
+    "beyond",
     "blame_links",
     "call_others",
     "cgroup_limits",
@@ -212,6 +221,7 @@ __all__ = [
     "fingerprint",
     "fits",
     "follow_pairs",
+    "form_world",
     "gather_variables",
     "has_entered",
     "has_infiniband",
@@ -228,6 +238,7 @@ __all__ = [
     "is_link_local",
     "is_loopback",
     "job_roles",
+    "judge_groups",
     "judge_variables",
     "kept_out",
     "knock",
@@ -261,6 +272,7 @@ __all__ = [
     "read_rules",
     "release",
     "road_to_master",
+    "rounds_again",
     "rules_for_calls_in",
     "sample_for_rules",
     "scoped",
@@ -281,4 +293,5 @@ __all__ = [
     "try_again",
     "unroutable_hosts",
     "what_rules_say",
+    "what_they_did",
 ]

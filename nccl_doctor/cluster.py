@@ -8,6 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
 from nccl_doctor.model import Level, Where
 
@@ -35,7 +36,9 @@ class Outcome:
     `{"step": str, "at_s": float, ...}`; the last one is what a hung or dead child was doing.
     `stack` is the Python stack of a stuck child, `state` its /proc state letter (T = stopped,
     D = uninterruptible, S = sleeping), `wchan` the kernel function that it slept in,
-    `log_tail` the end of what it printed.
+    `log_tail` the end of what it printed. `witness` is what a child that was about to miss its
+    deadline said of itself, by name (see `Context.witness`). `group` is the lowest seat of the
+    group that it took part in; None where it observed alone.
     """
 
     status: OutcomeStatus
@@ -46,9 +49,11 @@ class Outcome:
     state: str = ""
     wchan: str = ""
     log_tail: str = ""
+    witness: Mapping[str, Any] = field(default_factory=dict)
     exit_code: int | None = None
     signal: str | None = None
     duration_s: float = 0.0
+    group: int | None = None
 
     @property
     def last_step(self) -> str:
@@ -65,7 +70,18 @@ class Outcome:
             data["facts"] = dict(self.facts)
         if self.breadcrumbs:
             data["breadcrumbs"] = [dict(crumb) for crumb in self.breadcrumbs]
-        for key in ("reason", "stack", "state", "wchan", "log_tail", "exit_code", "signal"):
+        if self.witness:
+            data["witness"] = dict(self.witness)
+        for key in (
+            "reason",
+            "stack",
+            "state",
+            "wchan",
+            "log_tail",
+            "exit_code",
+            "signal",
+            "group",
+        ):
             value = getattr(self, key)
             if value not in ("", None):
                 data[key] = value
@@ -87,9 +103,11 @@ class Outcome:
             state=data.get("state", ""),
             wchan=data.get("wchan", ""),
             log_tail=data.get("log_tail", ""),
+            witness=data.get("witness", {}),
             exit_code=data.get("exit_code"),
             signal=data.get("signal"),
             duration_s=data.get("duration_s", 0.0),
+            group=data.get("group"),
         )
 
 
@@ -193,6 +211,7 @@ class Cluster:
     collective_timeout_s: float = 20.0
     complete: bool = True
     expected: Mapping[str, Any] = field(default_factory=dict)
+    job: Job = field(default_factory=Job)
 
     @cached_property
     def present(self) -> tuple[Rank, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.cluster import ALONE, Cluster
+from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
 from nccl_doctor.model import Finding, Kind, Layer, Level, Round, Scope
 
@@ -54,6 +55,10 @@ def _no_breadcrumb(step: str, **details: Any) -> None:
     """Breadcrumbs of a context that nobody follows."""
 
 
+def _no_witness(name: str, value: Any) -> None:
+    """The same, for what a stuck child says of itself."""
+
+
 @dataclass(frozen=True)
 class Context:
     """What an `observe` may use.
@@ -72,6 +77,9 @@ class Context:
             "bind_error": str}`. `agent` is torchrun's, `self` is this very participant's.
         breadcrumb: call it before anything that may block; what it says is all that a dead child
             leaves behind.
+        witness: call it, from a thread of one's own, shortly before the deadline: `witness(name,
+            value)` keeps JSON-able data about why this child is stuck. It moves no breadcrumb.
+        job: what the job will do, as far as the user says so.
         round, group, seat, params, peers: for a check that observes together: the round's name,
             the seats of this participant's group, its own seat, the round's parameters.
     """
@@ -85,6 +93,8 @@ class Context:
     collective_timeout_s: float = 20.0
     door: Mapping[str, Any] = field(default_factory=dict)
     breadcrumb: Callable[..., None] = _no_breadcrumb
+    witness: Callable[[str, Any], None] = _no_witness
+    job: Job = field(default_factory=Job)
     round: str = ALONE
     group: tuple[int, ...] = ()
     seat: int = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.contract import Check
@@ -85,8 +86,8 @@ class Coordinator:
             return
         deadline_s = min(round_.deadline_s, run.left() - SETTLE_S)
         if deadline_s <= 0:
-            for seat in (seat for group in groups for seat in group):
-                self._note(seat, check, round_, OutcomeStatus.UNTESTED, "no time was left")
+            for group in groups:
+                self._note_untested(group, group, check, round_, "no time was left")
             return
         wait_s = deadline_s + SETTLE_S
         round_ = Round(round_.name, groups, deadline_s, round_.params)
@@ -101,8 +102,9 @@ class Coordinator:
         started = time.monotonic()
         box.put(f"order/{self._number}", order)
         members = [seat for group in groups for seat in group]
-        if run.seat in members:
-            self._ledger.record(run.seat, check.name, round_.name, hold(run, box, check, round_))
+        met = {seat: min(group) for group in groups for seat in group}
+        if run.seat in met:
+            self._record(run.seat, check, round_, hold(run, box, check, round_), met[run.seat])
         others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
         run.progress.say(f"{check.name}: {round_.name}, waiting for {len(others)} others")
         patience = max(0.0, started + wait_s - time.monotonic())
@@ -110,17 +112,23 @@ class Coordinator:
         for key, seat in others.items():
             if key in there:
                 outcome = Outcome.from_json(box.get(key, OPERATION_S))
-                self._ledger.record(seat, check.name, round_.name, outcome)
             else:
                 self._silent.add(seat)
                 words = f"no word within {wait_s:.0f} s of the order"
-                self._note(seat, check, round_, OutcomeStatus.SILENT, words)
+                outcome = Outcome(OutcomeStatus.SILENT, reason=words)
+            self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
 
-    def _note(
-        self, seat: int, check: Check, round_: Round, status: OutcomeStatus, reason: str
+    def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
+        outcome = replace(outcome, group=group)
+        self._ledger.record(seat, check.name, round_.name, outcome)
+
+    def _note_untested(
+        self, group: Sequence[int], out: Iterable[int], check: Check, round_: Round, reason: str
     ) -> None:
-        self._ledger.record(seat, check.name, round_.name, Outcome(status, reason=reason))
+        outcome = Outcome(OutcomeStatus.UNTESTED, reason=reason)
+        for seat in sorted(out):
+            self._record(seat, check, round_, outcome, min(group))
 
     def _unblocked(self, check: Check, round_: Round) -> Iterator[tuple[int, ...]]:
         """Groups that no known failure would stop; the others are noted, not run into a time-out.
@@ -132,7 +140,9 @@ class Coordinator:
         in_the_way = [
             finding
             for finding in findings
-            if finding.level is Severity.FAIL and finding.kind.layer in check.needs
+            if finding.level is Severity.FAIL
+            and finding.kind.layer in check.needs
+            and finding.check != check.name  # a variant that hangs does not stop the next one
         ]
         for group in round_.groups:
             silent = self._silent & set(group)
@@ -140,8 +150,7 @@ class Coordinator:
             shut = blocker is not None or (silent and not round_.may_shrink)
             out = set(group) if shut else silent
             reason = f"blocked by {blocker.code if blocker else 'rank-silent'}"
-            for seat in sorted(out):
-                self._note(seat, check, round_, OutcomeStatus.UNTESTED, reason)
+            self._note_untested(group, out, check, round_, reason)
             if left := tuple(seat for seat in group if seat not in out):
                 yield left
 

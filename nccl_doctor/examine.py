@@ -81,6 +81,7 @@ class Run:
             join_timeout_s=self.options.join_timeout_s,
             collective_timeout_s=self.options.collective_timeout_s,
             door=self.door.facts,
+            job=self.options.job,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -205,8 +206,9 @@ def _patience(check: Check, context: Context) -> float:
 def observing(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> probe.Job:
     """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
 
-    def work(breadcrumb: Any) -> Mapping[str, Any]:
-        return check.observe(replace(context, breadcrumb=breadcrumb, deadline=deadline))
+    def work(line: probe.Line) -> Mapping[str, Any]:
+        told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
+        return check.observe(told)
 
     return probe.Job(check.name, work, deadline + grace_s)
 

@@ -143,6 +143,7 @@ class Ledger:
             collective_timeout_s=options.collective_timeout_s,
             complete=complete,
             expected=options.expected,
+            job=options.job,
         )
 
     @staticmethod

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
 from nccl_doctor.model import Level
 
@@ -39,10 +40,11 @@ class Options:
     expected: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     absent_nodes: tuple[int, ...] = ()
+    job: Job = field(default_factory=Job)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "level": self.level.value}
+        return {**asdict(self), "level": self.level.value, "job": self.job.to_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Options:
@@ -51,6 +53,7 @@ class Options:
         known["level"] = Level(known.get("level", "standard"))
         for name in ("select", "ignore", "absent_nodes"):
             known[name] = tuple(known.get(name, ()))
+        known["job"] = Job.from_json(known.get("job", {}))
         return cls(**known)
 
 

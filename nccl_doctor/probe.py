@@ -42,8 +42,8 @@ REAP_WAIT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
-Work = Callable[[Callable[..., None]], Mapping[str, Any]]
-"""Runs in the child: is given the breadcrumb function, returns the facts."""
+Work = Callable[["Line"], Mapping[str, Any]]
+"""Runs in the child: is given the line to whoever waits, returns the facts."""
 
 living: set[int] = set()
 """Process ids of the children of this process, for whoever has to kill them in a hurry."""
@@ -69,6 +69,7 @@ class Job:
     _buffer: bytearray = field(default_factory=bytearray)
     _received: int = 0
     _breadcrumbs: list[dict[str, Any]] = field(default_factory=list)
+    _witness: dict[str, Any] = field(default_factory=dict)
     _result: dict[str, Any] | None = None
 
     def start(self) -> None:
@@ -104,6 +105,8 @@ class Job:
             if "crumb" in message:
                 self._breadcrumbs = [*self._breadcrumbs[-MAX_BREADCRUMBS + 1 :], message["crumb"]]
                 self.heard(message["crumb"])
+            elif "witness" in message:
+                self._witness.update(message["witness"])
             else:
                 self._result = message
         return bool(data)
@@ -148,6 +151,7 @@ class Job:
         if result is not None:
             return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)
         common["stack"] = _tail(self._stack, STACK_BYTES, from_start=True)
+        common["witness"] = self._witness
         if late:
             return Outcome(OutcomeStatus.HUNG, state=state, wchan=wchan, **common)
         if status is not None and os.WIFSIGNALED(status):
@@ -284,16 +288,16 @@ def _child(job: Job, pipe: int, parent: int) -> NoReturn:
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         faulthandler.enable(file=job._stack, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=job._stack, all_threads=True)
-        send = _Sender(pipe, job._started)
-        send.message(_result(job.work, send))
+        line = Line(pipe, job._started)
+        line.send(_result(job.work, line))
         code = 0
     finally:
         os._exit(code)
 
 
-def _result(work: Work, send: _Sender) -> dict[str, Any]:
+def _result(work: Work, line: Line) -> dict[str, Any]:
     try:
-        return {"facts": work(send.breadcrumb)}
+        return {"facts": work(line)}
     except Skip as reason:
         return {"skip": str(reason)}
     except Untested as reason:
@@ -302,15 +306,16 @@ def _result(work: Work, send: _Sender) -> dict[str, Any]:
         return {"raised": traceback.format_exc(limit=-8)[-LOG_TAIL_BYTES:]}
 
 
-class _Sender:
-    """The child's end of the pipe; whole lines, from any thread."""
+class Line:
+    """The child's end of the pipe; whole messages, from any thread."""
 
     def __init__(self, pipe: int, started: float) -> None:
         self._pipe = pipe
         self._started = started
         self._lock = threading.Lock()
 
-    def message(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
+        """One message: `{"facts"}`, `{"crumb"}`, …"""
         try:
             line = json.dumps(message)
         except (TypeError, ValueError) as error:
@@ -321,8 +326,13 @@ class _Sender:
                 data = data[os.write(self._pipe, data) :]
 
     def breadcrumb(self, step: str, **details: Any) -> None:
+        """Say what comes next, before it may block."""
         at_s = round(time.monotonic() - self._started, 4)
-        self.message({"crumb": {"step": step, "at_s": at_s, **details}})
+        self.send({"crumb": {"step": step, "at_s": at_s, **details}})
+
+    def witness(self, name: str, value: Any) -> None:
+        """Say something of this child's own state; the last value of a name holds."""
+        self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
 
 
 def _end(pid: int, *, patient: bool) -> int | None:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from nccl_doctor.cluster import Cluster, Host, OutcomeStatus, Rank
+from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
 from nccl_doctor.model import (
     CheckResult,
@@ -152,6 +153,7 @@ def run_of(cluster: Cluster) -> Json:
         "collective_timeout_s": cluster.collective_timeout_s,
         "complete": cluster.complete,
         "expected": dict(cluster.expected),
+        "job": cluster.job.to_json(),
     }
 
 
@@ -180,7 +182,15 @@ def cluster_of(report: Report) -> Cluster:
         collective_timeout_s=run.get("collective_timeout_s", float, 20.0),
         complete=run.get("complete", bool, True),
         expected=run.get("expected", dict, {}),
+        job=_job(run.get("job", dict, {})),
     )
+
+
+def _job(data: Mapping[str, Any]) -> Job:
+    try:
+        return Job.from_json(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"report.run.job is not a job record: {error!r}") from error
 
 
 def _facts_json(facts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Json:

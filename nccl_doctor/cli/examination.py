@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
-from nccl_doctor.cli.params import HostName, LocalRanks, Names, Number, Seconds
+from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.saving import print_saved, save_report
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
+from nccl_doctor.job import GROUPS
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
@@ -80,6 +81,29 @@ def _run_options(function: F) -> F:
 )
 @click.option("--relay", is_flag=True, hidden=True)
 @click.option(
+    "--mesh",
+    type=Mesh(),
+    help="Device mesh of the job, as in dp=2,sp=1,tp=4: test every group of every dimension.",
+)
+@click.option(
+    "--groups",
+    type=click.Choice(GROUPS),
+    default="auto",
+    show_default=True,
+    help="Groups of the job: one, many by new_group, or weight-sync: a side group with processes "
+    "of another world (RLHF). auto: not known.",
+)
+@click.option(
+    "--deepspeed-config",
+    metavar="FILE",
+    help="The job's DeepSpeed configuration: its arithmetic is checked against the cluster.",
+)
+@click.option(
+    "--expect-load-seconds",
+    type=Seconds(),
+    help="How long rank 0 works alone before the first barrier; the time-outs are held against it.",
+)
+@click.option(
     "--level",
     type=click.Choice(["quick", "standard", "full"]),
     default="standard",
@@ -123,13 +147,19 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
     and deepspeed the options are read.
     """
+    from dataclasses import replace
+
+    from nccl_doctor.cli.job import job_of
     from nccl_doctor.cli.topology import topology_of
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     environ = dict(os.environ)
     command = ctx.meta[COMMAND]
-    flags, launch, fleet = topology_of(ctx, given, command)
-    options = relayed or options_of(ctx, given, first=launch.rank in (0, None))
+    flags, launch, fleet, deepspeed = topology_of(ctx, given, command)
+    options = relayed
+    if options is None:
+        options = options_of(ctx, given, first=launch.rank in (0, None))
+        options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
     code = _run_on_hosts(fleet, options) if fleet else _run_here(ctx, options, flags)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -87,6 +87,27 @@ class Names(_Word):
         return names
 
 
+class Mesh(_Word):
+    """Dimensions of a device mesh, outermost first: `dp=2,tp=4`."""
+
+    name = "name=size,…"
+
+    def _read(self, value: Any) -> tuple[tuple[str, int], ...]:
+        if not isinstance(value, str):
+            return tuple(value)  # already read
+        found: dict[str, int] = {}
+        for part in value.split(","):
+            name, equals, size = (word.strip() for word in part.partition("="))
+            if not (equals and name.isidentifier()):
+                raise ValueError(f"{part!r} is not name=size, as in dp=2,tp=4")
+            if name in found:
+                raise ValueError(f"{value!r} names the dimension {name} twice")
+            if not (size.isascii() and size.isdecimal() and len(size) < 8 and int(size) > 0):
+                raise ValueError(f"{name}={size}: the size is not a whole number from 1")
+            found[name] = int(size)
+        return tuple(found.items())
+
+
 class HostName(_Word):
     """A host name or address, by its looks: whether it exists is for a check to say."""
 

@@ -33,11 +33,14 @@ NO_ID = "none"
 
 
 class Topology(NamedTuple):
-    """The flags that hold, the launch record of this process, and the hosts to start on, if any."""
+    """The flags that hold, the launch record of this process, the hosts to start on, if any, and
+    whether what starts the job shows that it uses DeepSpeed.
+    """
 
     flags: Flags
     launch: Launch
     fleet: Fleet | None
+    deepspeed: bool
 
 
 def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[str]) -> Topology:
@@ -51,19 +54,22 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
     """
     flags = Flags(**{name: given.get(name) for name in Flags.__dataclass_fields__})
     path, chosen, ssh_port = given["hostfile"], None, None
+    launch = detect(os.environ)
+    deepspeed = launch.launcher == "deepspeed"
     if command:
         job = _job_of(ctx, command)
+        deepspeed = deepspeed or job.launcher == "deepspeed"
         _set_variables(job)
         flags = _flags_of(ctx, job, flags)
         if job.starts_remote and job.hosts:
             path, chosen = job.hostfile or "the command", job.hosts
             ssh_port = job.ssh_port
-    launch = detect(os.environ)
+        launch = detect(os.environ)  # with the variables that the line sets
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
-        return Topology(flags, launch, None)
+        return Topology(flags, launch, None, deepspeed)
     fleet = _fleet_of(ctx, path, flags, launch, chosen)
-    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port))
+    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port), deepspeed)
 
 
 # --- the job's own command ---

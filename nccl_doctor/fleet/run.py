@@ -244,6 +244,7 @@ def _nobody(fleet: Fleet, options: Options) -> Cluster:
         collective_timeout_s=options.collective_timeout_s,
         complete=False,
         expected=options.expected,
+        job=options.job,
     )
 
 

@@ -87,7 +87,6 @@ def test_one_clear_line(arguments, tmp_path):
 @pytest.mark.parametrize(
     "option",
     [
-        "--mesh",
         "--junit",
         "--markdown",
         "--html",
@@ -173,6 +172,10 @@ RUN_FLAGS = {
     "--hostfile",
     "--output-dir",
     "--relay",
+    "--mesh",
+    "--groups",
+    "--deepspeed-config",
+    "--expect-load-seconds",
     "--backend",
     "--level",
     "--select",

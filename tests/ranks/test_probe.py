@@ -30,8 +30,8 @@ def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
 
 
 def test_facts_come_back_with_breadcrumbs() -> None:
-    def work(crumb: Any) -> dict[str, Any]:
-        crumb("look", at="door")
+    def work(line: Any) -> dict[str, Any]:
+        line.breadcrumb("look", at="door")
         return {"answer": [1, 2]}
 
     outcome = outcome_of(work)
@@ -46,7 +46,7 @@ def test_facts_come_back_with_breadcrumbs() -> None:
 def test_skip_and_untested_carry_their_reason(
     error: type[Exception], status: OutcomeStatus
 ) -> None:
-    def work(crumb: Any) -> dict[str, Any]:
+    def work(line: Any) -> dict[str, Any]:
         raise error("no such thing here")
 
     outcome = outcome_of(work)
@@ -54,7 +54,7 @@ def test_skip_and_untested_carry_their_reason(
 
 
 def test_exception_is_a_fact_with_its_place() -> None:
-    def work(crumb: Any) -> dict[str, Any]:
+    def work(line: Any) -> dict[str, Any]:
         print("said before")
         raise KeyError("lost")
 
@@ -65,20 +65,20 @@ def test_exception_is_a_fact_with_its_place() -> None:
 
 
 def test_facts_that_are_not_json_are_a_fault_of_the_check() -> None:
-    outcome = outcome_of(lambda crumb: {"a": object()})
+    outcome = outcome_of(lambda line: {"a": object()})
     assert outcome.status is OutcomeStatus.RAISED
     assert "not JSON" in outcome.reason
 
 
 def test_facts_beyond_the_bound_are_refused() -> None:
-    outcome = outcome_of(lambda crumb: {"a": "x" * (probe.MAX_MESSAGE_BYTES + 1)})
+    outcome = outcome_of(lambda line: {"a": "x" * (probe.MAX_MESSAGE_BYTES + 1)})
     assert outcome.status is OutcomeStatus.RAISED
     assert str(probe.MAX_MESSAGE_BYTES) in outcome.reason
 
 
 def test_hang_is_stopped_at_the_deadline_and_says_where_it_was() -> None:
-    def stuck_here(crumb: Any) -> dict[str, Any]:
-        crumb("all_reduce", sequence=7)
+    def stuck_here(line: Any) -> dict[str, Any]:
+        line.breadcrumb("all_reduce", sequence=7)
         print("the last thing it said", flush=True)
         time.sleep(1000)
         return {}
@@ -94,7 +94,7 @@ def test_hang_is_stopped_at_the_deadline_and_says_where_it_was() -> None:
 
 
 def test_stopped_child_is_seen_as_stopped() -> None:
-    def work(crumb: Any) -> dict[str, Any]:
+    def work(line: Any) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSTOP)
         return {}
 
@@ -104,8 +104,8 @@ def test_stopped_child_is_seen_as_stopped() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
 def test_death_by_signal_is_a_fact(number: signal.Signals) -> None:
-    def dies_here(crumb: Any) -> dict[str, Any]:
-        crumb("before")
+    def dies_here(line: Any) -> dict[str, Any]:
+        line.breadcrumb("before")
         os.kill(os.getpid(), number)
         return {}
 
@@ -117,13 +117,13 @@ def test_death_by_signal_is_a_fact(number: signal.Signals) -> None:
 
 
 def test_exit_code_is_a_fact() -> None:
-    outcome = outcome_of(lambda crumb: os._exit(7))
+    outcome = outcome_of(lambda line: os._exit(7))
     assert (outcome.status, outcome.exit_code) == (OutcomeStatus.DIED, 7)
 
 
 def test_what_a_child_started_does_not_outlive_it() -> None:
-    def work(crumb: Any) -> dict[str, Any]:
-        crumb("started", pid=subprocess.Popen(["sleep", "1000"]).pid)
+    def work(line: Any) -> dict[str, Any]:
+        line.breadcrumb("started", pid=subprocess.Popen(["sleep", "1000"]).pid)
         return {}
 
     outcome = outcome_of(work)
@@ -132,11 +132,11 @@ def test_what_a_child_started_does_not_outlive_it() -> None:
 
 
 def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
-    def slow(crumb: Any) -> dict[str, Any]:
+    def slow(line: Any) -> dict[str, Any]:
         time.sleep(0.5)
         return {"slow": True}
 
-    def stuck(crumb: Any) -> dict[str, Any]:
+    def stuck(line: Any) -> dict[str, Any]:
         time.sleep(1000)
         return {}
 
@@ -157,7 +157,7 @@ def test_child_does_not_outlive_its_parent() -> None:
         try:
             os.close(read_end)
 
-            def work(crumb: Any) -> dict[str, Any]:
+            def work(line: Any) -> dict[str, Any]:
                 os.write(write_end, f"{os.getpid()}\n".encode())
                 time.sleep(1000)
                 return {}

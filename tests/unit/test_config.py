@@ -32,6 +32,10 @@ def test_every_option_and_section(tmp_path):
         hostfile = "hosts"
         backend = "gloo"
         level = "quick"
+        mesh = "dp=2,tp=4"
+        groups = "many"
+        deepspeed-config = "ds.json"
+        expect-load-seconds = 900
         select = ["ranks", "port"]
         ignore = "dns-slow"
         timeout = 30
@@ -78,7 +82,7 @@ def test_a_named_file(tmp_path):
     [
         ("timout = 3", 'unknown key "timout"; did you mean "timeout"?'),
         ("zzz = 3", 'unknown key "zzz"; known: nnodes,'),
-        ("mesh = 'dp=2'", 'unknown key "mesh"'),
+        ("mesch = 'dp=2'", 'unknown key "mesch"; did you mean "mesh"?'),
         ("timeout = '3'", "timeout is '3', not a number"),
         ("timeout = true", "timeout is True, not a number"),
         ("nnodes = 1.5", "nnodes is 1.5, not a whole number"),

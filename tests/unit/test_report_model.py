@@ -222,7 +222,7 @@ KEYS = {
     "redacted",
     "tool": "name version",
     "run": "id started duration_s launcher backend level world_size nnodes command options "
-    "complete join_timeout_s collective_timeout_s expected alone",
+    "complete join_timeout_s collective_timeout_s expected job alone",
     "findings.0": "code check layer severity title message fix where evidence explained_by "
     "confidence why",
     "findings.0.where": "hosts ranks links devices interfaces nodes",

@@ -8,7 +8,6 @@ from itertools import permutations
 import pytest
 
 from nccl_doctor.api import ADDR_UNRESOLVABLE, PORT_BLOCKED, Check, Finding, Kind, Layer, Where
-from nccl_doctor.checks.collectives import FROZEN, HANG
 from nccl_doctor.checks.firewall import (
     MTU_BLACKHOLE,
     PEER_BLOCKED,
@@ -19,6 +18,7 @@ from nccl_doctor.checks.firewall import (
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.record import Report
+from nccl_doctor.tools.groups.kinds import FROZEN, HANG
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.peers import DROPPED, NO_ROUTE, World, stuck

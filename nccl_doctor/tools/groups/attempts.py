@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
 
+CONNECT = "connect to the store"
 ENTRY = "init_process_group"
 """The breadcrumb of a rank that enters its group."""
+NEW_GROUP = "new_group"
+FORMING = (CONNECT, ENTRY, NEW_GROUP)
+"""Steps before a group is there: one that is stuck in them never formed."""
 
 
 def has_entered(outcome: Outcome) -> bool:
@@ -79,12 +83,11 @@ class Attempt:
         return bool(self.raised) and not self.has_culprit
 
 
-def attempts_of(cluster: Cluster, check: str, each_host: str) -> dict[str, list[Attempt]]:
-    """Round → its groups: one per host for rounds whose name begins with `each_host`, else one."""
-    groups: dict[tuple[str, int], list[Evidence]] = {}
+def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
+    """Round → its groups, for a check that forms process groups; members in order of rank."""
+    groups: dict[tuple[str, int | None], list[Evidence]] = {}
     for item in cluster.evidence(check):
-        key = item.host.id if item.round.startswith(each_host) else -1
-        groups.setdefault((item.round, key), []).append(item)
+        groups.setdefault((item.round, item.outcome.group), []).append(item)
     attempts: dict[str, list[Attempt]] = {}
     for (name, _), members in groups.items():
         attempts.setdefault(name, []).append(Attempt(name, tuple(members)))

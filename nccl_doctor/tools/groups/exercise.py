@@ -30,6 +30,10 @@ class Exercise:
         self.steps: list[str] = []
         self.wrong: list[dict[str, Any]] = []
 
+    def facts(self) -> dict[str, Any]:
+        """`steps` and `wrong`, for the report."""
+        return {"steps": self.steps, "wrong": self.wrong}
+
     def alone(self, name: str, group: Any, rank: int, size: int, elements: Sequence[int]) -> None:
         """One group by itself: all-reduce of each size, broadcast from both ends, barrier.
 

@@ -1,0 +1,46 @@
+"""What the job itself will do, as far as the user says so: the shape that the checks try out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+GROUPS = ("auto", "one", "many", "weight-sync")
+"""Values of `Job.groups`: nobody said; the default group alone; further groups by `new_group`; and
+a side group with processes of another world, over a store of its own, as RLHF trainers have it.
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job that will follow.
+
+    `mesh` are the dimensions of its device mesh, outermost first, each with its size.
+    `deepspeed_config` is the parsed file, `deepspeed_path` where it came from. `deepspeed` says
+    that the job's own command, or an option, shows that it uses DeepSpeed. `expect_load_s` is how
+    long rank 0 works alone before the first barrier, in seconds.
+    """
+
+    mesh: tuple[tuple[str, int], ...] = ()
+    groups: str = "auto"
+    deepspeed: bool = False
+    deepspeed_config: Mapping[str, Any] | None = None
+    deepspeed_path: str = ""
+    expect_load_s: float | None = None
+
+    @property
+    def has_several_groups(self) -> bool:
+        """Whether the user says that the job forms groups beside the default one."""
+        return bool(self.mesh) or self.groups in ("many", "weight-sync")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "mesh": [list(dimension) for dimension in self.mesh]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
+        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        known["mesh"] = tuple((str(name), int(size)) for name, size in known.get("mesh", ()))
+        return cls(**known)

@@ -1,0 +1,65 @@
+"""What can be wrong with a process group, whichever check formed it."""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Kind, Layer
+
+_LONG_WAIT = "the job would wait in its first collective until the process group's time-out"
+
+INIT_FAILED = Kind(
+    "group-init-failed",
+    Layer.GROUP,
+    "A process group cannot be formed",
+    "init_process_group or new_group raises on these ranks, so the job stops before its first step",
+    "read the error in the evidence; it comes from the backend itself",
+)
+INIT_HANG = Kind(
+    "group-init-hang",
+    Layer.GROUP,
+    "Forming a process group never ends",
+    "some member cannot be reached or never comes; the others wait until the group's time-out",
+    "look at the ranks that never entered, then at the network between the hosts of the group",
+    by_deadline=True,
+)
+HANG = Kind(
+    "collective-hang",
+    Layer.COLLECTIVE,
+    "A collective never ends",
+    _LONG_WAIT,
+    "look at the ranks that never entered, then at the network between the hosts of the group",
+    by_deadline=True,
+)
+FAILED = Kind(
+    "collective-failed",
+    Layer.COLLECTIVE,
+    "A collective raises an error",
+    "the same collective in the job would raise as well",
+    "read the error in the evidence; it comes from the backend itself",
+)
+WRONG = Kind(
+    "collective-wrong-result",
+    Layer.COLLECTIVE,
+    "A collective gives a wrong result",
+    "the job would train on corrupt gradients without any error",
+    "take the named ranks' hosts out of the job; test their GPUs, P2P (ACS, IOMMU) and links",
+)
+FROZEN = Kind(
+    "rank-frozen",
+    Layer.COLLECTIVE,
+    "A rank stands still during a collective",
+    "every other rank of the group waits for it",
+    "look at the process: state T is stopped (kill -CONT PID), D waits in the kernel "
+    "(file system, driver), else see its stack",
+    by_deadline=True,
+)
+CRASHED = Kind(
+    "rank-crashed",
+    Layer.COLLECTIVE,
+    "A rank dies during a collective",
+    "every other rank of the group gets a connection error or waits",
+    "SIGKILL: look for the out-of-memory killer in the kernel log (dmesg | grep -i oom); "
+    "other signals: see the stack in the evidence",
+)
+
+GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED)
+"""All of them: what a check that hands its attempts to `judge_groups` may find."""
