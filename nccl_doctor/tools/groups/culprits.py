@@ -114,7 +114,9 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
 
 
 def _wrong(attempt: Attempt) -> Iterator[Finding]:
-    """One finding for all who saw a wrong result, naming who gave it where that can be told."""
+    """One finding for all who saw a wrong result. Where everybody saw it, whoever gave the wrong
+    part is named, if that can be told; where only some did, they are: the others got the same data.
+    """
     seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
     if not seen:
         return
@@ -122,14 +124,17 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
     own = {
         giver for _, bad in seen for giver in bad["contributors"] if bad["group"] == attempt.name
     }
-    givers = [attempt.members[giver] for giver in sorted(own) if giver < len(attempt.members)]
+    seers = [m for m in attempt.members if m.outcome.facts.get("wrong")]
+    shared = len(seers) == len(attempt.members)
+    givers = [m for at, m in enumerate(attempt.members) if shared and at in own]
+    few = 2 * len(seers) < len(attempt.members)
     first = seen[0][1]
     yield Finding(
         WRONG,
         f"{first['step']} of group {first['group']}: {first['example']}",
-        place_of_all(givers or [m for m, _ in seen]),
-        {"round": attempt.name, "seen_by": sorted({m.rank.rank or 0 for m, _ in seen})},
-        confidence=Confidence.LIKELY if givers else Confidence.POSSIBLE,
+        place_of_all(givers or seers),
+        {"round": attempt.name, "seen_by": sorted(m.rank.rank or 0 for m in seers)},
+        confidence=Confidence.LIKELY if givers or few else Confidence.POSSIBLE,
     )
 
 
