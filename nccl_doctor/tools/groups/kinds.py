@@ -60,6 +60,15 @@ CRASHED = Kind(
     "SIGKILL: look for the out-of-memory killer in the kernel log (dmesg | grep -i oom); "
     "other signals: see the stack in the evidence",
 )
+DEVICE_ID_HANG = Kind(
+    "device-id-multi-group-hang",
+    Layer.GROUP,
+    "A further group hangs where the default group is bound to a device",
+    "a default group with a device_id makes every later group by a split that all its ranks must "
+    "join; where some never do, the job stops there until the process group's time-out",
+    "form the default group without device_id before anything else does (torch before 2.15)",
+    by_deadline=True,
+)
 
 GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED)
 """All of them: what a check that hands its attempts to `judge_groups` may find."""
