@@ -116,11 +116,12 @@ class Supervisor:
         self._box = box
         run.seat = box.add("seats", 1) - 1
         box.put(f"seat/{run.seat}", self._letter)
+        # From here on facts name participants by their seats: this one must not stand at another's.
+        self._ledger = Ledger(run.launch, self._scopes, run.environ)
+        self._ledger.sign_in(run.seat, self._letter, 0.0)
         if run.launch.rank == 0:
             self._is_second = self._is_second or box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
-            self._ledger = Ledger(run.launch, self._scopes, run.environ)
-            self._ledger.sign_in(run.seat, self._letter, 0.0)
             return Coordinator(run, box, self._ledger, self._views).conduct()
         return self._follow(box)
 
@@ -214,7 +215,7 @@ class Supervisor:
             reason = f"this participant has no check {name}: another version, plug-in or --select"
             return Outcome(OutcomeStatus.UNTESTED, reason=reason)
         outcome = hold(self._run, box, check, round_)
-        self._ledger.record(0, check.name, round_.name, outcome)
+        self._ledger.record(self._run.seat, check.name, round_.name, outcome)
         return outcome
 
     # -- leaving alone --------------------------------------------------------------------------

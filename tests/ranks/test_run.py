@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -212,3 +213,22 @@ def test_shared_memory_and_temp_folder_are_left_as_they_were(tmp_path: Path) -> 
     ranks.wait(START_S + 10)
     assert os.listdir(temp) == []
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_own_views_number_the_participants_as_the_report_does(tmp_path: Path) -> None:
+    # Else a host takes another's seat for its own, and blames itself for what the other did.
+    views = tmp_path / "views"
+    views.mkdir()
+    options = ["--select", "ranks,firewall", "--output-dir", str(views)]
+    nodes = {
+        rank: {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank), "NNODES": "2"}
+        for rank in (0, 1)
+    }
+    ranks = Ranks(tmp_path, 2, options, changes=nodes, start=[0])
+    time.sleep(4.0)  # rank 0 is in: its seat is 0
+    ranks.start([1])
+    ranks.wait(60)
+    seats = {rank["rank"]: rank["seat"] for rank in ranks.report()["ranks"]}
+    assert seats == {0: 0, 1: 1}
+    view = json.loads((views / "node1.json").read_text())
+    assert {rank["rank"]: rank["seat"] for rank in view["ranks"]} == {1: 1}
