@@ -134,7 +134,10 @@ PURE = [
     if path.parent.name in ("verdict", "report")
     or path.stem
     in ("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers", "matrix")
-    or (path.parent.name == "groups" and path.stem not in ("forming", "exercise"))
+    or (
+        path.parent.name == "groups"
+        and path.stem not in ("forming", "exercise", "recorder", "witness")
+    )
 ]
 
 

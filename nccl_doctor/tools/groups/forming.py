@@ -5,14 +5,23 @@ Runs in a probe child. Every call that may block is announced first.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import os
 from typing import Any
 
 from nccl_doctor.contract import Context
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
+from nccl_doctor.tools.groups.culprits import AGAIN
+from nccl_doctor.tools.groups.recorder import record
+from nccl_doctor.tools.groups.witness import watch
+from nccl_doctor.tools.nccl.ras import ADDRESS, own_address
 
-_LOUD = ("WARN", "INFO", "ABORT", "TRACE")
+_WARNS, _TELLS = ("WARN", "INFO", "ABORT", "TRACE"), ("INFO", "ABORT", "TRACE")
+"""Levels of NCCL_DEBUG that show warnings, and those that show every step."""
+_IOLBF = 1
+"""Line buffering, in <stdio.h> of glibc and musl."""
 
 
 def form_world(
@@ -42,7 +51,8 @@ def form_world(
 
     assert ctx.peers is not None
     name = name or ctx.round
-    speak_up()
+    speak_up(ctx)
+    watch(ctx)
     device = torch.device("cpu")
     if ctx.backend == "nccl":
         device = torch.device("cuda", ctx.launch.local_rank or 0)
@@ -69,11 +79,24 @@ def beyond(ctx: Context) -> datetime.timedelta:
     return datetime.timedelta(seconds=2 * ctx.left() + 60)
 
 
-def speak_up() -> None:
-    """Let NCCL say in this child's output why it fails: at least warnings, and into no file.
+def speak_up(ctx: Context | None = None) -> None:
+    """Let NCCL and torch keep, in this child, what tells afterwards why a group hung.
 
-    What a child prints is kept as the end of its log.
+    What a child prints is kept as the end of its log, so NCCL writes there and into no file:
+    warnings, and every step where a hang is tried once more. Its line goes out at once: NCCL uses C
+    stdio and does not flush, so what it said before a child is killed would be lost in a buffer.
+    The RAS port is this child's own, unless the user gave one: by default every NCCL process of a
+    host answers at the same port, other jobs' too. torch's flight recorder has to be asked to
+    record by versions whose buffer is empty by default.
     """
     os.environ.pop("NCCL_DEBUG_FILE", None)
-    if os.environ.get("NCCL_DEBUG", "").upper() not in _LOUD:
-        os.environ["NCCL_DEBUG"] = "WARN"
+    again = ctx is not None and ctx.round.endswith(AGAIN)
+    if os.environ.get("NCCL_DEBUG", "").upper() not in (_TELLS if again else _WARNS):
+        os.environ["NCCL_DEBUG"] = "INFO" if again else "WARN"
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+    if ctx is not None and ctx.backend == "nccl" and ADDRESS not in os.environ:
+        with contextlib.suppress(OSError):
+            os.environ[ADDRESS] = own_address()
+    record()

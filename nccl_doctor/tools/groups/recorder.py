@@ -1,0 +1,184 @@
+"""What torch's flight recorder remembers of the collectives of this process, in a few lines.
+
+Runs in a probe child that is about to miss its deadline. torch keeps the last collectives of every
+process group in a ring in memory; the recorder of the NCCL groups has been there since torch 2.2,
+one for every backend (gloo among them) came later under another name. Names and signatures differ
+by version, and a build without them has no recorder at all. Field names: `version` 2.x of the dump,
+torch/csrc/distributed/c10d/FlightRecorderDetail.hpp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+GENERIC, NCCL = "_dump_fr_trace", "_dump_nccl_trace"
+"""Names in `torch._C._distributed_c10d`; each may have a twin that ends in `_json`."""
+BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Entries that the recorder keeps: the name since the generic recorder, and the one before."""
+MOST_GROUPS = 12
+_MOST_TENSORS, _MOST_DIMENSIONS = 3, 4
+_LONGEST_NAME = 80
+
+
+def record() -> None:
+    """Let torch record, unless the user decided; to be called before the first group is formed.
+
+    The buffer of some versions is empty by default. The old name is set only where the new one is
+    not known yet: later versions call it deprecated.
+    """
+    import torch
+
+    if not any(name in os.environ for name in BUFFERS):
+        c10d = getattr(torch._C, "_distributed_c10d", None)
+        os.environ[BUFFERS[0] if hasattr(c10d, GENERIC) else BUFFERS[1]] = "2000"
+
+
+def recorded(backend: str) -> dict[str, Any]:
+    """The state of every process group that this process has used.
+
+    Args:
+        backend: of the default group. Only for `nccl` the recorder of NCCL groups is asked: it
+            queries the CUDA events of collectives in flight, as torch's own watchdog does, and
+            makes none.
+
+    Returns: `{"groups": [...], "groups_left_out": int}` as of `summary`; empty where this torch has
+    no recorder, or one that does not answer.
+    """
+    import torch
+
+    c10d = getattr(torch._C, "_distributed_c10d", None)
+    names = (NCCL, GENERIC) if backend == "nccl" else (GENERIC,)
+    dumps = [dump for name in names if (dump := _dump(c10d, name))]
+    return summary(dumps) if dumps else {}
+
+
+def summary(dumps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Dumps of the recorder as plain data of at most a few KB, without times and process ids.
+
+    Returns: `groups`, those with an unfinished collective first, each with `group` (its name as all
+    its members know it), `description`, `entries`, the sequence numbers `enqueued`, `started` and
+    `completed` (None: unknown), and `last_enqueued`, `last_completed` and `pending` (the oldest one
+    that has not ended): `{"collective", "sequence", "sizes", "state"}` or None. A sequence number
+    counts the collectives of its group on this rank, from 1.
+    """
+    groups = [group for dump in dumps for group in _groups(dump)]
+    groups.sort(key=lambda group: group["pending"] is None)
+    data: dict[str, Any] = {"groups": groups[:MOST_GROUPS]}
+    if len(groups) > MOST_GROUPS:
+        data["groups_left_out"] = len(groups) - MOST_GROUPS
+    return data
+
+
+def _dump(c10d: Any, name: str) -> Mapping[str, Any] | None:
+    """One recorder's content, without Python stacks, by whichever way this torch has."""
+    as_json, as_pickle = getattr(c10d, f"{name}_json", None), getattr(c10d, name, None)
+    ways: list[Callable[[], Any]] = []
+    if as_json is not None:
+        ways += [lambda: json.loads(as_json(True, False)), lambda: json.loads(as_json())]
+    if as_pickle is not None:  # made by this very process a moment ago: nobody else's data
+        ways += [
+            lambda: pickle.loads(as_pickle(True, False, False)),
+            lambda: pickle.loads(as_pickle()),
+        ]
+    for way in ways:
+        try:
+            dump = way()
+        except Exception:  # an undocumented function: any version may fail in any way
+            continue
+        if isinstance(dump, Mapping):
+            return dump
+        if isinstance(dump, list):  # torch 2.2 gave the entries alone
+            return {"entries": dump}
+    return None
+
+
+def _groups(dump: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    entries: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in _list(dump.get("entries")):
+        if isinstance(entry, Mapping):
+            entries.setdefault(str(entry.get("pg_id", "")), []).append(entry)
+    statuses = _table(dump.get("pg_status"))
+    for key in dict.fromkeys([*map(str, statuses), *entries]):
+        own = sorted(entries.get(key, []), key=lambda entry: _number(entry.get("record_id")) or 0)
+        status = {str(k): v for k, v in statuses.items()}.get(key)
+        yield _group(own, _table(status))
+
+
+def _group(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> dict[str, Any]:
+    collectives = [entry for entry in entries if not entry.get("is_p2p")]
+    done = [entry for entry in collectives if _state(entry) == "completed"]
+    open_ = [entry for entry in collectives if _state(entry) in ("scheduled", "started")]
+    names = entries[-1].get("process_group", entries[-1].get("pg_name")) if entries else ""
+    names = list(names) if isinstance(names, (list, tuple)) else [names]
+    enqueued, started, completed = (
+        _number(status.get(f"last_{what}_collective"))
+        for what in ("enqueued", "started", "completed")
+    )
+    return {
+        "group": str(names[0])[:_LONGEST_NAME] if names else "",
+        "description": str(names[1])[:_LONGEST_NAME] if len(names) > 1 else "",
+        "entries": len(entries),
+        "enqueued": _sequence(collectives[-1:]) if enqueued is None else enqueued,
+        "started": started,
+        "completed": _sequence(done[-1:]) if completed is None else completed,
+        "last_enqueued": _told(collectives[-1:]),
+        "last_completed": _told(done[-1:]),
+        "pending": _told(open_[:1]),
+    }
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    """`scheduled`, `started`, `completed` or `timed out`.
+
+    gloo has no events, so its entries stay `scheduled`: there, `retired` is the end. An NCCL entry
+    that is retired without being completed has timed out.
+    """
+    state = str(entry.get("state", ""))
+    if not entry.get("retired") or state == "completed":
+        return state
+    return "timed out" if _name(entry).startswith("nccl") else "completed"
+
+
+def _told(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not entries:
+        return None
+    entry = entries[0]
+    sizes = [_list(size)[:_MOST_DIMENSIONS] for size in _list(entry.get("input_sizes"))]
+    return {
+        "collective": _name(entry),
+        "sequence": _sequence(entries),
+        "sizes": sizes[:_MOST_TENSORS],
+        "state": _state(entry),
+    }
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("profiling_name", ""))[:_LONGEST_NAME]
+
+
+def _sequence(entries: Sequence[Mapping[str, Any]]) -> int | None:
+    """Of the first entry; torch 2.2 had one number for collectives and point-to-point alike."""
+    if not entries:
+        return None
+    return _number(entries[0].get("collective_seq_id", entries[0].get("seq_id")))
+
+
+def _number(value: Any) -> int | None:
+    """A number that may come as text; -1 stands for none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number >= 0 else None
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,74 @@
+"""Stacks as `faulthandler` writes them, without what differs between equal ones. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
+_BOUNDARY = "nccl_doctor/probe.py"
+"""Below it is how the engine came to fork this child, which differs between ranks."""
+_SERVANTS = ("nccl_doctor/mailbox.py", "groups/witness.py")
+"""Threads of ours that only look on."""
+_TORCH = "site-packages/"
+_MOST_FRAMES = 14
+
+Frame = tuple[str, str, str]
+"""Function, file (its last parts), line."""
+
+
+def signature(stack: str) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Functions and files of every thread, without lines, addresses and thread ids."""
+    return tuple(
+        tuple((name, file) for name, file, _ in frames) for frames in _threads(stack) if frames
+    )
+
+
+def main_stack(stack: str) -> str:
+    """The stack to read: the main thread first, the innermost call first, one line per call.
+
+    A text in which no frame can be found is given back as it is.
+    """
+    threads = [frames for frames in _threads(stack) if frames]
+    if not threads:
+        return stack
+    lines = []
+    for number, frames in enumerate(threads):
+        if number:
+            lines.append("another thread:")
+        lines += [f"{name} ({file}:{line})" for name, file, line in frames[:_MOST_FRAMES]]
+        if len(frames) > _MOST_FRAMES:
+            lines.append(f"… and {len(frames) - _MOST_FRAMES} more")
+    return "\n".join(lines)
+
+
+def _threads(stack: str) -> list[list[Frame]]:
+    """Frames of each thread, main thread first: `faulthandler` writes it last."""
+    threads: list[list[Frame]] = []
+    for line in stack.splitlines():
+        match = _FRAME.match(line)
+        if match is None:
+            if "most recent call first" in line:
+                threads.append([])
+            continue
+        if not threads:
+            threads.append([])
+        threads[-1].append((match["name"], _short(match["file"]), match["line"]))
+    kept = [
+        frames
+        for at, frames in enumerate(reversed(threads))
+        if at == 0 or not any(file in _SERVANTS for _, file, _ in frames)
+    ]
+    return [_above(frames) for frames in kept]
+
+
+def _above(frames: list[Frame]) -> list[Frame]:
+    """The calls of the check and all that it called."""
+    files = [file for _, file, _ in frames]
+    return frames[: files.index(_BOUNDARY)] if _BOUNDARY in files[1:] else frames
+
+
+def _short(path: str) -> str:
+    """A file by its place in its package, as it is called on every host."""
+    if _TORCH in path:
+        return path.rpartition(_TORCH)[2]
+    return "/".join(path.split("/")[-2:])
