@@ -50,7 +50,7 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     unexplained, but for this: what delays a job (`Kind.delays`) explains that a host came too late,
     or that a group looks hung there, where no failure does, if nobody can be certain what it was. A
     failure on rank 0's host that shuts everybody out explains that hosts never came, unless one did
-    come.
+    come. What only comes later (`Kind.later`) explains nothing, and nothing explains it.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -152,6 +152,8 @@ def _explains(
         reach = ground.meets if symptom else ground.covers
         return finding.confidence is not Confidence.CERTAIN and reach(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
+        return False
+    if cause.kind.later or finding.kind.later:
         return False
     if cause.kind.layer in _OF_PROCESSES and finding.kind.layer is Layer.PORT:
         return False
