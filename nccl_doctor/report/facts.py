@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.cluster import ALONE
 from nccl_doctor.launch import Launch
 from nccl_doctor.record import Report
+from nccl_doctor.report.tables import cell_text, is_table
 from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii
 
 _MOST = 8
@@ -106,6 +107,10 @@ def _rows(items: Iterable[tuple[str, Any]]) -> list[Row]:
     for key, value in _opened(items):
         if _is_empty(value):
             empty.append(key)
+        elif is_table(value):
+            for row in value["rows"][: 2 * _MOST]:
+                first, *rest = (cell_text(cell) for cell in row)
+                rows.append((_text(f"{key}.{first}"), _text("; ".join(rest))))
         elif isinstance(value, list) and isinstance(value[0], Mapping):
             for i, each in enumerate(value[:_MOST]):
                 rows.append((f"{key}.{i}", _inline(each)))

@@ -48,7 +48,7 @@ def render(
         report: what to render; nothing in it is trusted to be free of terminal escapes.
         width: columns of the terminal; less than 40 is taken as 40.
         color: use ANSI colours.
-        verbose: also the table of checks, and what is only worth knowing.
+        verbose: also the table of checks, facts that are tables, and what is only worth knowing.
         quiet: only the verdict and what to fix.
         ascii: write nothing but ASCII.
     """
@@ -63,6 +63,7 @@ def render(
         _not_tested(page, report)
         if verbose:
             _infos(page, places, report)
+            _facts(page, report)
             _table(page, report)
         page.gap()
         page.line(_counts(report))
@@ -292,6 +293,15 @@ def _infos(page: _Page, places: _Places, report: Report) -> None:
         page.heading("Worth knowing")
     for finding in infos:
         _short(page, places, "·", finding, finding.message)
+
+
+def _facts(page: _Page, report: Report) -> None:
+    from nccl_doctor.report.tables import lay_out, tables_of
+
+    for table in tables_of(report):
+        on_hosts = "" if table.whole else f" on {', '.join(_some(table.hosts))}"
+        page.heading(f"{table.title}{on_hosts}")
+        page.raw(lay_out(table, page.width, safe))
 
 
 def _table(page: _Page, report: Report) -> None:
