@@ -52,6 +52,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from nccl_doctor.api import (
+    TIMEOUT_TOO_SHORT,
     Check,
     Cluster,
     Context,
@@ -63,6 +64,7 @@ from nccl_doctor.api import (
     gather_variables,
     has_infiniband,
     judge_variables,
+    told_by_load,
     torch_build,
 )
 
@@ -115,15 +117,6 @@ DIFFERS = Kind(
     "Set the same value for all ranks, in one place.",
     between=True,
 )
-TOO_SHORT = Kind(
-    "timeout-too-short",
-    Layer.ENV,
-    "A time-out is too short for a healthy job",
-    "Hosts start seconds apart, and a first step loads kernels and data: a limit below that ends a "
-    "job that nothing ails.",
-    "Unset it, and have the default.",
-    Severity.WARN,
-)
 
 
 class Environment(Check):
@@ -132,7 +125,7 @@ class Environment(Check):
     name = "environment"
     layer = Layer.ENV
     scope = Scope.RANK
-    kinds = (UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, TOO_SHORT)
+    kinds = (UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, TIMEOUT_TOO_SHORT)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """What is set, where it was set, and what reads it; see `gather_variables`.
@@ -151,8 +144,12 @@ class Environment(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each thing that is wrong, at all the places where it is."""
         kinds = {kind.code: kind for kind in self.kinds}
+        told = told_by_load(cluster)
         for each in judge_variables(cluster, self.name):
             problem = each.problem
+            hosts = each.where.hosts
+            if hosts and all((problem.variable, host) in told for host in hosts):
+                continue  # `timeouts` measures it against more than a limit
             yield Finding(
                 kinds[problem.code],
                 problem.message,

@@ -38,6 +38,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
+    USE_NCCL2,
     Check,
     Cluster,
     Confidence,
@@ -52,11 +53,11 @@ from nccl_doctor.api import (
     Untested,
     disagreement,
     minor_of,
+    process_group,
     release,
     torch_build,
 )
 
-USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
 NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 
 BACKEND_DIFFERS = Kind(
@@ -123,10 +124,3 @@ class TorchNccl(Check):
                     Evidence.rank_place(rank),
                     confidence=Confidence.POSSIBLE,
                 )
-
-
-def process_group(torch: str, use: str | None) -> str:
-    """What the backend name `nccl` stands for, by torch's version and TORCH_DIST_USE_NCCL2."""
-    version = release(torch)
-    new = use != "0" if version >= (2, 15) else version >= (2, 14) and use == "1"
-    return "nccl2" if new else "nccl-legacy"

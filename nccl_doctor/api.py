@@ -92,6 +92,7 @@ from nccl_doctor.tools.nccl.library import (
     nccl_version,
     nccl_wheels,
 )
+from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group
 from nccl_doctor.tools.nccl.rdma import rdma_admits, rdma_ports
 from nccl_doctor.tools.net.dial import Dial, dial, has_route
 from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
@@ -118,8 +119,12 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_LOOPBACK,
     ADDR_UNRESOLVABLE,
     PORT_BLOCKED,
+    TIMEOUT_TOO_SHORT,
 )
 from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.timeouts.gather import gather_timeouts
+from nccl_doctor.tools.timeouts.judging import judge_timeouts, told_by_load
+from nccl_doctor.tools.timeouts.waits import waits, waits_table
 from nccl_doctor.tools.timing.cpuwait import load_average
 from nccl_doctor.tools.timing.slowness import (
     Confirmed,
@@ -157,6 +162,8 @@ __all__ = [
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
     "SLOW_S",
+    "TIMEOUT_TOO_SHORT",
+    "USE_NCCL2",
     "VISIBLE",
     "Attempt",
     "Cause",
@@ -222,6 +229,7 @@ __all__ = [
     "fits",
     "follow_pairs",
     "form_world",
+    "gather_timeouts",
     "gather_variables",
     "has_entered",
     "has_infiniband",
@@ -239,6 +247,7 @@ __all__ = [
     "is_loopback",
     "job_roles",
     "judge_groups",
+    "judge_timeouts",
     "judge_variables",
     "kept_out",
     "knock",
@@ -263,6 +272,7 @@ __all__ = [
     "place_of",
     "port_holder",
     "port_range",
+    "process_group",
     "public",
     "quote_hit",
     "rdma_admits",
@@ -288,10 +298,13 @@ __all__ = [
     "sure_hit",
     "survey",
     "suspects",
+    "told_by_load",
     "torch_build",
     "tournament",
     "try_again",
     "unroutable_hosts",
+    "waits",
+    "waits_table",
     "what_rules_say",
     "what_they_did",
 ]

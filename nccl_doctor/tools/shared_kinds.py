@@ -5,7 +5,7 @@ A code belongs to one check, unless the checks list the very same kind: these.
 
 from __future__ import annotations
 
-from nccl_doctor.model import Kind, Layer
+from nccl_doctor.model import Kind, Layer, Severity
 
 ADDR_UNRESOLVABLE = Kind(
     code="addr-unresolvable",
@@ -37,4 +37,14 @@ PORT_BLOCKED = Kind(
     why="A firewall, a security group or a network policy stops them; without an answer, torch "
     "says nothing until its time-out.",
     fix="open MASTER_PORT on rank 0's host for the hosts of the job",
+)
+TIMEOUT_TOO_SHORT = Kind(
+    "timeout-too-short",
+    Layer.ENV,
+    "A time-out is too short for a healthy job",
+    "Hosts start seconds apart, rank 0 may have to load alone, and a first step loads kernels and "
+    "data: a limit below that ends a job that nothing ails.",
+    "Unset it, and have the default.",
+    Severity.WARN,
+    later=True,
 )

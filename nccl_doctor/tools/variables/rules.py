@@ -198,7 +198,7 @@ def _limit(view: View, row: Variable, limit: Limit) -> Iterator[Problem]:
     said = f"{view.says(row.name)}{limit.unit}: {limit.note}"
     severity = view.bounded(row, Severity(limit.severity))
     if number < limit.shortest:
-        yield Problem(SHORT, said, default, severity)
+        yield Problem(SHORT, said, default, severity, variable=row.name)
     elif limit.longest is not None and number > limit.longest:
         in_minutes = limit.unit == " minutes"
         fix = view.put(row.name, str(number // 60)) if in_minutes else default

@@ -22,6 +22,7 @@ class Problem:
     """Something wrong with the variables of one rank; becomes a finding of the same code.
 
     Equal problems of several ranks are one finding, so nothing here may depend on the rank.
+    `variable` is the one whose limit it is about, if any.
     """
 
     code: str
@@ -30,6 +31,7 @@ class Problem:
     severity: Severity
     explained_by: str | None = None
     confidence: Confidence = Confidence.CERTAIN
+    variable: str = ""
 
 
 @dataclass(frozen=True)
