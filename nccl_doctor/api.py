@@ -57,6 +57,16 @@ from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
 from nccl_doctor.tools.groups.kinds import GROUP_KINDS
+from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
+from nccl_doctor.tools.groups.meshbuild import build_mesh
+from nccl_doctor.tools.groups.meshes import (
+    mesh_in_words,
+    mesh_size,
+    nearest_meshes,
+    own_groups,
+    ranks_in_words,
+)
+from nccl_doctor.tools.groups.meshplaces import mesh_on_hosts
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
     host_labels,
@@ -211,6 +221,7 @@ __all__ = [
     "attempts_of",
     "beyond",
     "blame_links",
+    "build_mesh",
     "call_others",
     "cgroup_limits",
     "claimed_ranks",
@@ -260,21 +271,28 @@ __all__ = [
     "master_host",
     "matches_machine",
     "may_bind",
+    "mesh_in_words",
+    "mesh_on_hosts",
     "mesh_proxy",
+    "mesh_size",
     "minor_of",
+    "narrow_to_mesh",
     "nccl_data_road",
     "nccl_settings",
     "nccl_version",
     "nccl_wheels",
+    "nearest_meshes",
     "nic_speed",
     "number_range",
     "odd_ones_out",
+    "own_groups",
     "place_of",
     "port_holder",
     "port_range",
     "process_group",
     "public",
     "quote_hit",
+    "ranks_in_words",
     "rdma_admits",
     "rdma_ports",
     "read_calls",

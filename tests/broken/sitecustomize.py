@@ -8,7 +8,10 @@ broken driver or library.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 
@@ -25,7 +28,44 @@ def wrong_result(dist: Any) -> None:
     dist.all_reduce = all_reduce
 
 
-FAULTS = {fault.__name__: fault for fault in (wrong_result,)}
+def _among_neighbours(dist: Any, act: Callable[[], Any]) -> None:
+    """Act before each all-reduce of neighbouring ranks that are not all ranks."""
+    real = dist.all_reduce
+
+    def all_reduce(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+        members = dist.get_process_group_ranks(group) if group is not None else []
+        few = 1 < len(members) < dist.get_world_size()
+        if few and members[-1] - members[0] == len(members) - 1:
+            act()
+        return real(tensor, *args, group=group, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
+def stops_among_neighbours(dist: Any) -> None:
+    """As under a debugger, but only in the innermost dimension of a mesh."""
+    _among_neighbours(dist, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def waits_among_neighbours(dist: Any) -> None:
+    """For ever, so that it looks like one that waits for another."""
+    _among_neighbours(dist, lambda: time.sleep(3600))
+
+
+def no_device_mesh(dist: Any) -> None:
+    """A torch before 2.2."""
+    sys.modules["torch.distributed.device_mesh"] = None  # type: ignore[assignment]
+
+
+FAULTS = {
+    fault.__name__: fault
+    for fault in (
+        wrong_result,
+        stops_among_neighbours,
+        waits_among_neighbours,
+        no_device_mesh,
+    )
+}
 
 
 def _break() -> None:

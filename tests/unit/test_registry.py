@@ -307,6 +307,7 @@ CODES = """
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
+    mesh-does-not-divide mesh-crosses-hosts
     group-init-failed group-init-hang
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
     link-slow link-lossy host-slow latency-high idle-connections-forgotten
