@@ -56,7 +56,7 @@ from nccl_doctor.tools.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
-from nccl_doctor.tools.groups.kinds import GROUP_KINDS
+from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
 from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
 from nccl_doctor.tools.groups.meshbuild import build_mesh
 from nccl_doctor.tools.groups.meshes import (
@@ -67,6 +67,12 @@ from nccl_doctor.tools.groups.meshes import (
     ranks_in_words,
 )
 from nccl_doctor.tools.groups.meshplaces import mesh_on_hosts
+from nccl_doctor.tools.groups.sidegroup import (
+    describe_default,
+    meet_engine,
+    meet_trainer,
+    side_helper,
+)
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
     host_labels,
@@ -167,6 +173,7 @@ __all__ = [
     "ADDR_LOOPBACK",
     "ADDR_UNRESOLVABLE",
     "ALONE",
+    "DEVICE_ID_HANG",
     "GROUP_KINDS",
     "NEW_GROUP",
     "OLDEST_DRIVER",
@@ -229,6 +236,7 @@ __all__ = [
     "clock_offsets",
     "confirm",
     "count_gpus",
+    "describe_default",
     "dial",
     "differences",
     "disagreement",
@@ -271,6 +279,8 @@ __all__ = [
     "master_host",
     "matches_machine",
     "may_bind",
+    "meet_engine",
+    "meet_trainer",
     "mesh_in_words",
     "mesh_on_hosts",
     "mesh_proxy",
@@ -306,6 +316,7 @@ __all__ = [
     "scoped",
     "see_gpus",
     "see_other_gpus",
+    "side_helper",
     "slurm_hosts",
     "somebody_did_not_knock",
     "sort_calls",

@@ -7,6 +7,7 @@ broken driver or library.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -24,6 +25,91 @@ def wrong_result(dist: Any) -> None:
         if work is None:
             tensor.view(-1)[0] += 1
         return work
+
+    dist.all_reduce = all_reduce
+
+
+def one_member_too_many(dist: Any) -> None:
+    """Every group that this rank forms has, as it believes, one more member."""
+    real = dist.distributed_c10d._new_process_group_helper
+
+    @functools.wraps(real)
+    def helper(group_size: int, *args: Any, **kwargs: Any) -> Any:
+        return real(group_size + 1, *args, **kwargs)
+
+    dist.distributed_c10d._new_process_group_helper = helper
+
+
+def freezes_in_all_reduce(dist: Any) -> None:
+    """The first all-reduce of this rank stops the process, as a debugger would."""
+    dist.all_reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def store_ends_at_once(dist: Any) -> None:
+    """A store that this rank serves beside MASTER_PORT is gone before anybody reaches it."""
+    real = dist.TCPStore
+
+    def store(host: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        made = real(host, port, *args, **kwargs)
+        beside = kwargs.get("is_master") and port != int(os.environ["MASTER_PORT"])
+        return dist.HashStore() if beside else made
+
+    dist.TCPStore = store
+
+
+def freezes_in_the_second_group(dist: Any) -> None:
+    """The all-reduce of the second further group stops the process."""
+    made: list[Any] = []
+    real_new_group, real_all_reduce = dist.new_group, dist.all_reduce
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        made.append(real_new_group(*args, **kwargs))
+        return made[-1]
+
+    def all_reduce(tensor: Any, *args: Any, group: Any = None, **kwargs: Any) -> Any:
+        if len(made) > 1 and group is made[1]:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real_all_reduce(tensor, *args, group=group, **kwargs)
+
+    dist.new_group, dist.all_reduce = new_group, all_reduce
+
+
+def swaps_new_groups(dist: Any) -> None:
+    """Of a group and the group of all others, the second is made before the first."""
+    real = dist.new_group
+    kept: dict[tuple[int, ...], Any] = {}
+
+    def new_group(ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        others = tuple(rank for rank in range(dist.get_world_size()) if rank not in ranks)
+        if others and others not in kept and tuple(ranks) not in kept:
+            kept[others] = real(list(others), *args, **kwargs)
+        if tuple(ranks) not in kept:
+            kept[tuple(ranks)] = real(ranks, *args, **kwargs)
+        return kept[tuple(ranks)]
+
+    dist.new_group = new_group
+
+
+def skips_a_new_group(dist: Any) -> None:
+    """The second call of new_group does nothing."""
+    real = dist.new_group
+    calls: list[Any] = []
+
+    def new_group(ranks: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(ranks)
+        if len(calls) == 2:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return real(ranks, *args, **kwargs)
+
+    dist.new_group = new_group
+
+
+def reduces_another_size(dist: Any) -> None:
+    """Every all-reduce of this rank is of 1000 elements more than it was asked for."""
+    real = dist.all_reduce
+
+    def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return real(tensor.new_ones(tensor.numel() + 1000), *args, **kwargs)
 
     dist.all_reduce = all_reduce
 
@@ -57,13 +143,34 @@ def no_device_mesh(dist: Any) -> None:
     sys.modules["torch.distributed.device_mesh"] = None  # type: ignore[assignment]
 
 
+def sleeps_in_its_second_all_reduce(dist: Any) -> None:
+    """The second all-reduce of this rank never starts: Python sleeps, and is not stopped."""
+    real, calls = dist.all_reduce, []
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        while len(calls) == 2:
+            time.sleep(60)
+        return real(*args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
         wrong_result,
+        one_member_too_many,
+        freezes_in_all_reduce,
+        store_ends_at_once,
+        freezes_in_the_second_group,
+        swaps_new_groups,
+        skips_a_new_group,
+        reduces_another_size,
         stops_among_neighbours,
         waits_among_neighbours,
         no_device_mesh,
+        sleeps_in_its_second_all_reduce,
     )
 }
 

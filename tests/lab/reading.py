@@ -21,7 +21,7 @@ ELSEWHERE = (
     "idle_connections", "device_mesh",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
-tracking, and mostly NCCL.
+tracking, mostly NCCL, and a job with a side group.
 """
 SETTLE_S = 5.0
 """What the doctor allows a participant, beyond a deadline, to examine a stuck child."""
