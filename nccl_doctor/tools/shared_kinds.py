@@ -44,7 +44,7 @@ TIMEOUT_TOO_SHORT = Kind(
     "A time-out is too short for a healthy job",
     "Hosts start seconds apart, rank 0 may have to load alone, and a first step loads kernels and "
     "data: a limit below that ends a job that nothing ails.",
-    "Unset it, and have the default.",
+    "Give the layer that is named more time, or unset the variable that left it so little.",
     Severity.WARN,
     later=True,
 )
