@@ -137,7 +137,7 @@ def _said(told: Sequence[Told], name: str) -> list[dict[str, Any]]:
 
 
 def _logs(told: Sequence[Told]) -> list[dict[str, Any]]:
-    found = [(rank, outcome) for rank, outcome in told if _log_lines(outcome.log_tail)]
+    found = [(rank, outcome) for rank, outcome in told if outcome.log_tail.strip()]
     same = _folded(found, lambda o: _CHANGING.sub("#", "\n".join(_log_lines(o.log_tail))))
     return [
         {**_who(these), "text": "\n".join(_log_lines(these[0][1].log_tail))[-_LONGEST_LOG:]}
@@ -165,10 +165,11 @@ def _errors(told: Sequence[Told]) -> list[dict[str, Any]]:
         error = _CHANGING.sub("#", error_of(outcome)) if outcome.reason else ""
         return (error, meaning_of(error_text(outcome)))
 
-    found = [(rank, o) for rank, o in told if key(o) != ("", None)]
-    entries = []
-    for these in _folded(found, key)[: 2 * _MOST_OF_A_KIND]:
+    entries: list[dict[str, Any]] = []
+    for these in _folded(told, key):
         outcome = these[0][1]
+        if len(entries) == 2 * _MOST_OF_A_KIND or key(outcome) == ("", None):
+            continue
         entry: dict[str, Any] = _who(these)
         if outcome.reason:
             entry["error"] = error_of(outcome)

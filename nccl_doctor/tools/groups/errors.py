@@ -22,7 +22,7 @@ class Meaning:
 
 def meaning_of(text: str) -> Meaning | None:
     """The meaning of an error, or of a log with one in it; None for text that is in no row."""
-    text = text[-_LONGEST:]
+    text = text[-_LONGEST:].lower()
     for fragments, meaning in _rows():
         if all(fragment.search(text) for fragment in fragments):
             return meaning
@@ -38,7 +38,7 @@ def _rows() -> tuple[tuple[tuple[re.Pattern[str], ...], Meaning], ...]:
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return tuple(
         (
-            tuple(re.compile(each, re.IGNORECASE) for each in row["fragments"]),
+            tuple(re.compile(each) for each in row["fragments"]),
             Meaning(row["means"], row["ask"]),
         )
         for row in data["error"]
