@@ -58,7 +58,6 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
-    Where,
     attempts_of,
     build_mesh,
     form_world,
@@ -80,15 +79,17 @@ MESH_DOES_NOT_DIVIDE = Kind(
     "init_device_mesh raises, or leaves ranks without a group, so the job stops before its first "
     "step",
     "take sizes whose product is the number of ranks",
+    later=True,
 )
 MESH_CROSSES_HOSTS = Kind(
     "mesh-crosses-hosts",
-    Layer.SPEED,  # it breaks nothing, so it explains nothing
+    Layer.SPEED,
     "A dimension of the device mesh crosses hosts",
     "its collectives run at the speed of the network, not of the links inside a host",
     "make the tensor parallel dimension the innermost one, with a size that divides the ranks of "
     "each host",
     Severity.INFO,
+    later=True,
 )
 
 _MESH, _AT_ONCE, _UNASKED = "mesh", "at-once", "no-mesh"
@@ -193,17 +194,14 @@ def _does_not_divide(cluster: Cluster) -> Finding:
         MESH_DOES_NOT_DIVIDE,
         f"{mesh_in_words(mesh)} is a mesh of {needed} ranks, and the job has {world}; "
         f"nearest that fit: {' or '.join(near)}",
-        _place(cluster),
-        {"mesh": mesh_in_words(mesh), "needs": needed, "world_size": world, "nearest": near},
+        evidence={
+            "mesh": mesh_in_words(mesh),
+            "needs": needed,
+            "world_size": world,
+            "nearest": near,
+        },
         fix=f"use --mesh {near[0]} (and the same sizes in the job), or start {needed} ranks",
     )
-
-
-def _place(cluster: Cluster) -> Where:
-    """The mesh itself. No place would mean everywhere, so that a hang of any rank were explained by
-    a mesh that the user only has to spell otherwise.
-    """
-    return Where(devices=(f"mesh {mesh_in_words(cluster.job.mesh)}",))
 
 
 def _on_hosts(cluster: Cluster) -> Iterator[Finding]:
@@ -216,5 +214,5 @@ def _on_hosts(cluster: Cluster) -> Iterator[Finding]:
     else:
         message, severity = lies.words, Severity.INFO
     yield Finding(
-        MESH_CROSSES_HOSTS, message, _place(cluster), lies.figures, lies.fix, severity=severity
+        MESH_CROSSES_HOSTS, message, evidence=lies.figures, fix=lies.fix, severity=severity
     )

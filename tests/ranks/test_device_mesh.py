@@ -1,0 +1,79 @@
+"""A device mesh on real gloo ranks: its groups, one of which hangs, and sizes that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.broken import broken
+from tests.ranks.ranks import Ranks
+
+COLLECTIVE_S = 6
+OPTIONS = ("--select", "device_mesh", "--collective-timeout", str(COLLECTIVE_S))
+START_S = 20.0
+"""For starting four ranks on a small, busy machine."""
+SETTLE_S = 5.0
+
+
+def report_of(folder: Path, mesh: str, code: int, **ranks: Any) -> dict[str, Any]:
+    """The report of four ranks, all of which leave with this code, in time."""
+    job = Ranks(folder, 4, [*OPTIONS, "--mesh", mesh], **ranks)
+    ended = job.wait(START_S + 2 * (COLLECTIVE_S + SETTLE_S))
+    assert {each.code for each in ended.values()} == {code}, ended
+    return job.report()
+
+
+def rounds_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return [rank["facts"]["device_mesh"] for rank in report["ranks"]]
+
+
+def test_every_group_of_a_healthy_mesh_works_alone_and_at_once(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "dp=2,tp=2", 0)
+    assert report["findings"] == []
+    (check,) = report["checks"]
+    assert check["status"] == "pass"
+    assert sorted(check["hosts_or_ranks_tested"]) == ["0", "1", "2", "3"]
+    for rounds in rounds_of(report):
+        assert set(rounds) == {"mesh", "at-once"}
+        assert {outcome["status"] for outcome in rounds.values()} == {"ok"}
+    facts = rounds_of(report)[3]["mesh"]["facts"]
+    assert facts["built_by"] == "init_device_mesh"
+    assert facts["groups"] == {"dp": "ranks 1, 3", "tp": "ranks 2–3"}
+    assert "all_reduce (async)" in rounds_of(report)[3]["at-once"]["facts"]["steps"]
+
+
+def test_a_torch_without_meshes_gets_the_same_groups_by_hand(tmp_path: Path) -> None:
+    changes = dict.fromkeys(range(4), broken("no_device_mesh"))
+    report = report_of(tmp_path, "dp=2,sp=1,tp=2", 0, changes=changes)
+    facts = rounds_of(report)[3]["mesh"]["facts"]
+    assert facts["built_by"] == "new_group"
+    assert facts["groups"] == {"dp": "ranks 1, 3", "sp": "rank 3", "tp": "ranks 2–3"}
+
+
+def test_a_rank_that_freezes_in_one_dimension_only_is_named(tmp_path: Path) -> None:
+    changes = {1: broken("stops_among_neighbours")}
+    report = report_of(tmp_path, "dp=2,tp=2", 1, changes=changes)
+    (root,) = report["root_causes"]
+    assert (root["code"], root["where"]["ranks"]) == ("rank-frozen", [1])
+    assert "group tp[0] (ranks 0–1)" in root["message"]
+    assert report["findings"] == [root]
+
+
+def test_a_group_that_hangs_for_no_visible_reason_is_named_and_no_other(tmp_path: Path) -> None:
+    changes = {2: broken("waits_among_neighbours")}
+    report = report_of(tmp_path, "dp=2,tp=2", 1, changes=changes)
+    (root,) = report["root_causes"]
+    assert root["code"] in ("collective-hang", "rank-frozen")
+    assert set(root["where"]["ranks"]) <= {2, 3}
+    assert 2 in root["where"]["ranks"]
+    assert "group tp[1] (ranks 2–3)" in root["message"]
+    assert report["findings"] == [root]
+
+
+def test_sizes_that_do_not_multiply_to_the_ranks_and_the_nearest_that_do(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "dp=3,tp=2", 1)
+    (root,) = report["root_causes"]
+    assert root["code"] == "mesh-does-not-divide"
+    assert root["evidence"]["nearest"][0] == "dp=2,tp=2"
+    assert (root["where"]["hosts"], root["where"]["ranks"]) == ([], [])
+    assert all("device_mesh" not in rank["facts"] for rank in report["ranks"])
