@@ -67,6 +67,14 @@ from nccl_doctor.tools.groups.meshes import (
     ranks_in_words,
 )
 from nccl_doctor.tools.groups.meshplaces import mesh_on_hosts
+from nccl_doctor.tools.groups.sideblame import (
+    SIDE_BOUND,
+    SIDE_CLEARED,
+    SIDE_UNBOUND,
+    judge_side_groups,
+    needs_control,
+    side_group_names,
+)
 from nccl_doctor.tools.groups.sidegroup import (
     describe_default,
     meet_engine,
@@ -178,6 +186,9 @@ __all__ = [
     "NEW_GROUP",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
+    "SIDE_BOUND",
+    "SIDE_CLEARED",
+    "SIDE_UNBOUND",
     "SLOW_S",
     "TIMEOUT_TOO_SHORT",
     "USE_NCCL2",
@@ -266,6 +277,7 @@ __all__ = [
     "is_loopback",
     "job_roles",
     "judge_groups",
+    "judge_side_groups",
     "judge_timeouts",
     "judge_variables",
     "kept_out",
@@ -292,6 +304,7 @@ __all__ = [
     "nccl_version",
     "nccl_wheels",
     "nearest_meshes",
+    "needs_control",
     "nic_speed",
     "number_range",
     "odd_ones_out",
@@ -316,6 +329,7 @@ __all__ = [
     "scoped",
     "see_gpus",
     "see_other_gpus",
+    "side_group_names",
     "side_helper",
     "slurm_hosts",
     "somebody_did_not_knock",

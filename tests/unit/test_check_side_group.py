@@ -145,6 +145,30 @@ def test_a_hang_that_does_not_come_again_is_a_warning() -> None:
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
 
 
+def test_the_worse_of_two_variants_is_told() -> None:
+    made = cluster(
+        unbound=side_hangs("unbound"),
+        unbound_again=all_good(),
+        bound=side_hangs("bound", "cuda:0"),
+        bound_again=side_hangs("bound-again", "cuda:0"),
+    )
+    found = only(CHECK, made, "collective-hang", hosts=["nd0", "nd1"], ranks=[0, 3])
+    assert found.level is Severity.FAIL
+    assert "side (bound)" in found.message
+
+
+def test_a_bound_variant_that_raises_says_that_the_other_finishes() -> None:
+    hang = side_hangs("bound", "cuda:0")
+    first = Outcome(
+        OutcomeStatus.RAISED,
+        reason="RuntimeError: torch made no group",
+        breadcrumbs=stuck("init_process_group", "side (bound)").breadcrumbs,
+    )
+    made = cluster(unbound=all_good(), bound={**hang, 0: first})
+    found = only(CHECK, made, "group-init-failed", hosts=["nd0"], ranks=[0])
+    assert "torch made no group; without device_id it finishes" in found.message
+
+
 def test_where_both_hang_the_binding_is_not_blamed() -> None:
     made = cluster(unbound=side_hangs("unbound"), bound=side_hangs("bound", "cuda:0"))
     found = only(CHECK, made, "collective-hang", hosts=["nd0", "nd1"], ranks=[0, 3])
