@@ -136,7 +136,8 @@ PURE = [
     in ("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers", "matrix")
     or (
         path.parent.name == "groups"
-        and path.stem not in ("forming", "exercise", "recorder", "witness")
+        and path.stem
+        not in ("forming", "exercise", "meshbuild", "recorder", "sidegroup", "witness")
     )
 ]
 

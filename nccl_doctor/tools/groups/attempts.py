@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.tools.groups.lagging import lagging
 
 CONNECT = "connect to the store"
 ENTRY = "init_process_group"
@@ -66,11 +67,18 @@ class Attempt:
         return out if len(out) < len(self.stuck) else []
 
     @property
+    def lagging(self) -> list[Evidence]:
+        """Never came to the collective that the others wait in; where nobody else is to blame."""
+        others = self.dead or self.stopped or self.never_came
+        return [] if others else lagging(self.members)
+
+    @property
     def has_culprit(self) -> bool:
         """Some member is to blame more than the others, or did not take part at all."""
         tried = (*self.dead, *self.stuck, *self.raised, *self._ended(OutcomeStatus.OK))
         someone_did_not = len(tried) < len(self.members)
-        return bool(self.dead or self.stopped or self.never_came or someone_did_not)
+        found = self.dead or self.stopped or self.never_came or self.lagging
+        return bool(found) or someone_did_not
 
     @property
     def is_unexplained(self) -> bool:

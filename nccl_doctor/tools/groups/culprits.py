@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from nccl_doctor.cluster import Evidence, Outcome
 from nccl_doctor.model import Confidence, Finding, Round, Severity, Where
 from nccl_doctor.tools.groups.attempts import FORMING, Attempt
-from nccl_doctor.tools.groups.doing import error_of, step_of, what_they_did
+from nccl_doctor.tools.groups.doing import error_of, error_text, step_of, what_they_did
+from nccl_doctor.tools.groups.errors import meaning_of
 from nccl_doctor.tools.groups.kinds import (
     CRASHED,
     FAILED,
@@ -76,12 +77,14 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
         yield Finding(CRASHED, words, member.where, what_they_did(attempt))
     stopped = attempt.stopped
-    for member in stopped or attempt.never_came:
+    for member in stopped or attempt.never_came or attempt.lagging:
         outcome = member.outcome
         words = (
             f"stood still in {step_of(outcome)} of group {attempt.name} (process state "
             f"{outcome.state}, kernel wait {outcome.wchan or 'none'})"
         )
+        if attempt.lagging:
+            words += "; it never entered the collective that the others wait in"
         sure = Confidence.CERTAIN if stopped else Confidence.LIKELY
         yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=sure)
 
@@ -91,11 +94,14 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     if attempt.raised:
         own = [m for m in attempt.raised if not _is_victim(m.outcome)] or attempt.raised
         few = len(own) < len(attempt.members)
+        meaning = meaning_of(error_text(own[0].outcome))
+        words = f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}"
         return Finding(
             INIT_FAILED if own[0].outcome.last_step in FORMING else FAILED,
-            f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}",
+            f"{words}; this means: {meaning.means}" if meaning else words,
             place_of_all(own),
             what_they_did(attempt),
+            fix=meaning.ask if meaning else "",
             confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,
         )
     flaky = again is not None and again.is_good

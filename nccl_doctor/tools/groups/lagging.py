@@ -10,6 +10,7 @@ from nccl_doctor.cluster import Evidence, Outcome, OutcomeStatus
 RECORDER = "recorder"
 """Name of the flight recorder's state in `Outcome.witness`."""
 _DEFAULT = "default_pg"
+_TRIED = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
 
 
 def lagging(members: Sequence[Evidence]) -> list[Evidence]:
@@ -18,8 +19,11 @@ def lagging(members: Sequence[Evidence]) -> list[Evidence]:
     By torch's flight recorder, which counts what each rank has enqueued on each group. A member
     that is itself inside a collective is never named, however far behind: it may be waiting for
     data that the network lost. Nor is one that may still be forming the group: it has to have
-    finished one collective in it, unless the backend (gloo) is formed before the first one.
+    finished one collective in it, unless the backend (gloo) is formed before the first one. Where
+    somebody took no part at all, the others may wait for that one.
     """
+    if any(m.outcome.status not in _TRIED for m in members):
+        return []
     stuck = [m for m in members if m.outcome.status is OutcomeStatus.HUNG]
     waiting = [wait for m in stuck for wait in waits_of(m.outcome)]
     return [m for m in stuck if _lags(m.outcome, waiting)]
