@@ -52,11 +52,17 @@ from nccl_doctor.tools.firewall.portrules import (
 )
 from nccl_doctor.tools.firewall.rulesets import read_rules
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
-from nccl_doctor.tools.groups.culprits import judge_groups, rounds_again
+from nccl_doctor.tools.groups.culprits import (
+    is_open,
+    judge_groups,
+    round_compared,
+    rounds_again,
+)
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
+from nccl_doctor.tools.groups.making import Maker
 from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
 from nccl_doctor.tools.groups.meshbuild import build_mesh
 from nccl_doctor.tools.groups.meshes import (
@@ -218,6 +224,7 @@ __all__ = [
     "LinkBlame",
     "Listeners",
     "LookUp",
+    "Maker",
     "Measure",
     "Odd",
     "Offset",
@@ -275,6 +282,7 @@ __all__ = [
     "is_host_told",
     "is_link_local",
     "is_loopback",
+    "is_open",
     "job_roles",
     "judge_groups",
     "judge_side_groups",
@@ -323,6 +331,7 @@ __all__ = [
     "read_rules",
     "release",
     "road_to_master",
+    "round_compared",
     "rounds_again",
     "rules_for_calls_in",
     "sample_for_rules",

@@ -3,19 +3,67 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 
+ATTEMPT_S = 5
+
+
+def examine(folder: Path, world: int, check: str, faults: dict[int, str]) -> dict[str, Any]:
+    """The report of a job in which these ranks have these faults; it must fail, and in time."""
+    ranks = Ranks(
+        folder,
+        world,
+        ["--select", check, "--collective-timeout", str(ATTEMPT_S), "--timeout", "60"],
+        changes={rank: broken(fault) for rank, fault in faults.items()},
+    )
+    ended = ranks.wait(65)
+    assert {each.code for each in ended.values()} == ({1} if faults else {0}), ended
+    return ranks.report()
+
+
+def blamed(report: dict[str, Any]) -> list[tuple[str, list[int]]]:
+    """Code and ranks of everything that is found, causes or not."""
+    return [(found["code"], found["where"]["ranks"]) for found in report["findings"]]
+
 
 def test_a_wrong_result_names_the_rank_that_sees_it(tmp_path: Path) -> None:
-    ranks = Ranks(
-        tmp_path,
-        3,
-        ["--select", "collectives", "--collective-timeout", "8"],
-        changes={1: broken("wrong_result")},
-    )
-    ended = ranks.wait(60)
-    assert {each.code for each in ended.values()} == {1}, ended
-    (root,) = ranks.report()["root_causes"]
-    assert (root["code"], root["where"]["ranks"]) == ("collective-wrong-result", [1])
+    report = examine(tmp_path, 3, "collectives", {1: "wrong_result"})
+    assert blamed(report) == [("collective-wrong-result", [1])]
+
+
+def test_healthy_ranks_pass_in_every_variant(tmp_path: Path) -> None:
+    report = examine(tmp_path, 4, "groups", {})
+    (check,) = [c for c in report["checks"] if c["name"] == "groups"]
+    assert (check["status"], report["findings"]) == ("pass", [])
+    for rank in report["ranks"]:
+        facts = {name: o["facts"] for name, o in rank["facts"]["groups"].items()}
+        assert set(facts) == {"in-order", "in-turn", "at-once"}
+        mine = "odds" if rank["rank"] % 2 else "evens"
+        for name, seen in facts.items():
+            assert set(seen["made"]) == {name, "world", mine}
+            assert seen["made"][mine]["backend_class"] == "ProcessGroupGloo"
+            assert seen["made"][name]["bound_device_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "code"),
+    [
+        ("freezes_in_the_second_group", 2, "rank-frozen"),
+        ("swaps_new_groups", 0, "group-init-hang"),
+        ("swaps_new_groups", 1, "group-init-hang"),
+        ("skips_a_new_group", 2, "group-init-hang"),
+        ("skips_a_new_group", 3, "group-init-hang"),
+        ("reduces_another_size", 1, "collective-failed"),
+        ("wrong_result", 3, "collective-wrong-result"),
+    ],
+)
+def test_the_culprit_is_named_and_nobody_else(
+    tmp_path: Path, fault: str, rank: int, code: str
+) -> None:
+    report = examine(tmp_path, 4, "groups", {rank: fault})
+    assert blamed(report) == [(code, [rank])]

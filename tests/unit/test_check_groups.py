@@ -1,19 +1,260 @@
-"""Rules of the groups check on made-up clusters."""
+"""Rules of the groups check on made-up clusters: which variant, which rank, and nobody else."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from nccl_doctor.checks.groups import Groups
+from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model import Confidence, Finding, Severity
+from nccl_doctor.tools.groups.strays import MADE, MAKING
 from tests.clusters import make_cluster
+from tests.findings import judge
 
 CHECK = Groups()
+OK = {"steps": ["all_reduce"], "wrong": []}
+EVENS, ODDS = "0, 2", "1, 3"
+CUT = (
+    "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  [enforce fail"
+    " at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 1344 vs 8. Received data"
+    " size doesn't match expected size. Is there a distributed collective mismatch in your code?"
+)
+LOST = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:905: Connection reset by peer."
+
+
+def crumbs(*steps: str | Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    before = ("connect to the store", "init_process_group")
+    return tuple(
+        {"at_s": float(i), **({"step": step} if isinstance(step, str) else step)}
+        for i, step in enumerate((*before, *steps))
+    )
+
+
+def made(group: str, expected: str, ranks: str, count: int | None) -> dict[str, Any]:
+    return {"step": MADE, "group": group, "expected": expected, "ranks": ranks, "count": count}
+
+
+REDUCE = {"step": "all_reduce", "group": "evens", "bytes": 32, "sequence": 1}
+
+
+def hung(*steps: str | Mapping[str, Any], **fields: Any) -> Outcome:
+    return Outcome(
+        OutcomeStatus.HUNG,
+        breadcrumbs=crumbs(*(steps or (REDUCE,))),
+        state=fields.pop("state", "S"),
+        duration_s=20,
+        **fields,
+    )
+
+
+def raised(text: str, **fields: Any) -> Outcome:
+    return Outcome(OutcomeStatus.RAISED, reason=text, breadcrumbs=crumbs(REDUCE), **fields)
+
+
+def compared(own: int, other: int) -> Outcome:
+    text = "CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[{}])"
+    words = "Rank 9 is running collective: {}, but Rank 8 is running collective: {}."
+    return raised(
+        "RuntimeError: Detected mismatch between collectives on ranks. "
+        + words.format(text.format(own), text.format(other))
+    )
+
+
+def rounds(backend: str = "gloo", **outcomes: Mapping[int, Any]) -> Cluster:
+    """Four ranks on two hosts; variant (with _ for -) → what is not OK in it, by rank."""
+    cluster = make_cluster(backend=backend)
+    facts: dict[int, dict[str, Any]] = {rank: {} for rank in range(4)}
+    for name, by_rank in outcomes.items():
+        held = make_cluster(
+            check="groups", by_rank={rank: by_rank.get(rank, OK) for rank in range(4)}
+        )
+        for rank in held.ranks:
+            facts[rank.seat][name.replace("_", "-")] = rank.facts["groups"]["alone"]
+    return replace(
+        cluster,
+        ranks=tuple(replace(r, facts={"groups": facts[r.seat]}) for r in cluster.ranks),
+    )
+
+
+def found(cluster: Cluster) -> Finding:
+    (finding,) = judge(CHECK, cluster)
+    return finding
+
+
+ALL_HUNG = dict.fromkeys(range(4), hung())
 
 
 def test_every_further_group_is_named_by_the_ranks_of_the_default_one() -> None:
-    (round_,) = CHECK.plan(make_cluster(("nd0", "nd1"), 2))
-    assert round_.groups == ((0, 1, 2, 3),)
-    assert round_.params["groups"] == {
-        "world": [0, 1, 2, 3],
-        "evens": [0, 2],
-        "odds": [1, 3],
-        "across-hosts": [0, 2],
+    for round_ in CHECK.plan(make_cluster(("nd0", "nd1"), 2)):
+        assert round_.groups == ((0, 1, 2, 3),)
+        assert round_.params["groups"] == {
+            "world": [0, 1, 2, 3],
+            "evens": [0, 2],
+            "odds": [1, 3],
+            "across-hosts": [0, 2],
+        }
+
+
+def test_only_nccl_has_variants_with_a_bound_default_group() -> None:
+    plain = ["in-order", "in-turn", "at-once"]
+    assert [r.name for r in CHECK.plan(make_cluster())] == plain
+    rounds_ = CHECK.plan(make_cluster(backend="nccl"))
+    assert [r.name for r in rounds_] == [*plain, *(f"{name}-bound" for name in plain)]
+    assert [r.params["bind"] for r in rounds_] == [False] * 3 + [True] * 3
+
+
+def test_good_variants_give_nothing() -> None:
+    assert judge(CHECK, rounds(in_order={}, in_turn={}, at_once={})) == []
+
+
+def test_hang_only_at_once_says_so() -> None:
+    finding = found(rounds(in_order={}, in_turn={}, at_once=ALL_HUNG))
+    assert (finding.code, finding.where.ranks) == ("collective-hang", (0, 1, 2, 3))
+    assert "only when groups are used at once; in turn they are good" in finding.message
+    assert finding.confidence is Confidence.POSSIBLE
+
+
+def test_hang_only_of_bound_variants_says_so_once_for_all_of_them() -> None:
+    bad = {"in_order_bound": ALL_HUNG, "in_turn_bound": ALL_HUNG, "at_once_bound": ALL_HUNG}
+    finding = found(rounds("nccl", in_order={}, in_turn={}, at_once={}, **bad))
+    assert "only with a default group that is bound to a device" in finding.message
+    assert finding.evidence["variants"]["at-once"] == "good"
+    assert finding.evidence["variants"]["at-once-bound"] == "hangs"
+
+
+def test_hang_once_all_groups_are_formed_says_so() -> None:
+    finding = found(rounds(in_order={}, in_turn=ALL_HUNG, at_once=ALL_HUNG))
+    assert "only once all groups are formed" in finding.message
+
+
+def test_hang_of_every_variant_names_them_all() -> None:
+    finding = found(rounds(in_order=ALL_HUNG, in_turn=ALL_HUNG, at_once=ALL_HUNG))
+    assert "in every variant that was tried (in-order, in-turn, at-once)" in finding.message
+
+
+def test_variant_that_was_not_held_is_not_called_good() -> None:
+    untested = Outcome(OutcomeStatus.UNTESTED, reason="no time was left")
+    finding = found(rounds(in_order=ALL_HUNG, in_turn=dict.fromkeys(range(4), untested)))
+    assert "in every variant that was tried (in-order)" in finding.message
+
+
+def test_hang_is_tried_again_as_it_was_held_and_then_compared() -> None:
+    cluster = rounds(in_order={}, in_turn={}, at_once=ALL_HUNG)
+    again = CHECK.plan(cluster)[-1]
+    assert (again.name, again.params["use"]) == ("at-once-again", "at-once")
+    twice = rounds(in_order={}, in_turn={}, at_once=ALL_HUNG, at_once_again=ALL_HUNG)
+    last = CHECK.plan(twice)[-1]
+    assert (last.name, last.params["use"], last.params["compare"]) == (
+        "at-once-compared",
+        "at-once",
+        True,
+    )
+
+
+def test_hang_that_does_not_come_again_is_a_warning_for_that_variant_only() -> None:
+    cluster = rounds(
+        in_order=ALL_HUNG, in_order_again={}, in_turn={}, at_once=ALL_HUNG, at_once_again=ALL_HUNG
+    )
+    levels = {f.evidence["round"]: f.level for f in judge(CHECK, cluster)}
+    assert levels == {"in-order": Severity.WARN, "at-once": Severity.FAIL}
+
+
+def test_frozen_rank_is_named_once_for_all_variants() -> None:
+    bad = {0: hung(), 2: hung(state="T")}
+    finding = found(rounds(in_order=bad, in_turn=bad, at_once=bad))
+    assert (finding.code, finding.where.ranks) == ("rank-frozen", (2,))
+
+
+@pytest.mark.parametrize("ranks", [EVENS, "none"])
+def test_rank_that_made_another_group_than_asked_is_named(ranks: str) -> None:
+    bad = {1: hung(made("odds", ODDS, ranks, 5), REDUCE), 3: hung(made("odds", ODDS, ODDS, 4))}
+    finding = found(rounds(in_order=bad))
+    assert (finding.code, finding.where.ranks) == ("group-init-hang", (1,))
+    assert f"made a group of ranks {ranks}, not 1, 3" in finding.message
+    assert finding.confidence is Confidence.CERTAIN
+
+
+def test_rank_that_is_stuck_making_another_group_is_named_by_its_own_frame() -> None:
+    making = {MAKING: {"group": "evens", "expected": EVENS, "ranks": ODDS, "count": 3}}
+    waits = {MAKING: {"group": "evens", "expected": EVENS, "ranks": EVENS, "count": 3}}
+    stuck = crumbs("new_group")[-1]
+    finding = found(rounds(in_order={1: hung(stuck, witness=making), 0: hung(witness=waits)}))
+    assert (finding.code, finding.where.ranks) == ("group-init-hang", (1,))
+
+
+def test_rank_whose_torch_has_counted_otherwise_is_named() -> None:
+    def after(rank: int, count: int) -> Outcome:
+        mine = EVENS if rank in (0, 2) else "none"
+        return hung(made("evens", mine, mine, count))
+
+    bad = {rank: after(rank, 2 if rank == 3 else 3) for rank in range(4)}
+    finding = found(rounds(in_order=bad))
+    assert (finding.code, finding.where.ranks) == ("group-init-hang", (3,))
+    assert finding.confidence is Confidence.LIKELY
+    tie = {rank: after(rank, 2 if rank > 1 else 3) for rank in range(4)}
+    finding = found(rounds(in_order=tie))
+    assert (finding.where.ranks, finding.confidence) == ((0, 1, 2, 3), Confidence.POSSIBLE)
+    silent = {rank: hung(made("evens", EVENS, EVENS, None)) for rank in (0, 2)}
+    assert found(rounds(in_order=silent)).confidence is Confidence.POSSIBLE
+
+
+def test_other_count_of_groups_is_no_fault_where_all_is_good() -> None:
+    def after(count: int) -> Outcome:
+        seen = crumbs(made("evens", EVENS, EVENS, count))
+        return Outcome(OutcomeStatus.OK, facts=OK, breadcrumbs=seen)
+
+    assert judge(CHECK, rounds(in_order={r: after(9 if r else 3) for r in range(4)})) == []
+
+
+ABORTED = {
+    0: Outcome(OutcomeStatus.DIED, signal="SIGABRT", log_tail=CUT, breadcrumbs=crumbs(REDUCE)),
+    **dict.fromkeys((1, 2, 3), raised(LOST)),
+}
+
+
+def test_rank_that_gloo_aborts_for_a_message_of_wrong_size_is_not_blamed_by_itself() -> None:
+    cluster = rounds(in_order=ABORTED)
+    finding = found(cluster)
+    assert (finding.code, finding.where.ranks) == ("collective-failed", (0, 1, 2, 3))
+    assert finding.confidence is Confidence.POSSIBLE
+    assert CHECK.plan(cluster)[-1].name == "in-order-compared"
+
+
+def test_rank_that_runs_another_collective_is_named_by_the_comparison() -> None:
+    shown = {rank: compared(*((1004, 4) if rank == 1 else (4, 1004))) for rank in range(4)}
+    cluster = rounds(in_order=ABORTED, in_turn=ABORTED, in_order_compared=shown)
+    finding = found(cluster)
+    assert (finding.code, finding.where.ranks) == ("collective-failed", (1,))
+    assert "allreduce of shape [1004] where 4 elements were asked for" in finding.message
+    assert [r.name for r in CHECK.plan(cluster)][-1] == "in-order-compared"
+    assert found(rounds(in_order=shown)).where.ranks == (1,)  # torch compared from the start
+
+
+def test_comparison_that_shows_nothing_blames_all() -> None:
+    cluster = rounds(in_order=ABORTED, in_order_compared=ABORTED)
+    assert found(cluster).where.ranks == (0, 1, 2, 3)
+    odd = {0: raised("Rank 0 is running collective: CollectiveFingerPrint(")}
+    assert found(rounds(in_order=odd)).code == "collective-failed"
+
+
+def test_wrong_entry_names_the_giver_inside_a_further_group() -> None:
+    bad = {
+        "step": "all_reduce",
+        "group": "odds",
+        "members": [1, 3],
+        "contributors": [1],
+        "example": "element 1 is 9, not 2",
     }
+    facts = {"steps": [], "wrong": [bad]}
+    finding = found(rounds(in_order={1: facts, 3: facts}))
+    assert (finding.code, finding.where.ranks) == ("collective-wrong-result", (3,))
+    finding = found(rounds(in_order={1: facts}))
+    assert finding.where.ranks == (1,)  # the others got the same data
+
+
+def test_own_view_blames_nobody() -> None:
+    assert judge(CHECK, replace(rounds(in_order=ALL_HUNG), complete=False)) == []

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.lagging import lagging
+from nccl_doctor.tools.groups.mixups import own_collective, was_cut_off
+from nccl_doctor.tools.groups.strays import MADE, astray
 
 CONNECT = "connect to the store"
 ENTRY = "init_process_group"
 """The breadcrumb of a rank that enters its group."""
 NEW_GROUP = "new_group"
-FORMING = (CONNECT, ENTRY, NEW_GROUP)
+FORMING = (CONNECT, ENTRY, NEW_GROUP, MADE)
 """Steps before a group is there: one that is stuck in them never formed."""
 
 
 def has_entered(outcome: Outcome) -> bool:
-    """Whether a rank came as far as forming its group."""
-    return any(crumb["step"] == ENTRY for crumb in outcome.breadcrumbs)
+    """Whether a rank came as far as forming its group. Of many breadcrumbs the first are lost."""
+    return any(
+        crumb["step"] in (ENTRY, NEW_GROUP, MADE) or "sequence" in crumb
+        for crumb in outcome.breadcrumbs
+    )
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,10 @@ class Attempt:
 
     @property
     def dead(self) -> list[Evidence]:
-        """Killed by a signal, or gone with an exit code."""
-        return self._ended(OutcomeStatus.DIED)
+        """Killed by a signal, or gone with an exit code, and not for what another rank sent."""
+        dead = [m for m in self._ended(OutcomeStatus.DIED) if not was_cut_off(m.outcome)]
+        # Where groups are not what they should be, the backend may give up anywhere.
+        return [m for m in dead if m.outcome.signal != "SIGABRT"] if self.astray else dead
 
     @property
     def stuck(self) -> list[Evidence]:
@@ -66,29 +74,41 @@ class Attempt:
         out = [m for m in self.stuck if not has_entered(m.outcome)]
         return out if len(out) < len(self.stuck) else []
 
+    @cached_property
+    def astray(self) -> dict[int, tuple[str, bool]]:
+        """Seats of those whose torch made other groups than it was asked for (see `astray`)."""
+        return astray(self.members, finished=self.is_good)
+
     @property
     def lagging(self) -> list[Evidence]:
         """Never came to the collective that the others wait in; where nobody else is to blame."""
-        others = self.dead or self.stopped or self.never_came
+        others = self.dead or self.stopped or self.never_came or self.astray
         return [] if others else lagging(self.members)
 
     @property
     def has_culprit(self) -> bool:
         """Some member is to blame more than the others, or did not take part at all."""
-        tried = (*self.dead, *self.stuck, *self.raised, *self._ended(OutcomeStatus.OK))
-        someone_did_not = len(tried) < len(self.members)
-        found = self.dead or self.stopped or self.never_came or self.lagging
+        tried = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
+        someone_did_not = any(m.outcome.status not in tried for m in self.members)
+        found = self.dead or self.stopped or self.never_came or self.astray or self.lagging
         return bool(found) or someone_did_not
+
+    @property
+    def is_mixed_up(self) -> bool:
+        """Members ran different collectives, by what the backend says; who did is not said here."""
+        said = any(was_cut_off(m.outcome) or own_collective(m.outcome) for m in self.members)
+        return said and not self.has_culprit
 
     @property
     def is_unexplained(self) -> bool:
         """It hangs, and no member is to blame more than the others."""
-        return bool(self.stuck) and not self.has_culprit and not self.raised
+        stuck = bool(self.stuck) and not self.raised
+        return stuck and not self.has_culprit and not self.is_mixed_up
 
     @property
     def is_failed(self) -> bool:
         """Members raised, and not because another one died."""
-        return bool(self.raised) and not self.has_culprit
+        return bool(self.raised) and not self.has_culprit and not self.is_mixed_up
 
 
 def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:

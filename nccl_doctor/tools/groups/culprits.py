@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from nccl_doctor.cluster import Evidence, Outcome
 from nccl_doctor.model import Confidence, Finding, Round, Severity, Where
@@ -18,9 +19,13 @@ from nccl_doctor.tools.groups.kinds import (
     INIT_HANG,
     WRONG,
 )
+from nccl_doctor.tools.groups.mixups import odd_collectives, was_cut_off
+from nccl_doctor.tools.groups.strays import what_was_made
 
 AGAIN = "-again"
 """End of the name of a round in which a hang of another round is tried once more."""
+COMPARED = "-compared"
+"""The same, where torch compares what each rank is about to run before it runs it."""
 
 _VICTIM_WORDS = (
     "connection closed",
@@ -37,29 +42,74 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
 
     Args:
         attempts: round → its groups, in the order in which they were held. A round called `x-again`
-            repeats groups of round `x`.
+            or `x-compared` repeats groups of round `x`.
     """
-    firsts = [a for name, found in attempts.items() if not name.endswith(AGAIN) for a in found]
+    firsts = [(n, a) for n, found in attempts.items() if is_first(n) for a in found]
+    repeats = {(n, a.seats): a for n, found in attempts.items() if not is_first(n) for a in found}
+    compared = {seats: a for (name, seats), a in repeats.items() if name.endswith(COMPARED)}
     blamed: set[tuple[str, Where]] = set()
-    for attempt in firsts:
+    for _, attempt in firsts:
         for finding in (*_culprits(attempt), *_wrong(attempt)):
             if (finding.code, finding.where) not in blamed:  # in an earlier group already
                 blamed.add((finding.code, finding.where))
                 yield finding
-    seconds = {a.seats: a for n, found in attempts.items() if n.endswith(AGAIN) for a in found}
-    open_ = [a for a in firsts if a.is_unexplained or a.is_failed]
-    for attempt in open_:
+    open_ = [(name, a) for name, a in firsts if is_open(a)]
+    for name, attempt in open_:
         # A group that contains a smaller one that fails by itself says nothing new.
-        if not any(set(other.seats) < set(attempt.seats) for other in open_):
-            yield _group_finding(attempt, seconds.get(attempt.seats))
+        if any(set(other.seats) < set(attempt.seats) for _, other in open_):
+            continue
+        again = repeats.get((name + AGAIN, attempt.seats))
+        yield _mixed_up(attempt, compared.get(attempt.seats)) or _group_finding(attempt, again)
 
 
-def rounds_again(attempts: Mapping[str, Sequence[Attempt]], deadline_s: float) -> Iterator[Round]:
-    """Confirm before blaming: a hang that nobody in particular caused is tried once more."""
+def is_first(name: str) -> bool:
+    """Whether a round of this name repeats no other."""
+    return not name.endswith((AGAIN, COMPARED))
+
+
+def is_open(attempt: Attempt) -> bool:
+    """It went wrong, and no member of it is seen to be the one to blame."""
+    return attempt.is_unexplained or attempt.is_failed or attempt.is_mixed_up
+
+
+def rounds_again(
+    attempts: Mapping[str, Sequence[Attempt]],
+    deadline_s: float,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[Round]:
+    """Confirm before blaming: a hang that nobody in particular caused is tried once more.
+
+    Args:
+        attempts: as for `judge_groups`.
+        deadline_s: of each round.
+        params: round → its parameters, which it is repeated with.
+    """
     for name, found in attempts.items():
         groups = tuple(attempt.seats for attempt in found if attempt.is_unexplained)
-        if groups and not name.endswith(AGAIN):
-            yield Round(name + AGAIN, groups, deadline_s)
+        if groups and is_first(name):
+            yield Round(name + AGAIN, groups, deadline_s, (params or {}).get(name, {}))
+
+
+def round_compared(
+    attempts: Mapping[str, Sequence[Attempt]],
+    deadline_s: float,
+    params: Mapping[str, Mapping[str, Any]],
+) -> Iterator[Round]:
+    """At most one round in which torch compares the ranks: for the first that says too little.
+
+    That is where the backend gave up for what another rank sent, where connections broke though
+    nobody died, and where a collective hung twice. Its parameters have `compare` set.
+    """
+    for name, found in attempts.items():
+        again = {a.seats: a for a in attempts.get(name + AGAIN, ())}
+        groups = tuple(
+            a.seats for a in found if is_open(a) and _says_too_little(a, again.get(a.seats))
+        )
+        if groups and is_first(name):
+            yield Round(
+                name + COMPARED, groups, deadline_s, {**params.get(name, {}), "compare": True}
+            )
+            return
 
 
 def place_of_all(members: Sequence[Evidence]) -> Where:
@@ -76,6 +126,17 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
         yield Finding(CRASHED, words, member.where, what_they_did(attempt))
+    made = {**what_they_did(attempt), "made": what_was_made(attempt.members)}
+    for member in attempt.members:
+        if member.rank.seat in attempt.astray:
+            words, sure = attempt.astray[member.rank.seat]
+            yield Finding(
+                INIT_HANG if attempt.stuck else INIT_FAILED,
+                f"{words} (round {attempt.name})",
+                member.where,
+                made,
+                confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+            )
     stopped = attempt.stopped
     for member in stopped or attempt.never_came or attempt.lagging:
         outcome = member.outcome
@@ -85,8 +146,46 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
         )
         if attempt.lagging:
             words += "; it never entered the collective that the others wait in"
-        sure = Confidence.CERTAIN if stopped else Confidence.LIKELY
-        yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=sure)
+        trust = Confidence.CERTAIN if stopped else Confidence.LIKELY
+        yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=trust)
+
+
+def _says_too_little(attempt: Attempt, again: Attempt | None) -> bool:
+    if attempt.is_mixed_up:
+        return not odd_collectives(attempt.members)
+    if attempt.is_failed:
+        return all(_is_victim(m.outcome) for m in attempt.raised)
+    formed = any(m.outcome.last_step not in FORMING for m in attempt.stuck)
+    return formed and again is not None and not again.is_good
+
+
+def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
+    """Ranks that ran different collectives; None where nothing shows that."""
+    for shown in (attempt, compared):
+        odd = odd_collectives(shown.members) if shown is not None else {}
+        if shown is None or not odd:
+            continue
+        culprits = [m for m in shown.members if m.rank.seat in odd]
+        words = f"{step_of(culprits[0].outcome)} of group {attempt.name}: it ran "
+        return Finding(
+            HANG if attempt.is_unexplained else FAILED,
+            words + odd[culprits[0].rank.seat],
+            place_of_all(culprits),
+            {**what_they_did(attempt), "compared": what_they_did(shown)["doing"]},
+            confidence=Confidence.LIKELY,
+        )
+    if not attempt.is_mixed_up:
+        return None
+    cut = next((m for m in attempt.members if was_cut_off(m.outcome)), None)
+    words = "the backend received a message of another size than it waited for"
+    return Finding(
+        FAILED,
+        f"{step_of((cut or attempt.members[0]).outcome)} of group {attempt.name}: "
+        + (words if cut else "the ranks ran different collectives"),
+        place_of_all(attempt.members),
+        what_they_did(attempt),
+        confidence=Confidence.POSSIBLE,
+    )
 
 
 def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
@@ -124,15 +223,16 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
     part is named, if that can be told; where only some did, they are: the others got the same data.
     """
     seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
-    if not seen:
+    if not seen or attempt.astray:  # what a wrong group computes is that fault once more
         return
-    # Contributors are group ranks of the round's own group; members stand in order of rank.
-    own = {
-        giver for _, bad in seen for giver in bad["contributors"] if bad["group"] == attempt.name
-    }
+    own: set[int] = set()
+    for _, bad in seen:
+        whole = range(len(attempt.members)) if bad["group"] == attempt.name else ()
+        inside = bad.get("members", whole)  # members of the attempt stand in order of rank
+        if len({m.rank.seat for m, b in seen if b["group"] == bad["group"]}) == len(inside):
+            own |= {inside[giver] for giver in bad["contributors"]}
     seers = [m for m in attempt.members if m.outcome.facts.get("wrong")]
-    shared = len(seers) == len(attempt.members)
-    givers = [m for at, m in enumerate(attempt.members) if shared and at in own]
+    givers = [m for at, m in enumerate(attempt.members) if at in own]
     few = 2 * len(seers) < len(attempt.members)
     first = seen[0][1]
     yield Finding(

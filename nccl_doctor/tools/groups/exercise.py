@@ -34,6 +34,18 @@ class Exercise:
         """`steps` and `wrong`, for the report."""
         return {"steps": self.steps, "wrong": self.wrong}
 
+    def reduce(self, name: str, group: Any, rank: int, size: int) -> None:
+        """One all-reduce, in which a wrong entry names who gave it; parameters as for `alone`."""
+        import torch
+        import torch.distributed as dist
+
+        marks = torch.zeros(size, dtype=torch.int64, device=self._device)
+        marks[rank] = rank + 1
+        self._announce("all_reduce", name, size)
+        dist.all_reduce(marks, group=group)
+        # Entry r comes from rank r alone.
+        self._compare("all_reduce", name, marks, torch.arange(1, size + 1), by_entry=True)
+
     def alone(self, name: str, group: Any, rank: int, size: int, elements: Sequence[int]) -> None:
         """One group by itself: all-reduce of each size, broadcast from both ends, barrier.
 
@@ -47,12 +59,7 @@ class Exercise:
         import torch
         import torch.distributed as dist
 
-        marks = torch.zeros(size, dtype=torch.int64, device=self._device)
-        marks[rank] = rank + 1
-        self._announce("all_reduce", name, size)
-        dist.all_reduce(marks, group=group)
-        # Entry r comes from rank r alone, so a wrong entry names who gave it.
-        self._compare("all_reduce", name, marks, torch.arange(1, size + 1), by_entry=True)
+        self.reduce(name, group, rank, size)
         for count in elements:
             pattern = torch.arange(count) % _PATTERN + 1
             data = (pattern * (rank + 1)).to(self._device)
