@@ -52,11 +52,19 @@ from nccl_doctor.tools.firewall.portrules import (
 )
 from nccl_doctor.tools.firewall.rulesets import read_rules
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
+from nccl_doctor.tools.groups.bound import blame_binding, judge_binding
 from nccl_doctor.tools.groups.culprits import (
     is_open,
     judge_groups,
     round_compared,
     rounds_again,
+)
+from nccl_doctor.tools.groups.deepspeed import IMPORT as IMPORT_DEEPSPEED
+from nccl_doctor.tools.groups.deepspeed import (
+    accelerator_of,
+    hand_over,
+    import_deepspeed,
+    init_by_deepspeed,
 )
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
@@ -189,6 +197,7 @@ __all__ = [
     "ALONE",
     "DEVICE_ID_HANG",
     "GROUP_KINDS",
+    "IMPORT_DEEPSPEED",
     "NEW_GROUP",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
@@ -242,9 +251,11 @@ __all__ = [
     "Suspects",
     "Untested",
     "Where",
+    "accelerator_of",
     "arch_runs_on",
     "attempts_of",
     "beyond",
+    "blame_binding",
     "blame_links",
     "build_mesh",
     "call_others",
@@ -268,6 +279,7 @@ __all__ = [
     "form_world",
     "gather_timeouts",
     "gather_variables",
+    "hand_over",
     "has_entered",
     "has_infiniband",
     "has_route",
@@ -276,14 +288,17 @@ __all__ = [
     "host_labels",
     "how_to_let_pass",
     "how_to_open",
+    "import_deepspeed",
     "in_front",
     "in_slots",
+    "init_by_deepspeed",
     "interfaces",
     "is_host_told",
     "is_link_local",
     "is_loopback",
     "is_open",
     "job_roles",
+    "judge_binding",
     "judge_groups",
     "judge_side_groups",
     "judge_timeouts",

@@ -18,7 +18,7 @@ START_S = 20.0
 """From exec to the doctor's own clock: importing torch, many at once on a small, busy machine."""
 ELSEWHERE = (
     "rendezvous_endpoint", "slurm_allocation", "nccl_library", "torch_nccl", "net_plugin",
-    "idle_connections", "device_mesh", "side_group",
+    "idle_connections", "device_mesh", "side_group", "deepspeed_groups",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, mostly NCCL, and a job with a side group.

@@ -137,7 +137,7 @@ PURE = [
     or (
         path.parent.name == "groups"
         and path.stem
-        not in ("forming", "exercise", "meshbuild", "recorder", "sidegroup", "witness")
+        not in ("deepspeed", "forming", "exercise", "meshbuild", "recorder", "sidegroup", "witness")
     )
 ]
 

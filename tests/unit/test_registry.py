@@ -309,7 +309,7 @@ CODES = """
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     mesh-does-not-divide mesh-crosses-hosts
     group-init-failed group-init-hang
-    device-id-multi-group-hang
+    device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
     link-slow link-lossy host-slow latency-high idle-connections-forgotten
     """
