@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import inspect
+import json
 import secrets
 import socket
 from collections.abc import Callable, Collection, Iterator
@@ -31,7 +32,6 @@ SIZE = 2
 _TAG = "side-store"
 _LOOK_UP_S = 2.0
 _REACH_S = 5.0
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,9 @@ def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) ->
         master_listen_fd=listener.detach(),
     )
     nonce = secrets.token_hex(8)
-    ctx.peers.post(_TAG, {"address": address, "port": port, "nonce": nonce})
+    told = json.dumps({"address": address, "port": port, "nonce": nonce})
+    # To one of perhaps thousands: not by `collect`, which waits for all of them.
+    ctx.peers.store().set(_TAG, told)
     return _form(ctx, name, (store, nonce, f"{address}:{port}"), 0, device, clear=clear)
 
 
@@ -137,9 +139,9 @@ def meet_trainer(ctx: Context, name: str) -> Side:
     # It enters by waiting for the trainers: while they do not come, it is not the one to blame.
     ctx.breadcrumb(ENTRY, group=name)
     ctx.breadcrumb(CONNECT, group=name, side="client")
-    told: dict[str, Any] | None = None
-    while told is None:  # the deadline of this child ends it
-        told = ctx.peers.collect(_TAG, _POLL_S).get(ctx.group[0])
+    ours = ctx.peers.store()
+    ours.wait([_TAG], beyond(ctx))
+    told = json.loads(ours.get(_TAG))
     address, port = str(told["address"]), int(told["port"])
     where = f"{address}:{port}"
     ctx.breadcrumb(CONNECT, group=name, side="client", address=where)
