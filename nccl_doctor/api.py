@@ -31,6 +31,8 @@ from nccl_doctor.model import (
 )
 from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
+from nccl_doctor.tools.deepspeed.host import gather_deepspeed
+from nccl_doctor.tools.deepspeed.judging import judge_deepspeed
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
@@ -277,6 +279,7 @@ __all__ = [
     "fits",
     "follow_pairs",
     "form_world",
+    "gather_deepspeed",
     "gather_timeouts",
     "gather_variables",
     "hand_over",
@@ -299,6 +302,7 @@ __all__ = [
     "is_open",
     "job_roles",
     "judge_binding",
+    "judge_deepspeed",
     "judge_groups",
     "judge_side_groups",
     "judge_timeouts",

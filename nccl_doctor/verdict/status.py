@@ -111,7 +111,7 @@ class _Blockers:
         self._failures = [
             (finding, self._ground.place(finding.where), finding.kind.layer.order)
             for finding in sorted(findings, key=lambda f: (f.kind.layer.order, importance(f)))
-            if finding.level is Severity.FAIL
+            if finding.level is Severity.FAIL and not finding.kind.later
         ]
         self._codes = {finding.code for finding, _, _ in self._failures}
         self._keepers: dict[Where, str | None] = {}  # the same for every check

@@ -156,10 +156,18 @@ def sleeps_in_its_second_all_reduce(dist: Any) -> None:
     dist.all_reduce = all_reduce
 
 
+def another_seed(dist: Any) -> None:
+    """Whatever seed torch is given, this rank takes the next."""
+    torch = sys.modules["torch"]
+    real = torch.manual_seed
+    torch.manual_seed = lambda seed: real(seed + 1)
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
         wrong_result,
+        another_seed,
         one_member_too_many,
         freezes_in_all_reduce,
         store_ends_at_once,

@@ -311,6 +311,10 @@ CODES = """
     group-init-failed group-init-hang
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
+    seed-differs batch-does-not-divide world-size-config-mismatch
+    deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
+    deepspeed-config-conflict offload-path-unusable offload-memory-low
+    offload-operator-unavailable
     link-slow link-lossy host-slow latency-high idle-connections-forgotten
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
