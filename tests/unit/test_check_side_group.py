@@ -137,6 +137,23 @@ def test_a_hang_of_the_bound_variant_alone_is_due_to_the_binding() -> None:
     assert found.evidence["default_group"]["bound_device_id"] == "cuda:0"
 
 
+@pytest.mark.parametrize(
+    ("deepspeed", "words"),
+    [
+        (None, "form the default group without device_id"),
+        ("0.17.2", "form the default group without device_id"),
+        ("0.18.2", "before deepspeed.init_distributed()"),
+    ],
+)
+def test_the_advice_is_that_for_the_versions(deepspeed: str | None, words: str) -> None:
+    hang = side_hangs("bound", "cuda:0")
+    said = {"bound_device_id": "cuda:0", "torch": TORCH, "deepspeed": deepspeed}
+    for rank in range(3):
+        hang[rank] = replace(hang[rank], witness={"default_group": said})
+    (found,) = judge(CHECK, cluster(unbound=all_good(), bound=hang))
+    assert words in found.to_json()["fix"]
+
+
 def test_a_hang_that_does_not_come_again_is_a_warning() -> None:
     made = cluster(
         unbound=all_good(), bound=side_hangs("bound", "cuda:0"), bound_again=all_good("cuda:0")
@@ -184,6 +201,7 @@ def test_a_torch_that_binds_by_itself_is_blamed_by_taking_the_binding_away() -> 
         found.message
     )
     assert "with that binding taken away meanwhile it finishes" in found.message
+    assert "torch 2.15.0 binds by itself, so leaving out device_id is not enough" in found.fix
 
 
 def test_a_torch_that_binds_by_itself_is_not_blamed_where_that_changes_nothing() -> None:

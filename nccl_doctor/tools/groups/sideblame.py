@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.cluster import Evidence, OutcomeStatus
 from nccl_doctor.model import Confidence, Finding, Severity, Where
 from nccl_doctor.tools.groups.attempts import Attempt
+from nccl_doctor.tools.groups.binding import TORCH, binding_advice, binds
 from nccl_doctor.tools.groups.culprits import AGAIN, judge_groups
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, FAILED, HANG, INIT_FAILED, INIT_HANG
 
@@ -144,4 +145,17 @@ def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding
     apart = control == SIDE_CLEARED or not _self_bound(attempts)
     is_sure = apart and finding.level is Severity.FAIL
     sure = Confidence.LIKELY if is_sure else Confidence.POSSIBLE
-    return finding.replaced(kind=DEVICE_ID_HANG, confidence=sure)
+    fix = _advice(
+        said, itself=bool(_self_bound(attempts)), members=len(attempts[variant][0].members)
+    )
+    return finding.replaced(kind=DEVICE_ID_HANG, confidence=sure, fix=fix)
+
+
+def _advice(said: Mapping[str, Any], *, itself: bool, members: int) -> str:
+    """What to do with exactly these versions; empty where the job itself must be what binds."""
+    deepspeed, torch = said.get("deepspeed"), str(said.get("torch", ""))
+    # Whether torch binds by itself was seen: what was read of versions and variables is not needed.
+    told = binds(deepspeed, torch, "nccl", "cuda", members, use_nccl2=None if itself else "0")
+    by = {*told.by, TORCH} if itself else {*told.by} - {TORCH}
+    told = replace(told, binds=bool(by), by=tuple(sorted(by)))
+    return binding_advice(told, deepspeed, torch, members).text if by else ""
