@@ -158,8 +158,8 @@ def whole(value: Any) -> int | None:
         return int(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+(\.0*)?\s*", value):
-        return int(float(value))
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,400}(\.0*)?\s*", value):
+        return int(value.split(".")[0])
     return None
 
 

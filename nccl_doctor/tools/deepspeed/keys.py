@@ -153,8 +153,8 @@ def _wanted(key: Key, value: Any, *, strict: bool) -> str:
     if key.kind == "section":
         return "" if isinstance(value, Mapping) else "not an object"
     if key.kind == "batch":
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
-        return "" if fits and value == int(value) else "not a whole number above 0"
+        number = whole(value) if type(value) in (int, float) else None
+        return "" if number is not None and number > 0 else "not a whole number above 0"
     if key.kind == "word":
         text = value if key.cased or not isinstance(value, str) else value.lower()
         return "" if text in key.values else f"not one of {', '.join(key.values)}"
@@ -183,9 +183,9 @@ def _out_of_range(key: Key, value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, (int, float)):
-        return float(value)
+    if not isinstance(value, (int, float, str)):
+        return None
     try:
-        return float(value) if isinstance(value, str) else None
-    except ValueError:
+        return float(value)
+    except (ValueError, OverflowError):
         return None
