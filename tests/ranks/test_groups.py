@@ -10,18 +10,22 @@ import pytest
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 
-ATTEMPT_S = 5
+ATTEMPT_S = 8
+HANG_S = 3
+TIMEOUT_S = 60
 
 
-def examine(folder: Path, world: int, check: str, faults: dict[int, str]) -> dict[str, Any]:
+def examine(
+    folder: Path, world: int, check: str, faults: dict[int, str], attempt_s: int = ATTEMPT_S
+) -> dict[str, Any]:
     """The report of a job in which these ranks have these faults; it must fail, and in time."""
     ranks = Ranks(
         folder,
         world,
-        ["--select", check, "--collective-timeout", str(ATTEMPT_S), "--timeout", "60"],
+        ["--select", check, "--collective-timeout", str(attempt_s), f"--timeout={TIMEOUT_S}"],
         changes={rank: broken(fault) for rank, fault in faults.items()},
     )
-    ended = ranks.wait(65)
+    ended = ranks.wait(TIMEOUT_S + 5)
     assert {each.code for each in ended.values()} == ({1} if faults else {0}), ended
     return ranks.report()
 
@@ -65,5 +69,6 @@ def test_healthy_ranks_pass_in_every_variant(tmp_path: Path) -> None:
 def test_the_culprit_is_named_and_nobody_else(
     tmp_path: Path, fault: str, rank: int, code: str
 ) -> None:
-    report = examine(tmp_path, 4, "groups", {rank: fault})
+    hangs = code in ("rank-frozen", "group-init-hang")
+    report = examine(tmp_path, 4, "groups", {rank: fault}, HANG_S if hangs else ATTEMPT_S)
     assert blamed(report) == [(code, [rank])]
