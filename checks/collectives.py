@@ -6,6 +6,10 @@ All-reduce, broadcast and barrier on the job's backend, with integer results che
 several message sizes: over all ranks, over the ranks of each host, and over one rank per host.
 Every group attempt runs in processes of its own, under its own deadline. Several groups at once
 are for the check `groups`.
+Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups
+find it: every host by itself, then halves of the hosts side by side, down to the host that works
+with nobody, to the two that do not work together, or to the rank. docs/isolation.md has the
+scheme, and what it needs for up to 10,000 hosts.
 
 Why it matters
 --------------
@@ -25,6 +29,9 @@ When it is wrong
 ----------------
 A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
 looks like a hang. Raise that option and see whether the finding stays.
+Isolation takes a smaller group for good where it finishes. NCCL does not connect every pair of a
+group, so that of a broken link between hosts that are no neighbours it may say only that no
+smaller group fails. Confidence `certain` means: each place named fails with others that work.
 Not validated on hardware: with gloo every rule has met real ranks and real faults; the NCCL path
 has not run on a GPU yet.
 
@@ -41,6 +48,7 @@ from typing import Any
 
 from nccl_doctor.api import (
     GROUP_KINDS,
+    Attempt,
     Check,
     Cluster,
     Context,
@@ -52,8 +60,11 @@ from nccl_doctor.api import (
     Scope,
     attempts_of,
     form_world,
+    is_isolated,
     judge_groups,
+    judge_isolation,
     rounds_again,
+    rounds_of_isolation,
 )
 
 _SIZES = {  # elements of int64
@@ -76,20 +87,27 @@ class Collectives(Check):
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """World, hosts, across hosts; and once more what hung for no reason."""
+        """World; then hosts and across hosts, and once more what hung for no reason; or, where the
+        world went wrong and nobody is seen to be the cause, what isolates it.
+        """
         deadline_s = cluster.collective_timeout_s
+        attempts = attempts_of(cluster, self.name)
         world = tuple(rank.seat for rank in cluster.present)
+        rounds = [Round("world", (world,), deadline_s)]
+        if "world" not in attempts:
+            return rounds
+        if is_isolated(cluster, attempts):
+            return [*rounds, *rounds_of_isolation(cluster, attempts)]
         by_host = [
             tuple(rank.seat for rank in cluster.ranks_on(host)) for host in cluster.present_hosts
         ]
         # In order of rank, as torch sorts the members of every group that it builds.
         firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
-        rounds = [Round("world", (world,), deadline_s)]
         inside = tuple(seats for seats in by_host if len(seats) > 1)
         if len(by_host) > 1 and inside:
             rounds.append(Round("each-host", inside, deadline_s))
             rounds.append(Round("across-hosts", (firsts,), deadline_s))
-        rounds += rounds_again(attempts_of(cluster, self.name), deadline_s)
+        rounds += rounds_again(attempts, deadline_s)
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -103,5 +121,10 @@ class Collectives(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Per round and group: the culprits, if any can be told from the victims."""
-        if cluster.complete:  # else nobody can tell a culprit from a victim
-            yield from judge_groups(attempts_of(cluster, self.name))
+        if not cluster.complete:  # nobody can tell a culprit from a victim
+            return
+        attempts: Mapping[str, Sequence[Attempt]] = attempts_of(cluster, self.name)
+        if is_isolated(cluster, attempts):
+            attempts, findings = judge_isolation(cluster, attempts)
+            yield from findings
+        yield from judge_groups(attempts)

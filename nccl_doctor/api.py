@@ -71,6 +71,7 @@ from nccl_doctor.tools.groups.deepspeed import (
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
+from nccl_doctor.tools.groups.isolated import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
 from nccl_doctor.tools.groups.making import Maker
 from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
@@ -297,6 +298,7 @@ __all__ = [
     "init_by_deepspeed",
     "interfaces",
     "is_host_told",
+    "is_isolated",
     "is_link_local",
     "is_loopback",
     "is_open",
@@ -304,6 +306,7 @@ __all__ = [
     "judge_binding",
     "judge_deepspeed",
     "judge_groups",
+    "judge_isolation",
     "judge_side_groups",
     "judge_timeouts",
     "judge_variables",
@@ -352,6 +355,7 @@ __all__ = [
     "road_to_master",
     "round_compared",
     "rounds_again",
+    "rounds_of_isolation",
     "rules_for_calls_in",
     "sample_for_rules",
     "scoped",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.cluster import ALONE, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model import Finding, Severity
+from nccl_doctor.model import Finding, Round, Severity
 from tests.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "collectives")
@@ -49,9 +50,16 @@ def cluster_of(by_rank: dict[int, Any], round_name: str = "world", **kwargs: Any
     )
 
 
-def add_round(cluster: Cluster, name: str, by_rank: dict[int, Any]) -> Cluster:
-    """The same cluster with the outcomes of one more round; `each-host` has a group per host."""
+def add_round(
+    cluster: Cluster, name: str, by_rank: dict[int, Any], *, alone: bool = False
+) -> Cluster:
+    """The same cluster with the outcomes of one more round; `each-host` has a group per host,
+    and `alone` is one of single ranks.
+    """
     other = cluster_of(by_rank, name)
+    if alone:
+        for rank in other.ranks:
+            rank.facts["collectives"][name]["group"] = rank.seat
     if name == "each-host":
         for rank in other.ranks:
             rank.facts["collectives"][name]["group"] = 2 * rank.host.id
@@ -64,8 +72,6 @@ def add_round(cluster: Cluster, name: str, by_rank: dict[int, Any]) -> Cluster:
         }
         for rank, twin in zip(cluster.ranks, other.ranks, strict=True)
     }
-    from dataclasses import replace
-
     return replace(
         cluster, ranks=tuple(replace(rank, facts=facts[rank.seat]) for rank in cluster.ranks)
     )
@@ -111,33 +117,65 @@ def test_those_who_waited_for_one_that_took_no_part_are_not_blamed() -> None:
     assert judge(cluster_of({0: hung(), 1: lacks, 2: hung(), 3: VICTIM})) == []
 
 
-def test_hang_of_all_blames_the_group_and_says_that_it_cannot_tell() -> None:
-    (found,) = judge(cluster_of(dict.fromkeys(range(4), hung(steps=FORMING))))
-    assert found.code == "group-init-hang"
-    assert found.where.ranks == (0, 1, 2, 3)
+HANGS = dict.fromkeys(range(4), hung())
+FINE = dict.fromkeys(range(4), OK)
+
+
+def last_round(cluster: Cluster) -> str:
+    return CHECK.plan(cluster)[-1].name
+
+
+def test_hang_between_two_hosts_blames_what_is_between_them_and_says_that_it_cannot_tell() -> None:
+    for steps, code in ((FORMING, "group-init-hang"), (ENTERED, "collective-hang")):
+        bad = dict.fromkeys(range(4), hung(steps=steps))
+        cluster = cluster_of(bad)
+        assert last_round(cluster) == "each-host"
+        cluster = add_round(cluster, "each-host", FINE)
+        assert last_round(cluster) == "world-again"
+        cluster = add_round(cluster, "world-again", bad)
+        assert last_round(cluster) == "world-again"
+        (found,) = judge(cluster)
+        assert found.code == code
+        assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
+        assert (found.where.hosts, found.where.ranks) == ((), ())
+        assert found.confidence.value == "possible"
+
+
+def test_hang_of_which_nothing_else_is_known_blames_the_group() -> None:
+    (found,) = judge(cluster_of(HANGS))
+    assert (found.code, found.where.ranks) == ("collective-hang", (0, 1, 2, 3))
     assert found.confidence.value == "possible"
-    (found,) = judge(cluster_of(dict.fromkeys(range(4), hung())))
-    assert found.code == "collective-hang"
 
 
 def test_hang_is_tried_again_and_a_good_second_attempt_makes_it_a_warning() -> None:
-    cluster = cluster_of(dict.fromkeys(range(4), hung()))
-    assert [r.name for r in CHECK.plan(cluster)][-1] == "world-again"
-    again = add_round(cluster, "world-again", dict.fromkeys(range(4), OK))
+    cluster = add_round(cluster_of(HANGS), "each-host", FINE)
+    again = add_round(cluster, "world-again", FINE)
+    assert last_round(again) == "world-again"
     (found,) = judge(again)
     assert (found.code, found.level) == ("collective-hang", Severity.WARN)
     assert "tried again" in found.message
-    bad = add_round(cluster, "world-again", dict.fromkeys(range(4), hung()))
-    (found,) = judge(bad)
-    assert found.level is Severity.FAIL
-    assert "world-again-again" not in [r.name for r in CHECK.plan(bad)]
 
 
-def test_smaller_group_that_hangs_by_itself_narrows_the_blame() -> None:
-    cluster = cluster_of(dict.fromkeys(range(4), hung()))
-    cluster = add_round(cluster, "each-host", {0: OK, 1: OK, 2: hung(), 3: hung()})
+def test_host_that_hangs_by_itself_is_looked_into_rank_by_rank() -> None:
+    cluster = add_round(cluster_of(HANGS), "each-host", {0: OK, 1: OK, 2: hung(), 3: hung()})
     (found,) = judge(cluster)
-    assert (found.code, found.where.hosts) == ("collective-hang", ("nd1",))
+    assert (found.code, found.where.hosts, found.where.ranks) == ("collective-hang", ("nd1",), ())
+    assert CHECK.plan(cluster)[-1].groups == ((2,), (3,))
+    cluster = add_round(cluster, "isolate-1", {2: OK, 3: hung()}, alone=True)
+    (found,) = judge(cluster)
+    assert (found.code, found.where.hosts, found.where.ranks) == (
+        "collective-hang",
+        ("nd1",),
+        (3,),
+    )
+    assert found.confidence.value == "certain"
+
+
+def test_rank_that_dies_in_a_smaller_group_explains_the_whole() -> None:
+    cluster = add_round(cluster_of(HANGS), "each-host", {0: OK, 1: OK, 2: died(), 3: VICTIM})
+    assert last_round(cluster) == "each-host"
+    (found,) = judge(cluster)
+    assert (found.code, found.where.ranks) == ("rank-crashed", (2,))
 
 
 def test_own_error_is_blamed_and_not_the_ones_that_lost_their_peer() -> None:
@@ -183,10 +221,131 @@ def test_own_view_blames_nobody() -> None:
 
 
 def test_plan_covers_every_present_rank() -> None:
-    rounds = {r.name: r for r in CHECK.plan(make_cluster(("a", "b", "c"), 2))}
-    assert rounds["world"].groups == ((0, 1, 2, 3, 4, 5),)
+    cluster = make_cluster(("a", "b", "c"), 2)
+    (world,) = CHECK.plan(cluster)
+    assert world.groups == ((0, 1, 2, 3, 4, 5),)
+    good = make_cluster(
+        ("a", "b", "c"),
+        2,
+        check="collectives",
+        by_rank=dict.fromkeys(range(6), OK),
+        round_name="world",
+    )
+    rounds = {r.name: r for r in CHECK.plan(good)}
     assert rounds["each-host"].groups == ((0, 1), (2, 3), (4, 5))
     assert rounds["across-hosts"].groups == ((0, 2, 4),)
+
+
+class Held:
+    """A made-up cluster whose rounds are held as the check plans them, until it wants no more."""
+
+    def __init__(self, hosts: int, nproc: int, bad: Any, how: Outcome | None = None) -> None:
+        """`bad` tells of a set of seats whether they hang; `how` is what each then leaves."""
+        self.cluster = make_cluster([f"nd{i}" for i in range(hosts)], nproc)
+        self.rounds: list[Round] = []
+        how = how or hung()
+        while due := [r for r in CHECK.plan(self.cluster) if r.name not in self.names]:
+            for round_ in due:
+                self.rounds.append(round_)
+                for group in round_.groups:
+                    status = how if bad(set(group)) else Outcome(OutcomeStatus.OK, facts=OK)
+                    self._record(round_, group, status)
+
+    @property
+    def names(self) -> list[str]:
+        return [r.name for r in self.rounds]
+
+    def _record(self, round_: Round, group: tuple[int, ...], outcome: Outcome) -> None:
+        ranks = []
+        for rank in self.cluster.ranks:
+            if rank.seat in group:
+                took_s = 1.0 if outcome.status is OutcomeStatus.OK else round_.deadline_s
+                done = replace(outcome, group=min(group), duration_s=took_s).to_json()
+                rounds = {**rank.facts.get("collectives", {}), round_.name: done}
+                rank = replace(rank, facts={"collectives": rounds})
+            ranks.append(rank)
+        self.cluster = replace(self.cluster, ranks=tuple(ranks))
+
+    def only(self) -> Finding:
+        (found,) = judge(self.cluster)
+        return found
+
+
+def test_broken_link_is_named_with_both_ends_good() -> None:
+    held = Held(4, 2, lambda group: bool(group & {2, 3}) and bool(group & {4, 5}))
+    found = held.only()
+    assert (found.code, found.confidence.value) == ("collective-hang", "certain")
+    assert found.where.links == (("nd1", "nd2"), ("nd2", "nd1"))
+    assert (found.where.hosts, found.where.ranks) == ((), ())
+    assert held.names == ["world", "each-host", "isolate-1", "isolate-2", "isolate-3"]
+    told = {r["round"]: r for r in found.evidence["isolation"]["rounds"]}
+    assert told["isolate-1"] == {"round": "isolate-1", "good": 2, "bad": 0, "ranks": []}
+    assert told["isolate-3"]["ranks"] == ["2–5"]
+    assert "across-hosts" not in held.names
+
+
+def test_rounds_of_isolation_are_short_once_it_is_known_how_long_good_groups_take() -> None:
+    held = Held(4, 2, lambda group: bool(group & {2, 3}) and bool(group & {4, 5}))
+    deadlines = {r.name: r.deadline_s for r in held.rounds}
+    assert deadlines["world"] == deadlines["each-host"] == 20.0
+    assert deadlines["isolate-1"] == 10.0  # 5 x 1 s, and groups twice as large as the good ones
+    assert deadlines["isolate-2"] == 5.0
+
+
+def test_host_that_works_with_no_other_is_named() -> None:
+    held = Held(5, 2, lambda group: bool(group & {6, 7}) and bool(group - {6, 7}))
+    found = held.only()
+    assert (found.where.hosts, found.where.links) == (("nd3",), ())
+    assert found.confidence.value == "certain"
+
+
+def test_ranks_of_one_host_are_told_apart() -> None:
+    held = Held(1, 4, lambda group: 2 in group)
+    found = held.only()
+    assert (found.where.hosts, found.where.ranks) == (("nd0",), (2,))
+
+
+def test_two_faults_are_both_named() -> None:
+    def bad(group: set[int]) -> bool:
+        return 5 in group or (bool(group & {12, 13}) and bool(group & {20, 21}))
+
+    found = judge(Held(12, 2, bad).cluster)
+    assert {f.where.ranks for f in found} == {(), (5,)}
+    assert [f.where.links for f in found if f.where.links] == [(("nd10", "nd6"), ("nd6", "nd10"))]
+
+
+def test_fault_of_size_blames_no_host() -> None:
+    found = Held(8, 2, lambda group: len(group) > 10).only()
+    assert "fails only above 10 ranks" in found.message
+    assert found.where.ranks == tuple(range(16))
+    assert found.confidence.value == "likely"
+
+
+def test_fault_of_large_messages_is_said_to_be_one() -> None:
+    stuck = hung(
+        steps=(
+            *FORMING,
+            {"step": "all_reduce", "at_s": 1.0, "bytes": 64},
+            {"step": "all_reduce", "at_s": 1.1, "bytes": 32768},
+        )
+    )
+    cut = Held(4, 2, lambda g: bool(g & {2, 3}) and bool(g & {4, 5}), stuck).only()
+    assert "64 bytes pass, 32768 do not" in cut.message
+
+
+def test_victims_that_lost_their_peers_are_isolated_too() -> None:
+    held = Held(4, 1, lambda group: {1, 2} <= group, VICTIM)
+    found = held.only()
+    assert (found.code, found.where.links) == (
+        "collective-failed",
+        (("nd1", "nd2"), ("nd2", "nd1")),
+    )
+
+
+def test_isolation_ends_when_it_took_too_long() -> None:
+    held = Held(256, 1, lambda group: len(group & set(range(0, 256, 3))) > 1)
+    assert sum(r.deadline_s for r in held.rounds[1:-1]) <= 3 * 20.0
+    assert judge(held.cluster)
 
 
 def test_plan_leaves_out_absent_ranks() -> None:

@@ -154,7 +154,7 @@ def _says_too_little(attempt: Attempt, again: Attempt | None) -> bool:
     if attempt.is_mixed_up:
         return not odd_collectives(attempt.members)
     if attempt.is_failed:
-        return all(_is_victim(m.outcome) for m in attempt.raised)
+        return all(is_victim(m.outcome) for m in attempt.raised)
     formed = any(m.outcome.last_step not in FORMING for m in attempt.stuck)
     return formed and again is not None and not again.is_good
 
@@ -191,7 +191,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
 def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     """A group that fails or hangs while no member is to blame more than the others."""
     if attempt.raised:
-        own = [m for m in attempt.raised if not _is_victim(m.outcome)] or attempt.raised
+        own = [m for m in attempt.raised if not is_victim(m.outcome)] or attempt.raised
         few = len(own) < len(attempt.members)
         meaning = meaning_of(error_text(own[0].outcome))
         words = f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}"
@@ -244,5 +244,6 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
     )
 
 
-def _is_victim(outcome: Outcome) -> bool:
+def is_victim(outcome: Outcome) -> bool:
+    """Whether its error says no more than that it lost another one."""
     return any(word in outcome.reason.lower() for word in _VICTIM_WORDS)

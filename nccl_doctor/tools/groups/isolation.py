@@ -199,6 +199,9 @@ class _Search:
         if len(fine) > 1:
             tests.append(union(fine))
         yield from self._ask(tests)
+        for host in inside:
+            stuck = [t for t in tests if t <= host and self._seen[t] is Result.BAD]
+            self._narrow(host, [self._alone(seat, is_rank=True) for seat in stuck])
         result = self._seen.get(union(fine), Result.UNTESTED)
         self._is_rest_good = result is Result.GOOD
         return result
@@ -219,8 +222,12 @@ class _Search:
             level = Level(len(fine), outsiders=len(partners))
             yield from _as_seats(level.find(range(len(fine))), units, self._seen)
             found += [self._culprit(units, *blame, is_rank=True) for blame in level.blame()]
+        self._narrow(host, found)
+
+    def _narrow(self, host: Units, found: list[Culprit]) -> None:
+        """Blame ranks of a host instead of the host, if any were found."""
         if found:
-            self._found = [c for c in self._found if c.places != (host,)] + found
+            self._found = [c for c in self._found if not c.places[0] <= host] + found
 
     def _rank_of(self, host: Units) -> Tests:
         """Which ranks of a host that works with no other: each with one rank that does."""
