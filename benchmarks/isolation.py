@@ -253,13 +253,15 @@ do so, see below.)
    tried as one group without the culprits. If that fails, there is another fault, and the search
    goes on there.
 
-Where every part is good, the whole is tried once more: if it finishes, the fault is flaky; if it
-fails again, the number of ranks from which groups fail is searched by halving. A group that
-finishes small messages each time and never a larger one is said to do so.
+Where every part is good (and where there are but two hosts) the whole is tried once more: if it
+finishes, the fault is flaky; if it fails again, the number of ranks from which groups fail is
+searched by halving. A group that finishes small messages each time and never a larger one is
+said to do so. Where no two hosts that work together are found, nobody is singled out.
 
 Neighbours in order of rank stay together in every cut: NCCL's rings join them, so a link of a
 ring that is broken still bites in the smaller groups. A link of NCCL's trees may not; then no
-smaller group fails, and just that is what is said.
+smaller group fails, which looks like a fault of size, and the finding says that too.
+Not validated on hardware.
 
 A round is given 5 times what good groups needed so far (at least 3 s, at most
 `--collective-timeout`), and more where its groups are larger. Isolation ends when it took 30 s,

@@ -1,6 +1,7 @@
 """Break torch in one rank of a test's job, from outside.
 
-This folder goes on the PYTHONPATH of a rank, and TEST_BREAK names the fault. The rank's supervisor
+This folder goes on the PYTHONPATH of a rank, and TEST_BREAK names the fault; where all ranks of a
+host share an environment, TEST_BREAK_LOCAL_RANK says which of them has it. The rank's supervisor
 stays whole; every child that it forks to look at something meets a broken torch, as it would meet a
 broken driver or library.
 """
@@ -156,6 +157,16 @@ def sleeps_in_its_second_all_reduce(dist: Any) -> None:
     dist.all_reduce = all_reduce
 
 
+def meets_nobody(dist: Any) -> None:
+    """This rank looks for its peers where none of them is: it waits as they do, and they for it."""
+    real = dist.init_process_group
+
+    def init_process_group(*args: Any, store: Any = None, **kwargs: Any) -> Any:
+        return real(*args, store=dist.PrefixStore("elsewhere", store), **kwargs)
+
+    dist.init_process_group = init_process_group
+
+
 def another_seed(dist: Any) -> None:
     """Whatever seed torch is given, this rank takes the next."""
     torch = sys.modules["torch"]
@@ -179,13 +190,15 @@ FAULTS = {
         waits_among_neighbours,
         no_device_mesh,
         sleeps_in_its_second_all_reduce,
+        meets_nobody,
     )
 }
 
 
 def _break() -> None:
     dist = sys.modules.get("torch.distributed")
-    if dist is not None:
+    here = os.environ.get("LOCAL_RANK")
+    if dist is not None and os.environ.get("TEST_BREAK_LOCAL_RANK", here) == here:
         FAULTS[os.environ["TEST_BREAK"]](dist)
 
 

@@ -33,6 +33,7 @@ _PATIENCE = 5.0
 _TOTAL_S = 30.0
 """No more rounds once those of isolation took so long, or three times the time of one attempt."""
 _MOST_TOLD = 8
+_ONLY_IN_MANY = "; a link that NCCL uses only among so many would look the same"
 
 Attempts = Mapping[str, Sequence[Attempt]]
 
@@ -212,7 +213,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
         yield Finding(
             _kind(world),
             f"{_what(world)}; it fails only above {good} ranks: all smaller groups finish, of "
-            f"{bad} ranks and more they do not",
+            f"{bad} ranks and more they do not{_ONLY_IN_MANY if cluster.backend == 'nccl' else ''}",
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.LIKELY,
