@@ -74,6 +74,7 @@ from nccl_doctor.tools.groups.forming import beyond, form_world
 from nccl_doctor.tools.groups.isolated import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
 from nccl_doctor.tools.groups.making import Maker
+from nccl_doctor.tools.groups.measured import Measured, stand_out_again
 from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
 from nccl_doctor.tools.groups.meshbuild import build_mesh
 from nccl_doctor.tools.groups.meshes import (
@@ -98,6 +99,14 @@ from nccl_doctor.tools.groups.sidegroup import (
     meet_trainer,
     side_helper,
 )
+from nccl_doctor.tools.groups.speed import (
+    algorithm_bandwidth,
+    blame_edges,
+    bus_bandwidth,
+    ring,
+    slow_ones,
+)
+from nccl_doctor.tools.groups.stopwatch import Stopwatch
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
     host_labels,
@@ -238,6 +247,7 @@ __all__ = [
     "LookUp",
     "Maker",
     "Measure",
+    "Measured",
     "Odd",
     "Offset",
     "Outcome",
@@ -251,16 +261,20 @@ __all__ = [
     "Severity",
     "Skip",
     "Sorted",
+    "Stopwatch",
     "Suspects",
     "Untested",
     "Where",
     "accelerator_of",
+    "algorithm_bandwidth",
     "arch_runs_on",
     "attempts_of",
     "beyond",
     "blame_binding",
+    "blame_edges",
     "blame_links",
     "build_mesh",
+    "bus_bandwidth",
     "call_others",
     "cgroup_limits",
     "claimed_ranks",
@@ -352,6 +366,7 @@ __all__ = [
     "read_measures",
     "read_rules",
     "release",
+    "ring",
     "road_to_master",
     "round_compared",
     "rounds_again",
@@ -363,10 +378,12 @@ __all__ = [
     "see_other_gpus",
     "side_group_names",
     "side_helper",
+    "slow_ones",
     "slurm_hosts",
     "somebody_did_not_knock",
     "sort_calls",
     "spans_machines",
+    "stand_out_again",
     "stands_for",
     "stopped_by",
     "subnet_prefixes",

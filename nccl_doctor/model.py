@@ -94,9 +94,10 @@ class Kind:
 
     `fix` is what to type when the finding itself gives nothing more exact. A kind that `delays` may
     cost a job so much time that a deadline is missed, though nothing is broken; one that is found
-    `by_deadline` says no more than that it was. A kind `between` hosts is a difference: it may
-    break any of them, not only the odd one. What comes `later` can only break the job itself: it is
-    the cause of nothing that was seen in the examination, and has no cause there.
+    `by_deadline` says no more than that something took too long. A kind `between` hosts is a
+    difference: it may break any of them, not only the odd one. What comes `later` can only break
+    the job itself: it is the cause of nothing that was seen in the examination, and has no cause
+    there.
     """
 
     code: str

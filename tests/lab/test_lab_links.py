@@ -33,8 +33,9 @@ def check_warned(
     """Nothing else above info, and exactly this place; `edges` are links in whatever direction."""
     check_clean(run)
     assert run.report is not None, str(run)
-    assert [each["code"] for each in loud(run.report)] == [code], str(run)
-    (found,) = loud(run.report)
+    roots = [each for each in loud(run.report) if each["explained_by"] is None]
+    assert [each["code"] for each in roots] == [code], str(run)
+    (found,) = roots
     assert found["where"]["hosts"] == list(hosts), str(run)
     links = found["where"]["links"]
     assert {frozenset(link) for link in links} == set(map(frozenset, edges)), str(run)
@@ -53,6 +54,19 @@ def test_one_slow_port_is_one_slow_host(make_lab: Callable[..., Lab]) -> None:
     slow_port(lab, lab["nd2"])
     found = check_warned(examine(lab), "host-slow", hosts=["nd2"])
     assert "receiving" in found["message"]
+
+
+def test_collectives_are_slow_at_a_slow_port(make_lab: Callable[..., Lab]) -> None:
+    # By itself: together with the links it is explained by what is slow there.
+    lab = make_lab(*THREE)
+    slow_port(lab, lab["nd2"])
+    for _ in range(3):
+        run = lab.plain_doctor("--join-timeout", "20", "--select", "group_speed")
+        assert run.report is not None, str(run)
+        if all("CPU was busy" not in found["message"] for found in run.report["findings"]):
+            break
+    found = check_warned(run, "bandwidth-low", hosts=["nd2"])
+    assert "MB/s bus bandwidth, measured twice" in found["message"]
 
 
 def test_one_slow_pair_is_one_slow_link(make_lab: Callable[..., Lab]) -> None:

@@ -315,7 +315,7 @@ CODES = """
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
     deepspeed-config-conflict offload-path-unusable offload-memory-low
     offload-operator-unavailable
-    link-slow link-lossy host-slow latency-high idle-connections-forgotten
+    link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""

@@ -1,4 +1,4 @@
-"""Whether a measurement had the CPU that it needed: how long its thread was ready and not run."""
+"""Whether a measurement had the CPU that it needed: how long its threads were ready and not run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_THREAD = Path("/proc/thread-self")
+_THREADS = Path("/proc/self/task")
 
 _STARVED_SHARE = 0.1
 _PREEMPTIONS_PER_S = 100
 
 
 class CpuWatch:
-    """Watches the calling thread from when it was made.
+    """Watches the calling thread, or all of this process, from when it was made.
 
     The time spent waiting for a CPU is the second number of /proc/PID/schedstat, nanoseconds (see
     Documentation/scheduler/sched-stats.rst in the kernel); None where the kernel does not count it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, process: bool = False) -> None:
+        self._process = process
         self._started = self._read()
 
     def report(self) -> dict[str, Any]:
@@ -38,14 +40,15 @@ class CpuWatch:
             "preempted": preempted,
         }
 
-    @staticmethod
-    def _read() -> tuple[float, float, float | None, int]:
+    def _read(self) -> tuple[float, float, float | None, int]:
+        threads = list(_THREADS.glob("*")) if self._process else [_THREAD]
         try:
-            waited = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
+            waited = sum(int((t / "schedstat").read_text().split()[1]) for t in threads) / 1e9
         except (OSError, IndexError, ValueError):
             waited = None
-        preempted = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-        return time.monotonic(), time.thread_time(), waited, preempted
+        who = resource.RUSAGE_SELF if self._process else resource.RUSAGE_THREAD
+        spent = time.process_time() if self._process else time.thread_time()
+        return time.monotonic(), spent, waited, resource.getrusage(who).ru_nivcsw
 
 
 def load_average() -> float | None:

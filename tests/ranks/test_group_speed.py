@@ -1,0 +1,28 @@
+"""Real gloo ranks are timed: every size, every kind of group, computing apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.ranks import Ranks
+
+
+def test_what_is_measured(tmp_path: Path) -> None:
+    options = ["--select", "group_speed", "--mesh", "dp=1,tp=3", "--collective-timeout", "15"]
+    ranks = Ranks(tmp_path, 3, options)
+    ended = ranks.wait(90)
+    assert {each.code for each in ended.values()} == {0}, ended
+    report = ranks.report()
+    assert [f["code"] for f in report["findings"] if f["severity"] != "info"] == []
+    for rank in report["ranks"]:
+        rounds = rank["facts"]["group_speed"]
+        assert {"world", "mesh-tp"} <= set(rounds)
+        facts = rounds["world"]["facts"]
+        assert facts["compute"]["seconds"] > 0
+        sizes = {each["bytes"]: each for each in facts["all_reduce"]}
+        assert set(sizes) == {8, 65_536, 1_048_576, 4_194_304}
+        assert all(each["seconds"] > 0 and each["times"] >= 1 for each in sizes.values())
+        assert all(each["busbw"] == pytest.approx(each["algbw"] * 4 / 3) for each in sizes.values())
+        assert sizes[4_194_304]["seconds"] > sizes[8]["seconds"] / 2

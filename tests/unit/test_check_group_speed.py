@@ -1,0 +1,138 @@
+"""The group_speed check on made-up clusters: who is slow twice is named, noise is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Job, Outcome, OutcomeStatus, Severity
+from nccl_doctor.checks.group_speed import GroupSpeed
+from nccl_doctor.model import Finding, Round
+from tests.clusters import make_cluster
+
+CHECK = GroupSpeed()
+IDLE = {"wall_s": 1.0, "cpu_s": 0.5, "waited_s": 0.0, "preempted": 0}
+BUSY = {**IDLE, "waited_s": 0.9}
+Seconds = Callable[[Round, tuple[int, ...], int], float]
+
+
+def held(cluster: Cluster, seconds: Seconds, cpu: Mapping[str, Any] = IDLE) -> Cluster:
+    """The cluster after all rounds that the check plans; `seconds` of (round, group, seat)."""
+    done: set[str] = set()
+    while new := [r for r in CHECK.plan(cluster) if r.name not in done]:
+        for round_ in new:
+            done.add(round_.name)
+            for group in round_.groups:
+                for seat in group:
+                    facts = measured(round_, group, seat, seconds, cpu)
+                    cluster = told(cluster, round_.name, min(group), seat, facts)
+    return cluster
+
+
+def measured(
+    round_: Round, group: tuple[int, ...], seat: int, seconds: Seconds, cpu: Mapping[str, Any]
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if round_.name in ("world", "again-ranks"):
+        took = seconds(round_, (seat,), seat)
+        facts["compute"] = {"what": "a product", "seconds": took, "cpu": dict(cpu)}
+    if len(group) > 1:
+        took = seconds(round_, group, seat)
+        facts["all_reduce"] = [{"bytes": 4194304, "seconds": took, "times": 5, "cpu": dict(cpu)}]
+    return facts
+
+
+def told(cluster: Cluster, name: str, group: int, seat: int, facts: dict[str, Any]) -> Cluster:
+    outcome = Outcome(OutcomeStatus.OK, facts=facts, group=group).to_json()
+    ranks = []
+    for rank in cluster.ranks:
+        if rank.seat == seat:
+            rounds = {**rank.facts.get("group_speed", {}), name: outcome}
+            rank = replace(rank, facts={**rank.facts, "group_speed": rounds})
+        ranks.append(rank)
+    return replace(cluster, ranks=tuple(ranks))
+
+
+def hosts(count: int) -> Cluster:
+    return make_cluster([f"nd{i}" for i in range(count)], 2)
+
+
+def judged(cluster: Cluster) -> list[Finding]:
+    return list(CHECK.judge(cluster))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_equals_give_nothing(count: int) -> None:
+    assert judged(held(hosts(count), lambda *_: 0.01)) == []
+
+
+def test_a_slow_rank_is_named_by_its_computing_alone() -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.09 if group == (3,) else 0.01
+
+    cluster = held(hosts(3), seconds)
+    (found,) = judged(cluster)
+    assert (found.code, found.where.ranks, found.where.hosts) == ("rank-slow", (3,), ("nd1",))
+    assert found.level is Severity.WARN
+    assert "90 ms for what takes the others 10 ms" in found.message
+
+
+def test_a_host_that_is_slow_inside() -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.08 if group == (4, 5) else 0.01
+
+    (found,) = judged(held(hosts(4), seconds))
+    assert (found.code, found.where.hosts) == ("bandwidth-low", ("nd2",))
+    assert "inside the host" in found.message
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+def test_a_host_that_is_slow_with_its_neighbours(count: int) -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.08 if "pairs" in round_.name and 2 in group else 0.01
+
+    (found,) = judged(held(hosts(count), seconds))
+    assert (found.code, found.where.hosts) == ("bandwidth-low", ("nd1",))
+    assert found.where.links == ()
+
+
+def test_a_link_that_is_slow_while_its_ends_are_good_with_others() -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.08 if set(group) == {2, 4} else 0.01
+
+    (found,) = judged(held(hosts(5), seconds))
+    assert (found.code, found.where.hosts) == ("bandwidth-low", ())
+    assert found.where.links == (("nd1", "nd2"), ("nd2", "nd1"))
+
+
+def test_what_was_slow_once_is_noise() -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.08 if 2 in group and not round_.name.startswith("again") else 0.01
+
+    assert judged(held(hosts(4), seconds)) == []
+
+
+def test_a_busy_machine_is_told_and_not_blamed() -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        return 0.08 if "pairs" in round_.name and 2 in group else 0.01
+
+    (found,) = judged(held(hosts(4), seconds, BUSY))
+    assert found.level is Severity.INFO
+    assert "busy" in found.message
+
+
+def test_every_dimension_of_the_mesh_is_timed() -> None:
+    cluster = replace(hosts(2), job=Job(mesh=(("dp", 2), ("tp", 2))))
+    rounds = {r.name: r.groups for r in CHECK.plan(cluster)}
+    assert rounds["mesh-dp"] == ((0, 2), (1, 3))
+    assert rounds["mesh-tp"] == ((0, 1), (2, 3))
+    odd = replace(cluster, job=Job(mesh=(("dp", 3),)))
+    assert not [r.name for r in CHECK.plan(odd) if r.name.startswith("mesh")]
+
+
+def test_an_own_view_blames_nobody() -> None:
+    cluster = held(hosts(4), lambda r, g, s: 0.08 if 2 in g else 0.01)
+    assert judged(replace(cluster, complete=False)) == []
