@@ -137,7 +137,17 @@ PURE = [
     or (
         path.parent.name == "groups"
         and path.stem
-        not in ("deepspeed", "forming", "exercise", "meshbuild", "recorder", "sidegroup", "witness")
+        not in (
+            "deepspeed",
+            "exercise",
+            "forming",
+            "making",
+            "meshbuild",
+            "recorder",
+            "sidegroup",
+            "stopwatch",
+            "witness",
+        )
     )
 ]
 
