@@ -14,7 +14,7 @@ from typing import Any
 
 from nccl_doctor.contract import Context
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
-from nccl_doctor.tools.groups.forming import beyond, speak_up
+from nccl_doctor.tools.groups.forming import beyond, take_device
 
 IMPORT = "import deepspeed"
 """The breadcrumb of a rank that imports DeepSpeed."""
@@ -47,17 +47,11 @@ def init_by_deepspeed(ctx: Context, deepspeed: Any) -> Any:
 
     Returns: the `torch.device` that tensors of this group belong on, set as the current one.
     """
-    import torch
     from torch.distributed.rendezvous import register_rendezvous_handler
 
     assert ctx.peers is not None
     peers = ctx.peers
-    speak_up()
-    device = torch.device("cpu")
-    if ctx.backend == "nccl":
-        device = torch.device("cuda", ctx.launch.local_rank or 0)
-        ctx.breadcrumb(f"set device {device}", group=ctx.round)
-        torch.cuda.set_device(device)
+    device = take_device(ctx, ctx.round)
 
     def meet(url: str, **options: Any) -> Iterator[tuple[Any, int, int]]:
         ctx.breadcrumb(CONNECT, group=ctx.round)

@@ -46,18 +46,11 @@ def form_world(
     Raises:
         RuntimeError: torch's own error, of whatever class, where the group cannot be formed.
     """
-    import torch
     import torch.distributed as dist
 
     assert ctx.peers is not None
     name = name or ctx.round
-    speak_up(ctx)
-    watch(ctx)
-    device = torch.device("cpu")
-    if ctx.backend == "nccl":
-        device = torch.device("cuda", ctx.launch.local_rank or 0)
-        ctx.breadcrumb(f"set device {device}", group=name)
-        torch.cuda.set_device(device)
+    device = take_device(ctx, name)
     ctx.breadcrumb(CONNECT, group=name)
     store = ctx.peers.store()
     ctx.breadcrumb(ENTRY, group=name)
@@ -72,6 +65,23 @@ def form_world(
     return device
 
 
+def take_device(ctx: Context, name: str) -> Any:
+    """The `torch.device` of this rank, set as the current one, before it enters group `name`.
+
+    From here on what tells why a group hung is kept: see `speak_up` and `watch`.
+    """
+    import torch
+
+    speak_up(ctx)
+    watch(ctx)
+    device = torch.device("cpu")
+    if ctx.backend == "nccl":
+        device = torch.device("cuda", ctx.launch.local_rank or 0)
+        ctx.breadcrumb(f"set device {device}", group=name)
+        torch.cuda.set_device(device)
+    return device
+
+
 def beyond(ctx: Context) -> datetime.timedelta:
     """A time-out longer than this child may live: the engine's deadline speaks, not torch's, so
     that a victim's error never comes before the culprit is seen.
@@ -79,7 +89,7 @@ def beyond(ctx: Context) -> datetime.timedelta:
     return datetime.timedelta(seconds=2 * ctx.left() + 60)
 
 
-def speak_up(ctx: Context | None = None) -> None:
+def speak_up(ctx: Context) -> None:
     """Let NCCL and torch keep, in this child, what tells afterwards why a group hung.
 
     What a child prints is kept as the end of its log, so NCCL writes there and into no file:
@@ -90,13 +100,13 @@ def speak_up(ctx: Context | None = None) -> None:
     record by versions whose buffer is empty by default.
     """
     os.environ.pop("NCCL_DEBUG_FILE", None)
-    again = ctx is not None and ctx.round.endswith(AGAIN)
+    again = ctx.round.endswith(AGAIN)
     if os.environ.get("NCCL_DEBUG", "").upper() not in (_TELLS if again else _WARNS):
         os.environ["NCCL_DEBUG"] = "INFO" if again else "WARN"
     with contextlib.suppress(AttributeError, OSError, ValueError):
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-    if ctx is not None and ctx.backend == "nccl" and ADDRESS not in os.environ:
+    if ctx.backend == "nccl" and ADDRESS not in os.environ:
         with contextlib.suppress(OSError):
             os.environ[ADDRESS] = own_address()
     record()

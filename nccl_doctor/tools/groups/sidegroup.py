@@ -21,7 +21,7 @@ from typing import Any
 
 from nccl_doctor.contract import Context, Untested
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
-from nccl_doctor.tools.groups.forming import beyond, speak_up
+from nccl_doctor.tools.groups.forming import beyond, take_device
 from nccl_doctor.tools.net.dial import dial
 from nccl_doctor.tools.net.interfaces import interfaces, is_link_local, is_loopback
 from nccl_doctor.tools.net.names import look_up
@@ -126,16 +126,10 @@ def meet_trainer(ctx: Context, name: str) -> Side:
         RuntimeError: the store cannot be reached (with the address that was tried), or torch's own
             error.
     """
-    import torch
     import torch.distributed as dist
 
     assert ctx.peers is not None
-    speak_up()
-    device = torch.device("cpu")
-    if ctx.backend == "nccl":
-        device = torch.device("cuda", ctx.launch.local_rank or 0)
-        ctx.breadcrumb(f"set device {device}", group=name)
-        torch.cuda.set_device(device)
+    device = take_device(ctx, name)
     # It enters by waiting for the trainers: while they do not come, it is not the one to blame.
     ctx.breadcrumb(ENTRY, group=name)
     ctx.breadcrumb(CONNECT, group=name, side="client")
