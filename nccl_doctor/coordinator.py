@@ -142,6 +142,7 @@ class Coordinator:
             for finding in findings
             if finding.level is Severity.FAIL
             and finding.kind.layer in check.needs
+            and not finding.kind.later  # it breaks the job, not what is tried here
             and finding.check != check.name  # a variant that hangs does not stop the next one
         ]
         for group in round_.groups:

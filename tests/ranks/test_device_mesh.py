@@ -81,3 +81,10 @@ def test_sizes_that_do_not_multiply_to_the_ranks_and_the_nearest_that_do(tmp_pat
     assert root["evidence"]["nearest"][0] == "dp=2,tp=2"
     assert (root["where"]["hosts"], root["where"]["ranks"]) == ([], [])
     assert all("device_mesh" not in rank["facts"] for rank in report["ranks"])
+
+
+def test_a_mesh_that_does_not_fit_stops_no_other_check(tmp_path: Path) -> None:
+    job = Ranks(tmp_path, 2, ["--select", "device_mesh,collectives", "--mesh", "dp=3"])
+    assert {each.code for each in job.wait(WALL_S).values()} == {1}
+    statuses = {check["name"]: check["status"] for check in job.report()["checks"]}
+    assert statuses == {"device_mesh": "fail", "collectives": "pass"}
