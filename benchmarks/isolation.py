@@ -1,7 +1,7 @@
 """How many rounds and tests does isolation need, and does it name the right place? No network.
 
 Clusters of 4 to 10,000 hosts are made up, with faulty hosts, faulty links and faults of size at
-random places; the planner of nccl_doctor.tools.groups.isolation is asked for one round after the
+random places; the planner of nccl_doctor.tools.isolation.planner is asked for one round after the
 other, and the made-up cluster answers. Writes a page with the results.
 
     python benchmarks/isolation.py --write docs/isolation.md
@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nccl_doctor.model import Confidence
-from nccl_doctor.tools.groups.bisection import Result, Units
-from nccl_doctor.tools.groups.isolation import (
+from nccl_doctor.tools.isolation.bisection import Result, Units
+from nccl_doctor.tools.isolation.planner import (
     Plan,
     Seen,
     Verdict,

@@ -29,6 +29,14 @@ from nccl_doctor.model import (
     Where,
     number_range,
 )
+from nccl_doctor.tools.binding.deepspeed import IMPORT as IMPORT_DEEPSPEED
+from nccl_doctor.tools.binding.deepspeed import (
+    accelerator_of,
+    hand_over,
+    import_deepspeed,
+    init_by_deepspeed,
+)
+from nccl_doctor.tools.binding.judging import blame_binding, judge_binding
 from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones_out
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.deepspeed.host import gather_deepspeed
@@ -54,59 +62,17 @@ from nccl_doctor.tools.firewall.portrules import (
 )
 from nccl_doctor.tools.firewall.rulesets import read_rules
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
-from nccl_doctor.tools.groups.bound import blame_binding, judge_binding
 from nccl_doctor.tools.groups.culprits import (
     is_open,
     judge_groups,
     round_compared,
     rounds_again,
 )
-from nccl_doctor.tools.groups.deepspeed import IMPORT as IMPORT_DEEPSPEED
-from nccl_doctor.tools.groups.deepspeed import (
-    accelerator_of,
-    hand_over,
-    import_deepspeed,
-    init_by_deepspeed,
-)
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
-from nccl_doctor.tools.groups.isolated import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
 from nccl_doctor.tools.groups.making import Maker
-from nccl_doctor.tools.groups.measured import Measured, stand_out_again
-from nccl_doctor.tools.groups.meshblame import narrow_to_mesh
-from nccl_doctor.tools.groups.meshbuild import build_mesh
-from nccl_doctor.tools.groups.meshes import (
-    mesh_in_words,
-    mesh_size,
-    nearest_meshes,
-    own_groups,
-    ranks_in_words,
-)
-from nccl_doctor.tools.groups.meshplaces import mesh_on_hosts
-from nccl_doctor.tools.groups.sideblame import (
-    SIDE_BOUND,
-    SIDE_CLEARED,
-    SIDE_UNBOUND,
-    judge_side_groups,
-    needs_control,
-    side_group_names,
-)
-from nccl_doctor.tools.groups.sidegroup import (
-    describe_default,
-    meet_engine,
-    meet_trainer,
-    side_helper,
-)
-from nccl_doctor.tools.groups.speed import (
-    algorithm_bandwidth,
-    blame_edges,
-    bus_bandwidth,
-    ring,
-    slow_ones,
-)
-from nccl_doctor.tools.groups.stopwatch import Stopwatch
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
     host_labels,
@@ -116,6 +82,7 @@ from nccl_doctor.tools.hosts import (
     road_to_master,
     spans_machines,
 )
+from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.machine.cgroup import cgroup_limits
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
 from nccl_doctor.tools.machine.gpus import (
@@ -128,6 +95,16 @@ from nccl_doctor.tools.machine.gpus import (
 )
 from nccl_doctor.tools.meeting.c10d import endpoint_host, is_host_told, matches_machine
 from nccl_doctor.tools.meeting.road import knock
+from nccl_doctor.tools.mesh.blame import narrow_to_mesh
+from nccl_doctor.tools.mesh.build import build_mesh
+from nccl_doctor.tools.mesh.places import mesh_on_hosts
+from nccl_doctor.tools.mesh.shape import (
+    mesh_in_words,
+    mesh_size,
+    nearest_meshes,
+    own_groups,
+    ranks_in_words,
+)
 from nccl_doctor.tools.nccl.conf import nccl_settings
 from nccl_doctor.tools.nccl.ifchoice import (
     has_infiniband,
@@ -171,7 +148,30 @@ from nccl_doctor.tools.shared_kinds import (
     PORT_BLOCKED,
     TIMEOUT_TOO_SHORT,
 )
+from nccl_doctor.tools.sidegroup.judging import (
+    SIDE_BOUND,
+    SIDE_CLEARED,
+    SIDE_UNBOUND,
+    judge_side_groups,
+    needs_control,
+    side_group_names,
+)
+from nccl_doctor.tools.sidegroup.meeting import (
+    describe_default,
+    meet_engine,
+    meet_trainer,
+    side_helper,
+)
 from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.speed.measured import Measured, stand_out_again
+from nccl_doctor.tools.speed.outliers import (
+    algorithm_bandwidth,
+    blame_edges,
+    bus_bandwidth,
+    ring,
+    slow_ones,
+)
+from nccl_doctor.tools.speed.stopwatch import Stopwatch
 from nccl_doctor.tools.timeouts.gather import gather_timeouts
 from nccl_doctor.tools.timeouts.judging import judge_timeouts, told_by_load
 from nccl_doctor.tools.timeouts.waits import waits, waits_table

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.groups.binding import binds
+from nccl_doctor.tools.binding.table import binds
 
 pytestmark = [
     pytest.mark.gpu,

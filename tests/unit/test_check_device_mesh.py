@@ -13,7 +13,7 @@ from nccl_doctor.checks.device_mesh import DeviceMesh
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model import Finding, Status
 from nccl_doctor.tools.groups.kinds import HANG
-from nccl_doctor.tools.groups.meshes import mesh_groups, own_groups
+from nccl_doctor.tools.mesh.shape import mesh_groups, own_groups
 from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster
 from tests.findings import judge

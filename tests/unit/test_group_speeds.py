@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nccl_doctor.tools.groups.speed import (
+from nccl_doctor.tools.speed.outliers import (
     algorithm_bandwidth,
     blame_edges,
     bus_bandwidth,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from benchmarks.isolation import BAR_ROUNDS, MadeUp, random_cluster, rounds_to_name, tell
 from nccl_doctor.model import Confidence
-from nccl_doctor.tools.groups.bisection import Result, Units
-from nccl_doctor.tools.groups.isolation import Plan, Seen, most_rounds, next_round, verdict_so_far
+from nccl_doctor.tools.isolation.bisection import Result, Units
+from nccl_doctor.tools.isolation.planner import Plan, Seen, most_rounds, next_round, verdict_so_far
 
 
 def hosts_of(count: int, nproc: int = 1) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.tools.groups.meshes import (
+from nccl_doctor.tools.mesh.shape import (
     Mesh,
     mesh_groups,
     mesh_size,

@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor.contract import Context
 from nccl_doctor.tools.groups.attempts import NEW_GROUP
-from nccl_doctor.tools.groups.meshes import Mesh, mesh_groups, mesh_in_words, own_groups
+from nccl_doctor.tools.mesh.shape import Mesh, mesh_groups, mesh_in_words, own_groups
 
 
 def build_mesh(ctx: Context, mesh: Mesh, device_type: str) -> tuple[str, list[Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster, OutcomeStatus, Rank
 from nccl_doctor.model import Confidence, Finding, Severity
-from nccl_doctor.tools.groups.attempts import Attempt, attempts_of
-from nccl_doctor.tools.groups.binding import (
+from nccl_doctor.tools.binding.table import (
     TORCH,
     Advice,
     Binding,
@@ -16,6 +15,7 @@ from nccl_doctor.tools.groups.binding import (
     binding_advice,
     binds,
 )
+from nccl_doctor.tools.groups.attempts import Attempt, attempts_of
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, HANG, INIT_HANG
 from nccl_doctor.tools.versions import place_of
 

@@ -8,10 +8,11 @@ from typing import Any
 from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model import Confidence, Finding, Kind, Round, Severity, Where, number_range
 from nccl_doctor.tools.groups.attempts import FORMING, Attempt
-from nccl_doctor.tools.groups.bisection import Result, Units
 from nccl_doctor.tools.groups.culprits import AGAIN, is_victim, place_of_all
 from nccl_doctor.tools.groups.doing import error_of, step_of, what_they_did
-from nccl_doctor.tools.groups.isolation import (
+from nccl_doctor.tools.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
+from nccl_doctor.tools.isolation.bisection import Result, Units
+from nccl_doctor.tools.isolation.planner import (
     Culprit,
     Held,
     Plan,
@@ -20,7 +21,6 @@ from nccl_doctor.tools.groups.isolation import (
     next_round,
     verdict_so_far,
 )
-from nccl_doctor.tools.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
 
 WORLD = "world"
 EACH_HOST = "each-host"

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.model import Confidence
-from nccl_doctor.tools.groups.bisection import Level, Result, Tests, Units, union
+from nccl_doctor.tools.isolation.bisection import Level, Result, Tests, Units, union
 
 _MOST_HOSTS = 4
 """Of so many bad hosts it is found out which rank it is; with more of them, they are enough."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from nccl_doctor.cluster import Evidence, OutcomeStatus
 from nccl_doctor.tools.groups.attempts import Attempt
 from nccl_doctor.tools.groups.culprits import AGAIN
-from nccl_doctor.tools.groups.meshes import Mesh, MeshGroup, mesh_groups, mesh_size
+from nccl_doctor.tools.mesh.shape import Mesh, MeshGroup, mesh_groups, mesh_size
 
 _ENTERED = (OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.RAISED)
 

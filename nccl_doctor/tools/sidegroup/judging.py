@@ -8,8 +8,8 @@ from typing import Any
 
 from nccl_doctor.cluster import Evidence, OutcomeStatus
 from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.tools.binding.table import TORCH, binding_advice, binds
 from nccl_doctor.tools.groups.attempts import Attempt
-from nccl_doctor.tools.groups.binding import TORCH, binding_advice, binds
 from nccl_doctor.tools.groups.culprits import AGAIN, judge_groups
 from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, FAILED, HANG, INIT_FAILED, INIT_HANG
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.tools.groups.attempts import Attempt, attempts_of
-from nccl_doctor.tools.groups.meshes import mesh_groups
-from nccl_doctor.tools.groups.speed import ring, second_try, slow_ones
+from nccl_doctor.tools.mesh.shape import mesh_groups
+from nccl_doctor.tools.speed.outliers import ring, second_try, slow_ones
 from nccl_doctor.tools.timing.cpuwait import was_starved
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"

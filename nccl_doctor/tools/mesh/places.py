@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from nccl_doctor.cluster import Cluster
-from nccl_doctor.tools.groups.meshes import Mesh, Span, mesh_in_words, order_inside, spans
+from nccl_doctor.tools.mesh.shape import Mesh, Span, mesh_in_words, order_inside, spans
 
 _TENSOR = frozenset(
     ("tp", "tensor", "tensor_parallel", "tensor_model_parallel", "mp", "model", "model_parallel")

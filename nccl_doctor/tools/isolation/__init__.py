@@ -1,0 +1,1 @@
+"""Which host, link or rank is behind a group that hangs: tests in parallel rounds."""

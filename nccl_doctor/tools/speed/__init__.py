@@ -1,0 +1,1 @@
+"""How fast groups and ranks are, and which of them stand out."""
