@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.api import (
     ALONE,
+    DRIVER_MISMATCH,
     OLDEST_DRIVER,
     VISIBLE,
     Check,
@@ -115,13 +116,6 @@ UNHEALTHY = Kind(
     "Every process that touches a GPU on this host fails or hangs with it.",
     "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
 )
-DRIVER = Kind(
-    "driver-mismatch",
-    Layer.DEVICE,
-    "Driver and torch build do not fit",
-    "CUDA cannot be initialised, so no rank on this host has a GPU.",
-    "Upgrade the NVIDIA driver, or install a torch build for an older CUDA.",
-)
 ARCH = Kind(
     "arch-unsupported",
     Layer.DEVICE,
@@ -143,13 +137,25 @@ _FABRIC = (
     "`nvidia-smi -q | grep -A2 Fabric` until it says Completed"
 )
 _DRIVER_ERRORS = {
-    34: (DRIVER, "take the CUDA `stubs` folder out of LD_LIBRARY_PATH: it hides the real libcuda"),
-    35: (DRIVER, ""),
-    36: (DRIVER, ""),
-    801: (DRIVER, "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)"),
+    34: (
+        DRIVER_MISMATCH,
+        "take the CUDA `stubs` folder out of LD_LIBRARY_PATH: it hides the real libcuda",
+    ),
+    35: (DRIVER_MISMATCH, ""),
+    36: (DRIVER_MISMATCH, ""),
+    801: (
+        DRIVER_MISMATCH,
+        "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)",
+    ),
     802: (UNHEALTHY, _FABRIC),
-    803: (DRIVER, "reboot, or reload the nvidia modules: kernel module and libcuda must be equal"),
-    804: (DRIVER, "take the `cuda/compat` folder out of LD_LIBRARY_PATH, or upgrade the driver"),
+    803: (
+        DRIVER_MISMATCH,
+        "reboot, or reload the nvidia modules: kernel module and libcuda must be equal",
+    ),
+    804: (
+        DRIVER_MISMATCH,
+        "take the `cuda/compat` folder out of LD_LIBRARY_PATH, or upgrade the driver",
+    ),
 }
 """CUresult → what it is and what to type; others are `gpu-unhealthy`."""
 
@@ -161,7 +167,7 @@ class BackendDevice(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
-    kinds = (MISMATCH, NO_NCCL, MISSING, HIDDEN, SHARED, UNHEALTHY, DRIVER, ARCH, DIFFERS)
+    kinds = (MISMATCH, NO_NCCL, MISSING, HIDDEN, SHARED, UNHEALTHY, DRIVER_MISMATCH, ARCH, DIFFERS)
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -279,12 +285,12 @@ def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     text = f"{error['name']}{number}: {error['text']}"
     runs, needs = major(facts["driver_cuda"]), major(facts["cuda"])
     if runs is not None and needs is not None and runs < needs:
-        kind, newest = DRIVER, facts["driver_cuda"]
+        kind, newest = DRIVER_MISMATCH, facts["driver_cuda"]
         text = f"driver {kernel} runs CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
         oldest = OLDEST_DRIVER.get(needs, f"one for CUDA {needs}")
         fix = f"upgrade the NVIDIA driver to {oldest} or newer, or install torch for CUDA {runs}"
     elif error["name"] == "libcuda.so.1":
-        kind, text = DRIVER, f"libcuda.so.1 cannot be loaded beside kernel driver {kernel}"
+        kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded beside kernel driver {kernel}"
         fix = "install libcuda of that version; in a container NVIDIA_DRIVER_CAPABILITIES=all"
     return Finding(kind, text, fix=fix, severity=_for_gpus(cluster), evidence=dict(error))
 

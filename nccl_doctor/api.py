@@ -145,6 +145,7 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_DIGITS_ONLY,
     ADDR_LOOPBACK,
     ADDR_UNRESOLVABLE,
+    DRIVER_MISMATCH,
     PORT_BLOCKED,
     TIMEOUT_TOO_SHORT,
 )
@@ -208,6 +209,7 @@ __all__ = [
     "ADDR_UNRESOLVABLE",
     "ALONE",
     "DEVICE_ID_HANG",
+    "DRIVER_MISMATCH",
     "GROUP_KINDS",
     "IMPORT_DEEPSPEED",
     "NEW_GROUP",

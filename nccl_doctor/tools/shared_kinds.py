@@ -48,3 +48,10 @@ TIMEOUT_TOO_SHORT = Kind(
     Severity.WARN,
     later=True,
 )
+DRIVER_MISMATCH = Kind(
+    "driver-mismatch",
+    Layer.DEVICE,
+    "The GPU driver does not fit torch, or its own libraries",
+    "CUDA cannot be initialised, so no rank on this host has a GPU.",
+    "Upgrade the NVIDIA driver, or install a torch build for an older CUDA.",
+)
