@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     ALONE,
     DRIVER_MISMATCH,
+    GPU_UNHEALTHY,
     OLDEST_DRIVER,
     VISIBLE,
     Check,
@@ -109,13 +110,6 @@ SHARED = Kind(
     "Give each rank of a host its own LOCAL_RANK, and call torch.cuda.set_device(LOCAL_RANK) "
     "before init_process_group.",
 )
-UNHEALTHY = Kind(
-    "gpu-unhealthy",
-    Layer.DEVICE,
-    "The GPU driver does not work",
-    "Every process that touches a GPU on this host fails or hangs with it.",
-    "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
-)
 ARCH = Kind(
     "arch-unsupported",
     Layer.DEVICE,
@@ -147,7 +141,7 @@ _DRIVER_ERRORS = {
         DRIVER_MISMATCH,
         "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)",
     ),
-    802: (UNHEALTHY, _FABRIC),
+    802: (GPU_UNHEALTHY, _FABRIC),
     803: (
         DRIVER_MISMATCH,
         "reboot, or reload the nvidia modules: kernel module and libcuda must be equal",
@@ -167,7 +161,17 @@ class BackendDevice(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
-    kinds = (MISMATCH, NO_NCCL, MISSING, HIDDEN, SHARED, UNHEALTHY, DRIVER_MISMATCH, ARCH, DIFFERS)
+    kinds = (
+        MISMATCH,
+        NO_NCCL,
+        MISSING,
+        HIDDEN,
+        SHARED,
+        GPU_UNHEALTHY,
+        DRIVER_MISMATCH,
+        ARCH,
+        DIFFERS,
+    )
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -239,7 +243,7 @@ def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
             detail = f", process state {end.state}" if end.state else ""
             detail += f", {end.signal}" if end.signal else ""
             yield Finding(
-                UNHEALTHY,
+                GPU_UNHEALTHY,
                 f"{end.breadcrumbs[-1]['call']} {how}{detail}",
                 item.where,
                 {"breadcrumb": end.last_step, "wchan": end.wchan, "log_tail": end.log_tail},
@@ -280,7 +284,7 @@ def _backend(cluster: Cluster, one: _Seen) -> Finding | None:
 
 def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     error, kernel = facts["driver_error"], facts["host_gpus"]["driver"]
-    kind, fix = _DRIVER_ERRORS.get(error["code"], (UNHEALTHY, ""))
+    kind, fix = _DRIVER_ERRORS.get(error["code"], (GPU_UNHEALTHY, ""))
     number = "" if error["code"] is None else f" ({error['code']})"
     text = f"{error['name']}{number}: {error['text']}"
     runs, needs = major(facts["driver_cuda"]), major(facts["cuda"])

@@ -146,6 +146,8 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_LOOPBACK,
     ADDR_UNRESOLVABLE,
     DRIVER_MISMATCH,
+    GPU_SLOW,
+    GPU_UNHEALTHY,
     PORT_BLOCKED,
     TIMEOUT_TOO_SHORT,
 )
@@ -210,6 +212,8 @@ __all__ = [
     "ALONE",
     "DEVICE_ID_HANG",
     "DRIVER_MISMATCH",
+    "GPU_SLOW",
+    "GPU_UNHEALTHY",
     "GROUP_KINDS",
     "IMPORT_DEEPSPEED",
     "NEW_GROUP",

@@ -55,3 +55,19 @@ DRIVER_MISMATCH = Kind(
     "CUDA cannot be initialised, so no rank on this host has a GPU.",
     "Upgrade the NVIDIA driver, or install a torch build for an older CUDA.",
 )
+GPU_UNHEALTHY = Kind(
+    "gpu-unhealthy",
+    Layer.DEVICE,
+    "A GPU or its driver does not work",
+    "What touches this GPU fails, hangs or computes wrongly, and all other ranks wait for it.",
+    "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
+)
+GPU_SLOW = Kind(
+    "gpu-slow",
+    Layer.SPEED,
+    "A GPU is slower than it should be",
+    "Every step of the job takes as long as its slowest GPU.",
+    "Look at clocks, temperature and power (`nvidia-smi -q -d PERFORMANCE,CLOCK,POWER`), and for "
+    "other processes on the GPU.",
+    Severity.WARN,
+)
