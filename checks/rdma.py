@@ -5,6 +5,8 @@ What it checks
 The RDMA ports that the kernel of each host shows (/sys/class/infiniband), their state, and by which
 road NCCL would carry data there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA and
 NCCL_NET in the environment and NCCL's configuration files. Hosts are compared; nothing is sent.
+What NCCL would probably take on each host is shown as a table (`-v`). EFA counts as a road of its
+own, which needs a plug-in: check `net_plugin` says whether it loads.
 
 Why it matters
 --------------
@@ -21,7 +23,8 @@ When it is wrong
 ----------------
 A port that is down on every host, or on most, is taken for one that nobody uses. Devices are
 compared by name; hosts that name them differently are not. Whether two ports lie in one fabric is
-not tested. With the gloo backend nothing is said.
+not tested. With the gloo backend nothing is said. A plug-in that loads may still refuse.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
 ----------
@@ -31,7 +34,7 @@ documentation, ABI/stable/sysfs-class-infiniband.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,17 +48,19 @@ from nccl_doctor.api import (
     Layer,
     Severity,
     Where,
-    nccl_data_road,
     nccl_settings,
     odd_ones_out,
     rdma_admits,
     rdma_ports,
+    road_by_ports,
+    speaks_verbs,
+    table_of_picks,
 )
 
 RDMA_MIXED = Kind(
     code="rdma-mixed",
     layer=Layer.ROUTE,
-    title="Some hosts would use InfiniBand or RoCE, and others sockets",
+    title="Some hosts would use InfiniBand, RoCE or EFA, and others not",
     why="NCCL chooses on each host by itself: two hosts that chose differently do not connect, and "
     "the first communicator fails or hangs.",
     fix="bring the RDMA port of the odd host up (ibstat), or on every host: export "
@@ -86,11 +91,13 @@ class Rdma(Check):
         ports = rdma_ports(self.folder)
         hca = settings["NCCL_IB_HCA"].value if "NCCL_IB_HCA" in settings else ""
         for port in ports:
-            port["wanted"] = rdma_admits(hca, port["device"])
-        usable = any(port["wanted"] and port["state"] == "ACTIVE" for port in ports)
+            admitted = rdma_admits(hca, port["device"], int(port["port"]))
+            port["wanted"] = admitted and speaks_verbs(port)
+        road = road_by_ports(settings, ports)
         return {
             "ports": ports,
-            "road": nccl_data_road(settings, usable),
+            "road": road,
+            "picks": table_of_picks(settings, road, ports),
             "settings": {
                 name: [settings[name].value, settings[name].origin]
                 for name in _VARIABLES
@@ -103,12 +110,20 @@ class Rdma(Check):
         if "nccl" not in cluster.backend:
             return
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
-        yield from _mixed(seen)
+        # EFA without its plug-in is that check's finding; what NCCL does then is not known here.
+        no_plugin = {
+            rank.host.label for rank, facts in cluster.facts("net_plugin") if not facts["loaded"]
+        }
+        yield from _mixed(seen, no_plugin)
         yield from _down(seen)
 
 
-def _mixed(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    roads = {host: facts["road"] for host, facts in seen.items() if facts["road"] != "plugin"}
+def _mixed(seen: Mapping[str, Mapping[str, Any]], no_plugin: Collection[str]) -> Iterator[Finding]:
+    roads = {
+        host: facts["road"]
+        for host, facts in seen.items()
+        if facts["road"] != "plugin" and not (facts["road"] == "efa" and host in no_plugin)
+    }
     odd = odd_ones_out(roads)
     if odd is None:
         return

@@ -41,6 +41,27 @@ from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.deepspeed.host import gather_deepspeed
 from nccl_doctor.tools.deepspeed.judging import judge_deepspeed
+from nccl_doctor.tools.fabric.counters import error_counters, moved
+from nccl_doctor.tools.fabric.direct import (
+    gpu_direct_road,
+    read_gpu_direct,
+    redirecting_bridges,
+    translating,
+)
+from nccl_doctor.tools.fabric.gids import (
+    GID_SETTINGS,
+    SEARCHES_SINCE,
+    GidKind,
+    PickedGid,
+    fixed_index,
+    gid_kind,
+    gid_tables,
+    pick_gid,
+    wanted_kind,
+)
+from nccl_doctor.tools.fabric.hca import HCA, HcaList, rdma_admits, rdma_off
+from nccl_doctor.tools.fabric.picks import road_by_ports, table_of_picks
+from nccl_doctor.tools.fabric.ports import rdma_devices, rdma_ports, speaks_verbs
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
@@ -120,7 +141,6 @@ from nccl_doctor.tools.nccl.library import (
     nccl_wheels,
 )
 from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group
-from nccl_doctor.tools.nccl.rdma import rdma_admits, rdma_ports
 from nccl_doctor.tools.net.dial import Dial, dial, has_route
 from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
 from nccl_doctor.tools.net.names import SLOW_S, LookUp, look_up
@@ -212,13 +232,16 @@ __all__ = [
     "ALONE",
     "DEVICE_ID_HANG",
     "DRIVER_MISMATCH",
+    "GID_SETTINGS",
     "GPU_SLOW",
     "GPU_UNHEALTHY",
     "GROUP_KINDS",
+    "HCA",
     "IMPORT_DEEPSPEED",
     "NEW_GROUP",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
+    "SEARCHES_SINCE",
     "SIDE_BOUND",
     "SIDE_CLEARED",
     "SIDE_UNBOUND",
@@ -240,6 +263,8 @@ __all__ = [
     "Exercise",
     "Finding",
     "Gate",
+    "GidKind",
+    "HcaList",
     "Host",
     "Interface",
     "Job",
@@ -261,6 +286,7 @@ __all__ = [
     "Pace",
     "PeerCall",
     "Peers",
+    "PickedGid",
     "Rank",
     "Round",
     "Scope",
@@ -294,15 +320,20 @@ __all__ = [
     "disagreement",
     "endpoint_host",
     "ephemeral_range",
+    "error_counters",
     "everybody_came_in",
     "explains_knock",
     "fingerprint",
     "fits",
+    "fixed_index",
     "follow_pairs",
     "form_world",
     "gather_deepspeed",
     "gather_timeouts",
     "gather_variables",
+    "gid_kind",
+    "gid_tables",
+    "gpu_direct_road",
     "hand_over",
     "has_entered",
     "has_infiniband",
@@ -348,6 +379,7 @@ __all__ = [
     "mesh_proxy",
     "mesh_size",
     "minor_of",
+    "moved",
     "narrow_to_mesh",
     "nccl_data_road",
     "nccl_settings",
@@ -359,6 +391,7 @@ __all__ = [
     "number_range",
     "odd_ones_out",
     "own_groups",
+    "pick_gid",
     "place_of",
     "port_holder",
     "port_range",
@@ -367,12 +400,17 @@ __all__ = [
     "quote_hit",
     "ranks_in_words",
     "rdma_admits",
+    "rdma_devices",
+    "rdma_off",
     "rdma_ports",
     "read_calls",
+    "read_gpu_direct",
     "read_measures",
     "read_rules",
+    "redirecting_bridges",
     "release",
     "ring",
+    "road_by_ports",
     "road_to_master",
     "round_compared",
     "rounds_again",
@@ -389,6 +427,7 @@ __all__ = [
     "somebody_did_not_knock",
     "sort_calls",
     "spans_machines",
+    "speaks_verbs",
     "stand_out_again",
     "stands_for",
     "stopped_by",
@@ -396,13 +435,16 @@ __all__ = [
     "sure_hit",
     "survey",
     "suspects",
+    "table_of_picks",
     "told_by_load",
     "torch_build",
     "tournament",
+    "translating",
     "try_again",
     "unroutable_hosts",
     "waits",
     "waits_table",
+    "wanted_kind",
     "what_rules_say",
     "what_they_did",
 ]
