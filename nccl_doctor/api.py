@@ -114,6 +114,20 @@ from nccl_doctor.tools.machine.gpus import (
     see_other_gpus,
     torch_build,
 )
+from nccl_doctor.tools.machine.libraries import (
+    COLUMNS as LIBRARY_COLUMNS,
+)
+from nccl_doctor.tools.machine.libraries import (
+    file_version,
+    fingerprint,
+    in_front,
+    library_row,
+    mapped_libraries,
+    origin,
+    own_version,
+    shared_files,
+    wheels,
+)
 from nccl_doctor.tools.meeting.c10d import endpoint_host, is_host_told, matches_machine
 from nccl_doctor.tools.meeting.road import knock
 from nccl_doctor.tools.mesh.blame import narrow_to_mesh
@@ -134,8 +148,7 @@ from nccl_doctor.tools.nccl.ifchoice import (
     survey,
 )
 from nccl_doctor.tools.nccl.library import (
-    fingerprint,
-    in_front,
+    NCCL_LIBRARIES,
     mapped_nccl,
     nccl_version,
     nccl_wheels,
@@ -238,6 +251,8 @@ __all__ = [
     "GROUP_KINDS",
     "HCA",
     "IMPORT_DEEPSPEED",
+    "LIBRARY_COLUMNS",
+    "NCCL_LIBRARIES",
     "NEW_GROUP",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
@@ -323,6 +338,7 @@ __all__ = [
     "error_counters",
     "everybody_came_in",
     "explains_knock",
+    "file_version",
     "fingerprint",
     "fits",
     "fixed_index",
@@ -363,11 +379,13 @@ __all__ = [
     "judge_variables",
     "kept_out",
     "knock",
+    "library_row",
     "likely_address",
     "link_names",
     "load_average",
     "look_up",
     "major",
+    "mapped_libraries",
     "mapped_nccl",
     "master_host",
     "matches_machine",
@@ -390,7 +408,9 @@ __all__ = [
     "nic_speed",
     "number_range",
     "odd_ones_out",
+    "origin",
     "own_groups",
+    "own_version",
     "pick_gid",
     "place_of",
     "port_holder",
@@ -420,6 +440,7 @@ __all__ = [
     "scoped",
     "see_gpus",
     "see_other_gpus",
+    "shared_files",
     "side_group_names",
     "side_helper",
     "slow_ones",
@@ -447,4 +468,5 @@ __all__ = [
     "wanted_kind",
     "what_rules_say",
     "what_they_did",
+    "wheels",
 ]

@@ -6,14 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.nccl.library import (
-    fingerprint,
-    in_front,
-    mapped_nccl,
-    nccl_version,
-    nccl_wheels,
-    version_text,
-)
+from nccl_doctor.tools.machine.libraries import fingerprint, in_front
+from nccl_doctor.tools.nccl.library import mapped_nccl, nccl_version, nccl_wheels, version_text
 from nccl_doctor.tools.versions import release
 from tests.libraries import compiled
 

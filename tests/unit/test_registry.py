@@ -291,6 +291,7 @@ CODES = """
     timeout-too-short
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate
+    cuda-wheels-collide cuda-library-replaced library-loaded-twice library-differs
     torch-missing no-route addr-not-shared
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
     net-plugin-missing net-plugin-differs deepspeed-needs-mpi4py

@@ -1,0 +1,118 @@
+"""Do the libraries of the NVIDIA driver belong to the kernel module that is loaded?
+
+What it checks
+--------------
+Which libcuda and libnvidia-ml the dynamic loader finds: file, version by its name, size,
+fingerprint and origin (`-v` shows the table), against the version of the kernel module in
+/proc/driver/nvidia/version. They are mapped, and nothing of them is called.
+
+Why it matters
+--------------
+A driver that was upgraded while a container or the host kept running leaves a kernel module of the
+old release: `Failed to initialize NVML: Driver/library version mismatch`, and CUDA error 803. NCCL
+needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones.
+
+How to fix
+----------
+Restart the container, so that it is given the host's libraries; on the host, reload the nvidia
+modules or reboot. Take stubs out of LD_LIBRARY_PATH.
+
+When it is wrong
+----------------
+The libcuda of a folder `compat` is newer than the kernel module by intent, and is not judged. Nor
+is a file without a release in its name, as on Jetson and WSL. Where check `backend_device` has seen
+that the driver does not start, that is said instead.
+Not validated on hardware: tested on made-up clusters, libraries and /proc trees.
+
+References
+----------
+NVIDIA CUDA compatibility guide; NVIDIA CUDA driver API (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH); NVML
+reference (NVML_ERROR_LIB_RM_VERSION_MISMATCH); ld.so(8).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    DRIVER_MISMATCH,
+    LIBRARY_COLUMNS,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Evidence,
+    Finding,
+    Layer,
+    Scope,
+    Severity,
+    Skip,
+    Untested,
+    file_version,
+    host_gpus,
+    library_row,
+    mapped_libraries,
+)
+
+_NAMES = ("libcuda", "libnvidia-ml")
+_RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
+"""A release of the NVIDIA driver; `1.1`, as on Jetson and WSL, is none."""
+
+
+class DriverLibraries(Check):
+    """The driver's two halves, by every rank: each may be in a container of its own."""
+
+    name = "driver_libraries"
+    layer = Layer.DEVICE
+    scope = Scope.RANK
+    kinds = (DRIVER_MISMATCH,)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`kernel`: version of the kernel module; `loaded`: a table of the libraries."""
+        kernel = host_gpus(self.root)["driver"]
+        if kernel is None:
+            raise Skip("no NVIDIA kernel module is loaded")
+        for name in _NAMES:
+            ctx.breadcrumb(f"load {name}.so.1")
+            with suppress(OSError):  # not there: check backend_device says what that means
+                ctypes.CDLL(f"{name}.so.1")
+        paths = mapped_libraries(_NAMES)
+        if not paths:
+            raise Untested("neither libcuda.so.1 nor libnvidia-ml.so.1 can be loaded")
+        rows = [library_row(path, file_version, (), ctx.env) for path in paths]
+        return {"kernel": kernel, "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows}}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Each rank alone, but those of which the driver itself has said it."""
+        told = {r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")}
+        for rank, facts in cluster.facts(self.name):
+            table = facts["loaded"]
+            for row in table["rows"] if rank.seat not in told else ():
+                library = dict(zip(table["columns"], row, strict=True))
+                found = _judge(library, facts["kernel"])
+                if found is not None:
+                    yield found.replaced(
+                        where=Evidence.rank_place(rank),
+                        severity=None if cluster.backend == "nccl" else Severity.WARN,
+                    )
+
+
+def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
+    folders, version = library["path"].split("/"), library["version"] or ""
+    if "stubs" in folders:
+        text = f"{library['path']} is a stub for linking, not the driver's library"
+        fix = "take the CUDA `stubs` folder out of LD_LIBRARY_PATH"
+    elif _RELEASE.fullmatch(version) and version != kernel and "compat" not in folders:
+        text = f"{library['path']} is {version}, the kernel module is {kernel}"
+        fix = "restart the container; on the host, reload the nvidia modules or reboot"
+    else:
+        return None
+    return Finding(
+        DRIVER_MISMATCH, text, evidence=dict(library), fix=fix, confidence=Confidence.LIKELY
+    )

@@ -1,0 +1,297 @@
+"""Which CUDA libraries does every rank really load, and are they those that pip lists?
+
+What it checks
+--------------
+Once torch is imported: the file of libnccl, libcudart, libcublas, libcudnn, libnvshmem and
+libamdhip64 that this process has mapped, its version by its own word or else its file name, size,
+fingerprint (a hash over the size and the first and last MiB), and whether a wheel, LD_PRELOAD,
+LD_LIBRARY_PATH, the environment or the system brings it; `-v` shows the table. They are compared
+with the wheels and with the other ranks. No GPU is touched.
+
+Why it matters
+--------------
+pip lists what was installed, not what is loaded. Wheels for CUDA 12 and 13 write some files to the
+same path: the last one wins, and uninstalling the other removes the file of both. Where two copies
+of one library are in a process, each has a state of its own; a libcudnn or libcublas from elsewhere
+lacks what torch was built against, or computes otherwise than on the other ranks.
+
+How to fix
+----------
+cuda-wheels-collide: uninstall all wheels that own the file, and install the one for torch's CUDA
+anew. cuda-library-replaced, library-loaded-twice: unset LD_PRELOAD, take the folder out of
+LD_LIBRARY_PATH. library-differs: one image on every host.
+
+When it is wrong
+----------------
+Images put newer libraries in front on purpose: where all ranks do so it is only mentioned. What the
+job's own code loads later is not seen. Of NCCL, check `nccl_library` says whether it was replaced,
+and check `software` whether ranks differ; ranks with another torch are left to `software` too.
+Not validated on hardware: tested on made-up clusters and made-up libraries.
+
+References
+----------
+ld.so(8); proc(5) (maps); NVIDIA CUDA runtime, cuBLAS and cuDNN references (the calls for a
+version); PyTorch documentation, installation; NVIDIA/nccl issue 2289 on GitHub (one path in two
+wheels).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nccl_doctor.api import (
+    LIBRARY_COLUMNS,
+    NCCL_LIBRARIES,
+    Check,
+    Cluster,
+    Context,
+    Evidence,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Scope,
+    Severity,
+    Skip,
+    Untested,
+    differences,
+    library_row,
+    mapped_libraries,
+    mapped_nccl,
+    nccl_version,
+    number_range,
+    own_version,
+    place_of,
+    release,
+    shared_files,
+    torch_build,
+    wheels,
+)
+
+COLLIDE = Kind(
+    "cuda-wheels-collide",
+    Layer.ENV,
+    "Wheels for different CUDA versions own one file",
+    "The wheel that was installed last wins, and whoever uninstalls the other loses both.",
+    "pip uninstall every wheel that owns the file, then pip install the one for torch's CUDA",
+    Severity.WARN,
+)
+REPLACED = Kind(
+    "cuda-library-replaced",
+    Layer.ENV,
+    "Another CUDA library is loaded than the one that torch came with",
+    "It may lack what torch was built against, and compute otherwise than on the other ranks.",
+    "unset LD_PRELOAD, and take the folder of the other library out of LD_LIBRARY_PATH",
+    Severity.WARN,
+)
+TWICE = Kind(
+    "library-loaded-twice",
+    Layer.ENV,
+    "Two copies of one library in one process",
+    "Each has a state of its own, and which of them answers a call is chance.",
+    "keep one: unset LD_PRELOAD, take the other's folder out of LD_LIBRARY_PATH, or uninstall it",
+    Severity.WARN,
+)
+DIFFERS = Kind(
+    "library-differs",
+    Layer.ENV,
+    "Ranks with one torch load different CUDA libraries",
+    "Ranks then choose other kernels, with other rounding and other speed.",
+    "Run the same image, or the same locked environment, on every host.",
+    Severity.WARN,
+    between=True,
+)
+
+_NAMES = (
+    *NCCL_LIBRARIES, "libcudart", "libcublas", "libcublasLt", "libcudnn", "libnvshmem_host",
+    "libamdhip64",
+)  # fmt: skip
+_WHEELS = re.compile(r"nvidia[-_.].+|torch", re.IGNORECASE)
+
+Library = Mapping[str, Any]
+
+
+class Libraries(Check):
+    """The files behind the names, by every rank: each may have an environment of its own."""
+
+    name = "libraries"
+    layer = Layer.ENV
+    scope = Scope.RANK
+    kinds = (COLLIDE, REPLACED, TWICE, DIFFERS)
+    deadline_s = 60.0  # a cold import from a network file system
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`torch`: version and CUDA; `loaded`: a table, one row for each mapped file; `shared`:
+        files that several wheels own.
+        """
+        ctx.breadcrumb("import torch")
+        try:
+            build = torch_build()
+        except (ImportError, OSError) as error:
+            raise Untested("torch cannot be imported") from error
+        paths = mapped_libraries(_NAMES)
+        if not paths:
+            raise Skip("no library of CUDA, ROCm or NCCL is loaded here")
+        installed = wheels(_WHEELS)
+        rows = []
+        for path in paths:
+            ctx.breadcrumb(f"version of {path}")
+            rows.append(library_row(path, _version, installed, ctx.env))
+        return {
+            "torch": f"{build['torch']} {build['cuda'] or build['rocm'] or ''}".strip(),
+            "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows},
+            "shared": shared_files(installed),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Each rank alone, then against those with the same torch."""
+        groups: dict[str, list[_Seen]] = defaultdict(list)
+        for rank, facts in cluster.facts(self.name):
+            table = facts["loaded"]
+            rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+            groups[facts["torch"]].append(_Seen(rank, rows))
+            place = Evidence.rank_place(rank)
+            for finding in (*_shared(facts["shared"]), *_overwritten(rows), *_twice(rows)):
+                yield finding.replaced(where=place)
+        # Another torch brings other libraries: check software says that.
+        for group in groups.values():
+            yield from _replaced(group)
+            yield from _differ(group)
+
+
+class _Seen(NamedTuple):
+    """A rank, and the files that it has mapped, by the columns of the table."""
+
+    rank: Rank
+    libraries: Sequence[Library]
+
+
+def _version(path: str) -> str | None:
+    return nccl_version(path) if path in mapped_nccl() else own_version(path)
+
+
+def _is_nccl(library: Library) -> bool:
+    """Other checks say what is wrong with it."""
+    return library["library"] in NCCL_LIBRARIES
+
+
+def _is_replaced(library: Library) -> bool:
+    return bool(library["wheel"]) and library["from"] != "wheel" and not _is_nccl(library)
+
+
+def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    for shared in files:
+        names = [name for name, _ in shared["wheels"]]
+        if any("nccl" in name.lower() for name in names):
+            continue  # check nccl_library says that
+        said = " and ".join(f"{name} {version}" for name, version in shared["wheels"])
+        yield Finding(
+            COLLIDE,
+            f"{said} own one file, {shared['file']}",
+            evidence=dict(shared),
+            fix=f"pip uninstall -y {' '.join(names)}, then pip install the one for torch's CUDA",
+        )
+
+
+def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
+    for library in libraries:
+        wheel, _, version = (library["wheel"] or "").rpartition(" ")
+        is_own = library["from"] == "wheel" and wheel.lower().startswith("nvidia")
+        if is_own and not _is_nccl(library) and not _same(version, library["version"]):
+            yield Finding(
+                COLLIDE,
+                f"pip lists {library['wheel']}, but {library['path']} is {library['version']}",
+                evidence=dict(library),
+                fix=f"pip install --force-reinstall {wheel}=={version}",
+            )
+
+
+def _same(one: str, other: str | None) -> bool:
+    """Whether two versions agree as far as both say."""
+    mine, theirs = release(one), release(other)
+    shorter = min(len(mine), len(theirs))
+    return mine[:shorter] == theirs[:shorter]
+
+
+def _twice(libraries: Iterable[Library]) -> Iterator[Finding]:
+    copies: dict[str, list[Library]] = defaultdict(list)
+    for library in libraries:
+        copies[library["library"]].append(library)
+    for name, found in copies.items():
+        if len(found) > 1:
+            said = " and ".join(f"{each['path']} ({_words(each)})" for each in found)
+            yield Finding(TWICE, f"{name}: {said}")
+
+
+def _words(library: Mapping[str, Any]) -> str:
+    source = library["wheel"] if library["from"] == "wheel" else library["from"]
+    return f"{library['version'] or 'no version'}, {source}"
+
+
+def _stack(libraries: Iterable[Library]) -> dict[str, str]:
+    """Library → version; what does not say its version is not compared."""
+    return {
+        library["library"]: library["version"]
+        for library in libraries
+        if library["version"] and not _is_nccl(library)
+    }
+
+
+def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
+    """How bad it is, those with the same torch tell."""
+    compared = differences({one.rank.seat: _stack(one.libraries) for one in group})
+    odd = {(seat, name) for each in compared for seat in each.places for name in each.sides}
+    for one in group:
+        for library in filter(_is_replaced, one.libraries):
+            name, version, by = library["library"], library["version"], library["from"]
+            listed = library["wheel"].rpartition(" ")[2]
+            fine = _same(listed, version) or release(version) > release(listed)
+            fix = "unset LD_PRELOAD" if by.startswith("LD_PRELOAD=") else ""
+            if by.startswith("LD_LIBRARY_PATH="):
+                fix = f"take {library['path'].rpartition('/')[0]} out of LD_LIBRARY_PATH"
+            yield Finding(
+                REPLACED,
+                f"{name} {version or ''} is {library['path']}, by {by}; pip lists "
+                f"{library['wheel']}",
+                Evidence.rank_place(one.rank),
+                dict(library),
+                fix,
+                Severity.INFO if fine and (one.rank.seat, name) not in odd else None,
+            )
+
+
+def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
+    """What was replaced is told already, and is not compared."""
+    ranks = {one.rank.seat: one.rank for one in group}
+    stacks = {
+        one.rank.seat: _stack(each for each in one.libraries if not _is_replaced(each))
+        for one in group
+    }
+    for odd in differences(stacks):
+        sides = {
+            name: {version: _numbers(ranks[s] for s in seats) for version, seats in side.items()}
+            for name, side in odd.sides.items()
+        }
+        tie = "; ".join(
+            f"{name} {', '.join(f'{version} on {where}' for version, where in side.items())}"
+            for name, side in sides.items()
+        )
+        yield Finding(
+            DIFFERS,
+            f"a tie, by rank: {tie}"
+            if odd.tie
+            else f"{_listed(odd.values)}; the others have {_listed(odd.usual)}",
+            place_of(ranks[seat] for seat in odd.places),
+            {"ranks": sides},
+        )
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _numbers(ranks: Iterable[Rank]) -> str:
+    return number_range([rank.seat if rank.rank is None else rank.rank for rank in ranks])

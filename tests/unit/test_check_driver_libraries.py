@@ -1,0 +1,119 @@
+"""Libraries of another driver than the kernel's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import ALONE, LIBRARY_COLUMNS, Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.checks.driver_libraries import DriverLibraries
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.findings import judge, only
+from tests.libraries import compiled
+
+CHECK = DriverLibraries()
+KERNEL = "580.95.05"
+LIB = "/usr/lib/x86_64-linux-gnu"
+
+
+def facts(cuda: str = f"{LIB}/libcuda.so.{KERNEL}", ml: str = KERNEL) -> dict[str, Any]:
+    rows = [
+        ["libcuda", cuda.rpartition(".so.")[2] or None, cuda, "system", None, 9, "aa"],
+        ["libnvidia-ml", ml, f"{LIB}/libnvidia-ml.so.{ml}", "system", None, 9, "aa"],
+    ]
+    return {"kernel": KERNEL, "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows}}
+
+
+def cluster(bad: dict[str, Any], backend: str = "nccl") -> Cluster:
+    seen = json.loads(json.dumps([facts(), bad, facts()]))
+    by_rank = dict(enumerate(seen))
+    return make_cluster(
+        ("nd0", "nd1", "nd2"), 1, check=CHECK.name, by_rank=by_rank, backend=backend
+    )
+
+
+def test_one_driver() -> None:
+    assert judge(CHECK, cluster(facts())) == []
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        "/usr/local/cuda/compat/libcuda.so.590.48.01",
+        "/usr/lib/wsl/lib/libcuda.so.1.1",
+        "/usr/lib/aarch64-linux-gnu/tegra/libcuda.so.1",
+        "/opt/libcuda.so",
+    ],
+)
+def test_what_is_another_version_by_intent(fine: str) -> None:
+    assert judge(CHECK, cluster(facts(fine))) == []
+
+
+def test_nvml_of_an_upgraded_driver() -> None:
+    found = only(
+        CHECK, cluster(facts(ml="580.105.08")), "driver-mismatch", hosts=["nd1"], ranks=[1]
+    )
+    assert found.level is Severity.FAIL
+    assert found.message == (
+        f"{LIB}/libnvidia-ml.so.580.105.08 is 580.105.08, the kernel module is 580.95.05"
+    )
+    assert found.fix.startswith("restart the container")
+    (found,) = judge(CHECK, cluster(facts(ml="580.105.08"), backend="gloo"))
+    assert found.level is Severity.WARN
+
+
+def test_a_stub() -> None:
+    bad = facts("/usr/local/cuda/lib64/stubs/libcuda.so")
+    found = only(CHECK, cluster(bad), "driver-mismatch", hosts=["nd1"], ranks=[1])
+    assert "stubs" in found.fix
+
+
+def test_what_the_driver_said_itself_is_not_said_again() -> None:
+    error = {"code": 803, "name": "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "text": "mismatch"}
+    made = cluster(facts(ml="580.105.08"))
+    own = {**made.ranks[1].facts, "backend_device": {ALONE: outcome({"driver_error": error})}}
+    assert judge(CHECK, change_rank(made, 1, facts=own)) == []
+
+
+def test_without_a_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DriverLibraries, "root", tmp_path)
+    with pytest.raises(Skip):
+        CHECK.observe(Context(launch=Launch(), env={}))
+
+
+LOOK = """
+import ctypes, json, sys
+from pathlib import Path
+ctypes.CDLL(sys.argv[1])
+from nccl_doctor.api import Context, Launch
+from nccl_doctor.checks.driver_libraries import DriverLibraries
+DriverLibraries.root = Path(sys.argv[2])
+print(json.dumps(DriverLibraries().observe(Context(launch=Launch(), env={}))))
+"""
+
+
+def test_a_library_that_is_really_mapped(tmp_path: Path) -> None:
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+    )
+    library = compiled(tmp_path / "libnvidia-ml.so.535.1.2", "int nvmlInit_v2(void) { return 18; }")
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, str(library), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["kernel"] == KERNEL
+    made = make_cluster(("nd0",), 1, check=CHECK.name, by_rank={0: seen}, backend="nccl")
+    found = [f for f in judge(CHECK, made) if str(tmp_path) in f.message]
+    assert [(f.code, f.where.ranks) for f in found] == [("driver-mismatch", (0,))]
