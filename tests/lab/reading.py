@@ -19,7 +19,7 @@ START_S = 20.0
 ELSEWHERE = (
     "rendezvous_endpoint", "slurm_allocation", "nccl_library", "libraries", "driver_libraries", "torch_nccl", "net_plugin",
     "idle_connections", "device_mesh", "side_group", "deepspeed_groups",
-    "deepspeed_config",
+    "deepspeed_config", "gpu_work", "gpu_affinity",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, mostly NCCL, and a job with a side group.

@@ -38,22 +38,23 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     return factor * algorithm_bandwidth(size, seconds)
 
 
-def slow_ones(seconds: Mapping[K, float]) -> dict[K, float]:
+def slow_ones(seconds: Mapping[K, float], times: float = TIMES) -> dict[K, float]:
     """Whose time stands out among equals, and how many times the median it is.
 
-    By the median absolute deviation; nobody, where there are fewer than three to be compared.
+    By the median absolute deviation; nobody, where there are fewer than three to be compared, or
+    who is not `times` slower than the median.
     """
     if len(seconds) < LEAST:
         return {}
-    limit = _limit(list(seconds.values()))
+    limit = _limit(list(seconds.values()), times)
     median = statistics.median(seconds.values())
     return {key: each / median for key, each in seconds.items() if median and each > limit}
 
 
-def _limit(values: Sequence[float]) -> float:
+def _limit(values: Sequence[float], times: float = TIMES) -> float:
     median = statistics.median(values)
     spread = _NORMAL * statistics.median(abs(each - median) for each in values)
-    return max(TIMES * median, median + DEVIATIONS * spread)
+    return max(times * median, median + DEVIATIONS * spread)
 
 
 def ring(members: Sequence[int]) -> list[list[Edge]]:

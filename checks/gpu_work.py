@@ -1,0 +1,238 @@
+"""Does each rank's GPU compute and copy, without an error and at the speed of its like?
+
+What it checks
+--------------
+Every rank makes a context on the GPU that it would take (LOCAL_RANK modulo the visible ones),
+multiplies matrices of which the product is known exactly (float32 and bfloat16), and copies memory
+there, within, and back. With --level full it keeps the GPU busy for some ten seconds, and measures
+twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory.
+
+Why it matters
+--------------
+A GPU that hangs, or that has fallen off the bus, stops the first collective of the whole job, and
+the other ranks say no more than that they wait. One that computes wrongly spoils a run without a
+word. One that is slow sets the pace of all.
+
+How to fix
+----------
+Look for Xid and NVRM in `dmesg` of the host, run `nvidia-smi` and `dcgmi diag -r 3`; drain the
+host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` says what holds it back.
+
+When it is wrong
+----------------
+A process that takes the GPU's memory or time meanwhile makes it fail or look slow; with
+--level full the other checks of the run may be such a process for its first seconds, so the better
+of two measurements counts. A GPU is compared with those of the same model: 1.2 times slower than
+their median, and far outside their spread (copies from and to the host: twice as slow, for GPUs
+share switches and memory there). Fewer than three of a model are only compared with what the vendor
+publishes, and so are all where they are slow together: below 0.35 of the published rate of products
+or 0.6 of that of memory. A power limit set on purpose looks the same. Ranks that share a GPU are
+not compared.
+Not validated on hardware: everything about GPUs here was written from sources, and tested with
+torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
+
+References
+----------
+CUDA runtime API (cudaError, cudaGetErrorString), NVIDIA Xid catalogue, PyTorch documentation
+(torch.cuda.Event, CUDA semantics); datasheets named in nccl_doctor/tools/machine/gpupeaks.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    GPU_SLOW,
+    GPU_STEPS,
+    GPU_UNHEALTHY,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    DeviceWork,
+    Evidence,
+    Finding,
+    Layer,
+    Level,
+    OutcomeStatus,
+    Scope,
+    Skip,
+    Untested,
+    Where,
+    gpu_error,
+    is_gpu_error,
+    judge_gpu_rates,
+    rates_table,
+    see_gpus,
+    torch_build,
+)
+
+DRIVER = "starting the GPU driver"
+
+_TRY_S = 5.0
+_PAUSE_S = 1.0
+_RESERVE_S = 6.0
+"""Of the deadline: for making contexts and buffers, and for reporting."""
+_LEAST_S = 1.0
+"""A shorter measurement says nothing."""
+
+
+class GpuWork(Check):
+    """Some work for every rank's own GPU."""
+
+    name = "gpu_work"
+    layer = Layer.DEVICE
+    scope = Scope.RANK
+    cost = "seconds"
+    level = Level.STANDARD
+    kinds = (GPU_UNHEALTHY, GPU_SLOW)
+    deadline_s = 45.0  # as long as a driver may take to start
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns it;
+        `error`: None or `{"step", "text"}`; `tries`: two measurements, as `DeviceWork.measure`
+        returns them, or none; `rates`: the same as a table.
+        """
+        if ctx.backend != "nccl":
+            raise Skip(f"the backend is {ctx.backend}: the job's collectives use no GPU")
+        ctx.breadcrumb("importing torch")
+        build = torch_build()
+        if not (build["cuda"] or build["rocm"]):
+            raise Skip(f"torch {build['torch']} is built without CUDA")
+        seen = see_gpus(build, lambda call: ctx.breadcrumb(DRIVER, call=call))
+        if seen["driver_error"]:
+            # backend_device asks for the same, and says what to do about it.
+            raise Untested(f"the GPU driver does not start: {seen['driver_error']['text']}")
+        if not seen["devices"]:
+            raise Untested("torch sees no GPU")
+        import torch
+
+        torch.set_num_threads(1)  # what hangs now must not be a pool of threads that was forked
+        own = seen["devices"][(ctx.launch.local_rank or 0) % len(seen["devices"])]
+        crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
+        return _work(ctx, own, DeviceWork(crumb, torch.device("cuda", own["index"])))
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every GPU by itself, then the speeds of those that work."""
+        said = _with_bad_driver(cluster)
+        for item in cluster.evidence(self.name, ALONE):
+            status, facts = item.outcome.status, item.outcome.facts
+            if item.outcome.last_step == DRIVER and item.rank.seat in said:
+                continue
+            if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
+                yield from _ended(item)
+            elif status is OutcomeStatus.OK:
+                yield from _faulty(item.where | _device(facts["uuid"]), facts)
+        yield from judge_gpu_rates(cluster.facts(self.name))
+
+
+# Observing ----------------------------------------------------------------------------------------
+
+
+def _work(ctx: Context, own: Mapping[str, Any], work: DeviceWork) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "device": own["index"],
+        "model": own["name"],
+        "uuid": own["uuid"],
+        "context_s": None,
+        "wrong": [],
+        "error": None,
+        "tries": [],
+    }
+    try:
+        facts["context_s"] = round(work.context(), 3)
+        facts["wrong"] += work.products()
+        facts["wrong"] += work.copies()
+        if ctx.level is Level.FULL and not facts["wrong"]:
+            facts["tries"] = _measure_twice(ctx, work)
+            facts["wrong"] += work.products()  # once more, now that it is warm
+    except RuntimeError as error:
+        if not is_gpu_error(error):
+            raise  # a mistake of this check: the engine says so
+        text = str(error).strip().splitlines()[0]
+        meaning = gpu_error(text)
+        if meaning is not None and meaning.healthy:
+            raise Untested(f"{meaning.means}: {text}") from error
+        facts["error"] = {"step": work.step, "text": text}
+    if facts["tries"]:
+        facts["rates"] = rates_table(facts["model"], facts["tries"])
+    return facts
+
+
+def _measure_twice(ctx: Context, work: DeviceWork) -> list[dict[str, float]]:
+    """Two measurements with a pause between; none where too little time is left."""
+    import time
+
+    budget = min(_TRY_S, (ctx.left() - _RESERVE_S - _PAUSE_S) / 2)
+    if budget < _LEAST_S:
+        return []
+    first = work.measure(budget)
+    time.sleep(_PAUSE_S)
+    return [first, work.measure(budget)]
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def _device(uuid: str | None) -> Where:
+    return Where(devices=(uuid,) if uuid else ())
+
+
+def _with_bad_driver(cluster: Cluster) -> set[int]:
+    """Seats of which backend_device says already that the driver does not start."""
+    return {
+        item.rank.seat
+        for item in cluster.evidence("backend_device", ALONE)
+        if item.outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED)
+        or item.outcome.facts.get("driver_error")
+    }
+
+
+def _ended(item: Evidence) -> Iterator[Finding]:
+    """A child that hung or died in a step that only the GPU or its driver can block."""
+    end = item.outcome
+    if end.last_step not in (DRIVER, *GPU_STEPS):
+        return
+    if end.state in ("T", "t") or end.signal == "SIGKILL":
+        return  # somebody stopped or killed the process: that is not the GPU's doing
+    if end.status is OutcomeStatus.HUNG:
+        words = f"wedged in {end.last_step}: no end within {end.duration_s:.0f} s"
+        words += f", process state {end.state}" if end.state else ""
+        words += f", kernel wait {end.wchan}" if end.wchan not in ("", "0") else ""
+    else:
+        how = end.signal or f"exit code {end.exit_code}"
+        words = f"the process died by {how} in {end.last_step}"
+    crumb = end.breadcrumbs[-1]
+    yield Finding(
+        GPU_UNHEALTHY,
+        words,
+        item.where | _device(crumb.get("uuid")),
+        {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _faulty(where: Where, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    error = facts["error"]
+    if error is not None:
+        meaning = gpu_error(error["text"])
+        means = f"; this means: {meaning.means}" if meaning else ""
+        yield Finding(
+            GPU_UNHEALTHY,
+            f"{error['step']}: {error['text']}{means}",
+            where,
+            dict(error),
+            fix=meaning.ask if meaning else "",
+        )
+    for wrong in facts["wrong"]:
+        yield Finding(
+            GPU_UNHEALTHY,
+            f"wrong {wrong['what']}: {wrong['count']} of {wrong['of']} elements, "
+            f"{wrong['example']}",
+            where,
+            dict(wrong),
+            fix="drain the host, run `dcgmi diag -r 3`, and have the GPU replaced",
+        )

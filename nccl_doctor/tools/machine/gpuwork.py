@@ -1,0 +1,223 @@
+"""A little work for one device: exact products, copies, and how fast it does both.
+
+Runs in a probe child. The device is a parameter; where it is the CPU, all but pinned memory and
+events is the same.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+CONTEXT = "making a context on the GPU"
+MULTIPLY = "multiplying matrices on the GPU"
+TO_DEVICE = "copying to the GPU"
+INSIDE = "copying within the GPU"
+TO_HOST = "copying to the host"
+STRESS = "measuring the GPU"
+GPU_STEPS = (CONTEXT, MULTIPLY, TO_DEVICE, INSIDE, TO_HOST, STRESS)
+"""Breadcrumbs of calls that only a GPU or its driver can block."""
+
+_SHARES = {"half": 0.55, "copy": 0.15, "to_device": 0.1, "to_host": 0.1}
+"""Of the time of one measurement; what is left goes into making buffers and warming up."""
+_WARM_S = 0.3
+_BATCH_S = 0.05
+_LEFT_ALONE = 4
+"""No buffer takes more than one part in so many of the memory that is free."""
+
+_U = (1, -2, 3, -1, 2, -3)
+_W = (2, 1, -1, -2)
+_DOT = 32
+
+
+def operands(size: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Two square matrices on the CPU, and their product.
+
+    All elements, the sums over neighbouring terms, and the result are whole numbers of at most 192
+    (8 bits), so bfloat16, float16, TF32 and float32 hold them exactly: whatever differs from the
+    product is wrong. Element (i, j) of it is 32 u(i) w(j). `size` is even, and at least 32.
+    """
+    import torch
+
+    u = torch.tensor(_U).repeat(size // len(_U) + 1)[:size]
+    w = torch.tensor(_W).repeat(size // len(_W) + 1)[:size]
+    signs = torch.tensor([1, -1]).repeat(size // 2 + 1)[:size]
+    inner = torch.ones(size, dtype=torch.int64)
+    inner[:_DOT] = signs[:_DOT]  # so many pairs add up; the others cancel out
+    left = torch.outer(u, signs).to(dtype)
+    right = torch.outer(inner, w).to(dtype)
+    product = torch.outer(u, w) * int((signs * inner).sum())
+    return left, right, product.to(torch.float32)
+
+
+def is_gpu_error(error: BaseException) -> bool:
+    """Whether a RuntimeError of torch comes from the device, and not from a mistake in a call."""
+    text = str(error).lower()
+    return re.search(r"(cuda|hip)( \w+)? (error|out of memory)|(cu|roc|hip)blas", text) is not None
+
+
+class DeviceWork:
+    """What one rank does with one device."""
+
+    def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
+        """`device` is a `torch.device`; no context is made yet."""
+        self._breadcrumb = breadcrumb
+        self._device = device
+        self.step = ""
+        """What was begun last."""
+
+    def context(self) -> float:
+        """Make the context. Returns: seconds."""
+        import torch
+
+        self._enter(CONTEXT)
+        started = time.monotonic()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        torch.zeros(1, device=self._device)
+        self._settle()
+        return time.monotonic() - started
+
+    def products(self, size: int = 2048) -> list[dict[str, Any]]:
+        """Multiply matrices of which the product is known, in float32 and in the half type.
+
+        Large enough for every processor of the GPU to get a part.
+
+        Returns: what came out wrong: `what` (the type), `count` of elements, `of`, `example`.
+        """
+        import torch
+
+        found = []
+        for dtype in (torch.float32, self._half()):
+            name = str(dtype).removeprefix("torch.")
+            self._enter(MULTIPLY, type=name, size=size)
+            left, right, product = operands(size, dtype)
+            got = left.to(self._device) @ right.to(self._device)
+            found += differences(f"product in {name}", got.cpu().to(torch.float32), product)
+        return found
+
+    def copies(self, count: int = 1 << 24) -> list[dict[str, Any]]:
+        """Copy `count` 32-bit numbers there, within the device, and back.
+
+        Returns: as `products`.
+        """
+        import torch
+
+        numbers = torch.arange(count, dtype=torch.int32) ^ 0x5A5A5A5A
+        self._enter(TO_DEVICE, bytes=4 * count)
+        there = numbers.to(self._device)
+        self._settle()
+        self._enter(INSIDE, bytes=4 * count)
+        second = there.clone()
+        self._settle()
+        self._enter(TO_HOST, bytes=4 * count)
+        back = second.cpu()
+        return differences("copy to the GPU and back", back, numbers)
+
+    def measure(self, budget_s: float) -> dict[str, float]:
+        """Keep the device busy for about `budget_s` seconds.
+
+        Returns: operations per second of `half` (2 n^3 for a product), bytes per second of `copy`
+        (read and written, both counted), and of `to_device` and `to_host` from and to pinned memory
+        (counted once).
+        """
+        import torch
+
+        cuda = self._device.type == "cuda"
+        size, nbytes, across = (8192, 1 << 30, 1 << 28) if cuda else (128, 1 << 20, 1 << 18)
+        if cuda:
+            room = torch.cuda.mem_get_info(self._device)[0] // _LEFT_ALONE
+            while size > 1024 and 3 * 2 * size * size > room:
+                size //= 2
+            nbytes, across = min(nbytes, room // 2), min(across, room)
+        self._enter(STRESS, seconds=round(budget_s, 1))
+        rates = {}
+        left, right, _ = operands(size, self._half())
+        left, right = left.to(self._device), right.to(self._device)
+        out = torch.empty_like(left)
+        rates["half"] = self._rate(
+            lambda: torch.mm(left, right, out=out), 2.0 * size**3, _SHARES["half"] * budget_s
+        )
+        source = torch.ones(nbytes // 4, device=self._device)
+        target = torch.empty_like(source)
+        rates["copy"] = self._rate(
+            lambda: target.copy_(source), 2.0 * nbytes, _SHARES["copy"] * budget_s
+        )
+        here = torch.empty(across // 4)
+        if cuda:
+            here = here.pin_memory()
+        there = target[: across // 4]
+        for name, to, of in (("to_device", there, here), ("to_host", here, there)):
+            rates[name] = self._rate(
+                partial(to.copy_, of, non_blocking=True),
+                float(across),
+                _SHARES[name] * budget_s,
+            )
+        return rates
+
+    def _rate(self, work: Callable[[], Any], amount: float, budget_s: float) -> float:
+        """Units of `amount` per second, after warming up; batches run until the time is over."""
+        end = time.monotonic() + budget_s
+        warm = time.monotonic() + min(_WARM_S, budget_s / 4)
+        once = self._time(work, 1)
+        while time.monotonic() < warm:
+            once = self._time(work, 1)
+        batch = max(1, int(_BATCH_S / max(once, 1e-7)))
+        times, seconds = 0, 0.0
+        while not times or time.monotonic() < end:
+            seconds += self._time(work, batch)
+            times += batch
+        return amount * times / max(seconds, 1e-9)
+
+    def _time(self, work: Callable[[], Any], times: int) -> float:
+        """Seconds on the device's own clock, where it has one."""
+        import torch
+
+        if self._device.type != "cuda":
+            started = time.perf_counter()
+            for _ in range(times):
+                work()
+            return time.perf_counter() - started
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(times):
+            work()
+        last.record()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1000
+
+    def _half(self) -> Any:
+        """bfloat16, and float16 where a GPU has no hardware for it."""
+        import torch
+
+        nvidia = self._device.type == "cuda" and not torch.version.hip
+        old = nvidia and torch.cuda.get_device_capability(self._device)[0] < 8
+        return torch.float16 if old else torch.bfloat16
+
+    def _enter(self, step: str, **details: Any) -> None:
+        self.step = step
+        self._breadcrumb(step, **details)
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
+
+
+def differences(what: str, got: Any, expected: Any) -> list[dict[str, Any]]:
+    """Where two tensors on the CPU differ: nothing, or one row as `DeviceWork.products` returns it.
+
+    NaN differs from every number.
+    """
+    wrong = got != expected
+    count = int(wrong.sum())
+    if not count:
+        return []
+    place = tuple(wrong.nonzero()[0].tolist())
+    at = ", ".join(str(index) for index in place)
+    example = f"element ({at}) is {got[place].item()}, not {expected[place].item()}"
+    return [{"what": what, "count": count, "of": expected.numel(), "example": example}]

@@ -1,0 +1,126 @@
+"""Exact products, copies and rates, with torch on the CPU; and the tables of what is known."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from nccl_doctor.api import GPU_STEPS, DeviceWork, gpu_error, is_gpu_error
+from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
+from nccl_doctor.tools.machine.gpuwork import differences, operands
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def work(said: list[str]) -> DeviceWork:
+    return DeviceWork(lambda step, **details: said.append(step), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [32, 100, 258])
+def test_the_product_is_known_exactly(dtype: torch.dtype, size: int) -> None:
+    left, right, product = operands(size, dtype)
+    whole = left.to(torch.int64) @ right.to(torch.int64)
+    assert torch.equal(whole, product.to(torch.int64))
+    assert product.abs().max() == 192
+    assert torch.equal(product.to(dtype).to(torch.float32), product)
+    assert (product != 0).all()
+
+
+def test_work_on_the_cpu_is_exact_and_says_every_step(work: DeviceWork, said: list[str]) -> None:
+    assert work.context() >= 0
+    assert work.products(128) == []
+    assert work.copies(1 << 12) == []
+    rates = work.measure(0.2)
+    assert list(dict.fromkeys(said)) == list(GPU_STEPS)
+    assert work.step == GPU_STEPS[-1]
+    assert set(rates) == set(MEASURES)
+    assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_measurement_keeps_to_its_time(work: DeviceWork) -> None:
+    started = time.monotonic()
+    work.measure(1.0)
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_rate_is_work_over_time(work: DeviceWork) -> None:
+    rate = work._rate(lambda: time.sleep(0.01), 5.0, 0.3)
+    assert 5.0 / 0.03 < rate <= 5.0 / 0.01
+
+
+def test_one_wrong_element_is_named() -> None:
+    _, _, product = operands(64, torch.float32)
+    got = product.clone()
+    got[3, 5] += 1
+    found = differences("product in float32", got, product)
+    assert [(each["count"], each["of"]) for each in found] == [(1, 4096)]
+    assert "element (3, 5) is " in found[0]["example"]
+    got[3, 5] = float("nan")
+    assert "is nan, not" in differences("x", got, product)[0]["example"]
+    assert differences("x", product, product) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "healthy"),
+    [
+        ("CUDA error: system not yet initialized", "fabric", False),
+        (
+            "Error 803: system has unsupported display driver combination",
+            "803",
+            False,
+        ),
+        ("CUDA error: uncorrectable ECC error encountered", "ECC", False),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", "Xid 79", False),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "memory is taken", True),
+        ("CUDA error: out of memory", "memory is taken", True),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "another process", True),
+        ("CUDA error: no kernel image is available for execution on the device", "code", True),
+        ("CUDA error: unspecified launch failure", "kernel", False),
+    ],
+)
+def test_errors_have_a_meaning(text: str, words: str, healthy: bool) -> None:
+    meaning = gpu_error(text)
+    assert meaning is not None
+    assert words in meaning.means
+    assert meaning.healthy is healthy
+    assert meaning.ask
+
+
+def test_an_unknown_error_has_none() -> None:
+    assert gpu_error("CUDA error: 8021 gremlins") is None
+    assert gpu_error("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "of_gpu"),
+    [
+        ("CUDA error: unspecified launch failure", True),
+        ("CUDA out of memory. Tried to allocate", True),
+        ("CUDA driver error: invalid argument", True),
+        ("HIP error: out of memory", True),
+        ("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx", True),
+        ("Expected all tensors to be on the same device, but found cuda:0 and cpu!", False),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_a_mistake_in_a_call_is_not_the_gpus(text: str, of_gpu: bool) -> None:
+    assert is_gpu_error(RuntimeError(text)) is of_gpu
+
+
+def test_peaks_are_of_the_whole_name() -> None:
+    found: Any = peaks_of("NVIDIA H200")
+    assert (found.half, found.copy, found.pcie) == (989e12, 4800e9, 63e9)
+    assert found.of("half") == found.half
+    assert found.of("to_host") == found.pcie
+    assert "nvidia.com" in found.source
+    assert peaks_of("NVIDIA H200 NVL") is None
+    assert peaks_of("NVIDIA H200 MIG 1g.18gb") is None
+    assert peaks_of("") is None
