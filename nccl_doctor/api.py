@@ -106,6 +106,7 @@ from nccl_doctor.tools.hosts import (
 from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.machine.cgroup import cgroup_limits
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
+from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rates_table
 from nccl_doctor.tools.machine.gpus import (
     VISIBLE,
     count_gpus,
@@ -114,6 +115,8 @@ from nccl_doctor.tools.machine.gpus import (
     see_other_gpus,
     torch_build,
 )
+from nccl_doctor.tools.machine.gputables import gpu_error
+from nccl_doctor.tools.machine.gpuwork import GPU_STEPS, DeviceWork, is_gpu_error
 from nccl_doctor.tools.machine.libraries import (
     COLUMNS as LIBRARY_COLUMNS,
 )
@@ -247,6 +250,7 @@ __all__ = [
     "DRIVER_MISMATCH",
     "GID_SETTINGS",
     "GPU_SLOW",
+    "GPU_STEPS",
     "GPU_UNHEALTHY",
     "GROUP_KINDS",
     "HCA",
@@ -271,6 +275,7 @@ __all__ = [
     "Confidence",
     "Confirmed",
     "Context",
+    "DeviceWork",
     "Dial",
     "Difference",
     "Disagreement",
@@ -350,6 +355,7 @@ __all__ = [
     "gid_kind",
     "gid_tables",
     "gpu_direct_road",
+    "gpu_error",
     "hand_over",
     "has_entered",
     "has_infiniband",
@@ -364,6 +370,7 @@ __all__ = [
     "in_slots",
     "init_by_deepspeed",
     "interfaces",
+    "is_gpu_error",
     "is_host_told",
     "is_isolated",
     "is_link_local",
@@ -372,6 +379,7 @@ __all__ = [
     "job_roles",
     "judge_binding",
     "judge_deepspeed",
+    "judge_gpu_rates",
     "judge_groups",
     "judge_isolation",
     "judge_side_groups",
@@ -419,6 +427,7 @@ __all__ = [
     "public",
     "quote_hit",
     "ranks_in_words",
+    "rates_table",
     "rdma_admits",
     "rdma_devices",
     "rdma_off",
