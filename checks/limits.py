@@ -4,26 +4,30 @@ What it checks
 --------------
 The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) against the world
 size, locked memory (RLIMIT_MEMLOCK) where there is an RDMA device that NCCL will use, processes and
-threads (RLIMIT_NPROC, and pids.max of the control group) against what is running already.
+threads (RLIMIT_NPROC, and pids.max of the control group) against what is running already, and with
+NCCL the address space (RLIMIT_AS).
 
 Why it matters
 --------------
 gloo opens a socket to every other rank, and so does the store of rank 0: beyond the limit the job
 ends with `Too many open files`. NCCL raises its own limit only in the process that runs the
 bootstrap root. RDMA locks every buffer: with a small limit `ibv_create_cq` or `ibv_reg_mr` fails
-with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN.
+with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN. CUDA
+reserves addresses for all memory of the host and its GPUs: under a limit it fails with `out of
+memory`, while both are empty.
 
 How to fix
 ----------
-ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited before the launch; in Docker --ulimit
-nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=, LimitMEMLOCK=,
-TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the daemon or of the
+ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch;
+in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
+LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the daemon or of the
 shell (PropagateResourceLimits).
 
 When it is wrong
 ----------------
 A program that raises its own soft limit is only warned of, up to the hard limit. Limits in other
 containers than this program's are not seen. How many threads a job starts depends on the job.
+Not validated on hardware: the limit on addresses.
 
 References
 ----------
@@ -81,6 +85,15 @@ PROCESSES = Kind(
     fix="ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",
     severity=Severity.WARN,
 )
+ADDRESSES = Kind(
+    code="address-space-limit-low",
+    layer=Layer.HOST,
+    title="The limit on the address space is too low for CUDA",
+    why="CUDA reserves addresses for all memory of the host and its GPUs: it fails with `out of "
+    "memory` while both are empty.",
+    fix="ulimit -v unlimited; under a batch system ask for memory in another way than by h_vmem",
+    severity=Severity.WARN,
+)
 
 _FILES_OF_A_RANK = 8
 """That a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7 and the
@@ -96,6 +109,8 @@ _THREADS_LEAST = 8
 """Per rank: measured 4 with gloo; NCCL adds 4 or more per communicator."""
 _THREADS = {"gloo": 32, "nccl": 256}
 """Per rank: CUDA, NCCL and autograd threads, one per core for CPU work, DataLoader workers."""
+_ADDRESSES = 1 << 40
+"""A limit above may hold the GPUs and the memory of a host; most batch systems set far less."""
 
 _CAPABILITIES = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
 
@@ -105,11 +120,12 @@ class Limits(Check):
 
     name = "limits"
     layer = Layer.HOST
-    kinds = (OPEN_FILES, MEMLOCK, PROCESSES)
+    kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: active devices that NCCL would use.
         `tasks`: those of this user, None where they do not count. `pids`: of the control group.
+        `addresses`: bytes of address space.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
         capable = _capabilities(Path("/proc/self/status"))
@@ -124,6 +140,7 @@ class Limits(Check):
             "processes": processes,
             "tasks": _tasks() if counts else None,
             "pids": cgroup_limits()["pids"],
+            "addresses": _limit(resource.RLIMIT_AS)[0],
             "local_ranks": ctx.launch.local_world_size or 1,
         }
 
@@ -135,6 +152,7 @@ class Limits(Check):
             yield from _open_files(cluster, rank, facts, serves=serves)
             yield from _locked(rank, facts)
             yield from _processes(cluster, rank, facts)
+            yield from _addresses(cluster, rank, facts.get("addresses"))
 
 
 # Observing ----------------------------------------------------------------------------------------
@@ -241,3 +259,15 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
         severity=Severity.FAIL if left < ranks * _THREADS_LEAST else None,
         confidence=Confidence.LIKELY,
     )
+
+
+def _addresses(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]:
+    """Reports of earlier versions do not say it."""
+    if cluster.backend == "nccl" and limit is not None and limit < _ADDRESSES:
+        yield Finding(
+            ADDRESSES,
+            f"RLIMIT_AS is {limit // _MIB} MiB",
+            Where(hosts=(rank.host.label,)),
+            {"bytes": limit},
+            confidence=Confidence.LIKELY,
+        )

@@ -2,9 +2,10 @@
 
 What it checks
 --------------
-That /dev/shm is there, can be written to, and has room: what the ranks of this host need at least
-is really allocated, in a file that has no name and is given back at once. And whether files of dead
-NCCL or torch processes fill it.
+That /dev/shm is there, can be written to, and has room: what the ranks of this host need at least,
+with NCCL's buffer sizes and numbers of channels as they are set, is really allocated, in a file
+that has no name and is given back at once. It is not where the control group has no memory for it,
+as the kernel would kill somebody. And whether files of dead NCCL or torch processes fill it.
 
 Why it matters
 --------------
@@ -21,8 +22,9 @@ docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: 
 When it is wrong
 ----------------
 How much NCCL takes depends on the GPUs: on hosts with NVSwitch, where ranks reach each other
-directly, less is expected of it. Where collectives were seen to work with too little room, that is
-a warning only. gloo needs nothing there; DataLoader without workers neither.
+directly, less is expected of it. Since 2.24 it takes host memory from CUDA instead, where that
+works (check `numa_calls`). Where collectives were seen to work with too little room, that is a
+warning only. gloo needs nothing there; DataLoader without workers neither.
 
 References
 ----------
@@ -52,6 +54,7 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Where,
+    cgroup_limits,
     nccl_settings,
 )
 
@@ -74,10 +77,18 @@ SHM_STALE = Kind(
 )
 
 _MIB = 1 << 20
-_SEGMENT = 9_637_892
-"""Bytes of one channel between two ranks, with NCCL's default buffers (4 MiB, 4.7 MiB, 0.5 MiB)."""
+_BUFFERS = {
+    "NCCL_BUFFSIZE": 4 * _MIB,
+    "NCCL_LL128_BUFFSIZE": 4_915_200,
+    "NCCL_LL_BUFFSIZE": 524_288,
+}
+"""Bytes that one channel between two ranks holds for each protocol: NCCL's defaults."""
+_AROUND = 4100
+"""Bytes around them: so NCCL's messages speak of 9637892."""
 _CHANNELS = 2
-"""The fewest that NCCL uses between the GPUs of a host."""
+"""The fewest that NCCL uses between the GPUs of a host by itself."""
+_MARGIN = 64 * _MIB
+"""What the control group must have left beside, lest the kernel kill a rank of this very run."""
 _SMALLEST = 4_194_660
 """Bytes of the file that NCCL's user guide shows: what it makes where GPUs are joined directly."""
 _COMFORT = 1 << 30
@@ -95,6 +106,7 @@ class SharedMemory(Check):
     layer = Layer.HOST
     kinds = (SHM_TOO_SMALL, SHM_STALE)
     folder: ClassVar[Path] = Path("/dev/shm")
+    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Bytes: `size` and `free` of the file system, `needed` of the backend at least; `error` of
@@ -108,8 +120,10 @@ class SharedMemory(Check):
         except OSError as error:
             return {**facts, "error": _words(error), "stale": []}
         facts |= {"size": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
-        ctx.breadcrumb("allocating shared memory", bytes=max(needed, 1))
-        went_wrong = _allocate(self.folder, max(needed, 1))
+        went_wrong = _no_memory(cgroup_limits(self.root)["memory"], needed)
+        if not went_wrong:
+            ctx.breadcrumb("allocating shared memory", bytes=max(needed, 1))
+            went_wrong = _allocate(self.folder, max(needed, 1))
         return {**facts, "error": went_wrong, "stale": _stale(self.folder)}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -128,6 +142,7 @@ class SharedMemory(Check):
                     where,
                     {"size": size, "free": free, "needed": facts["needed"]},
                     severity=severity,
+                    explained_by=SHM_STALE.code if _is_filled(facts) else None,
                     # How much is needed depends on GPUs that nobody has looked at yet.
                     confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
                 )
@@ -140,6 +155,8 @@ class SharedMemory(Check):
                     f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}",
                     where,
                     {"files": facts["stale"][: 4 * _NAMED]},
+                    # They are the cause where there would be room without them.
+                    severity=severity if _is_filled(facts) else None,
                     confidence=Confidence.LIKELY,
                 )
 
@@ -151,8 +168,25 @@ def _needed(ctx: Context) -> int:
     disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
     if ctx.backend != "nccl" or disabled:
         return 0
-    direct = ranks == 1 or any(Path("/dev").glob("nvidia-nvswitch*"))
-    return ranks * (_SMALLEST if direct else _CHANNELS * _SEGMENT)
+    if ranks == 1 or any(Path("/dev").glob("nvidia-nvswitch*")):
+        return ranks * _SMALLEST
+
+    def number(name: str, default: int) -> int:
+        told = settings[name].value if name in settings else ""
+        return int(told) if told.isascii() and told.isdigit() and int(told) > 0 else default
+
+    most = min(number("NCCL_MAX_NCHANNELS", _CHANNELS), number("NCCL_MAX_CTAS", _CHANNELS))
+    fewest = max(number("NCCL_MIN_NCHANNELS", 1), number("NCCL_MIN_CTAS", 1))
+    segment = _AROUND + sum(number(name, size) for name, size in _BUFFERS.items())
+    return ranks * max(fewest, min(_CHANNELS, most)) * segment
+
+
+def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:
+    """Why what is needed may not be tried out, or empty: /dev/shm counts as memory of the group."""
+    left = None if group is None else max(0, group["limit"] - group["used"])
+    if left is None or left >= needed + _MARGIN or not needed:
+        return ""
+    return f"the control group has {_mib(left)} of memory left"
 
 
 def _allocate(folder: Path, size: int) -> str:
@@ -214,6 +248,13 @@ def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severit
     floor = _COMFORT if cluster.backend == "nccl" else _WORKERS
     low = facts["error"] or facts["free"] is None or facts["free"] < floor
     return Severity.WARN if low else None
+
+
+def _is_filled(facts: Mapping[str, Any]) -> bool:
+    """Whether there would be room, but for what the dead left."""
+    free, stale = facts["free"], sum(size for _, size in facts["stale"])
+    short = free is not None and free < max(facts["needed"], 1)
+    return bool(stale) and short and free + stale >= facts["needed"]
 
 
 def _has_worked(cluster: Cluster, rank: Rank) -> bool:

@@ -23,6 +23,7 @@ NOTHING: dict[str, Any] = {
     "processes": None,
     "tasks": None,
     "pids": None,
+    "addresses": None,
     "local_ranks": 2,
 }
 
@@ -93,6 +94,22 @@ def test_the_tighter_one_is_named_and_nccl_needs_more() -> None:
     found = only(CHECK, cluster("nccl", **limits), "process-limit-low", hosts=["nd1"])
     assert found.level is Severity.WARN
     assert found.message.startswith("pids.max of the cgroup is 200")
+
+
+def test_cuda_needs_addresses() -> None:
+    for limit in (16 * GIB, 512 * GIB):
+        found = only(
+            CHECK, cluster("nccl", addresses=limit), "address-space-limit-low", hosts=["nd1"]
+        )
+        assert found.level is Severity.WARN
+    assert judge(CHECK, cluster("nccl", addresses=2048 * GIB)) == []
+    assert judge(CHECK, cluster("gloo", addresses=16 * GIB)) == []
+
+
+def test_a_report_that_does_not_know_of_addresses() -> None:
+    old = {name: value for name, value in NOTHING.items() if name != "addresses"}
+    made = make_cluster(["nd0"], check="limits", by_host={"nd0": old}, backend="nccl")
+    assert judge(CHECK, made) == []
 
 
 def test_this_process() -> None:

@@ -88,6 +88,16 @@ def test_what_the_dead_left_is_told() -> None:
     assert found.message.endswith("nccl-4 and 2 more")
 
 
+def test_what_the_dead_left_is_the_cause_where_it_would_fit_without() -> None:
+    bad = facts(256, needed=147, free=40 * MIB, error=FULL, stale=[["nccl-dead", 200 * MIB]])
+    found = only(CHECK, cluster(bad), "shm-stale", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    small = facts(64, needed=147, free=4 * MIB, error=FULL, stale=[["nccl-dead", 60 * MIB]])
+    found, stale = judge(CHECK, cluster(small))
+    assert (found.code, found.explained_by) == ("shm-too-small", None)
+    assert stale.level is Severity.INFO
+
+
 # Observing ----------------------------------------------------------------------------------------
 
 
@@ -97,8 +107,11 @@ class Here(SharedMemory):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(Here, "folder", tmp_path)
-    return tmp_path
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    monkeypatch.setattr(Here, "folder", shm)
+    monkeypatch.setattr(Here, "root", tmp_path)
+    return shm
 
 
 def observe(backend: str = "gloo", ranks: int = 2, env: dict[str, str] | None = None) -> Any:
@@ -132,6 +145,41 @@ def test_one_rank_or_no_shared_memory_needs_little(folder: Path) -> None:
     assert observe("nccl", 1)["needed"] == 4_194_660
     assert observe("nccl", 8, {"NCCL_SHM_DISABLE": "1"})["needed"] == 0
     assert observe("gloo", 8)["needed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("env", "needed"),
+    [
+        ({"NCCL_MIN_NCHANNELS": "8"}, 2 * 8 * 9_637_892),
+        ({"NCCL_MIN_CTAS": "4", "NCCL_MAX_NCHANNELS": "4"}, 2 * 4 * 9_637_892),
+        ({"NCCL_MAX_NCHANNELS": "1"}, 2 * 9_637_892),
+        ({"NCCL_BUFFSIZE": "8388608"}, 2 * 2 * (9_637_892 + 4 * MIB)),
+        ({"NCCL_BUFFSIZE": "lots", "NCCL_MIN_NCHANNELS": "-2"}, 2 * 2 * 9_637_892),
+        ({"NCCL_BUFFSIZE": "\u00b2"}, 2 * 2 * 9_637_892),
+    ],
+)
+def test_what_is_needed_follows_the_variables(
+    folder: Path, env: dict[str, str], needed: int
+) -> None:
+    assert observe("nccl", 2, env)["needed"] == needed
+
+
+def test_nothing_is_allocated_where_the_control_group_would_kill(folder: Path) -> None:
+    for name, text in (
+        ("proc/self/cgroup", "0::/\n"),
+        ("sys/fs/cgroup/cgroup.controllers", "memory\n"),
+        ("sys/fs/cgroup/memory.max", f"{600 * MIB}\n"),
+        ("sys/fs/cgroup/memory.current", f"{500 * MIB}\n"),
+    ):
+        path = folder.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert observe("nccl", 1)["error"] == ""
+    seen = observe("nccl", 8)
+    assert seen["error"] == "the control group has 100 MiB of memory left"
+    found = only(CHECK, cluster(seen), "shm-too-small", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert observe("gloo", 8)["error"] == ""
 
 
 def test_a_folder_that_is_not_there(folder: Path) -> None:

@@ -1,0 +1,169 @@
+"""May NCCL ask for host memory of a NUMA node here, and has each GPU's node any?
+
+What it checks
+--------------
+Whether the kernel answers `get_mempolicy`, which Docker's default seccomp profile forbids, and
+whether the NUMA nodes that GPUs are attached to have memory, by /sys. Both only where the job uses
+NCCL 2.24 or newer, and NCCL_CUMEM_HOST_ENABLE and NCCL_CUMEM_ENABLE are not 0.
+
+Why it matters
+--------------
+Since 2.24 NCCL takes the memory that ranks of a host share from CUDA, by NUMA node, instead of
+/dev/shm. Where NUMA calls are forbidden, 2.24 to 2.26.2 end at start-up (`Cuda failure 'operation
+not supported'`), and later ones go back to /dev/shm. Of a node without memory, drivers before 595
+end the process with a segmentation fault inside ncclCommInitRank.
+
+How to fix
+----------
+docker run --cap-add SYS_NICE (in Kubernetes: securityContext.capabilities), or export
+NCCL_CUMEM_HOST_ENABLE=0 on every rank, with enough room in /dev/shm.
+
+When it is wrong
+----------------
+NCCL does so only with drivers for CUDA 12.6 and newer. Where the version of NCCL is not known, that
+is said as a possibility. A runtime may allow the question and forbid the binding.
+Not validated on hardware: tested on made-up clusters and /sys trees.
+
+References
+----------
+NCCL user guide, NCCL_CUMEM_HOST_ENABLE; get_mempolicy(2); Docker documentation, seccomp profiles;
+NVIDIA/nccl issues 1838, 2106 and 2190.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    host_gpus,
+    major,
+    nccl_settings,
+    release,
+)
+
+BLOCKED = Kind(
+    "numa-calls-blocked",
+    Layer.HOST,
+    "The container forbids NUMA calls",
+    "NCCL takes the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 end at "
+    "start-up, later ones go back to /dev/shm.",
+    "docker run --cap-add SYS_NICE, or export NCCL_CUMEM_HOST_ENABLE=0 on every rank",
+    Severity.WARN,
+)
+EMPTY = Kind(
+    "numa-node-empty",
+    Layer.HOST,
+    "A GPU is attached to a NUMA node without memory",
+    "NCCL asks CUDA for host memory of that node, and drivers before 595 crash in the answer.",
+    "export NCCL_CUMEM_HOST_ENABLE=0 on every rank, or upgrade the NVIDIA driver to 595 or newer",
+    Severity.WARN,
+)
+
+_SINCE, _FALLS_BACK = (2, 24, 0), (2, 26, 3)
+_FIXED_DRIVER = 595
+_NUMBERS = {"x86_64": 239, "aarch64": 236}
+"""Of the system call get_mempolicy."""
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+class NumaCalls(Check):
+    """Ask the kernel, and read which node each GPU is attached to."""
+
+    name = "numa_calls"
+    layer = Layer.HOST
+    kinds = (BLOCKED, EMPTY)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`refused`: name of the error of get_mempolicy, None where it answers or is not known
+        here; `empty`: `[PCI address, node]` of GPUs; `driver`: version of the kernel module.
+        """
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        settings = nccl_settings(ctx.env)
+        for name in ("NCCL_CUMEM_HOST_ENABLE", "NCCL_CUMEM_ENABLE"):
+            if name in settings and settings[name].value == "0":
+                raise Skip(f"{name}=0: NCCL makes no NUMA calls")
+        return {
+            "refused": _refused(),
+            "empty": _empty_nodes(self.root / "sys"),
+            "driver": host_gpus(self.root)["driver"],
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """By the NCCL that the ranks of the host load."""
+        versions = {
+            rank.host.id: (facts["loaded"] or {}).get("version") or facts["built"]
+            for rank, facts in cluster.facts("nccl_library")
+        }
+        for rank, facts in cluster.facts(self.name):
+            version = versions.get(rank.host.id)
+            if version and release(version) < _SINCE:
+                continue
+            where, nccl = Where(hosts=(rank.host.label,)), f"NCCL {version or 'of unknown version'}"
+            if facts["refused"] == "EPERM":
+                falls_back = bool(version) and release(version) >= _FALLS_BACK
+                yield Finding(
+                    BLOCKED,
+                    f"get_mempolicy: EPERM, {nccl}",
+                    where,
+                    severity=Severity.INFO if falls_back else None,
+                    confidence=Confidence.LIKELY if version else Confidence.POSSIBLE,
+                )
+            if facts["empty"] and (major(facts["driver"]) or 0) < _FIXED_DRIVER:
+                gpus = ", ".join(f"{gpu} on node {node}" for gpu, node in facts["empty"])
+                driver = facts["driver"] or "of unknown version"
+                yield Finding(
+                    EMPTY,
+                    f"{gpus}; {nccl}, driver {driver}",
+                    where,
+                    {"gpus": facts["empty"]},
+                    confidence=Confidence.POSSIBLE,
+                )
+
+
+def _refused() -> str | None:
+    number = _NUMBERS.get(os.uname().machine)
+    if number is None:
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    none = ctypes.c_void_p(None)
+    if libc.syscall(ctypes.c_long(number), none, none, ctypes.c_ulong(0), none, ctypes.c_ulong(0)):
+        return errno.errorcode.get(ctypes.get_errno(), "error")
+    return None
+
+
+def _empty_nodes(sys: Path) -> list[list[Any]]:
+    """GPUs by NVIDIA whose NUMA node is known, and has no memory."""
+    found = []
+    for device in sorted((sys / "bus/pci/devices").glob("*")):
+        if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):
+            continue
+        node = _text(device / "numa_node")
+        lines = _text(sys / f"devices/system/node/node{node}/meminfo").splitlines()
+        total = next((line.split() for line in lines if "MemTotal:" in line), [])
+        if total[-2:-1] == ["0"]:
+            found.append([device.name, int(node)])
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
