@@ -20,8 +20,8 @@ How to fix
 ----------
 ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch;
 in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
-LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the daemon or of the
-shell (PropagateResourceLimits).
+LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the
+daemon or of the shell (PropagateResourceLimits).
 
 When it is wrong
 ----------------
