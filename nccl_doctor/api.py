@@ -106,6 +106,7 @@ from nccl_doctor.tools.hosts import (
 from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.machine.cgroup import cgroup_limits
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
+from nccl_doctor.tools.machine.gpuplaces import HOW_NEAR, pci_address, place_on_host
 from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rates_table
 from nccl_doctor.tools.machine.gpus import (
     VISIBLE,
@@ -254,6 +255,7 @@ __all__ = [
     "GPU_UNHEALTHY",
     "GROUP_KINDS",
     "HCA",
+    "HOW_NEAR",
     "IMPORT_DEEPSPEED",
     "LIBRARY_COLUMNS",
     "NCCL_LIBRARIES",
@@ -419,8 +421,10 @@ __all__ = [
     "origin",
     "own_groups",
     "own_version",
+    "pci_address",
     "pick_gid",
     "place_of",
+    "place_on_host",
     "port_holder",
     "port_range",
     "process_group",

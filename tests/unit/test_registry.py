@@ -311,7 +311,7 @@ CODES = """
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     mesh-does-not-divide mesh-crosses-hosts
     group-init-failed group-init-hang
-    gpu-slow
+    gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
     seed-differs batch-does-not-divide world-size-config-mismatch
