@@ -135,7 +135,7 @@ class DeviceWork:
             nbytes, across = min(nbytes, room // 2), min(across, room)
         self._enter(STRESS, seconds=round(budget_s, 1))
         rates = {}
-        # Random numbers, as in a job: with few different ones a GPU draws less power, and is faster.
+        # Random numbers, as in a job: of few different ones a GPU makes less heat, and is faster.
         half = self._half()
         left, right = (torch.randn(size, size, device=self._device).to(half) for _ in range(2))
         out = torch.empty_like(left)
