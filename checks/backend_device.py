@@ -43,6 +43,8 @@ from typing import Any, NamedTuple
 from nccl_doctor.api import (
     ALONE,
     DRIVER_MISMATCH,
+    FABRIC_MANAGER_DOWN,
+    GPU_DIFFERS,
     GPU_UNHEALTHY,
     OLDEST_DRIVER,
     VISIBLE,
@@ -61,6 +63,7 @@ from nccl_doctor.api import (
     arch_runs_on,
     count_gpus,
     host_gpus,
+    hosts_without_gpu,
     major,
     odd_ones_out,
     place_of,
@@ -117,19 +120,6 @@ ARCH = Kind(
     "The first kernel fails with `no kernel image is available for execution on the device`.",
     "Install a torch build whose torch.cuda.get_arch_list() covers the GPU.",
 )
-DIFFERS = Kind(
-    "gpu-differs",
-    Layer.DEVICE,
-    "GPUs differ between hosts",
-    "The slowest GPU sets the pace, the smallest memory the batch size.",
-    "Take hosts with the same GPUs, or accept the pace of the slowest.",
-    Severity.WARN,
-)
-
-_FABRIC = (
-    "systemctl start nvidia-fabricmanager (its version must equal the driver's), then "
-    "`nvidia-smi -q | grep -A2 Fabric` until it says Completed"
-)
 _DRIVER_ERRORS = {
     34: (
         DRIVER_MISMATCH,
@@ -141,7 +131,7 @@ _DRIVER_ERRORS = {
         DRIVER_MISMATCH,
         "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)",
     ),
-    802: (GPU_UNHEALTHY, _FABRIC),
+    802: (FABRIC_MANAGER_DOWN, ""),
     803: (
         DRIVER_MISMATCH,
         "reboot, or reload the nvidia modules: kernel module and libcuda must be equal",
@@ -170,7 +160,8 @@ class BackendDevice(Check):
         GPU_UNHEALTHY,
         DRIVER_MISMATCH,
         ARCH,
-        DIFFERS,
+        FABRIC_MANAGER_DOWN,
+        GPU_DIFFERS,
     )
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
@@ -189,6 +180,15 @@ class BackendDevice(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Each rank alone, then the ranks of each host, then hosts against each other."""
+        without = hosts_without_gpu(cluster)
+        lost = {host.label for host in cluster.hosts if host.id in without}
+        for found in self._found(cluster):
+            # CUDA starts on no GPU, or on fewer, while one of the host does not answer.
+            if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
+                found = found.replaced(explained_by="gpu-lost")
+            yield found
+
+    def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.evidence(self.name, ALONE))
         hosts: dict[int, list[_Seen]] = defaultdict(list)
         for one in (_Seen(rank, facts) for rank, facts in cluster.facts(self.name)):
@@ -393,4 +393,4 @@ def _models(hosts: Iterable[Sequence[_Seen]]) -> Iterator[Finding]:
     odd = odd_ones_out(gpus)
     for place in odd.places if odd else ():
         usual = f"the others have {odd.usual}" if odd and odd.usual else "a tie between hosts"
-        yield Finding(DIFFERS, f"{gpus[place]}; {usual}", Where(hosts=(labels[place],)))
+        yield Finding(GPU_DIFFERS, f"{gpus[place]}; {usual}", Where(hosts=(labels[place],)))

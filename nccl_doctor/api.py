@@ -82,6 +82,8 @@ from nccl_doctor.tools.firewall.portrules import (
     sure_hit,
 )
 from nccl_doctor.tools.firewall.rulesets import read_rules
+from nccl_doctor.tools.gpu.gather import gather_gpus
+from nccl_doctor.tools.gpu.judging import GPU_STATE_KINDS, hosts_without_gpu, judge_gpus
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
 from nccl_doctor.tools.groups.culprits import (
     is_open,
@@ -183,6 +185,8 @@ from nccl_doctor.tools.shared_kinds import (
     ADDR_LOOPBACK,
     ADDR_UNRESOLVABLE,
     DRIVER_MISMATCH,
+    FABRIC_MANAGER_DOWN,
+    GPU_DIFFERS,
     GPU_SLOW,
     GPU_UNHEALTHY,
     PORT_BLOCKED,
@@ -249,8 +253,11 @@ __all__ = [
     "ALONE",
     "DEVICE_ID_HANG",
     "DRIVER_MISMATCH",
+    "FABRIC_MANAGER_DOWN",
     "GID_SETTINGS",
+    "GPU_DIFFERS",
     "GPU_SLOW",
+    "GPU_STATE_KINDS",
     "GPU_STEPS",
     "GPU_UNHEALTHY",
     "GROUP_KINDS",
@@ -352,6 +359,7 @@ __all__ = [
     "follow_pairs",
     "form_world",
     "gather_deepspeed",
+    "gather_gpus",
     "gather_timeouts",
     "gather_variables",
     "gid_kind",
@@ -365,6 +373,7 @@ __all__ = [
     "hold_meetings",
     "host_gpus",
     "host_labels",
+    "hosts_without_gpu",
     "how_to_let_pass",
     "how_to_open",
     "import_deepspeed",
@@ -382,6 +391,7 @@ __all__ = [
     "judge_binding",
     "judge_deepspeed",
     "judge_gpu_rates",
+    "judge_gpus",
     "judge_groups",
     "judge_isolation",
     "judge_side_groups",

@@ -71,3 +71,20 @@ GPU_SLOW = Kind(
     "other processes on the GPU.",
     Severity.WARN,
 )
+GPU_DIFFERS = Kind(
+    "gpu-differs",
+    Layer.DEVICE,
+    "GPUs are not alike",
+    "The slowest GPU sets the pace, the smallest memory the batch size.",
+    "Take hosts with the same GPUs, set up alike, or accept the pace of the slowest.",
+    Severity.WARN,
+)
+FABRIC_MANAGER_DOWN = Kind(
+    "fabric-manager-down",
+    Layer.DEVICE,
+    "The NVLink fabric of this host is not set up",
+    "Until the fabric manager has set NVSwitch up, CUDA does not start (`system not yet "
+    "initialized`).",
+    "systemctl start nvidia-fabricmanager (its version must equal the driver's), then "
+    "`nvidia-smi -q | grep -A2 Fabric` until it says Completed",
+)

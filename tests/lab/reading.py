@@ -20,7 +20,7 @@ ELSEWHERE = (
     "rendezvous_endpoint", "slurm_allocation", "nccl_library", "torch_nccl", "net_plugin",
     "libraries", "driver_libraries", "numa_calls",
     "idle_connections", "device_mesh", "side_group", "deepspeed_groups",
-    "deepspeed_config", "gpu_work", "gpu_affinity",
+    "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, mostly NCCL, and a job with a side group.

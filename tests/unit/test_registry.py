@@ -309,8 +309,8 @@ CODES = """
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
-    mesh-does-not-divide mesh-crosses-hosts
-    group-init-failed group-init-hang
+    gpu-lost gpu-busy gpu-throttled pcie-degraded nvlink-down nvlink-errors fabric-manager-down
+    group-init-failed group-init-hang mesh-does-not-divide mesh-crosses-hosts
     gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed

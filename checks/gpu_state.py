@@ -1,0 +1,73 @@
+"""Is every GPU in order: present, error-free, at full speed, alone, and like its peers?
+
+What it checks
+--------------
+Each GPU of each host, through NVIDIA's management library (NVML): whether it answers; errors of its
+memory (ECC, remapped rows, retired pages); what the driver asks for; Xids in the kernel log; why
+its clocks are held down; PCIe lanes; NVLinks and their errors; whether the NVLink fabric is set up;
+which processes use it. Then whether GPUs of one host, and hosts, have the same memory, ECC and MIG
+mode, power limit, clocks, VBIOS and driver; the minority is named.
+
+Why it matters
+--------------
+One sick GPU ends or slows a job of thousands: all ranks wait for it in every collective. A GPU that
+fell off the bus can keep CUDA from starting on its whole host.
+
+How to fix
+----------
+As each finding says: end foreign processes, reset the GPU, reboot the host, or have it repaired.
+`nvidia-smi -q` shows the same values. Install NVIDIA's bindings where the check is skipped:
+pip install nvidia-ml-py.
+
+When it is wrong
+----------------
+In a container, processes of others cannot be seen, and the kernel log often cannot be read: what is
+not seen is not judged. An Xid may be older than the last reset of its GPU: of a GPU that answers it
+is only a warning. A GPU that is idle may lower its PCIe generation; that counts only against its
+peers. Bridges may join some GPUs of a host on purpose: a GPU without any NVLink is then only
+possibly wrong. A power limit that all GPUs share is taken to be meant. AMD GPUs are not examined:
+the check is skipped there.
+Not validated on hardware: tested with a stand-in for the library and on made-up clusters; no run on
+a GPU is on record yet.
+
+References
+----------
+NVIDIA Management Library API reference; NVIDIA, Xid Errors; NVIDIA GPU Memory Error Management;
+NVIDIA Fabric Manager user guide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    GPU_STATE_KINDS,
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Layer,
+    gather_gpus,
+    judge_gpus,
+)
+
+
+class GpuState(Check):
+    """The state of every GPU, once per host."""
+
+    name = "gpu_state"
+    layer = Layer.DEVICE
+    cost = "seconds"
+    kinds = GPU_STATE_KINDS
+    deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """The facts of `nccl_doctor.tools.gpu.gather`; every call to the driver leaves a
+        breadcrumb.
+        """
+        return gather_gpus(ctx.breadcrumb)
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """By the rules of `nccl_doctor.tools.gpu.judging`."""
+        yield from judge_gpus(cluster)

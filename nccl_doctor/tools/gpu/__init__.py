@@ -1,0 +1,1 @@
+"""What NVIDIA's management library and the kernel log say of the GPUs of a host."""

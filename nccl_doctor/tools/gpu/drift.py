@@ -1,0 +1,133 @@
+"""Where GPUs that should be alike are not: on one host, and from host to host. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model import Severity
+from nccl_doctor.tools.gpu.health import is_readable
+from nccl_doctor.tools.versions import Difference, differences
+
+Gpu = Mapping[str, Any]
+_ON = {0: "off", 1: "on"}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What the odd ones have in common; `places` are keys of what was compared."""
+
+    places: tuple[int, ...]
+    text: str
+    severity: Severity
+
+
+def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
+    """GPUs of one host that are unlike its others; the places are their indices."""
+    seen = {gpu["index"]: gpu for gpu in gpus if is_readable(gpu)}
+    models = {index: {"model": gpu["name"]} for index, gpu in seen.items() if gpu["name"]}
+    yield from _told(differences(models), Severity.WARN, "the other GPUs of the host have")
+    by_model: dict[Any, dict[int, Gpu]] = defaultdict(dict)
+    for index, gpu in seen.items():
+        by_model[gpu["name"]][index] = gpu
+    for alike in by_model.values():
+        for severity, traits in _TRAITS:
+            stacks = {index: traits(gpu) for index, gpu in alike.items()}
+            yield from _told(differences(stacks), severity, "the other GPUs of the host have")
+
+
+def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iterator[Drift]:
+    """Hosts whose GPUs are unlike those of the others; the places are the keys of `hosts`.
+
+    Args:
+        hosts: what `gather_gpus` saw on each.
+        count: whether to compare number and model, too.
+    """
+    every = {
+        key: [gpu for gpu in facts["gpus"] if is_readable(gpu)] for key, facts in hosts.items()
+    }
+    every = {key: gpus for key, gpus in every.items() if gpus}
+    if count:
+        # Where one of a host does not answer, that is said already.
+        whole = {
+            key: gpus
+            for key, gpus in every.items()
+            if len(gpus) == len(hosts[key]["gpus"]) and all(gpu["name"] for gpu in gpus)
+        }
+        numbers = {key: {"GPUs": _sum(gpus)} for key, gpus in whole.items()}
+        yield from _told(differences(numbers), Severity.WARN, "the other hosts have")
+    by_model: dict[Any, dict[int, list[Gpu]]] = defaultdict(dict)
+    for key, gpus in every.items():
+        names = {gpu["name"] for gpu in gpus}
+        if len(names) == 1:
+            by_model[names.pop()][key] = gpus
+    for alike in by_model.values():
+        for severity, traits in _TRAITS:
+            stacks = {key: _common([traits(gpu) for gpu in gpus]) for key, gpus in alike.items()}
+            yield from _told(differences(stacks), severity, "the other hosts have")
+    releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
+    if len({release.split(".")[0] for release in releases.values()}) == 1:
+        # Another branch is the affair of the check `software`.
+        stacks = {key: {"driver": release} for key, release in releases.items()}
+        yield from _told(differences(stacks), Severity.INFO, "the other hosts have")
+
+
+def _speed(gpu: Gpu) -> dict[str, str]:
+    memory, ecc, mig = gpu["memory"], gpu["ecc"], gpu["mig"]
+    return _known(
+        {
+            "memory": memory and f"{memory['total'] / (1 << 30):.1f} GiB",
+            "ECC": ecc and _ON.get(ecc[0]),
+            "MIG": mig and _ON.get(mig[0]),
+            "power limit": gpu["power_limit_mw"] and f"{gpu['power_limit_mw'] / 1000:.0f} W",
+            "highest SM clock": gpu["max_sm_clock_mhz"] and f"{gpu['max_sm_clock_mhz']} MHz",
+            "highest memory clock": gpu["max_memory_clock_mhz"]
+            and f"{gpu['max_memory_clock_mhz']} MHz",
+            "PCIe": gpu["max_pcie_generation"]
+            and gpu["max_pcie_width"]
+            and f"generation {gpu['max_pcie_generation']} x{gpu['max_pcie_width']}",
+        }
+    )
+
+
+def _make(gpu: Gpu) -> dict[str, str]:
+    return _known({"VBIOS": gpu["vbios"], "persistence mode": _ON.get(gpu["persistence"])})
+
+
+_TRAITS = ((Severity.WARN, _speed), (Severity.INFO, _make))
+"""What makes a GPU slower or smaller than its peers, and what only tells that it is another."""
+
+
+def _known(traits: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in traits.items() if value}
+
+
+def _common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What all GPUs of a host have in common; where they differ, that was said of the host."""
+    first, *others = stacks
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+
+
+def _sum(gpus: Sequence[Gpu]) -> str:
+    models = sorted(Counter(gpu["name"] for gpu in gpus).items())
+    return ", ".join(f"{number} x {name}" for name, number in models)
+
+
+def _told(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
+    for odd in found:
+        if odd.tie:
+            sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
+            yield Drift(odd.places, f"{'; '.join(sides)}: as many one as the other", severity)
+        else:
+            text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
+            yield Drift(odd.places, text, severity)
+
+
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

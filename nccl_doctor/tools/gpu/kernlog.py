@@ -1,0 +1,114 @@
+"""Xids in the kernel log since this machine was started, where one may read it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)\): (\d+)(?:, (.*))?")
+_KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)")
+_DMESG = re.compile(r"\[ *(\d+)\.\d+\]")
+_BOOT = re.compile(r"Linux version \d")
+_FILES = ("var/log/kern.log", "var/log/messages", "var/log/syslog")
+_TAIL_BYTES = 4 << 20
+_MOST = 64
+_TEXT = 160
+
+Record = tuple[float | None, str]
+"""(seconds after the start of the kernel, text); the first is None where the log has wall time."""
+
+
+def read_xids(root: Path = Path("/"), crumb: Callable[..., None] | None = None) -> dict[str, Any]:
+    """What the driver wrote of its GPUs.
+
+    Args:
+        root: folder in which `dev/kmsg` and `var/log` lie.
+        crumb: told each file before it is opened.
+
+    Returns: `source`, the file read, or None; `reason` why others were not; `xids`, one for each
+    GPU and number, oldest first: `{bus, xid, count, age_s, text}`, the bus as the kernel writes it
+    without the function (`0000:1b:00`), age and text of the last, the age None where the log does
+    not tell.
+    """
+    refused = []
+    for name in ("dev/kmsg", *_FILES):
+        path = root / name
+        if crumb is not None:
+            crumb("reading the kernel log", file=str(path))
+        try:
+            records = _kmsg(path) if name == "dev/kmsg" else _syslog(path)
+            return {"source": f"/{name}", "reason": "", "xids": _xids(records, time.monotonic())}
+        except OSError as error:
+            refused.append(f"/{name}: {error.strerror or error}")
+    return {"source": None, "reason": "; ".join(refused), "xids": []}
+
+
+def _xids(records: Iterable[Record], now: float) -> list[dict[str, Any]]:
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for at_s, text in records:
+        match = _XID.search(text)
+        if match is None:
+            continue
+        # Some drivers write the function (`.0`) or a long domain, some do not.
+        domain, _, rest = match.group(1).lower().split(".")[0].partition(":")
+        bus = f"{int(domain, 16):04x}:{rest}" if ":" in rest else f"0000:{domain}:{rest}"
+        key = bus, int(match.group(2))
+        count = found[key]["count"] + 1 if key in found else 1
+        found[key] = {
+            "bus": bus,
+            "xid": key[1],
+            "count": count,
+            "age_s": None if at_s is None else round(max(0.0, now - at_s)),
+            "text": (match.group(3) or "")[:_TEXT],
+        }
+    return list(found.values())[-_MOST:]
+
+
+def _kmsg(path: Path) -> Iterator[Record]:
+    """Records of the ring buffer; read before anything is returned, so that errors come here."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    lines: list[str] = []
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            lines = os.read(fd, _TAIL_BYTES).decode("utf-8", "replace").splitlines()
+        else:
+            lines = list(_records(fd))
+    finally:
+        os.close(fd)
+    return (_record(line) for line in lines)
+
+
+def _records(fd: int) -> Iterator[str]:
+    for _ in range(200_000):  # more than any buffer holds; new ones may come while we read
+        try:
+            data = os.read(fd, 8192)
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # the oldest was overwritten: go on with the next
+            continue
+        if not data:
+            return
+        yield data.decode("utf-8", "replace").split("\n", 1)[0]
+
+
+def _record(line: str) -> Record:
+    found = _KMSG.match(line)
+    if found:
+        return int(found.group(1)) / 1e6, found.group(2)
+    stamp = _DMESG.search(line)
+    return float(stamp.group(1)) if stamp else None, line
+
+
+def _syslog(path: Path) -> Iterator[Record]:
+    """The end of a log file, from the last start of the kernel in it."""
+    with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    starts = [number for number, line in enumerate(lines) if _BOOT.search(line)]
+    return (_record(line) for line in lines[starts[-1] if starts else 0 :])

@@ -1,0 +1,58 @@
+"""Kinds of finding about the state of a GPU. Pure."""
+
+from __future__ import annotations
+
+from nccl_doctor.model import Kind, Layer, Severity
+
+GPU_LOST = Kind(
+    "gpu-lost",
+    Layer.DEVICE,
+    "A GPU does not answer any more",
+    "It fell off the PCIe bus, or the driver waits for it for ever; a rank that touches it fails "
+    "or hangs, and CUDA may not start on this host at all.",
+    "Drain the host and power-cycle it; if the GPU is lost again, have it reseated or replaced.",
+)
+GPU_BUSY = Kind(
+    "gpu-busy",
+    Layer.DEVICE,
+    "Something else uses the GPU",
+    "Its memory is missing to the job, and whoever shares a GPU is slower; all ranks wait for the "
+    "slowest.",
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv, and end "
+    "what should not be there.",
+    Severity.WARN,
+)
+GPU_THROTTLED = Kind(
+    "gpu-throttled",
+    Layer.DEVICE,
+    "The GPU holds its clocks down",
+    "All ranks wait for the slowest GPU.",
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, airflow and power supplies.",
+    Severity.WARN,
+)
+PCIE_DEGRADED = Kind(
+    "pcie-degraded",
+    Layer.DEVICE,
+    "The PCIe link of a GPU is slower than it can be",
+    "Copies to host memory and to network cards go at a fraction of the speed.",
+    "Reseat the GPU or its riser; nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,"
+    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max --format=csv",
+    Severity.WARN,
+)
+NVLINK_DOWN = Kind(
+    "nvlink-down",
+    Layer.DEVICE,
+    "NVLinks of a GPU are down",
+    "NCCL takes the links that are left, or PCIe: all ranks wait for that.",
+    "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
+    "or reboot it.",
+    Severity.WARN,
+)
+NVLINK_ERRORS = Kind(
+    "nvlink-errors",
+    Layer.DEVICE,
+    "NVLinks of a GPU had to recover from errors",
+    "Each recovery stops the link for a moment; a link that does it often is about to fail.",
+    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU looked at.",
+    Severity.WARN,
+)

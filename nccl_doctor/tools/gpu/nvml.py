@@ -1,0 +1,193 @@
+"""Reads one machine through NVIDIA's management library, call by call.
+
+Every call is guarded by itself: what a driver refuses (not supported, no permission, lost) is a
+fact about that one field. A call may also never return, so this belongs in a probe child, and each
+call is announced before it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+STEP = "asking the GPU driver"
+"""The step of every breadcrumb from here; `call` is the function, `gpu` the index, `device` how
+that GPU is called in a finding."""
+
+LOST = "GPU_IS_LOST"
+ABSENT = "FUNCTION_NOT_FOUND"
+_BAD = "BAD_ANSWER"
+
+Crumb = Callable[..., None]
+Way = tuple[str, tuple[Any, ...]]
+"""A function by its name in pynvml, and its arguments behind the handle."""
+
+
+class Refused(Exception):
+    """A call came back with an error: `call`, and `name` as in NVML_ERROR_<name>."""
+
+    def __init__(self, call: str, name: str) -> None:
+        super().__init__(f"{call}: {name}")
+        self.call, self.name = call, name
+
+
+def device_name(gpu: Mapping[str, Any]) -> str:
+    """How a finding calls a GPU: its UUID, else its bus id, else its number on the host."""
+    return str(gpu.get("uuid") or gpu.get("bus_id") or f"GPU {gpu['index']}")
+
+
+class Library:
+    """pynvml with every error by its name."""
+
+    def __init__(self, crumb: Crumb) -> None:
+        """Raises: ImportError where nvidia-ml-py is not installed."""
+        import pynvml
+
+        self.nvml: Any = pynvml
+        self._crumb = crumb
+        self._names = {
+            value: name.removeprefix("NVML_ERROR_")
+            for name, value in vars(pynvml).items()
+            if name.startswith("NVML_ERROR_") and isinstance(value, int)
+        }
+        # Raised for an unversioned function that this driver has not; not in every release.
+        self._mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
+
+    def call(self, function: str, *arguments: Any, gpu: Mapping[str, Any] | None = None) -> Any:
+        """One call.
+
+        Raises:
+            Refused: it failed, or this pynvml or this driver does not have it.
+        """
+        found = getattr(self.nvml, function, None)
+        if found is None:
+            raise Refused(function, ABSENT)
+        place = {} if gpu is None else {"gpu": gpu["index"], "device": device_name(gpu)}
+        self._crumb(STEP, call=function, **place)
+        try:
+            return found(*arguments)
+        except self.nvml.NVMLError as error:
+            raise Refused(function, self._names.get(error.value, f"error {error.value}")) from error
+        except self._mismatch as error:
+            raise Refused(function, ABSENT) from error
+        except (UnicodeDecodeError, TypeError, ValueError, AttributeError) as error:
+            # What a driver newer or older than the bindings returns in a structure.
+            raise Refused(function, _BAD) from error
+
+
+class Asked:
+    """The answers of one GPU, `facts`, and `refused`: error name → fields that have no answer."""
+
+    def __init__(self, library: Library, index: int) -> None:
+        self._library = library
+        self.handle: Any = None
+        self.refused: dict[str, list[str]] = {}
+        self.facts: dict[str, Any] = {"index": index, "lost": False, "refused": self.refused}
+
+    def value(self, function: str, *arguments: Any) -> Any:
+        """One answer; a GPU that is lost is asked nothing more: each call may take seconds.
+
+        Raises:
+            Refused: the driver does not say.
+        """
+        if self.facts["lost"]:
+            raise Refused(function, LOST)
+        handle = () if self.handle is None else (self.handle,)
+        try:
+            return self._library.call(function, *handle, *arguments, gpu=self.facts)
+        except Refused as refused:
+            self.facts["lost"] |= refused.name == LOST
+            raise
+
+    def ask(
+        self, field: str, *ways: Way, read: Callable[[Any], Any] = lambda answer: answer
+    ) -> Any:
+        """Keep the answer of the first of `ways` that this driver has; None where there is none."""
+        self.facts[field] = None
+        error = ABSENT
+        for function, arguments in ways:
+            try:
+                self.facts[field] = read(self.value(function, *arguments))
+            except Refused as refused:
+                error = refused.name
+                if error == ABSENT:
+                    continue
+            except (TypeError, ValueError, AttributeError):
+                error = _BAD
+            else:
+                return self.facts[field]
+            break
+        self.refuse(field, error)
+        return None
+
+    def refuse(self, field: str, error: str) -> None:
+        """Note that a field has no answer."""
+        self.facts[field] = None
+        self.refused.setdefault(error, []).append(field)
+
+
+def start(crumb: Crumb) -> Library:
+    """Load the library and start it.
+
+    Raises:
+        ImportError: nvidia-ml-py is not installed.
+        Refused: as by nvmlInit; `LIBRARY_NOT_FOUND` where there is no libnvidia-ml.so.1.
+    """
+    library = Library(crumb)
+    library.call("nvmlInit")
+    return library
+
+
+def read_system(library: Library) -> dict[str, Any]:
+    """`driver`, `nvml` and `cuda` as versions (None for what is refused), `count` of GPUs.
+
+    Raises:
+        Refused: the GPUs cannot be counted.
+    """
+    found: dict[str, Any] = {}
+    for field, function in (
+        ("driver", "nvmlSystemGetDriverVersion"),
+        ("nvml", "nvmlSystemGetNVMLVersion"),
+        ("cuda", "nvmlSystemGetCudaDriverVersion"),
+    ):
+        try:
+            found[field] = library.call(function)
+        except Refused:
+            found[field] = None
+    if found["cuda"] is not None:
+        found["cuda"] = f"{found['cuda'] // 1000}.{found['cuda'] % 1000 // 10}"
+    return {**found, "count": library.call("nvmlDeviceGetCount")}
+
+
+def read_pairs(library: Library, asked: Iterable[Asked]) -> dict[str, dict[str, list[list[int]]]]:
+    """What the driver says of each two GPUs that answer.
+
+    Returns: `p2p`: NVML_P2P_STATUS_<name> for reading → pairs of indices; `nearest`:
+    NVML_TOPOLOGY_<name> of their common ancestor → pairs. Pairs that are refused are left out.
+    """
+    there = [one for one in asked if one.handle is not None and not one.facts["lost"]]
+    constants = vars(library.nvml)
+    # 0 is the index of reads; the constant of pynvml is a tuple, by a stray comma.
+    asks: dict[str, tuple[str, tuple[Any, ...], str]] = {
+        "p2p": ("nvmlDeviceGetP2PStatus", (0,), "NVML_P2P_STATUS_"),
+        "nearest": ("nvmlDeviceGetTopologyCommonAncestor", (), "NVML_TOPOLOGY_"),
+    }
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    for field, (function, arguments, prefix) in asks.items():
+        names: dict[Any, str] = {}
+        for name, value in constants.items():
+            if name.startswith(prefix):
+                names.setdefault(value, name.removeprefix(prefix))
+        sides: dict[str, list[list[int]]] = {}
+        for number, one in enumerate(there):
+            for other in there[number + 1 :]:
+                try:
+                    answer = library.call(
+                        function, one.handle, other.handle, *arguments, gpu=one.facts
+                    )
+                except Refused:
+                    continue
+                pair = [one.facts["index"], other.facts["index"]]
+                sides.setdefault(names.get(answer, str(answer)), []).append(pair)
+        found[field] = sides
+    return found

@@ -1,0 +1,104 @@
+"""Xids in kernel logs as they are written, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.api import Severity
+from nccl_doctor.tools.gpu import kernlog, xid
+
+FELL = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus."
+
+
+def log(root: Path, name: str, *lines: str) -> Path:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text("".join(f"{line}\n" for line in lines))
+    return root
+
+
+def test_the_ring_buffer_tells_how_long_ago(tmp_path: Path) -> None:
+    again = FELL.replace("79", "31")
+    root = log(
+        tmp_path,
+        "dev/kmsg",
+        "6,1,100,-;Linux version 6.1",
+        f"4,900,1000000,-;{again}",
+        f"4,901,2000000,-;{FELL}",
+        f"4,902,3000000,-,caller=T1;{again}",
+        " SUBSYSTEM=pci",
+    )
+    seen = kernlog.read_xids(root)
+    assert seen["source"] == "/dev/kmsg"
+    assert [(one["bus"], one["xid"], one["count"]) for one in seen["xids"]] == [
+        ("0000:1b:00", 31, 2),
+        ("0000:1b:00", 79, 1),
+    ]
+    first, second = seen["xids"]
+    assert first["age_s"] == second["age_s"] - 1  # the last of each counts
+    assert "fallen off the bus" in second["text"]
+
+
+@pytest.mark.parametrize(
+    ("written", "bus"),
+    [
+        ("PCI:0000:1b:00", "0000:1b:00"),
+        ("PCI:0000:1B:00.0", "0000:1b:00"),
+        ("PCI:00000000:1b:00", "0000:1b:00"),
+        ("PCI:000a:1b:00", "000a:1b:00"),
+        ("0000:1b:00", "0000:1b:00"),
+        ("PCI:1b:00", "0000:1b:00"),
+    ],
+)
+def test_every_way_to_write_a_bus(tmp_path: Path, written: str, bus: str) -> None:
+    (seen,) = kernlog.read_xids(log(tmp_path, "dev/kmsg", f"NVRM: Xid ({written}): 48, x"))["xids"]
+    assert (seen["bus"], seen["xid"], seen["age_s"]) == (bus, 48, None)
+
+
+def test_a_log_file_counts_from_the_last_start(tmp_path: Path) -> None:
+    root = log(
+        tmp_path,
+        "var/log/messages",
+        f"Jan 15 14:00:00 nd0 kernel: {FELL}",
+        "Jan 15 14:30:00 nd0 kernel: Linux version 6.1.0 (gcc)",
+        f"Jan 15 14:30:45 nd0 kernel: [   12.5] {FELL.replace('79', '94')}",
+    )
+    seen = kernlog.read_xids(root)
+    assert seen["source"] == "/var/log/messages"
+    assert [one["xid"] for one in seen["xids"]] == [94]
+
+
+def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
+    seen = kernlog.read_xids(tmp_path)
+    assert (seen["source"], seen["xids"]) == (None, [])
+    assert "/dev/kmsg: No such file" in seen["reason"]
+    assert "/var/log/kern.log" in seen["reason"]
+
+
+def test_garbage_gives_nothing(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kmsg").write_bytes(
+        b"\xff\xfe\n4,x;NVRM: Xid (PCI:zz): 9\nNVRM: Xid (7): 9\n" * 50
+    )
+    assert kernlog.read_xids(tmp_path)["xids"] == []
+
+
+def test_ten_thousand_of_one_are_one(tmp_path: Path) -> None:
+    (seen,) = kernlog.read_xids(log(tmp_path, "dev/kmsg", *[FELL] * 10_000))["xids"]
+    assert seen["count"] == 10_000
+
+
+def test_what_an_xid_means() -> None:
+    lost, page_fault = xid.xid_of(79), xid.xid_of(31)
+    assert lost is not None
+    assert page_fault is not None
+    assert (lost.severity, page_fault.severity) == (Severity.FAIL, Severity.INFO)
+    assert "PCIe" in lost.means
+    assert "power-cycle" in lost.fix
+    assert xid.xid_of(9999) is None
+    rows = xid._rows()
+    assert {48, 63, 64, 74, 79, 94, 95, 119, 120, 140, 143} <= set(rows)
+    for row in rows.values():
+        assert row.means == row.means.strip() != ""
+        assert not row.means.endswith(".")

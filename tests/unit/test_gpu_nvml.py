@@ -1,0 +1,294 @@
+"""The real nvidia-ml-py against a stand-in library, in real probe children."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
+from nccl_doctor.checks.gpu_state import GpuState
+from nccl_doctor.tools.gpu.gather import gather_gpus
+from nccl_doctor.tools.gpu.nvml import STEP
+from tests.clusters import make_cluster
+from tests.findings import judge, only
+from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
+
+CHECK = GpuState()
+GIB = 1 << 30
+DEADLINE_S = 2.0
+SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="module")
+def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("old-nvml"), "-DOLD_DRIVER")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A machine with a kernel log that may be read, and nothing in it."""
+    made = tmp_path / "root"
+    (made / "dev").mkdir(parents=True)
+    (made / "dev/kmsg").write_text("")
+    return made
+
+
+@pytest.fixture
+def see(library: Path, root: Path, tmp_path: Path) -> Callable[[Machine], Outcome]:
+    def seen(machine: Machine, deadline_s: float = 20.0) -> Outcome:
+        file = write(machine, tmp_path / "machine")
+        return observe(library, file, lambda crumb: gather_gpus(crumb, root), deadline_s)
+
+    return seen
+
+
+def two_hosts(of_second: Outcome, of_first: Outcome | None = None, **fields: Any) -> Cluster:
+    """nd0 with what a healthy host observed, unless said otherwise, and nd1."""
+    by_host: dict[str, Any] = {"nd1": of_second}
+    if of_first is not None:
+        by_host["nd0"] = of_first
+    fields = {"backend": "nccl", **fields}
+    return make_cluster(["nd0", "nd1"], 8, check="gpu_state", by_host=by_host, **fields)
+
+
+def test_a_healthy_machine_is_described_and_gives_no_finding(see: Any) -> None:
+    outcome = see(h100s())
+    assert outcome.status is OutcomeStatus.OK, outcome
+    facts = outcome.facts
+    assert (facts["driver"], facts["nvml"], facts["cuda"]) == ("580.95.05", "13.580.95.05", "13.0")
+    assert [gpu["uuid"] for gpu in facts["gpus"]] == [uuid(index) for index in range(8)]
+    gpu = facts["gpus"][3]
+    assert gpu["bus_id"] == "0000:1b:00.0"
+    assert gpu["name"] == "NVIDIA H100 80GB HBM3"
+    assert gpu["memory"] == {"total": 80 * GIB, "used": GIB}
+    assert gpu["remapped"] == {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0}
+    assert gpu["fabric"] == {"state": "COMPLETED", "status": 0, "degraded": False}
+    assert gpu["nvlinks"] == [1] * 18
+    assert gpu["nvlink_errors"] == {"replay": 0, "recovery": 0, "crc_flit": 0}
+    assert (gpu["temperature"], gpu["recovery_action"], gpu["ecc"]) == (33, "NONE", [1, 1])
+    # What this machine's driver does not say is a fact about that field.
+    assert set(gpu["refused"]) == {"NOT_SUPPORTED"}
+    assert "retired_pages" in gpu["refused"]["NOT_SUPPORTED"]
+    assert len(facts["p2p"]["OK"]) == len(facts["nearest"]["SYSTEM"]) == 28
+    assert len(json.dumps(facts)) < 20_000
+    assert judge(CHECK, two_hosts(outcome, outcome)) == []
+
+
+def test_an_old_driver_lacks_functions_and_is_read_all_the_same(
+    old_library: Path, root: Path, tmp_path: Path
+) -> None:
+    machine = h100s(2)
+    machine["0"]["processes"] = f"77 {GIB}"
+    file = write(machine, tmp_path / "machine")
+    outcome = observe(old_library, file, lambda crumb: gather_gpus(crumb, root))
+    gpu = outcome.facts["gpus"][0]
+    assert (gpu["throttle"], gpu["fabric"]["state"]) == (1, "COMPLETED")
+    assert gpu["fabric"]["degraded"] is None
+    assert gpu["processes"] == [{"pid": 77, "bytes": GIB, "name": None}]
+
+
+def break_gpu(index: int, **calls: Any) -> Callable[[Machine], None]:
+    def change(machine: Machine) -> None:
+        machine[str(index)].update({key.replace("__", "."): value for key, value in calls.items()})
+
+    return change
+
+
+def link_down(machine: Machine) -> None:
+    machine["5"].update({f"nvmlDeviceGetNvLinkState.{link}": 0 for link in (3, 4)})
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "words"),
+    [
+        (break_gpu(3, nvmlDeviceGetTemperature__0="!15"), "gpu-lost 3 fail", "GPU_IS_LOST"),
+        (break_gpu(2, nvmlDeviceGetRemappedRows="0 1 1 0", nvmlDeviceGetTotalEccErrors__1__0=4),
+         "gpu-unhealthy 2 fail", "4 uncorrected ECC errors, and bad memory"),
+        (break_gpu(2, nvmlDeviceGetTotalEccErrors__1__0=4),
+         "gpu-unhealthy 2 warn", "4 uncorrected ECC errors since"),
+        (break_gpu(2, nvmlDeviceGetRemappedRows="0 1 0 1"), "gpu-unhealthy 2 fail", "spare"),
+        (break_gpu(2, nvmlDeviceGetRemappedRows="0 1 1 0"), "gpu-unhealthy 2 warn", "remapped"),
+        (break_gpu(7, nvmlDeviceGetFieldValues__230=2), "gpu-unhealthy 7 fail", "node reboot"),
+        (break_gpu(7, nvmlDeviceGetName="!16"), "gpu-unhealthy 7 fail", "RESET_REQUIRED"),
+        (break_gpu(7, nvmlDeviceGetComputeMode=2), "gpu-unhealthy 7 fail", "Prohibited"),
+        (break_gpu(1, nvmlDeviceGetMemoryInfo="!999"), "gpu-unhealthy 1 fail", "UNKNOWN"),
+        (break_gpu(4, throttle=0x48, **{"nvmlDeviceGetTemperature__0": 93}),
+         "gpu-throttled 4 warn", "too hot (hardware)"),
+        (break_gpu(4, throttle=0x88), "gpu-throttled 4 warn", "power brake"),
+        (link_down, "nvlink-down 5 warn", "16 NVLinks are up, 18 on another GPU"),
+        (break_gpu(5, nvmlDeviceGetNvLinkErrorCounter__2__1=9), "nvlink-errors 5 warn",
+         "recovered 9 times"),
+        (break_gpu(0, fabric="1 0 0"), "fabric-manager-down 0 fail", "not started"),
+        (break_gpu(0, fabric="3 999 0"), "fabric-manager-down 0 fail", "status 999"),
+        (break_gpu(0, fabric="3 0 1"), "nvlink-down 0 warn", "less bandwidth"),
+        (break_gpu(6, nvmlDeviceGetCurrPcieLinkWidth=8), "pcie-degraded 6 warn", "x8 of x16"),
+        (break_gpu(6, nvmlDeviceGetCurrPcieLinkGeneration=1), "pcie-degraded 6 warn",
+         "generation 1 of 5"),
+        (break_gpu(0, processes=f"1 {40 * GIB}"), "gpu-busy 0 warn", "pid 1 ("),
+        (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {70 * GIB} {10 * GIB}"),
+         "gpu-busy 0 warn", "10 of 80 GiB in use, by no process"),
+        (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {2 * GIB} {78 * GIB}"),
+         "gpu-busy 0 fail", "78 of 80 GiB"),
+        (break_gpu(3, nvmlDeviceGetPowerManagementLimit=300000), "gpu-differs 3 warn",
+         "power limit 300 W; the other GPUs of the host have power limit 700 W"),
+        (break_gpu(3, nvmlDeviceGetVbiosVersion="96.00.30.00.01"), "gpu-differs 3 info",
+         "VBIOS 96.00.30.00.01"),
+    ],
+)  # fmt: skip
+def test_one_bad_gpu_of_one_host(
+    see: Any, change: Callable[[Machine], None], place: str, words: str
+) -> None:
+    code, index, severity = place.split()
+    machine = h100s()
+    change(machine)
+    outcome = see(machine)
+    assert outcome.status is OutcomeStatus.OK, outcome
+    cluster = two_hosts(outcome, see(h100s()))
+    found = only(CHECK, cluster, code, hosts=["nd1"], devices=[uuid(int(index))])
+    assert words in found.message
+    assert found.level is Severity(severity)
+    assert "BUS_ID" not in (found.fix or found.kind.fix)
+
+
+def test_the_same_on_all_gpus_of_a_host_is_one_finding(see: Any) -> None:
+    machine = h100s()
+    for index in range(8):
+        break_gpu(index, throttle=0x40, nvmlDeviceGetFieldValues__230=1)(machine)
+        machine[str(index)]["nvmlDeviceGetTemperature.0"] = 80 + index
+    findings = judge(CHECK, two_hosts(see(machine)))
+    assert {finding.code for finding in findings} == {"gpu-throttled", "gpu-unhealthy"}
+    assert len(findings) == 2
+    for finding in findings:
+        assert finding.where.devices == tuple(uuid(index) for index in range(8))
+    fixes = " ".join(finding.fix for finding in findings)
+    assert "0000:18:00.0,0000:19:00.0" in fixes
+
+
+def test_over_gloo_the_job_starts_without_its_gpus(see: Any) -> None:
+    machine = h100s(2)
+    machine["1"]["nvmlDeviceGetUUID"] = "!15"
+    (found,) = judge(CHECK, two_hosts(see(machine), backend="gloo"))
+    assert (found.code, found.level, found.where.devices) == ("gpu-lost", Severity.WARN, ("GPU 1",))
+
+
+def test_a_gpu_off_the_bus_has_no_handle_and_its_xid_is_told(see: Any, root: Path) -> None:
+    machine = h100s()
+    machine["3"] = {"nvmlDeviceGetHandleByIndex_v2": "!15"}
+    (root / "dev/kmsg").write_text(
+        "4,901,77000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus.\n"
+    )
+    outcome = see(machine)
+    found = only(CHECK, two_hosts(outcome), "gpu-lost", hosts=["nd1"], devices=["GPU 3"])
+    assert "Xid 79 (the GPU has fallen off the PCIe bus)" in found.message
+    assert found.evidence["gpus"][0]["xids"][0]["bus"] == "0000:1b:00"
+
+
+@pytest.mark.parametrize("how", ["!wedge", "!die"])
+def test_a_call_that_never_returns_costs_only_the_deadline_and_is_named(see: Any, how: str) -> None:
+    machine = h100s()
+    machine["3"]["nvmlDeviceGetPersistenceMode"] = how
+    started = time.monotonic()
+    outcome = see(machine, DEADLINE_S)
+    assert time.monotonic() - started < DEADLINE_S + SLACK_S
+    assert outcome.status is (OutcomeStatus.HUNG if how == "!wedge" else OutcomeStatus.DIED)
+    last = outcome.breadcrumbs[-1]
+    assert (last["step"], last["call"], last["gpu"]) == (STEP, "nvmlDeviceGetPersistenceMode", 3)
+    cluster = two_hosts(outcome, see(h100s()))
+    found = only(CHECK, cluster, "gpu-lost", hosts=["nd1"], devices=[uuid(3)])
+    assert "nvmlDeviceGetPersistenceMode " in found.message
+    assert found.level is Severity.FAIL
+
+
+def test_a_library_that_never_starts_is_of_the_host(see: Any) -> None:
+    machine = h100s()
+    machine["-"]["nvmlInitWithFlags"] = "!wedge"
+    outcome = see(machine, DEADLINE_S)
+    found = only(CHECK, two_hosts(outcome), "gpu-unhealthy", hosts=["nd1"])
+    assert "nvmlInit did not return" in found.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (9, OutcomeStatus.SKIPPED, "no NVIDIA GPU here, and the NVIDIA driver is not"),
+        (18, OutcomeStatus.UNTESTED, "not of the version of the kernel driver"),
+        (4, OutcomeStatus.UNTESTED, "NO_PERMISSION"),
+    ],
+)
+def test_a_library_that_does_not_start(
+    see: Any, error: int, status: OutcomeStatus, words: str
+) -> None:
+    outcome = see({"-": {"nvmlInitWithFlags": f"!{error}"}})
+    assert outcome.status is status
+    assert words in outcome.reason
+
+
+def test_gpus_on_the_bus_without_a_driver(see: Any, root: Path) -> None:
+    for number in range(3):
+        device = root / f"sys/bus/pci/devices/0000:1{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+    (device / "driver").symlink_to("/sys/bus/pci/drivers/vfio-pci")
+    outcome = see({"-": {"nvmlInitWithFlags": "!9"}})
+    found = only(CHECK, two_hosts(outcome), "gpu-unhealthy", hosts=["nd1"])
+    assert found.message.startswith("2 NVIDIA GPUs on the PCI bus, and no driver")
+
+
+def test_a_driver_without_gpus_is_skipped(see: Any) -> None:
+    outcome = see({"-": {"nvmlDeviceGetCount_v2": 0}})
+    assert (outcome.status, outcome.reason) == (
+        OutcomeStatus.SKIPPED,
+        "the NVIDIA driver shows no GPU here",
+    )
+
+
+def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) -> None:
+    for pid, name in ((41, "ncd:backend_de"), (42, "nvidia-cuda-mps"), (43, "python")):
+        (root / f"proc/{pid}").mkdir(parents=True)
+        (root / f"proc/{pid}/comm").write_text(f"{name}\n")
+    machine = h100s(1)
+    machine["0"]["processes"] = f"41 {GIB} 42 {GIB} 1008 {GIB}"  # 1008: a rank of nd1
+    outcome = see(machine)
+    assert judge(CHECK, two_hosts(outcome)) == []
+    machine["0"]["processes"] += f" 43 {GIB}"
+    found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
+    assert "pid 43 (python) on it" in found.message
+    assert found.fix == "kill 43, if nobody needs it"
+
+
+def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a GPU")
+
+    def look(crumb: Callable[..., None]) -> Mapping[str, Any]:
+        return gather_gpus(crumb, tmp_path)
+
+    libc = Path("libc.so.6")  # any library: nothing stands in here
+    outcome = observe(libc, tmp_path / "none", look)
+    assert outcome.status is OutcomeStatus.SKIPPED
+    assert outcome.reason == "no NVIDIA GPU here, and libnvidia-ml.so.1 is not here"
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/kfd").write_text("")
+    (tmp_path / "dev/dri/renderD128").write_text("")
+    assert observe(libc, tmp_path / "none", look).reason.startswith("AMD GPUs")
+
+
+def test_the_check_itself_observes_this_machine() -> None:
+    context = Context(launch=Launch(), env={})
+    outcome = observe(
+        Path("libc.so.6"), Path("none"), lambda crumb: CHECK.observe(context), deadline_s=45.0
+    )
+    assert outcome.status in (OutcomeStatus.OK, OutcomeStatus.SKIPPED), outcome
