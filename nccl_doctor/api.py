@@ -41,7 +41,7 @@ from nccl_doctor.tools.blame import Cause, LinkBlame, Odd, blame_links, odd_ones
 from nccl_doctor.tools.claims import claimed_ranks, stands_for
 from nccl_doctor.tools.deepspeed.host import gather_deepspeed
 from nccl_doctor.tools.deepspeed.judging import judge_deepspeed
-from nccl_doctor.tools.fabric.counters import error_counters, moved
+from nccl_doctor.tools.fabric.counters import counters_risen, error_counters
 from nccl_doctor.tools.fabric.direct import (
     gpu_direct_road,
     read_gpu_direct,
@@ -343,6 +343,7 @@ __all__ = [
     "clock_offsets",
     "confirm",
     "count_gpus",
+    "counters_risen",
     "describe_default",
     "dial",
     "differences",
@@ -417,7 +418,6 @@ __all__ = [
     "mesh_proxy",
     "mesh_size",
     "minor_of",
-    "moved",
     "narrow_to_mesh",
     "nccl_data_road",
     "nccl_settings",

@@ -303,6 +303,10 @@ CODES = """
     own-address-blocked
     interface-missing interface-down interface-loopback interface-differs interface-unroutable
     rdzv-endpoint-unhosted rdzv-endpoint-ambiguous master-outside-allocation
+    rdma-device-missing rdma-fabric-differs rdma-rate-differs rdma-mtu-differs rdma-pci-slow
+    rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs
+    ib-hca-unmatched ib-hca-port-down ib-hca-overmatch
+    gpudirect-rdma-missing iommu-translates acs-redirects
     rdma-mixed rdma-port-down rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs

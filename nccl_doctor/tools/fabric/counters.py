@@ -39,7 +39,7 @@ def error_counters(root: Path = Path("/")) -> dict[str, dict[str, int]]:
     return found
 
 
-def moved(
+def counters_risen(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
     """Port → counter → by how much it grew; one that was reset says nothing."""

@@ -36,8 +36,8 @@ def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
     Returns: `modules` (of a few names, those that are loaded), `peermem`, `open_driver` (NVIDIA's
     open kernel modules, None without any), `kernel` (release), `virtual` (under a hypervisor),
     `boot` (options about the IOMMU), `iommu` (PCI address of a GPU or NIC → type of its IOMMU
-    group: `DMA`, `DMA-FQ`, `identity`; no entry where there is no IOMMU), `gpus` (NVIDIA's, by
-    PCI), `acs` (bridge above them → ACS Control; None where the configuration space cannot be
+    group: `DMA`, `DMA-FQ`, `identity`; no entry where there is no IOMMU), `models` (of NVIDIA's
+    GPUs), `acs` (bridge above them → ACS Control; None where the configuration space cannot be
     read, which needs root).
     """
     modules = {line.split(" ", 1)[0] for line in _text(root / "proc/modules").splitlines()}
@@ -57,7 +57,7 @@ def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
             for device in (*gpus, *nics)
             if (kind := word(device / "iommu_group/type"))
         },
-        "gpus": len(gpus),
+        "models": sorted(set(_models(root))),
         "acs": dict(_acs((*gpus, *nics))),
     }
 
@@ -118,6 +118,13 @@ def _gpus(root: Path) -> Iterator[Path]:
     for device in devices:
         if word(device / "vendor") == _NVIDIA and word(device / "class").startswith(_GPU_CLASS):
             yield device.resolve()
+
+
+def _models(root: Path) -> Iterator[str]:
+    for path in root.glob("proc/driver/nvidia/gpus/*/information"):
+        found = re.search(r"^Model:\s*(.+?)\s*$", _text(path), re.MULTILINE)
+        if found:
+            yield found.group(1)
 
 
 def _acs(devices: Iterable[Path]) -> Iterator[tuple[str, int | None]]:

@@ -1,0 +1,190 @@
+"""Can NICs and GPUs reach each other's memory directly?
+
+What it checks
+--------------
+On hosts with NVIDIA GPUs and RDMA ports: by what the NICs would reach the memory of the GPUs
+(GPUDirect RDMA): DMA-BUF (open kernel modules of NVIDIA, Linux 5.12 or later) or the module
+nvidia_peermem, by the files that NCCL itself looks for. Further, whether an IOMMU translates the
+addresses of GPUs and NICs (type of their groups in /sys/kernel/iommu_groups), and, as root, whether
+PCIe bridges above them have ACS on (config space in sysfs). Nothing is copied.
+
+Why it matters
+--------------
+Without GPUDirect RDMA all data goes through the memory of the host, at half the speed or less.
+With ACS, and with an IOMMU that translates, what goes from one device to another is sent up to the
+root complex: slow, and with some platforms it never arrives, so that the first collective hangs
+right after NCCL said `Init COMPLETE`.
+
+How to fix
+----------
+modprobe nvidia_peermem on the host (not in the container), or the open kernel modules of NVIDIA.
+IOMMU: boot with iommu=pt (intel_iommu=on iommu=pt), or turn it off in the BIOS. ACS: in the BIOS,
+or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000. To see whether this is the cause:
+NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs.
+
+When it is wrong
+----------------
+In a virtual machine ACS may be needed: there, it is only mentioned. DMA-BUF may still be refused by
+the driver of the NIC. GPUs that NVLink joins do not copy over PCIe. GeForce GPUs have no GPUDirect
+RDMA: nothing is said of them. EFA has a way of its own. Without root, ACS is not seen.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+NCCL user guide, troubleshooting (GPU Direct, PCI access control services); NCCL
+src/transport/net_ib/gdr.cc; NVIDIA, GPUDirect RDMA documentation; kernel documentation,
+ABI/testing/sysfs-kernel-iommu_groups; NVIDIA/nccl issues 257, 606, 631 and 1737.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    HCA,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    count_gpus,
+    gpu_direct_road,
+    host_gpus,
+    nccl_settings,
+    odd_ones_out,
+    rdma_admits,
+    rdma_off,
+    rdma_ports,
+    read_gpu_direct,
+    redirecting_bridges,
+    speaks_verbs,
+    translating,
+)
+
+MISSING = Kind(
+    "gpudirect-rdma-missing",
+    Layer.DEVICE,
+    "NICs cannot reach the memory of the GPUs",
+    "Without GPUDirect RDMA all data goes through the memory of the host.",
+    "on the host: modprobe nvidia_peermem, or install the open kernel modules of NVIDIA",
+    Severity.WARN,
+)
+IOMMU = Kind(
+    "iommu-translates",
+    Layer.DEVICE,
+    "The IOMMU translates what GPUs and NICs send to each other",
+    "It goes through the root complex: slow, and on some platforms it never arrives.",
+    "boot with iommu=pt, or turn the IOMMU off in the BIOS; to see whether it matters: "
+    "NCCL_P2P_DISABLE=1",
+    Severity.WARN,
+)
+ACS = Kind(
+    "acs-redirects",
+    Layer.DEVICE,
+    "PCIe bridges above GPUs or NICs have ACS on",
+    "What goes from one device to another is sent up to the root complex: slow, or never arrives.",
+    "turn ACS off in the BIOS, or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000",
+    Severity.WARN,
+)
+
+
+class GpuDirect(Check):
+    """Look at modules, IOMMU groups and bridges, host by host."""
+
+    name = "gpu_direct"
+    layer = Layer.DEVICE
+    kinds = (MISSING, IOMMU, ACS)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`road`, `why`: see `gpu_direct_road`; `rdma`: active ports that NCCL may use, and `verbs`
+        of them those without a plug-in; `gpus`; `level`: NCCL_NET_GDR_LEVEL; and what
+        `read_gpu_direct` returns.
+        """
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        gpus = host_gpus(self.root)
+        if not (gpus["nodes"] or gpus["proc"]):
+            raise Skip("no NVIDIA GPU here")
+        settings = nccl_settings(ctx.env)
+        hca = settings[HCA].value if HCA in settings else ""
+        ctx.breadcrumb("read GPUs, NICs and bridges in /sys")
+        ports = [
+            port
+            for port in rdma_ports(self.root / "sys/class/infiniband")
+            if port["state"] == "ACTIVE" and not rdma_off(settings)
+            if rdma_admits(hca, port["device"], int(port["port"]))
+        ]
+        if not ports and count_gpus(gpus) < 2:
+            raise Skip("one GPU, and no active RDMA port")
+        facts = read_gpu_direct(self.root)
+        road, why = gpu_direct_road(facts, settings)
+        level = settings["NCCL_NET_GDR_LEVEL"].value if "NCCL_NET_GDR_LEVEL" in settings else ""
+        return {
+            **facts,
+            "road": road,
+            "why": why,
+            "gpus": count_gpus(gpus),
+            "rdma": len(ports),
+            "verbs": len([port for port in ports if speaks_verbs(port)]),
+            "level": level,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Hosts without GPUDirect RDMA; then what slows direct copies down, host by host."""
+        seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
+        yield from _missing(seen)
+        for host, facts in seen.items():
+            yield from _on_the_way(host, facts)
+
+
+def _missing(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    able = {host: facts["road"] != "none" for host, facts in seen.items() if _wants(facts)}
+    odd = odd_ones_out(able)
+    for host in (host for host, can in able.items() if not can):
+        others = "" if odd is None else f"; {sum(able.values())} other hosts have it"
+        yield Finding(
+            MISSING,
+            f"{seen[host]['why']}{others}",
+            Where(hosts=(host,)),
+            {name: seen[host][name] for name in ("modules", "peermem", "open_driver", "kernel")},
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _wants(facts: Mapping[str, Any]) -> bool:
+    """Whether GPUDirect RDMA could be expected here; LOC turns it off on purpose."""
+    toys = bool(facts["models"]) and all("GeForce" in model for model in facts["models"])
+    return bool(facts["verbs"]) and facts["level"].upper() not in ("LOC", "0") and not toys
+
+
+def _on_the_way(host: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    severity = None if facts["rdma"] and not facts["virtual"] else Severity.INFO
+    translated = translating(facts)
+    if translated:
+        kinds = sorted({facts["iommu"][device] for device in translated})
+        yield Finding(
+            IOMMU,
+            f"IOMMU group type {', '.join(kinds)} for {len(translated)} GPUs and NICs; kernel "
+            f"options: {' '.join(facts['boot']) or 'none about it'}",
+            Where(hosts=(host,), devices=tuple(translated)),
+            severity=severity,
+            confidence=Confidence.POSSIBLE,
+        )
+    bridges = redirecting_bridges(facts)
+    if bridges:
+        values = sorted({f"{facts['acs'][bridge]:#06x}" for bridge in bridges})
+        yield Finding(
+            ACS,
+            f"ACS control {', '.join(values)} on {len(bridges)} bridges",
+            Where(hosts=(host,), devices=tuple(bridges)),
+            severity=severity,
+            confidence=Confidence.POSSIBLE,
+        )

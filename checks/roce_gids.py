@@ -1,0 +1,282 @@
+"""Would NCCL use the same kind of GID on every RoCE port?
+
+What it checks
+--------------
+The GID table of every Ethernet port of an RDMA device that NCCL would use (sysfs: gids,
+gid_attrs/types), and the entry that NCCL would take: that of NCCL_IB_GID_INDEX, else the one that
+it finds by NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE (since 2.21.5;
+older ones take index 0). Hosts are compared; nothing is sent.
+
+Why it matters
+--------------
+A queue pair needs a GID of the same kind at both ends: RoCE v1 does not talk to v2, and a
+link-local address is not routed. NCCL then fails after a while with `Got completion … with error
+12`, or at once in ibv_modify_qp. The same index is another entry on hosts whose interfaces came up
+in another order, or that have a VLAN or an address more.
+
+How to fix
+----------
+Give the interface of the NIC its IPv4 address: the kernel then adds the RoCE v2 GID. Unset
+NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds it), or set it on each host to the index that
+`show_gids` shows for `v2` and the address.
+
+When it is wrong
+----------------
+A fabric in one layer 2 network may work on purpose with RoCE v1 or link-local GIDs; that is only
+warned of where all hosts agree. Whether GIDs reach each other is not tested. In a container the
+table may be that of the host, and entries of other namespaces are empty. NCCL's version is that of
+torch; a plug-in chooses by itself.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM,
+NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE); NCCL src/transport/net_ib/connect.cc; NVIDIA/nccl issues
+426, 1664 and 1814.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    GID_SETTINGS,
+    HCA,
+    SEARCHES_SINCE,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    GidKind,
+    Kind,
+    Layer,
+    PickedGid,
+    Severity,
+    Skip,
+    Where,
+    fixed_index,
+    gid_kind,
+    gid_tables,
+    nccl_settings,
+    odd_ones_out,
+    pick_gid,
+    rdma_admits,
+    rdma_off,
+    release,
+    wanted_kind,
+)
+
+_SHOW = "show_gids shows the table; give the interface its IPv4 address, and unset "
+
+EMPTY = Kind(
+    "roce-gid-index-empty",
+    Layer.ROUTE,
+    "NCCL_IB_GID_INDEX points at an empty entry",
+    "NCCL does not look for another: ibv_modify_qp fails when the first ranks connect.",
+    "unset NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds the GID), or set the index that show_gids "
+    "shows for v2 and the IPv4 address",
+)
+MISSING = Kind(
+    "roce-gid-missing",
+    Layer.ROUTE,
+    "NCCL would not use a RoCE v2 GID with an IPv4 address",
+    "RoCE v1 and link-local GIDs are not routed, and do not connect to RoCE v2: NCCL fails with "
+    "error 12.",
+    f"{_SHOW}NCCL_IB_GID_INDEX, or point it at that entry",
+    Severity.WARN,
+)
+DIFFERS = Kind(
+    "roce-gid-differs",
+    Layer.ROUTE,
+    "Hosts would use GIDs of different kinds",
+    "RoCE v1 and v2, or IPv4 and IPv6, do not connect to each other: NCCL fails with error 12.",
+    f"{_SHOW}NCCL_IB_GID_INDEX on every host",
+)
+
+
+class RoceGids(Check):
+    """Pick the GID as NCCL does, port by port, and compare hosts."""
+
+    name = "roce_gids"
+    layer = Layer.ROUTE
+    kinds = (EMPTY, MISSING, DIFFERS)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`ports`: as of `gid_tables`, of the active ports that NCCL's settings admit; `fixed`: the
+        index that the user set; `wanted`: [RoCE version, family]; `subnet`; `told`: the settings.
+        """
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        settings = nccl_settings(ctx.env)
+        off = rdma_off(settings)
+        if off:
+            raise Skip(f"{off} turns RDMA off")
+        ctx.breadcrumb("read the GID tables in /sys/class/infiniband")
+        hca = settings[HCA].value if HCA in settings else ""
+        ports = [
+            port
+            for port in gid_tables(self.root)
+            if port["state"] == "ACTIVE" and rdma_admits(hca, port["device"], int(port["port"]))
+        ]
+        if not ports:
+            raise Skip("no active RoCE port")
+        wanted = wanted_kind(settings)
+        told = [f"{n}={settings[n].value}" for n in GID_SETTINGS if n in settings]
+        subnet = settings["NCCL_IB_ADDR_RANGE"].value if "NCCL_IB_ADDR_RANGE" in settings else ""
+        facts = {
+            "ports": ports,
+            "fixed": fixed_index(settings),
+            "wanted": [wanted.version, wanted.family],
+            "subnet": subnet,
+            "told": told,
+        }
+        rows = [
+            [name, pick.index, str(pick.kind) if pick.kind else "empty", pick.address or ""]
+            for name, pick in _picks(facts, searches=True).items()
+        ]
+        columns = ["port", "GID index", "kind", "address"]
+        return {**facts, "picks": {"columns": columns, "rows": rows}}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Entries that are empty; then hosts whose kind of GID is not that of the others."""
+        versions = {
+            rank.host.label: facts["nccl"]
+            for rank, facts in cluster.facts("backend_device")
+            if facts.get("nccl")
+        }
+        seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
+        picks: dict[str, dict[str, PickedGid]] = {}
+        for host, facts in seen.items():
+            version = versions.get(host)
+            searches = version is None or release(version) >= SEARCHES_SINCE
+            mine = _picks(facts, searches=searches)
+            empty = {name: pick for name, pick in mine.items() if pick.kind is None}
+            if empty and facts["fixed"] is not None:
+                yield _empty(host, facts, empty)
+            else:
+                picks[host] = mine
+        yield from _kinds(seen, picks, versions)
+
+
+def _picks(facts: Mapping[str, Any], *, searches: bool) -> dict[str, PickedGid]:
+    wanted = GidKind(*facts["wanted"])
+    return {
+        port["name"]: pick_gid(
+            port["gids"], wanted, facts["fixed"], subnet=facts["subnet"], searches=searches
+        )
+        for port in facts["ports"]
+    }
+
+
+def _empty(host: str, facts: Mapping[str, Any], empty: Mapping[str, PickedGid]) -> Finding:
+    wanted = GidKind(*facts["wanted"])
+    good = sorted(
+        {gid["index"] for port in facts["ports"] for gid in _good(port, wanted)},
+    )
+    shown = ", ".join(map(str, good)) or "none"
+    return Finding(
+        EMPTY,
+        f"NCCL_IB_GID_INDEX={facts['fixed']}: entry {facts['fixed']} of {', '.join(empty)} is "
+        f"empty; entries with {wanted}: {shown}",
+        Where(hosts=(host,), interfaces=tuple(empty)),
+        {"ports": facts["ports"]},
+    )
+
+
+def _good(port: Mapping[str, Any], wanted: GidKind) -> list[Mapping[str, Any]]:
+    return [gid for gid in port["gids"] if gid_kind(gid) == wanted]
+
+
+def _kinds(
+    seen: Mapping[str, Mapping[str, Any]],
+    picks: Mapping[str, Mapping[str, PickedGid]],
+    versions: Mapping[str, str],
+) -> Iterator[Finding]:
+    kinds = {host: frozenset(str(p.kind) for p in mine.values()) for host, mine in picks.items()}
+    odd = odd_ones_out(kinds)
+    if odd is not None:
+        for host in odd.places:
+            yield _differs(host, seen[host], picks[host], odd.usual, tie=odd.tie)
+        usual = [host for host in kinds if host not in odd.places]
+    else:
+        usual = list(kinds)
+    bad = [host for host in usual if str(GidKind(*seen[host]["wanted"])) not in kinds[host]]
+    for host in bad:
+        version = versions.get(host)
+        old = version is not None and release(version) < SEARCHES_SINCE
+        yield Finding(
+            MISSING,
+            f"{_shown(picks[host])}; {_why(seen[host], f'NCCL {version}' if old else '')}",
+            Where(hosts=(host,)),
+            {"ports": seen[host]["ports"]},
+            confidence=Confidence.LIKELY,
+        )
+    if odd is None and not bad:
+        yield from _indices(seen, picks)
+
+
+def _differs(
+    host: str,
+    facts: Mapping[str, Any],
+    picks: Mapping[str, PickedGid],
+    usual: frozenset[str] | None,
+    *,
+    tie: bool,
+) -> Finding:
+    wanted = GidKind(*facts["wanted"])
+    lacks = [port["name"] for port in facts["ports"] if not _good(port, wanted)]
+    others = " and ".join(sorted(usual)) if usual else "another kind"
+    # The others have what NCCL looks for, and this host has it not: that is the fault.
+    missing = bool(lacks) and usual is not None and str(wanted) in usual
+    wrong = tuple(n for n, pick in picks.items() if usual is None or str(pick.kind) not in usual)
+    return Finding(
+        MISSING if missing else DIFFERS,
+        f"{_shown(picks)}; the other hosts: {others}; {_why(facts, '')}",
+        Where(hosts=(host,), interfaces=tuple(lacks) if missing else wrong),
+        {"ports": facts["ports"]},
+        severity=Severity.FAIL,
+        confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
+    )
+
+
+def _indices(
+    seen: Mapping[str, Mapping[str, Any]], picks: Mapping[str, Mapping[str, PickedGid]]
+) -> Iterator[Finding]:
+    """The right kind everywhere, but not by one number: no fixed index would fit all hosts."""
+    indices = {host: frozenset(p.index for p in mine.values()) for host, mine in picks.items()}
+    odd = odd_ones_out(indices)
+    if odd is None or any(seen[host]["fixed"] is not None for host in indices):
+        return
+    shown = ", ".join(
+        str(index) for index in sorted({i for mine in indices.values() for i in mine})
+    )
+    yield Finding(
+        DIFFERS,
+        f"the same kind on every host, but at indices {shown}: one NCCL_IB_GID_INDEX for all hosts "
+        "would be wrong on some",
+        Where(hosts=tuple(sorted(odd.places))),
+        {"indices": {host: sorted(mine) for host, mine in indices.items()}},
+        fix="leave NCCL_IB_GID_INDEX unset",
+        severity=Severity.INFO,
+    )
+
+
+def _shown(picks: Mapping[str, PickedGid]) -> str:
+    """`mlx5_0:1, mlx5_1:1 index 3 RoCE v2 over IPv4`, once for ports that are alike."""
+    alike: dict[str, list[str]] = {}
+    for name, pick in picks.items():
+        alike.setdefault(f"index {pick.index} {pick.kind or 'empty'}", []).append(name)
+    return ", ".join(f"{', '.join(names)} {what}" for what, names in alike.items())
+
+
+def _why(facts: Mapping[str, Any], old: str) -> str:
+    told = ", ".join(facts["told"])
+    return told or (
+        f"{old} takes index 0 unless NCCL_IB_GID_INDEX says otherwise"
+        if old
+        else "NCCL found no better one"
+    )

@@ -1,0 +1,233 @@
+"""RDMA ports of made-up hosts, compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.checks.fabric_ports import FabricPorts
+from tests import fabrics
+from tests.clusters import make_cluster
+from tests.findings import judge, only
+
+CHECK = FabricPorts()
+Tree = Callable[[Path], Any]
+
+
+def look(root: Path, backend: str = "nccl", **env: str) -> dict[str, Any]:
+    class Here(FabricPorts):
+        pass
+
+    Here.root = root
+    found = Here().observe(Context(launch=Launch(), env=env, backend=backend))
+    return dict(json.loads(json.dumps(found)))
+
+
+def cluster(*hosts: dict[str, Any], **fields: Any) -> Cluster:
+    names = [f"nd{i}" for i in range(len(hosts))]
+    seen = dict(zip(names, hosts, strict=True))
+    return make_cluster(names, check="fabric_ports", by_host=seen, backend="nccl", **fields)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, Any]:
+    return look(fabrics.connectx7(tmp_path / "good"))
+
+
+def with_device(root: Path, ports: int, name: str, **device: Any) -> Path:
+    fabrics.connectx7(root, ports)
+    fabrics.add_device(root, name, pci="0000:2f:00.0", **device)
+    return root
+
+
+def test_hosts_that_are_alike_are_fine(good: dict[str, Any]) -> None:
+    assert judge(CHECK, cluster(good, good, good)) == []
+    assert judge(CHECK, cluster(good)) == []
+
+
+def test_roce_and_efa_hosts_that_are_alike_are_fine(tmp_path: Path) -> None:
+    for tree in (fabrics.roce, fabrics.efa):
+        seen = look(tree(tmp_path / tree.__name__))
+        assert judge(CHECK, cluster(seen, seen)) == []
+
+
+@pytest.mark.parametrize("env", [{"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}])
+def test_rdma_that_is_turned_off_is_not_compared(tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(Skip, match="turns RDMA off"):
+        look(fabrics.connectx7(tmp_path), **env)
+
+
+def test_no_device_and_no_nccl_are_no_pass(tmp_path: Path) -> None:
+    with pytest.raises(Skip, match="no RDMA device here"):
+        look(tmp_path)
+    with pytest.raises(Skip, match="does not use NCCL"):
+        look(fabrics.connectx7(tmp_path), backend="gloo")
+
+
+def test_a_device_that_fell_off_the_bus(tmp_path: Path, good: dict[str, Any]) -> None:
+    sick = look(fabrics.connectx7(tmp_path, 7))
+    found = only(
+        CHECK,
+        cluster(good, sick, good),
+        "rdma-device-missing",
+        hosts=["nd1"],
+        interfaces=["mlx5_7:1"],
+    )
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
+    assert "7 RDMA ports that NCCL may use, 8 on other hosts: no mlx5_7:1" in found.message
+    doubtful = only(
+        CHECK, cluster(good, sick), "rdma-device-missing", hosts=["nd1"], interfaces=["mlx5_7:1"]
+    )
+    assert doubtful.confidence is Confidence.POSSIBLE
+
+
+def test_a_host_with_more_is_not_to_blame(tmp_path: Path, good: dict[str, Any]) -> None:
+    more = look(fabrics.connectx7(tmp_path / "a", 9))
+    storage = look(with_device(tmp_path / "b", 8, "mlx5_8", rate="100 Gb/sec (4X EDR)"))
+    for host in (more, storage):
+        assert judge(CHECK, cluster(good, host, good)) == []
+
+
+def test_what_the_user_left_out_is_not_compared(tmp_path: Path) -> None:
+    good = look(fabrics.connectx7(tmp_path / "a", 2), NCCL_IB_HCA="mlx5_0")
+    odd = look(
+        with_device(tmp_path / "b", 1, "mlx5_9", rate="100 Gb/sec (4X EDR)"), NCCL_IB_HCA="mlx5_0"
+    )
+    assert judge(CHECK, cluster(good, odd, good)) == []
+
+
+def test_a_port_that_is_down_is_the_business_of_another_check(
+    tmp_path: Path, good: dict[str, Any]
+) -> None:
+    sick = look(with_device(tmp_path, 7, "mlx5_7", state="1: DOWN", rate="10 Gb/sec (4X SDR)"))
+    assert judge(CHECK, cluster(good, sick, good)) == []
+
+
+def test_a_port_that_runs_at_half_the_rate(tmp_path: Path, good: dict[str, Any]) -> None:
+    sick = look(with_device(tmp_path, 7, "mlx5_7", rate="200 Gb/sec (2X NDR)"))
+    found = only(
+        CHECK,
+        cluster(good, sick, good),
+        "rdma-rate-differs",
+        hosts=["nd1"],
+        interfaces=["mlx5_7:1"],
+    )
+    assert found.level is Severity.WARN
+    assert "200 Gb/sec (2X NDR); the other hosts: 400 Gb/sec (4X NDR)" in found.message
+    doubtful = only(
+        CHECK, cluster(good, sick), "rdma-rate-differs", hosts=["nd1"], interfaces=["mlx5_7:1"]
+    )
+    assert doubtful.confidence is Confidence.POSSIBLE
+
+
+def test_the_slow_port_is_found_among_others_that_are_slow_everywhere(tmp_path: Path) -> None:
+    slow = "200 Gb/sec (4X HDR)"
+    good = look(with_device(tmp_path / "a", 2, "mlx5_9", rate=slow))
+    root = with_device(tmp_path / "b", 1, "mlx5_9", rate=slow)
+    fabrics.add_device(root, "mlx5_1", pci="0000:2e:00.0", rate=slow)
+    only(
+        CHECK,
+        cluster(good, good, look(root)),
+        "rdma-rate-differs",
+        hosts=["nd2"],
+        interfaces=["mlx5_1:1"],
+    )
+
+
+def test_two_hosts_of_two_rates_are_both_named(tmp_path: Path) -> None:
+    fast, slow = tmp_path / "a", tmp_path / "b"
+    fabrics.add_device(fast, "mlx5_0")
+    fabrics.add_device(slow, "mlx5_0", rate="200 Gb/sec (4X HDR)")
+    found = judge(CHECK, cluster(look(fast), look(slow)))
+    assert [f.code for f in found] == ["rdma-rate-differs"] * 2
+    assert {f.where.hosts for f in found} == {("nd0",), ("nd1",)}
+    assert all(f.confidence is Confidence.POSSIBLE for f in found)
+
+
+def test_a_host_whose_ports_are_ethernet(tmp_path: Path, good: dict[str, Any]) -> None:
+    root = tmp_path / "odd"
+    for number in range(8):
+        fabrics.add_device(
+            root, f"mlx5_{number}", layer="Ethernet", pci=f"0000:{0x1A + number:02x}:00.0"
+        )
+    found = only(CHECK, cluster(good, good, look(root)), "rdma-fabric-differs", hosts=["nd2"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "Ethernet here; the other hosts: InfiniBand" in found.message
+
+
+def test_a_host_that_has_an_ethernet_port_more_is_connected(
+    tmp_path: Path, good: dict[str, Any]
+) -> None:
+    both = look(with_device(tmp_path, 8, "mlx5_8", layer="Ethernet"))
+    assert "rdma-fabric-differs" not in {f.code for f in judge(CHECK, cluster(good, good, both))}
+
+
+def test_another_subnet(tmp_path: Path) -> None:
+    def host(name: str, prefix: str) -> dict[str, Any]:
+        gid = f"{prefix}:b83f:d203:0049:c1a2"
+        fabrics.add_device(tmp_path / name, "mlx5_0", gids={0: (gid, "IB/RoCE v1")})
+        return look(tmp_path / name)
+
+    usual, other = host("a", "fe80:0000:0000:0000"), host("b", "fec0:0000:0000:0001")
+    found = only(CHECK, cluster(usual, other, usual), "rdma-fabric-differs", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert "fec0:0000:0000:0001 here" in found.message
+
+
+def test_another_mtu(tmp_path: Path) -> None:
+    def host(name: str, mtu: int) -> dict[str, Any]:
+        fabrics.add_device(tmp_path / name, "mlx5_0", layer="Ethernet", mtu=mtu)
+        return look(tmp_path / name)
+
+    usual = host("a", 9000)
+    found = only(
+        CHECK,
+        cluster(usual, usual, host("b", 1500)),
+        "rdma-mtu-differs",
+        hosts=["nd2"],
+        interfaces=["mlx5_0:1"],
+    )
+    assert "MTU 1024; the other hosts: MTU 4096" in found.message
+    assert judge(CHECK, cluster(usual, host("c", 4200))) == []  # the same for RoCE
+
+
+def test_another_firmware_is_only_mentioned(tmp_path: Path) -> None:
+    def host(name: str, firmware: str) -> dict[str, Any]:
+        fabrics.add_device(tmp_path / name, "mlx5_0", firmware=firmware)
+        return look(tmp_path / name)
+
+    usual = host("a", "28.39.1002")
+    found = only(
+        CHECK,
+        cluster(usual, host("b", "28.35.2000"), usual),
+        "rdma-firmware-differs",
+        hosts=["nd1"],
+    )
+    assert found.level is Severity.INFO
+    assert "28.35.2000 here; the other hosts: 28.39.1002" in found.message
+
+
+@pytest.mark.parametrize(
+    ("slot", "is_slow"),
+    [
+        ({"width": "8"}, True),  # 252 Gb/s for 400
+        ({"speed": "16.0 GT/s PCIe"}, True),
+        ({"width": "8", "rate": "100 Gb/sec (4X EDR)"}, False),  # enough for its port
+        ({"width": "8", "state": "1: DOWN"}, False),
+        ({"speed": "Unknown"}, False),  # a virtual function
+        ({}, False),
+    ],
+)
+def test_a_slot_that_is_too_slow(tmp_path: Path, slot: dict[str, str], is_slow: bool) -> None:
+    fabrics.add_device(tmp_path, "mlx5_0", **slot)  # type: ignore[arg-type]
+    seen = cluster(look(tmp_path), look(tmp_path))
+    found = judge(CHECK, seen)
+    assert [f.code for f in found] == ["rdma-pci-slow"] * (2 if is_slow else 0)
+    for one in found:
+        assert one.where.devices == ("mlx5_0",)
+        assert "0000:1a:00.0" in one.fix

@@ -1,0 +1,107 @@
+"""Error counters of made-up hosts, read twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip, Untested
+from nccl_doctor.checks.fabric_ports import FabricPorts
+from nccl_doctor.checks.rdma_errors import RdmaErrors
+from tests import fabrics
+from tests.clusters import make_cluster, outcome
+from tests.findings import judge, only
+
+CHECK = RdmaErrors()
+COUNTER = "sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error"
+
+
+def early(root: Path, **env: str) -> dict[str, Any]:
+    class Here(FabricPorts):
+        pass
+
+    Here.root = root
+    return dict(Here().observe(Context(launch=Launch(), env=env, backend="nccl")))
+
+
+def late(root: Path, **params: Any) -> dict[str, Any]:
+    class Here(RdmaErrors):
+        pass
+
+    Here.root = root
+    context = Context(launch=Launch(), env={}, backend="nccl", params=params)
+    return dict(json.loads(json.dumps(Here().observe(context))))
+
+
+def cluster(*hosts: tuple[dict[str, Any] | None, dict[str, Any]]) -> Cluster:
+    names = [f"nd{i}" for i in range(len(hosts))]
+    made = make_cluster(names, nproc=1, backend="nccl")
+    ranks = []
+    for rank, (first, second) in zip(made.ranks, hosts, strict=True):
+        facts = {"rdma_errors": {"late": outcome(second)}}
+        if first is not None:
+            facts["fabric_ports"] = {ALONE: outcome(first)}
+        ranks.append(replace(rank, facts=facts))
+    return replace(made, ranks=tuple(ranks))
+
+
+def test_counters_that_stand_still_are_fine_whatever_they_stand_at(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    seen = (early(tmp_path), late(tmp_path))
+    assert judge(CHECK, cluster(seen, seen)) == []
+
+
+def test_a_counter_that_moves_during_the_run(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    before = early(tmp_path)
+    still = late(tmp_path)
+    fabrics.write(tmp_path, COUNTER, "19")
+    sick = (before, late(tmp_path))
+    found = only(
+        CHECK,
+        cluster((before, still), sick, (before, still)),
+        "rdma-errors-rising",
+        hosts=["nd1"],
+        interfaces=["mlx5_1:1"],
+    )
+    assert found.level is Severity.WARN
+    assert "symbol_error +12" in found.message
+
+
+def test_a_port_that_nccl_does_not_use_may_have_errors(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    before = early(tmp_path, NCCL_IB_HCA="^mlx5_1")
+    fabrics.write(tmp_path, COUNTER, "19")
+    assert judge(CHECK, cluster((before, late(tmp_path)))) == []
+
+
+def test_without_a_first_reading_it_reads_twice(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    seen = late(tmp_path, pause_s=0.01)
+    assert seen["before"] == seen["counters"]
+    assert judge(CHECK, cluster((None, seen))) == []
+    seen["counters"]["mlx5_0:1"]["link_downed"] += 1
+    only(CHECK, cluster((None, seen)), "rdma-errors-rising", hosts=["nd0"], interfaces=["mlx5_0:1"])
+
+
+def test_every_host_reads_by_itself_and_pauses_only_where_it_must(tmp_path: Path) -> None:
+    made = make_cluster(["nd0", "nd1"], nproc=2, backend="nccl")
+    (plan,) = CHECK.plan(made)
+    assert (plan.groups, plan.params["pause_s"]) == (((0,), (2,)), 2.0)
+    fabrics.connectx7(tmp_path)
+    (plan,) = CHECK.plan(cluster((early(tmp_path), {}), (early(tmp_path), {})))
+    assert plan.params["pause_s"] == 0.0
+    assert CHECK.plan(make_cluster(["nd0"], absent_nodes=[0])) == ()
+
+
+def test_hosts_without_devices_or_counters_are_no_pass(tmp_path: Path) -> None:
+    with pytest.raises(Skip, match="no RDMA device here"):
+        late(tmp_path)
+    with pytest.raises(Untested, match="no error counter"):
+        late(fabrics.efa(tmp_path))
+    with pytest.raises(Skip, match="does not use NCCL"):
+        late(tmp_path, nccl=False)
