@@ -65,7 +65,10 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
             by_model[names.pop()][key] = gpus
     for alike in by_model.values():
         for severity, traits in _TRAITS:
-            stacks = {key: _common([traits(gpu) for gpu in gpus]) for key, gpus in alike.items()}
+            stacks = {
+                key: _common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus])
+                for key, gpus in alike.items()
+            }
             yield from _told(differences(stacks), severity, "the other hosts have")
     releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
     if len({release.split(".")[0] for release in releases.values()}) == 1:
@@ -90,6 +93,12 @@ def _speed(gpu: Gpu) -> dict[str, str]:
             and f"generation {gpu['max_pcie_generation']} x{gpu['max_pcie_width']}",
         }
     )
+
+
+def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
+    """From host to host; on one host this is `nvlink-down`."""
+    links = gpu["nvlinks"] if severity is Severity.WARN else ()
+    return {"NVLinks": f"{sum(links)} of {len(links)} up"} if links else {}
 
 
 def _make(gpu: Gpu) -> dict[str, str]:

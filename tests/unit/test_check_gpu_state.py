@@ -1,0 +1,268 @@
+"""The state of GPUs on made-up clusters: who is blamed, and what is said once only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    hosts_without_gpu,
+)
+from nccl_doctor.checks.backend_device import BackendDevice
+from nccl_doctor.checks.gpu_state import GpuState
+from nccl_doctor.tools.gpu.nvml import STEP
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.findings import judge, only
+from tests.gpu_facts import H100
+from tests.gpu_facts import facts as seen_by_torch
+
+CHECK, BACKEND = GpuState(), BackendDevice()
+GIB = 1 << 30
+
+
+def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
+    """A healthy H100; an argument changes a field."""
+    made = {
+        "index": index,
+        "lost": False,
+        "refused": {},
+        "uuid": f"GPU-{node}-{index}",
+        "bus_id": f"0000:{0x18 + index:02x}:00.0",
+        "name": H100,
+        "numa": 0,
+        "vbios": "96.00.99.00.01",
+        "persistence": 1,
+        "compute_mode": 0,
+        "pstate": 0,
+        "temperature": 31,
+        "slowdown_temperature": 92,
+        "power_mw": 70_000,
+        "power_limit_mw": 700_000,
+        "default_power_limit_mw": 700_000,
+        "sm_clock_mhz": 1980,
+        "max_sm_clock_mhz": 1980,
+        "max_memory_clock_mhz": 2619,
+        "pcie_generation": 5,
+        "max_pcie_generation": 5,
+        "pcie_width": 16,
+        "max_pcie_width": 16,
+        "pcie_replays": 0,
+        "ecc_corrected": 0,
+        "ecc_uncorrected": 0,
+        "ecc_uncorrected_lifetime": 0,
+        "retired_pages_pending": None,
+        "retired_pages": None,
+        "memory": {"total": 80 * GIB, "used": GIB},
+        "processes": [],
+        "ecc": [1, 1],
+        "mig": [0, 0],
+        "remapped": {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0},
+        "throttle": 1,
+        "recovery_action": "NONE",
+        "nvlinks": [1] * 18,
+        "nvlink_errors": {"replay": 0, "recovery": 0, "crc_flit": 0},
+        "fabric": {"state": "COMPLETED", "status": 0, "degraded": False},
+    }
+    return {**made, **changes}
+
+
+def lost(index: int) -> dict[str, Any]:
+    refused = {"GPU_IS_LOST": ["handle"]}
+    return {"index": index, "lost": True, "refused": refused}
+
+
+def state(node: int, gpus: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
+    """What a host with eight healthy GPUs observes."""
+    made = [gpu(node, index) for index in range(8)] if gpus is None else gpus
+    return {
+        "error": None,
+        "on_pci": 8,
+        "driver": "580.95.05",
+        "nvml": "13.580.95.05",
+        "cuda": "13.0",
+        "count": len(made),
+        "gpus": made,
+        "p2p": {},
+        "nearest": {},
+        "kernel_log": {"source": "/dev/kmsg", "reason": "", "xids": []},
+        "own": [],
+        **changes,
+    }
+
+
+def every(node: int, **changes: Any) -> dict[str, Any]:
+    return state(node, [gpu(node, index, **changes) for index in range(8)])
+
+
+def cluster_of(*hosts: Any, nproc: int = 8, **fields: Any) -> Cluster:
+    names = [f"nd{node}" for node in range(len(hosts))]
+    by_host = dict(zip(names, hosts, strict=True))
+    fields = {"backend": "nccl", **fields}
+    return make_cluster(names, nproc, check="gpu_state", by_host=by_host, **fields)
+
+
+def with_backend(cluster: Cluster, by_rank: dict[int, Any]) -> Cluster:
+    """The same with what `backend_device` observed at some ranks."""
+    for seat, seen in by_rank.items():
+        facts = {"backend_device": {ALONE: outcome(seen)}}
+        cluster = change_rank(cluster, seat, facts=facts)
+    return cluster
+
+
+def torch_sees(hosts: int, **changes: Any) -> dict[int, Any]:
+    return {
+        node * 8 + local: seen_by_torch(node, local, **changes)
+        for node in range(hosts)
+        for local in range(8)
+    }
+
+
+def test_healthy_hosts_are_fine_whatever_else_is_known() -> None:
+    hosts = [state(node) for node in range(3)]
+    assert judge(CHECK, cluster_of(*hosts)) == []
+    assert judge(CHECK, with_backend(cluster_of(*hosts), torch_sees(3))) == []
+    assert judge(CHECK, cluster_of(state(0))) == []
+
+
+def test_the_rank_of_a_sick_gpu_is_named_too() -> None:
+    sick = [gpu(1, index) for index in range(8)]
+    sick[5] = gpu(1, 5, recovery_action="GPU_RESET")
+    made = with_backend(cluster_of(state(0), state(1, sick), state(2)), torch_sees(3))
+    found = only(CHECK, made, "gpu-unhealthy", hosts=["nd1"], ranks=[13], devices=["GPU-1-5"])
+    assert found.fix.startswith("nvidia-smi --gpu-reset -i 0000:1d:00.0")
+
+
+def test_the_odd_host_is_named() -> None:
+    made = cluster_of(state(0), state(1), every(2, power_limit_mw=500_000, ecc=[0, 0]))
+    found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
+    assert found.level is Severity.WARN
+    assert found.message == (
+        "ECC off, power limit 500 W; the other hosts have ECC on, power limit 700 W"
+    )
+
+
+def test_a_host_whose_nvlinks_are_all_down_is_seen_against_the_others() -> None:
+    made = cluster_of(state(0), state(1), every(2, nvlinks=[0] * 18))
+    found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
+    assert found.message == "NVLinks 0 of 18 up; the other hosts have NVLinks 18 of 18 up"
+
+
+def test_two_hosts_that_differ_are_a_tie() -> None:
+    found = only(
+        CHECK, cluster_of(state(0), every(1, max_sm_clock_mhz=1500)), "gpu-differs",
+        hosts=["nd0", "nd1"],
+    )  # fmt: skip
+    assert "highest SM clock 1500 MHz or 1980 MHz: as many one as the other" in found.message
+
+
+def test_a_host_with_one_odd_gpu_is_not_odd_itself() -> None:
+    mixed = [gpu(1, index) for index in range(8)]
+    mixed[2] = gpu(1, 2, mig=[1, 1])
+    found = only(
+        CHECK, cluster_of(state(0), state(1, mixed), state(2)), "gpu-differs",
+        hosts=["nd1"], devices=["GPU-1-2"],
+    )  # fmt: skip
+    assert found.message.startswith("MIG on; the other GPUs of the host have MIG off")
+
+
+def test_another_model_is_compared_with_none_of_the_others() -> None:
+    other = {"name": "NVIDIA A100", "max_sm_clock_mhz": 1410, "nvlinks": [1] * 12}
+    mixed = [gpu(0, index) for index in range(8)]
+    mixed[7] = gpu(0, 7, **other)
+    found = only(CHECK, cluster_of(state(0, mixed)), "gpu-differs", hosts=["nd0"],
+                 devices=["GPU-0-7"])  # fmt: skip
+    assert "model NVIDIA A100" in found.message
+    hosts = cluster_of(state(0), state(1), every(2, **other))
+    found = only(CHECK, hosts, "gpu-differs", hosts=["nd2"])
+    assert found.message.startswith("GPUs 8 x NVIDIA A100; the other hosts have GPUs 8 x")
+    # With torch that sees them, `backend_device` says so.
+    assert judge(CHECK, with_backend(hosts, torch_sees(3))) == []
+
+
+def test_releases_of_one_driver_branch_are_told_and_branches_left_to_another_check() -> None:
+    made = cluster_of(state(0), state(1), state(2, driver="580.65.06"))
+    found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
+    assert found.level is Severity.INFO
+    assert judge(CHECK, cluster_of(state(0), state(1), state(2, driver="550.1.1"))) == []
+
+
+def test_idle_links_that_are_slow_everywhere_are_no_fault() -> None:
+    assert judge(CHECK, cluster_of(every(0, pcie_generation=1))) == []
+    assert judge(CHECK, cluster_of(every(0, nvlinks=[0] * 18))) == []
+    assert judge(CHECK, cluster_of(every(0, nvlinks=[], fabric=None, memory=None))) == []
+
+
+def test_a_gpu_without_a_bridge_is_only_possibly_wrong() -> None:
+    gpus = [gpu(0, index, fabric=None) for index in range(3)]
+    gpus[2] = gpu(0, 2, fabric=None, nvlinks=[0] * 18)
+    found = only(CHECK, cluster_of(state(0, gpus)), "nvlink-down", hosts=["nd0"],
+                 devices=["GPU-0-2"])  # fmt: skip
+    assert found.confidence is Confidence.POSSIBLE
+
+
+def test_an_old_xid_is_a_warning_and_one_of_an_application_nothing() -> None:
+    def logged(number: int) -> dict[str, Any]:
+        one = {"bus": "0000:1a:00", "xid": number, "count": 1, "age_s": 9, "text": "x"}
+        return state(0, kernel_log={"source": "/dev/kmsg", "reason": "", "xids": [one]})
+
+    assert judge(CHECK, cluster_of(logged(31))) == []
+    assert judge(CHECK, cluster_of(logged(9999))) == []
+    found = only(CHECK, cluster_of(logged(119)), "gpu-unhealthy", hosts=["nd0"],
+                 devices=["GPU-0-2"])  # fmt: skip
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
+    assert "Xid 119" in found.message
+
+
+def test_a_lost_gpu_explains_that_cuda_does_not_start() -> None:
+    gpus = [gpu(1, index) for index in range(8)]
+    gpus[3] = lost(3)
+    error = {"code": 999, "name": "CUDA_ERROR_UNKNOWN", "text": "unknown error"}
+    broken = {
+        8 + local: seen_by_torch(1, local, devices=[], driver_error=error) for local in range(8)
+    }
+    made = with_backend(cluster_of(state(0), state(1, gpus)), {**torch_sees(1), **broken})
+    (first,) = [host for host in made.hosts if host.name == "nd1"]
+    assert hosts_without_gpu(made) == frozenset({first.id})
+    only(CHECK, made, "gpu-lost", hosts=["nd1"], devices=["GPU 3"])
+    symptoms = judge(BACKEND, made)
+    assert {(found.code, found.explained_by) for found in symptoms} == {
+        ("gpu-unhealthy", "gpu-lost")
+    }
+
+
+def test_a_fabric_that_cuda_complains_of_is_said_once() -> None:
+    down = {"state": "NOT_STARTED", "status": 0, "degraded": None}
+    error = {"code": 802, "name": "CUDA_ERROR_SYSTEM_NOT_READY", "text": "not yet initialized"}
+    made = cluster_of(every(0, fabric=down))
+    only(CHECK, made, "fabric-manager-down", hosts=["nd0"],
+         devices=[f"GPU-0-{index}" for index in range(8)])  # fmt: skip
+    made = with_backend(made, torch_sees(1, devices=[], driver_error=error))
+    assert judge(CHECK, made) == []
+    assert {found.code for found in judge(BACKEND, made)} == {"fabric-manager-down"}
+
+
+def test_a_wedged_library_is_said_once() -> None:
+    def hung(step: str, **details: Any) -> Outcome:
+        crumb = {"step": step, "at_s": 0.1, **details}
+        return Outcome(OutcomeStatus.HUNG, breadcrumbs=(crumb,), state="D")
+
+    made = cluster_of(state(0), hung(STEP, call="nvmlInit"))
+    found = only(CHECK, made, "gpu-unhealthy", hosts=["nd1"])
+    assert found.message == "nvmlInit did not return, process state D"
+    cuda = {rank: hung("starting the GPU driver", call="cuInit", gpus=8) for rank in range(8, 16)}
+    assert judge(CHECK, with_backend(made, cuda)) == []
+    # Not the driver's doing.
+    assert judge(CHECK, cluster_of(state(0), hung("reading the kernel log"))) == []
+
+
+def test_an_unreadable_gpu_that_is_not_ours_is_no_fault() -> None:
+    other = {"index": 1, "lost": False, "refused": {"NO_PERMISSION": ["handle"]}}
+    assert judge(CHECK, cluster_of(state(0, [gpu(0, 0), other]))) == []
+    broken = {"index": 1, "lost": False, "refused": {"UNKNOWN": ["handle"]}}
+    only(CHECK, cluster_of(state(0, [gpu(0, 0), broken])), "gpu-unhealthy",
+         hosts=["nd0"], devices=["GPU 1"])  # fmt: skip
