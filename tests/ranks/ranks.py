@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -18,9 +19,13 @@ from tests.reports import validate
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_ports = itertools.cycle(range(20000 + 1000 * _WORKER, 21000 + 1000 * _WORKER))
+
+
 def free_port() -> int:
-    """A port that was free a moment ago, below the ephemeral range."""
-    for port in range(20000 + os.getpid() % 5000, 32000):
+    """A port that was free a moment ago, below the ephemeral range; no test's twice in a row."""
+    for port in itertools.islice(_ports, 1000):
         with socket.socket() as sock:
             try:
                 sock.bind(("", port))
