@@ -19,6 +19,7 @@ from nccl_doctor.tools.binding.table import binds
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("nccl_gpu"),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed"),
 ]
 
