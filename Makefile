@@ -17,7 +17,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-gpu accuracy lint format new-check clean
+.PHONY: help doctor test test-wide test-gpu accuracy lint format new-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,15 +27,19 @@ doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or
 
 # Rules and clusters of the lab wait more than they compute, so several at a time; real ranks and
 # what measures speed one by one.
-test: $(VENV)/.dev ## set up and run every test that this machine can run
+test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 ifeq ($(ARGS),)
-	$(TEST_ENV) $(BIN)/python -m pytest -n 4 tests/unit tests/cli
-	$(TEST_ENV) $(BIN)/python -m pytest tests/ranks tests/gpu tests/lab/test_lab_links.py
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 tests/lab --ignore tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 3 tests/lab tests/ranks tests/gpu --ignore tests/lab/test_lab_links.py
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
+
+test-wide: $(VENV)/.dev ## the tests that `make test` leaves to `make accuracy`, too
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python -m pytest -m wide tests $(ARGS)
 
 test-gpu: $(VENV)/.dev ## only the tests that need a GPU
 	$(TEST_ENV) $(BIN)/python -m pytest -m gpu $(ARGS)

@@ -99,7 +99,7 @@ def test_heavy_loss_is_the_one_cause_whatever_it_breaks(make_lab: Callable[..., 
     assert all(each["explained_by"] == "link-lossy" for each in loud(run.report) if each != root)
 
 
-@pytest.mark.parametrize("attempt", [1, 2, 3])
+@pytest.mark.parametrize("attempt", [1, *(pytest.param(n, marks=pytest.mark.wide) for n in (2, 3))])
 def test_busy_machines_are_not_slow(make_lab: Callable[..., Lab], attempt: int) -> None:
     lab = make_lab(*THREE)
     for host in lab.hosts:

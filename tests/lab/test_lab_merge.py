@@ -54,6 +54,7 @@ def check_merged(
     return root
 
 
+@pytest.mark.wide
 def test_name_unresolvable_on_one_host(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd0=""))
     run = lab.plain_doctor()
@@ -62,6 +63,7 @@ def test_name_unresolvable_on_one_host(lab: Lab) -> None:
     assert lab["nd0"].address in root["fix"]  # which only nd0 knew
 
 
+@pytest.mark.wide
 def test_stale_address_of_the_master(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd0="192.168.77.99"))
     run = lab.plain_doctor()
@@ -71,6 +73,7 @@ def test_stale_address_of_the_master(lab: Lab) -> None:
     assert lab["nd0"].address in root["message"]
 
 
+@pytest.mark.wide
 def test_stale_address_that_is_another_hosts(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     lab["nd1"].set_hosts(lab.names_text(nd0=lab["nd2"].address))
@@ -79,6 +82,7 @@ def test_stale_address_that_is_another_hosts(make_lab: Callable[..., Lab]) -> No
     check_merged(run, "addr-differs", hosts=["nd1"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("how", "code"), [("drop", "port-blocked"), ("tcp reset", {"port-blocked", "port-refused"})]
 )
@@ -96,6 +100,7 @@ def test_master_port_is_behind_the_firewall_of_rank_0(
     assert str(MASTER_PORT) in root["message"]
 
 
+@pytest.mark.wide
 def test_something_on_the_path_drops_one_host(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     faults.on_the_path(
@@ -106,6 +111,7 @@ def test_something_on_the_path_drops_one_host(make_lab: Callable[..., Lab]) -> N
     check_merged(run, "port-blocked", links=[("nd2", "nd0")])
 
 
+@pytest.mark.wide
 def test_master_port_is_taken(lab: Lab) -> None:
     taker = faults.foreign_server(lab["nd0"], MASTER_PORT, "http")
     run = lab.plain_doctor()
@@ -114,6 +120,7 @@ def test_master_port_is_taken(lab: Lab) -> None:
     assert str(faults.pid_inside(taker)) in root["message"]
 
 
+@pytest.mark.wide
 def test_one_host_has_another_master_port(lab: Lab) -> None:
     run = lab.plain_doctor(per_host={"nd1": {"MASTER_PORT": "29511"}})
     check_clean(run, SIGN_IN_S)
@@ -122,6 +129,7 @@ def test_one_host_has_another_master_port(lab: Lab) -> None:
     assert str(MASTER_PORT) in root["message"] + root["fix"]
 
 
+@pytest.mark.wide
 def test_rank_0_has_another_master_port_than_all(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.plain_doctor(per_host={"nd0": {"MASTER_PORT": "29511"}})

@@ -47,6 +47,7 @@ def test_a_late_host_is_waited_for(lab: Lab, host: str) -> None:
     assert loud(run.report) == [], str(run)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("node", [0, 1])
 def test_node_rank_twice(make_lab: Callable[..., Lab], node: int) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
@@ -64,6 +65,7 @@ def test_node_rank_twice(make_lab: Callable[..., Lab], node: int) -> None:
     assert run.codes == [1, 1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_nnodes_differs_on_one_host(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(nproc=1, per_host={"nd1": ["--nnodes", "4"]})
@@ -71,6 +73,7 @@ def test_nnodes_differs_on_one_host(make_lab: Callable[..., Lab]) -> None:
     check_cause(run, run.report, "nnodes-differs", hosts=["nd1"])
 
 
+@pytest.mark.wide
 def test_nnodes_differs_on_node_0(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(nproc=1, per_host={"nd0": ["--nnodes", "4"]})
@@ -92,6 +95,7 @@ def test_rdzv_ids_differ(make_lab: Callable[..., Lab]) -> None:
     assert run.codes == [1, 1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_absent_host(lab: Lab) -> None:
     run = lab.own_doctor(hosts=["nd0"])
     check_clean(run, JOIN_AND_S)
@@ -121,6 +125,7 @@ def test_master_addr_is_the_bridge_of_docker(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_port_is_taken_on_node_0(lab: Lab) -> None:
     faults.foreign_server(lab["nd0"], MASTER_PORT, "http")
     run = lab.own_doctor()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.lab import faults
 from tests.lab.lab import Lab
 from tests.lab.reading import PEERS_S, check_cause, check_clean
@@ -28,6 +30,7 @@ def test_ephemeral_ports_are_dropped_by_firewalls_of_both_hosts(lab: Lab) -> Non
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_ephemeral_ports_are_dropped_one_way(lab: Lab) -> None:
     faults.drop_ephemeral(lab["nd0"])
     run = lab.plain_doctor()
@@ -36,6 +39,7 @@ def test_ephemeral_ports_are_dropped_one_way(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_one_pair_of_three_hosts(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     faults.break_pair(lab, lab["nd1"], lab["nd2"])
@@ -45,6 +49,7 @@ def test_one_pair_of_three_hosts(make_lab: Callable[..., Lab]) -> None:
     assert run.codes == [1, 1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_a_proxy_that_accepts_and_passes_nothing_on(lab: Lab) -> None:
     faults.intercept_ephemeral(lab["nd0"])
     run = lab.plain_doctor()
@@ -62,6 +67,7 @@ def test_large_packets_vanish(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_interface_that_does_not_exist(lab: Lab) -> None:
     run = lab.plain_doctor(per_host={"nd1": {"GLOO_SOCKET_IFNAME": "ib7"}})
     check_clean(run, PEERS_S)

@@ -58,6 +58,7 @@ def check_risk(
     return dict(found)
 
 
+@pytest.mark.wide
 def test_a_small_shared_memory(lab: Lab) -> None:
     lab["nd1"].call("mount", "-o", "remount,size=1m", "/dev/shm")
     found = check_risk(lab.own_doctor(*PATIENT), "shm-too-small", ["nd1"])
@@ -70,6 +71,7 @@ def test_a_shared_memory_that_nobody_can_write_to(lab: Lab) -> None:
     assert "Read-only file system" in found["message"]
 
 
+@pytest.mark.wide
 def test_few_open_files(lab: Lab) -> None:
     run = lab.own_doctor(*PATIENT, wrap={"nd1": ["prlimit", "--nofile=128:128"]})
     found = check_risk(run, "open-files-limit-low", ["nd1"])
@@ -77,6 +79,7 @@ def test_few_open_files(lab: Lab) -> None:
     assert found["fix"].startswith("ulimit -n 65536 (as root")
 
 
+@pytest.mark.wide
 def test_a_read_only_temporary_folder(lab: Lab, tmp_path: Path) -> None:
     folder = tmp_path / "scratch"
     folder.mkdir()
@@ -87,6 +90,7 @@ def test_a_read_only_temporary_folder(lab: Lab, tmp_path: Path) -> None:
 
 
 @needs_cores
+@pytest.mark.wide
 def test_all_ranks_of_a_host_on_one_core(lab: Lab) -> None:
     core = str(min(os.sched_getaffinity(0)))
     run = lab.own_doctor(*PATIENT, wrap={"nd1": ["taskset", "--cpu-list", core]})
@@ -94,6 +98,7 @@ def test_all_ranks_of_a_host_on_one_core(lab: Lab) -> None:
     assert found["message"].startswith(f"2 ranks on CPU {core} of ")
 
 
+@pytest.mark.wide
 def test_hardly_any_port(lab: Lab) -> None:
     lab["nd1"].call("sh", "-c", "echo 50000 50039 > /proc/sys/net/ipv4/ip_local_port_range")
     found = check_risk(lab.own_doctor(*PATIENT), "ports-exhausted", ["nd1"])

@@ -31,6 +31,7 @@ def check_absent(run: Run) -> None:
     check_cause(run, run.report, "host-absent", nodes=[1], ranks=[1])
 
 
+@pytest.mark.wide
 def test_name_unresolvable_on_one_host(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd0=""))
     run = lab.plain_doctor()
@@ -41,6 +42,7 @@ def test_name_unresolvable_on_one_host(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_own_name_is_a_loopback_address(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd1="127.0.1.1"))
     run = lab.plain_doctor()
@@ -51,6 +53,7 @@ def test_own_name_is_a_loopback_address(lab: Lab) -> None:
     assert run.partial == {}
 
 
+@pytest.mark.wide
 def test_stale_address_of_the_master(lab: Lab) -> None:
     lab["nd1"].set_hosts(lab.names_text(nd0="192.168.77.99"))
     run = lab.plain_doctor()
@@ -66,6 +69,7 @@ def test_stale_address_of_the_master(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_master_port_is_taken(lab: Lab) -> None:
     taker = faults.foreign_server(lab["nd0"], MASTER_PORT, "http")
     pid = faults.pid_inside(taker)
