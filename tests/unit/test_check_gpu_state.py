@@ -246,6 +246,14 @@ def test_a_fabric_that_cuda_complains_of_is_said_once() -> None:
     assert {found.code for found in judge(BACKEND, made)} == {"fabric-manager-down"}
 
 
+def test_a_fabric_that_cuda_does_without_is_a_warning() -> None:
+    alone = {"state": "IN_PROGRESS", "status": 0, "degraded": None}
+    made = with_backend(cluster_of(every(0, fabric=alone)), torch_sees(1))
+    (found,) = judge(CHECK, made)
+    assert (found.code, found.level) == ("fabric-manager-down", Severity.WARN)
+    assert "in progress; CUDA starts all the same" in found.message
+
+
 def test_a_wedged_library_is_said_once() -> None:
     def hung(step: str, **details: Any) -> Outcome:
         crumb = {"step": step, "at_s": 0.1, **details}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.cluster import ALONE, Cluster, Host, OutcomeStatus, Rank
-from nccl_doctor.model import Finding, Severity, Where
+from nccl_doctor.model import Confidence, Finding, Severity, Where
 from nccl_doctor.tools.gpu.drift import across_hosts, within_host
 from nccl_doctor.tools.gpu.health import Trouble, is_readable, troubles_of
 from nccl_doctor.tools.gpu.kinds import (
@@ -127,6 +128,10 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
     for one, sick in same.items():
         if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:
             continue  # `backend_device` says it, with the ranks
+        if one.kind is FABRIC_MANAGER_DOWN and _cuda_starts(cluster, host):
+            # As in a virtual machine that was given one GPU, without its NVLinks.
+            text = f"{one.text}; CUDA starts all the same"
+            one = replace(one, text=text, severity=Severity.WARN, confidence=Confidence.LIKELY)
         buses = ",".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
         yield Finding(
             one.kind,
@@ -168,6 +173,14 @@ def _cuda_error(cluster: Cluster, host: Host) -> int | None:
             code = facts["driver_error"]["code"]
             return -1 if code is None else int(code)
     return None
+
+
+def _cuda_starts(cluster: Cluster, host: Host) -> bool:
+    return any(
+        facts["devices"]
+        for rank, facts in cluster.facts("backend_device")
+        if rank.host.id == host.id
+    )
 
 
 def _place(cluster: Cluster, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:
