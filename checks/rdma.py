@@ -22,8 +22,8 @@ export NCCL_IB_DISABLE=1 on every host, at a great loss of speed.
 When it is wrong
 ----------------
 A port that is down on every host, or on most, is taken for one that nobody uses. Devices are
-compared by name; hosts that name them differently are not. Whether two ports lie in one fabric is
-not tested. With the gloo backend nothing is said. A plug-in that loads may still refuse.
+compared by name; hosts that name them differently are not. Whether
+ports lie in one fabric, check `fabric_ports` asks. A plug-in that loads may still refuse.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     Severity,
+    Skip,
     Where,
     nccl_settings,
     odd_ones_out,
@@ -86,7 +87,11 @@ class Rdma(Check):
     folder: ClassVar[Path] = Path("/sys/class/infiniband")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The ports, and what NCCL would make of them."""
+        """`ports`: as of `rdma_ports`, with `wanted`; `road`: see `road_by_ports`; `picks`: a
+        table; `settings`: the variables that decide, each [value, origin].
+        """
+        if "nccl" not in ctx.backend:
+            raise Skip("the job does not use NCCL")
         settings = nccl_settings(ctx.env)
         ports = rdma_ports(self.folder)
         hca = settings["NCCL_IB_HCA"].value if "NCCL_IB_HCA" in settings else ""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
 from nccl_doctor.checks.ib_hca import IbHca
+from nccl_doctor.checks.rdma import Rdma
+from nccl_doctor.verdict.causes import explain
 from tests import fabrics
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
 
 CHECK = IbHca()
@@ -150,3 +153,25 @@ def test_a_name_that_is_a_prefix_of_others(
 
 def test_efa_is_not_chosen_by_this_list(tmp_path: Path) -> None:
     assert judge(CHECK, cluster(look(fabrics.efa(tmp_path), "mlx5"))) == []
+
+
+def test_it_is_the_cause_of_hosts_that_take_different_roads(root: Path) -> None:
+    made = cluster(look(root, "mlx5"), look(root, "mlx4"), look(root, "mlx5"))
+    roads = ("infiniband", "sockets", "infiniband")
+    hosts = tuple(
+        replace(
+            host,
+            facts={
+                **host.facts,
+                "rdma": {ALONE: outcome({"ports": [], "road": road, "settings": {}})},
+            },
+        )
+        for host, road in zip(made.hosts, roads, strict=True)
+    )
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    both = replace(made, hosts=hosts, ranks=ranks)
+    explained = explain([*CHECK.judge(both), *Rdma().judge(both)], both)
+    assert {f.code: f.explained_by for f in explained} == {
+        "ib-hca-unmatched": None,
+        "rdma-mixed": "ib-hca-unmatched",
+    }

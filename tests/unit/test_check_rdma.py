@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
 from nccl_doctor.checks.rdma import Rdma
-from tests.clusters import make_cluster
+from tests import fabrics
+from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
 
 CHECK = Rdma()
@@ -96,6 +98,8 @@ def test_a_port_that_the_user_left_out_may_be_down() -> None:
 
 def test_gloo_uses_no_rdma() -> None:
     assert judge(CHECK, cluster(HEALTHY, host(road="sockets"), HEALTHY, backend="gloo")) == []
+    with pytest.raises(Skip, match="does not use NCCL"):
+        CHECK.observe(Context(launch=Launch(), env={}, backend="gloo"))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,7 @@ def test_gloo_uses_no_rdma() -> None:
         ({"NCCL_IB_HCA": "mlx5_1"}, "sockets", [False, True]),
         ({"NCCL_IB_HCA": "^mlx5_1"}, "infiniband", [True, False]),
         ({"NCCL_IB_HCA": "=mlx5_0:1"}, "infiniband", [True, False]),
+        ({"NCCL_IB_HCA": "=mlx5_0:2"}, "sockets", [False, False]),
         ({"NCCL_NET": "Socket"}, "sockets", [True, True]),
     ],
 )
@@ -126,7 +131,7 @@ def test_ports_are_read_from_sysfs(
     class Here(Rdma):
         folder = tmp_path
 
-    found = Here().observe(Context(launch=Launch(), env=env))
+    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
     assert [(p["device"], p["state"], p["physical"]) for p in found["ports"]] == [
         ("mlx5_0", "ACTIVE", "LinkUp"),
         ("mlx5_1", "DOWN", "LinkUp"),
@@ -139,5 +144,29 @@ def test_a_host_without_devices(tmp_path: Path) -> None:
     class Here(Rdma):
         folder = tmp_path / "none"
 
-    found = Here().observe(Context(launch=Launch(), env={}))
+    found = Here().observe(Context(launch=Launch(), env={}, backend="nccl"))
     assert (found["ports"], found["road"]) == ([], "sockets")
+
+
+def test_a_host_without_efa_among_hosts_that_have_it() -> None:
+    have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
+    found = only(CHECK, cluster(have, have, host(road="sockets")), "rdma-mixed", hosts=["nd2"])
+    assert "2 by efa, 1 by sockets" in found.message
+
+
+def test_efa_without_its_plug_in_is_told_by_another_check() -> None:
+    have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
+    made = cluster(have, have, host(road="sockets"))
+    facts = {"net_plugin": {ALONE: outcome({"loaded": None})}}
+    hosts = tuple(replace(each, facts={**each.facts, **facts}) for each in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    assert judge(CHECK, replace(made, hosts=hosts, ranks=ranks)) == []
+
+
+def test_efa_is_no_verbs_port_for_nccl(tmp_path: Path) -> None:
+    class Here(Rdma):
+        folder = fabrics.efa(tmp_path) / "sys/class/infiniband"
+
+    found = Here().observe(Context(launch=Launch(), env={}, backend="nccl"))
+    assert (found["road"], found["ports"][0]["wanted"]) == ("efa", False)
+    assert found["picks"]["rows"][0][:2] == ["data between hosts", "efa"]
