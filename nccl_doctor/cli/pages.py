@@ -36,7 +36,8 @@ def checks() -> None:
     room = shutil.get_terminal_size((100, 24)).columns
     taken = sum(max(len(str(row[i])) for row in [head, *rows]) + 2 for i in range(5))
     for row in rows:  # tabulate would break a code at its hyphens
-        row[5] = textwrap.fill(row[5], max(30, room - taken), break_on_hyphens=False)
+        width = max(30, room - taken)
+        row[5] = textwrap.fill(row[5], width, break_on_hyphens=False, break_long_words=False)
     click.echo(tabulate(rows, head, "simple", disable_numparse=True))
     for problem in found.problems:
         click.echo(f"{PROGRAM}: {problem.code}: {safe(problem.message)}", err=True)
