@@ -20,7 +20,8 @@ class Options:
 
     `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
-    must be free when they leave. `absent_nodes` are node ranks that are known not to come: the roll
+    must be free when they leave. `outputs` maps formats to the paths that the report is written to,
+    `-` for stdout. `absent_nodes` are node ranks that are known not to come: the roll
     call does not wait for them.
     """
 
@@ -32,7 +33,7 @@ class Options:
     join_timeout_s: float = 60.0
     collective_timeout_s: float = 20.0
     strict: bool = False
-    json_path: str | None = None
+    outputs: Mapping[str, str] = field(default_factory=dict)
     output_dir: str | None = None
     verbosity: int = 0
     quiet: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -12,7 +13,7 @@ from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
-from nccl_doctor.report.jsonfmt import render as render_json
+from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.text import render as render_text
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 100
 
 
-def save(report: Report, path: str) -> None:
-    """Write the JSON report; `-` is stdout. A reader sees the old file or the whole new one.
+def save(report: Report, form: str, path: str) -> None:
+    """Write a report in one format; `-` is stdout. A reader sees the old file or the whole new one.
 
     Raises:
         OSError: the folder is not there or not writable.
     """
-    rendered = render_json(report)
+    rendered = renderer(form)(report)
     if path == "-":
         sys.stdout.write(rendered)
         sys.stdout.flush()
@@ -63,8 +64,8 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
 def leave(departure: Departure, launch: Launch, options: Options) -> int:
     """Print and save what a participant has to say as it leaves; returns its exit code.
 
-    The coordinator's report goes to stdout and to `--json`. The own view of one that never got in
-    goes to stderr and beside that path, once per host.
+    The coordinator's report goes to stdout and to the files that were asked for. The own view of
+    one that never got in goes to stderr and beside the JSON file, once per host.
     """
     report = departure.report
     if report is None:
@@ -76,17 +77,15 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
         told = [f"{found.kind.title}: {found.message}" for found in report.root_causes[:1]]
         _complain(f"rank {launch.rank}: {' '.join(told) or report.summary}")
         return departure.code
-    path = options.json_path
-    if departure.aside:
-        path = None if path in (None, "-") else _beside(str(path), launch)
+    outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
     code = departure.code
-    try:
-        if path is not None:
-            save(report, path)
-    except OSError as error:
-        _complain(f"the report was not saved: {error}")
-        code = max(code, 3)
-    if departure.aside or path != "-":
+    for form, path in outputs.items():
+        try:
+            save(report, form, path)
+        except OSError as error:
+            _complain(f"the report was not saved: {path}: {error.strerror or error}")
+            code = max(code, 3)
+    if departure.aside or "-" not in outputs.values():
         print_report(report, options, sys.stderr if departure.aside else sys.stdout)
     return code
 
@@ -96,15 +95,21 @@ def relay(departure: Departure, launch: Launch) -> int:
     the report, or the own view of a host that never got in; once per host.
     """
     if departure.report is not None and launch.local_rank in (0, None):
-        save(departure.report, "-")
+        save(departure.report, "json", "-")
     return departure.code
 
 
-def _beside(path: str, launch: Launch) -> str:
-    """`report.json` of node 2 becomes `report.node2.json`."""
+def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
+    """Where an own view is left: `report.json` of node 2 becomes `report.node2.json`.
+
+    As JSON alone, which `report merge` reads.
+    """
+    path = outputs.get("json", "-")
+    if path == "-":
+        return {}
     node = f"rank{launch.rank}" if launch.node_rank is None else f"node{launch.node_rank}"
     target = Path(path)
-    return str(target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}"))
+    return {"json": str(target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}"))}
 
 
 def _complain(text: str) -> None:

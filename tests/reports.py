@@ -11,7 +11,7 @@ import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
 from nccl_doctor.record import Report
-from nccl_doctor.report import jsonfmt
+from nccl_doctor.report.formats import json as json_format
 
 SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))
 RUN = {
@@ -36,11 +36,11 @@ def validate(data: Any) -> None:
 
 def through_json(report: Report) -> Report:
     """The report after a trip through a file; asserts that nothing was lost."""
-    text = jsonfmt.render(report)
+    text = json_format.render(report)
     data = json.loads(text)
     validate(data)
     again = Report.from_json(data)
-    assert jsonfmt.render(again) == text
+    assert json_format.render(again) == text
     return again
 
 

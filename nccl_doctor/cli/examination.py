@@ -11,7 +11,7 @@ import click
 
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
-from nccl_doctor.cli.saving import print_saved, save_report
+from nccl_doctor.cli.saving import give, output_options
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.job import GROUPS
 
@@ -41,12 +41,7 @@ def _run_options(function: F) -> F:
             ),
             click.option("--select", type=Names(), help="Only these checks or finding codes."),
             click.option("--ignore", type=Names(), help="All but these checks or finding codes."),
-            click.option(
-                "--json",
-                "json",
-                metavar="PATH",
-                help="Write the report as JSON there too; - is stdout, instead of the text.",
-            ),
+            output_options,
             click.option("--strict", is_flag=True, help="Warnings fail."),
             click.option(
                 "--config",
@@ -210,8 +205,5 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.local import examine_here
 
     report = examine_here(options)
-    if options.json_path is not None:
-        save_report(report, options.json_path)
-    if options.json_path != "-":
-        print_saved(report, options)
+    give(report, options.outputs, options)
     sys.exit(report.exit_code)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nccl_doctor.cli.saving import print_saved, read_report, save_report
-from nccl_doctor.cli.settings import check_json_path
+from nccl_doctor.cli.saving import give, output_options, outputs_of, read_report
 from nccl_doctor.cli.words import need_command
+from nccl_doctor.report.formats import formats
 
 if TYPE_CHECKING:
     from nccl_doctor.record import Report
@@ -28,7 +28,7 @@ def report(ctx: click.Context, /) -> None:
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["text", "json"]),
+    type=click.Choice(["text", *formats()]),
     default="text",
     show_default=True,
     help="What to render it as.",
@@ -40,18 +40,16 @@ def show(file: str, format_: str, quiet: bool, verbose: int) -> None:
     from nccl_doctor.options import Options
 
     saved = read_report(file)
-    if format_ == "json":
-        save_report(saved, "-")
-    else:
-        print_saved(saved, Options(quiet=quiet, verbosity=verbose))
+    outputs = {} if format_ == "text" else {format_: "-"}
+    give(saved, outputs, Options(quiet=quiet, verbosity=verbose))
 
 
 @report.command()
 @click.argument("file")
-@click.option("--json", "json_path", metavar="PATH", help="As in run.")
+@output_options
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def judge(file: str, json_path: str | None, quiet: bool, verbose: int) -> None:
+def judge(file: str, quiet: bool, verbose: int, **given: Any) -> None:
     """Judge the facts of a saved report again, with the checks installed here.
 
     Exits as `run` would have.
@@ -60,22 +58,19 @@ def judge(file: str, json_path: str | None, quiet: bool, verbose: int) -> None:
     from nccl_doctor.options import Options
     from nccl_doctor.verdict import judge_again
 
-    check_json_path(json_path)
+    outputs = outputs_of(given)
     saved = read_report(file)
     again = judge_again(saved, registry.load(**_chosen([saved])))
-    if json_path is not None:
-        save_report(again, json_path)
-    if json_path != "-":
-        print_saved(again, Options(quiet=quiet, verbosity=verbose))
+    give(again, outputs, Options(quiet=quiet, verbosity=verbose))
     sys.exit(again.exit_code)
 
 
 @report.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--json", "json_path", metavar="PATH", help="As in run.")
+@output_options
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def merge(files: tuple[str, ...], json_path: str | None, quiet: bool, verbose: int) -> None:
+def merge(files: tuple[str, ...], quiet: bool, verbose: int, **given: Any) -> None:
     """Make one report of those of hosts that never met.
 
     FILE is the report of rank 0, or the one that a host wrote because it could not reach rank 0
@@ -85,16 +80,13 @@ def merge(files: tuple[str, ...], json_path: str | None, quiet: bool, verbose: i
     from nccl_doctor.merge import merge as merged_from
     from nccl_doctor.options import Options
 
-    check_json_path(json_path)
+    outputs = outputs_of(given)
     saved = [read_report(file) for file in files]
     try:
         merged = merged_from(saved, registry.load(**_chosen(saved)))
     except ValueError as error:
         raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
-    if json_path is not None:
-        save_report(merged, json_path)
-    if json_path != "-":
-        print_saved(merged, Options(quiet=quiet, verbosity=verbose))
+    give(merged, outputs, Options(quiet=quiet, verbosity=verbose))
     sys.exit(merged.exit_code)
 
 

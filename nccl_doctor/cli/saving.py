@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
     from nccl_doctor.record import Report
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class NotSaved(click.ClickException):
@@ -40,8 +45,63 @@ def read_report(file: str) -> Report:
         raise click.UsageError(f"{file} is not a report of nccl-doctor: {error}") from error
 
 
-def save_report(saved: Report, path: str) -> None:
-    """Write a report as JSON; `-` is stdout.
+def output_options(function: F) -> F:
+    """One option for each format: where to write the report in it, too."""
+    from nccl_doctor.report.formats import formats
+
+    for name in reversed(formats()):
+        words = f"Write the report as {name} there too; - is stdout, instead of the text."
+        function = click.option(f"--{name}", name, metavar="PATH", help=words)(function)
+    return function
+
+
+def outputs_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, str]:
+    """Format → path, of the formats that were asked for; every path can be written, by a `check`.
+
+    Raises:
+        click.UsageError: a path is no file in a folder that can be written, or stdout is asked for
+            twice.
+    """
+    from nccl_doctor.report.formats import formats
+
+    found = {name: str(given[name]) for name in formats() if given.get(name) is not None}
+    for name, path in found.items():
+        if check and path != "-":
+            _check_path(name, path)
+    twice = [f"--{name} -" for name, path in found.items() if path == "-"]
+    if len(twice) > 1:
+        raise click.UsageError(f"{' and '.join(twice)}: only one of them can have stdout")
+    return found
+
+
+def _check_path(name: str, path: str) -> None:
+    """Before anything starts: a report that cannot be written is found out too late otherwise."""
+    target = Path(path)
+    folder = target.parent
+    if not path or target.is_dir():
+        raise click.UsageError(
+            f"--{name} {path or repr(path)}: a file name is needed, not a folder"
+        )
+    if not folder.is_dir():
+        raise click.UsageError(f"--{name} {path}: the folder {folder} does not exist; create it")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--{name} {path}: the folder {folder} is not writable")
+
+
+def give(saved: Report, outputs: Mapping[str, str], options: Options) -> None:
+    """Write a report where it was asked for, and print it for people unless stdout is taken.
+
+    Raises:
+        NotSaved: it could not be written.
+    """
+    for name, path in outputs.items():
+        save_report(saved, name, path)
+    if "-" not in outputs.values():
+        print_saved(saved, options)
+
+
+def save_report(saved: Report, form: str, path: str) -> None:
+    """Write a report in one format; `-` is stdout.
 
     Raises:
         NotSaved: it could not be written.
@@ -49,7 +109,7 @@ def save_report(saved: Report, path: str) -> None:
     from nccl_doctor.output import save
 
     try:
-        save(saved, path)
+        save(saved, form, path)
     except BrokenPipeError:
         raise
     except OSError as error:

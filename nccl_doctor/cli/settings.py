@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.saving import outputs_of
 
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
@@ -56,8 +57,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
 
     if given["quiet"] and given["verbose"]:
         raise click.UsageError("--quiet and --verbose contradict each other", ctx)
-    if first:
-        check_json_path(given["json"])
+    outputs = outputs_of(given, check=first)
     check_output_dir(given.get("output_dir"))
     select, ignore = given["select"] or (), given["ignore"] or ()
     _check_names(ctx, select, ignore)
@@ -73,7 +73,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
             ctx, given, "collective_timeout", Options.collective_timeout_s, timeout
         ),
         strict=given["strict"],
-        json_path=given["json"],
+        outputs=outputs,
         output_dir=given.get("output_dir"),
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
@@ -133,7 +133,7 @@ def relayed_options(ctx: click.Context) -> Options:
 
 
 def check_output_dir(path: str | None) -> None:
-    """As `check_json_path`, for the folder of all hosts' own views.
+    """Before anything starts: the folder of all hosts' own views has to be there.
 
     Raises:
         click.UsageError: it is no folder that can be written.
@@ -144,21 +144,3 @@ def check_output_dir(path: str | None) -> None:
         raise click.UsageError(f"--output-dir {path or repr(path)}: no such folder; create it")
     if not os.access(path, os.W_OK | os.X_OK):
         raise click.UsageError(f"--output-dir {path}: the folder is not writable")
-
-
-def check_json_path(path: str | None) -> None:
-    """Before anything starts: a report that cannot be written is found out too late otherwise.
-
-    Raises:
-        click.UsageError: the path is no file in a folder that can be written.
-    """
-    if path in (None, "-"):
-        return
-    target = Path(str(path))
-    folder = target.parent
-    if not path or target.is_dir():
-        raise click.UsageError(f"--json {path or repr(path)}: a file name is needed, not a folder")
-    if not folder.is_dir():
-        raise click.UsageError(f"--json {path}: the folder {folder} does not exist; create it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--json {path}: the folder {folder} is not writable")

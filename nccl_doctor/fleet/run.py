@@ -186,7 +186,7 @@ def _told(options: Options, left_s: float, lost: frozenset[int]) -> Options:
     join_s = min(options.join_timeout_s, left_s)
     return replace(
         options,
-        json_path=None,
+        outputs={},
         hands_over=False,
         timeout_s=left_s,
         join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,

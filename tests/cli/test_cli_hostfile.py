@@ -98,7 +98,7 @@ def test_one_host(run: Run, tmp_path: Path, host: str):
     assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
     assert data["run"]["hostfile"] == "hosts"
     assert data["run"]["command"].startswith("nccl-doctor run --hostfile hosts")
-    assert data["run"]["options"]["json_path"] == "report.json"
+    assert data["run"]["options"]["outputs"] == {"json": "report.json"}
     log = (tmp_path / "log").read_text()
     assert f"-- {host} cd {tmp_path}; exec env " in log
     assert f" PYTHONPATH={tmp_path}" in log

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Finding, Where
-from nccl_doctor.report import jsonfmt
+from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.verdict import conclude
 from tests.cli.program import error_of, program
 from tests.clusters import make_cluster
@@ -23,7 +23,7 @@ def saved(tmp_path: Path) -> Path:
     check = made_check("shm", finds=[Finding(kind("shm-small"), "64 MiB", Where(hosts=("nd1",)))])
     cluster = make_cluster(check="shm", by_host={"nd0": {"mib": 8192}, "nd1": {"mib": 64}})
     file = tmp_path / "saved.json"
-    file.write_text(jsonfmt.render(conclude(cluster, [check], run=RUN)))
+    file.write_text(json_format.render(conclude(cluster, [check], run=RUN)))
     return file
 
 
@@ -144,14 +144,14 @@ def own_view(folder: Path, **fields: Any) -> Path:
     finding = Finding(kind("shm-small"), "64 MiB", Where(hosts=("nd1",)), check="shm")
     report = conclude(cluster, [], run=RUN, problems=[finding])
     file = folder / "report.node1.json"
-    file.write_text(jsonfmt.render(replace(report, **fields)))
+    file.write_text(json_format.render(replace(report, **fields)))
     return file
 
 
 @pytest.fixture
 def coordinators(tmp_path: Path) -> Path:
     file = tmp_path / "report.json"
-    file.write_text(jsonfmt.render(conclude(make_cluster(absent_nodes=[1]), [], run=RUN)))
+    file.write_text(json_format.render(conclude(make_cluster(absent_nodes=[1]), [], run=RUN)))
     return file
 
 

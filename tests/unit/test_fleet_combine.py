@@ -13,7 +13,7 @@ from nccl_doctor.fleet.run import Fleet, combine, report_of
 from nccl_doctor.fleet.ssh import Ended, Heard
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
-from nccl_doctor.report import jsonfmt
+from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, through_json
@@ -47,7 +47,7 @@ def facts(cluster: Cluster) -> Cluster:
 
 def answer(cluster: Cluster, **run: object) -> str:
     report = conclude(facts(cluster), CHECKS.checks, run={**RUN, **run}, wanted=CHECKS.wanted)
-    return jsonfmt.render(report)
+    return json_format.render(report)
 
 
 def of(*heard: Ended, hosts: tuple[str, ...] = ("nd0", "nd1"), by: str | None = None) -> Report:

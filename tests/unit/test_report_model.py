@@ -15,7 +15,7 @@ from nccl_doctor.launch import LaunchProblem
 from nccl_doctor.model import Level
 from nccl_doctor.record import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
-from nccl_doctor.report import jsonfmt
+from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.verdict import conclude, judge_again
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, SCHEMA, kind, made_check, through_json
@@ -116,7 +116,7 @@ def test_unknown_keys_are_for_newer_versions():
 
 
 def test_render_is_stable_ascii_with_sorted_keys():
-    text = jsonfmt.render(full_report())
+    text = json_format.render(full_report())
     assert text.isascii()
     assert text.endswith("}\n")
     assert json.dumps(json.loads(text), indent=1, sort_keys=True) + "\n" == text
@@ -125,7 +125,7 @@ def test_render_is_stable_ascii_with_sorted_keys():
 def test_facts_that_json_cannot_hold_do_not_cost_the_report():
     facts = {"nan": float("nan"), "inf": [float("-inf")], "set": {2, 1}, "when": object, 3: "x"}
     cluster = make_cluster(("nd0",), 1, check="shm", by_host={"nd0": facts})
-    data = json.loads(jsonfmt.render(report_of(cluster, made_check("shm"))))
+    data = json.loads(json_format.render(report_of(cluster, made_check("shm"))))
     held = data["hosts"][0]["facts"]["shm"]["alone"]["facts"]
     assert held["nan"] == "NaN"
     assert held["inf"] == ["-Infinity"]
@@ -134,7 +134,7 @@ def test_facts_that_json_cannot_hold_do_not_cost_the_report():
 
 
 def spoil(path: str, value: object) -> dict:
-    data = json.loads(jsonfmt.render(full_report()))
+    data = json.loads(json_format.render(full_report()))
     *way, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
     node = data
     for part in way:
