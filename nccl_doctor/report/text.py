@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where, number_range
+from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.record import Report
+from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
@@ -29,8 +30,6 @@ _ASCII = str.maketrans(
 )
 MIN_WIDTH = 40
 """Columns that every renderer for people takes for granted."""
-_MOST_PLACES = 6
-"""Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
 
 
 def render(
@@ -53,9 +52,9 @@ def render(
         ascii: write nothing but ASCII.
     """
     page = _Page(max(width, MIN_WIDTH), color)
-    places = _Places(report)
+    places = Places(report)
     page.line(f"nccl-doctor: {report.verdict.upper()}: {report.summary}", report.verdict, bold=True)
-    for group in _by_kind(report.root_causes):
+    for group in by_kind(report.root_causes):
         _root_cause(page, places, group, quiet)
     if not quiet:
         _explained(page, places, report)
@@ -137,84 +136,13 @@ class _Page:
         return self._width
 
 
-class _Places:
-    """Where a finding is, in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
-
-    def __init__(self, report: Report) -> None:
-        names = {host.get("id"): host.get("host") for host in report.hosts}
-        self._host_of: dict[int, set[str]] = defaultdict(set)
-        self._nodes: dict[str, set[int]] = defaultdict(set)
-        for rank in report.ranks:
-            number = rank.get("rank")
-            name = names.get(rank.get("host_id")) or rank.get("host")
-            if number is not None and name:
-                self._host_of[number].add(str(name))
-        for host in report.hosts:
-            if host.get("host") and host.get("node_rank") is not None:
-                self._nodes[str(host["host"])].add(host["node_rank"])
-
-    def say(self, where: Where) -> str:
-        parts = []
-        left = set(where.hosts)
-        by_hosts: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for number in where.ranks:
-            on = self._host_of.get(number, set())
-            here = tuple(sorted(on & left) or sorted(on))
-            by_hosts[here].append(number)
-        named = {name for hosts in by_hosts for name in hosts}
-        if len(named) > _MOST_PLACES:
-            parts.append(f"{_ranks(where.ranks)} on {len(named)} hosts")
-        else:
-            for hosts, numbers in by_hosts.items():
-                on_hosts = f" on {', '.join(hosts)}" if hosts else ""
-                parts.append(_ranks(numbers) + on_hosts)
-        parts += _some(sorted(left - named))
-        parts += _some(_links(where.links))
-        known = {node for name in where.hosts for node in self._nodes.get(name, ())}
-        nodes = [node for node in where.nodes if node not in known]
-        if nodes:
-            parts.append(f"node{'s' if len(nodes) > 1 else ''} {number_range(nodes)}")
-        parts += _some(where.devices)
-        text = ", ".join(parts)
-        if where.interfaces:
-            interfaces = ", ".join(where.interfaces)
-            text = f"{interfaces} on {text}" if text else interfaces
-        return text
-
-
-def _links(links: Sequence[tuple[str, str]]) -> list[str]:
-    there = set(links)
-    both = {(start, end) for start, end in there if (end, start) in there and start != end}
-    return [
-        f"{start} {'↔' if (start, end) in both else '→'} {end}"
-        for start, end in links
-        if (start, end) not in both or start < end
-    ]
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    return f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
-
-
-def _some(items: Sequence[str]) -> list[str]:
-    more = len(items) - _MOST_PLACES
-    return [*items[:_MOST_PLACES], *([f"and {more} more"] if more > 0 else [])]
-
-
-def _by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
-    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        groups[finding.code, finding.level.value].append(finding)
-    return list(groups.values())
-
-
-def _root_cause(page: _Page, places: _Places, group: Sequence[Finding], quiet: bool) -> None:
+def _root_cause(page: _Page, places: Places, group: Sequence[Finding], quiet: bool) -> None:
     kind, tone = group[0].kind, group[0].level.value
     mark = _MARKS[tone]
     page.gap()
     page.line(f"{kind.title}  [{kind.code}]", tone, bold=True, first=f"{mark} ")
     fixes: list[str] = []
-    for finding in group[:_MOST_PLACES]:
+    for finding in group[:MOST_PLACES]:
         where = places.say(finding.where)
         if where:
             _entry(page, "where", where)
@@ -222,8 +150,8 @@ def _root_cause(page: _Page, places: _Places, group: Sequence[Finding], quiet: b
         fix = finding.fix or kind.fix
         if fix not in fixes:
             fixes.append(fix)
-    if len(group) > _MOST_PLACES:
-        _entry(page, "", f"and {len(group) - _MOST_PLACES} more like this (all of them in --json)")
+    if len(group) > MOST_PLACES:
+        _entry(page, "", f"and {len(group) - MOST_PLACES} more like this (all of them in --json)")
     if kind.why and not quiet:
         _entry(page, "why", kind.why)
     for fix in fixes:
@@ -238,16 +166,16 @@ def _doubt(finding: Finding) -> str:
     return "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
 
 
-def _short(page: _Page, places: _Places, mark: str, finding: Finding, text: str) -> None:
+def _short(page: _Page, places: Places, mark: str, finding: Finding, text: str) -> None:
     where = places.say(finding.where)
     page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
 
 
-def _explained(page: _Page, places: _Places, report: Report) -> None:
+def _explained(page: _Page, places: Places, report: Report) -> None:
     explained = [f for f in report.findings if f.explained_by and f.level is not Severity.INFO]
     if explained:
         page.heading("Explained by the above, gone when it is fixed")
-    for group in _by_kind(explained):
+    for group in by_kind(explained):
         where = Where()
         for finding in group:
             where = where | finding.where
@@ -256,7 +184,7 @@ def _explained(page: _Page, places: _Places, report: Report) -> None:
         _short(page, places, "·", whole, f"explained by {causes}")
 
 
-def _warnings(page: _Page, places: _Places, report: Report) -> None:
+def _warnings(page: _Page, places: Places, report: Report) -> None:
     roots = {(finding.code, finding.level) for finding in report.root_causes}
     warnings = [
         finding
@@ -267,12 +195,12 @@ def _warnings(page: _Page, places: _Places, report: Report) -> None:
     ]
     if warnings:
         page.heading("Warnings")
-    for group in _by_kind(warnings):
-        for finding in group[:_MOST_PLACES]:
+    for group in by_kind(warnings):
+        for finding in group[:MOST_PLACES]:
             _short(page, places, "!", finding, finding.message + _doubt(finding))
             page.line(f"fix: {finding.fix or finding.kind.fix}", first="    ")
-        if len(group) > _MOST_PLACES:
-            page.line(f"and {len(group) - _MOST_PLACES} more {group[0].code}", first="  ! ")
+        if len(group) > MOST_PLACES:
+            page.line(f"and {len(group) - MOST_PLACES} more {group[0].code}", first="  ! ")
 
 
 def _not_tested(page: _Page, report: Report) -> None:
@@ -287,7 +215,7 @@ def _not_tested(page: _Page, report: Report) -> None:
         page.line(f"{', '.join(names)}: {reason}", first=f"  {_MARKS[tone]} ")
 
 
-def _infos(page: _Page, places: _Places, report: Report) -> None:
+def _infos(page: _Page, places: Places, report: Report) -> None:
     infos = [finding for finding in report.findings if finding.level is Severity.INFO]
     if infos:
         page.heading("Worth knowing")
@@ -299,7 +227,7 @@ def _facts(page: _Page, report: Report) -> None:
     from nccl_doctor.report.tables import lay_out, tables_of
 
     for table in tables_of(report):
-        on_hosts = "" if table.whole else f" on {', '.join(_some(table.hosts))}"
+        on_hosts = "" if table.whole else f" on {', '.join(some(table.hosts))}"
         page.heading(f"{table.title}{on_hosts}")
         page.raw(lay_out(table, page.width, safe))
 

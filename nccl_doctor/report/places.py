@@ -1,0 +1,86 @@
+"""Where something is, in words, for every renderer that people read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from nccl_doctor.model import Finding, Where, number_range
+from nccl_doctor.record import Report
+
+MOST_PLACES = 6
+"""Messages of one kind that are written out; a report of ten thousand ranks stays readable."""
+
+
+class Places:
+    """Where a finding is, in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
+
+    def __init__(self, report: Report) -> None:
+        names = {host.get("id"): host.get("host") for host in report.hosts}
+        self._host_of: dict[int, set[str]] = defaultdict(set)
+        self._nodes: dict[str, set[int]] = defaultdict(set)
+        for rank in report.ranks:
+            number = rank.get("rank")
+            name = names.get(rank.get("host_id")) or rank.get("host")
+            if number is not None and name:
+                self._host_of[number].add(str(name))
+        for host in report.hosts:
+            if host.get("host") and host.get("node_rank") is not None:
+                self._nodes[str(host["host"])].add(host["node_rank"])
+
+    def say(self, where: Where) -> str:
+        """One place, as short as it can be said."""
+        parts = []
+        left = set(where.hosts)
+        by_hosts: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for number in where.ranks:
+            on = self._host_of.get(number, set())
+            here = tuple(sorted(on & left) or sorted(on))
+            by_hosts[here].append(number)
+        named = {name for hosts in by_hosts for name in hosts}
+        if len(named) > MOST_PLACES:
+            parts.append(f"{_ranks(where.ranks)} on {len(named)} hosts")
+        else:
+            for hosts, numbers in by_hosts.items():
+                on_hosts = f" on {', '.join(hosts)}" if hosts else ""
+                parts.append(_ranks(numbers) + on_hosts)
+        parts += some(sorted(left - named))
+        parts += some(_links(where.links))
+        known = {node for name in where.hosts for node in self._nodes.get(name, ())}
+        nodes = [node for node in where.nodes if node not in known]
+        if nodes:
+            parts.append(f"node{'s' if len(nodes) > 1 else ''} {number_range(nodes)}")
+        parts += some(where.devices)
+        text = ", ".join(parts)
+        if where.interfaces:
+            interfaces = ", ".join(where.interfaces)
+            text = f"{interfaces} on {text}" if text else interfaces
+        return text
+
+
+def _links(links: Sequence[tuple[str, str]]) -> list[str]:
+    there = set(links)
+    both = {(start, end) for start, end in there if (end, start) in there and start != end}
+    return [
+        f"{start} {'↔' if (start, end) in both else '→'} {end}"
+        for start, end in links
+        if (start, end) not in both or start < end
+    ]
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(set(numbers)) > 1 else ''} {number_range(numbers)}"
+
+
+def some(items: Sequence[str]) -> list[str]:
+    """The first few, and how many more there are."""
+    more = len(items) - MOST_PLACES
+    return [*items[:MOST_PLACES], *([f"and {more} more"] if more > 0 else [])]
+
+
+def by_kind(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings of one code and severity together, in the order in which they came."""
+    groups: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.code, finding.level.value].append(finding)
+    return list(groups.values())
