@@ -4,7 +4,9 @@ What it checks
 --------------
 What the launcher's variables say on each rank: missing, malformed, out of range, or contradicted by
 another launcher; several ranks on one host without LOCAL_RANK; and whether all hosts belong to one
-torchrun job.
+torchrun job. srun and mpirun set no MASTER_ADDR and MASTER_PORT: where nobody else does, the ranks
+of the examination meet on the first host of Slurm's list, or on mpirun's, at a port made of the
+number of the job, and a note says so.
 
 Why it matters
 --------------
@@ -92,6 +94,16 @@ RUN_ID = Kind(
     "torchrun keeps jobs apart by --rdzv-id: hosts with different ones never meet.",
     "Give every host the same --rdzv-id.",
 )
+NOT_SET = Kind(
+    "master-not-set",
+    Layer.LAUNCH,
+    "Nobody says where the ranks meet: the scheduler's own variables served the examination",
+    "torch's env:// needs MASTER_ADDR and MASTER_PORT; a job whose script sets them itself is fine "
+    "without, and may meet elsewhere than was examined.",
+    'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) and '
+    "MASTER_PORT, before srun; mpirun -x MASTER_ADDR -x MASTER_PORT",
+    Severity.INFO,
+)
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id keeps jobs apart; our own has that of the torchrun that it stands for."""
 
@@ -102,7 +114,15 @@ class LaunchRecord(Check):
     name = "launch_record"
     layer = Layer.LAUNCH
     scope = Scope.RANK
-    kinds = (MISSING_VARIABLE, BAD_VALUE, DISAGREE, OUT_OF_RANGE, LOCAL_OUT_OF_RANGE, RUN_ID)
+    kinds = (
+        MISSING_VARIABLE,
+        BAD_VALUE,
+        DISAGREE,
+        OUT_OF_RANGE,
+        LOCAL_OUT_OF_RANGE,
+        RUN_ID,
+        NOT_SET,
+    )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`launcher`, and `sources`: field of the launch record → where its value came from. The
@@ -113,6 +133,7 @@ class LaunchRecord(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """What each rank says by itself, then, if all could be asked, what they say together."""
         yield from _problems(cluster)
+        yield from _met_by_a_rule(cluster)
         if cluster.complete:
             yield from _without_local_rank(cluster)
             claims = (
@@ -137,6 +158,30 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
                 fix=problem.fix,
                 severity=Severity.FAIL if problem.fatal else Severity.WARN,
             )
+
+
+def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
+    """Where ranks met that nobody told where to meet; one note for all that met there."""
+    places: dict[tuple[str, ...], dict[str, str]] = {}
+    for rank in cluster.present:
+        launch = rank.launch
+        if launch is None or None in (launch.master_addr, launch.master_port):
+            continue
+        guessed = {
+            variable: launch.sources[name].removeprefix("derived from ")
+            for name, variable in (("master_addr", "MASTER_ADDR"), ("master_port", "MASTER_PORT"))
+            if launch.told(name) is None
+        }
+        if guessed:
+            places[str(launch.master_addr), str(launch.master_port)] = guessed
+    for (address, port), guessed in places.items():
+        values = {"MASTER_ADDR": address, "MASTER_PORT": port}
+        yield Finding(
+            NOT_SET,
+            "; ".join(f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()),
+            evidence={"derived_from": guessed},
+            fix="export " + " ".join(f"{name}={values[name]}" for name in guessed),
+        )
 
 
 def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:

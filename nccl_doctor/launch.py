@@ -16,11 +16,13 @@ from typing import Any
 from nccl_doctor.launchers import (
     HYDRA,
     LAUNCHERS,
+    MASTER_ADDR_LINES,
     OPEN_MPI,
     SRUN,
     TORCH,
     TORCHRUN_WORDS,
     Launcher,
+    meeting_of,
     number,
     tasks_on_node,
 )
@@ -135,12 +137,6 @@ _NUMBERS = {  # field: lowest and highest sensible value
     "node_rank": (0, _MANY),
     "nnodes": (1, _MANY),
     "master_port": (1, 65535),
-}
-
-_MASTER_ADDR_LINES = {
-    "srun": 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-    "mpirun": "MASTER_ADDR=$(mpirun -n 1 hostname)",
-    "mpi": "MASTER_ADDR=$(mpiexec -n 1 hostname)",
 }
 
 
@@ -323,6 +319,8 @@ class _Reading:
 
     def derive(self) -> None:
         """Fill what follows from the rest, and say so in `sources`."""
+        for name, value, variable in meeting_of(self.launcher, self.environ):
+            self._derive(name, value, variable)
         if self.launcher is SRUN and "local_world_size" not in self.values:
             here = self._tasks_here(SRUN)
             if here is not None and 0 < here <= self.values.get("world_size", _MANY):
@@ -348,7 +346,7 @@ class _Reading:
         if follows and (self.launcher.packed or local == world):
             self._derive("node_rank", rank // local, "RANK and LOCAL_WORLD_SIZE")
 
-    def _derive(self, name: str, value: int, reason: str) -> None:
+    def _derive(self, name: str, value: int | str, reason: str) -> None:
         told = any(variable in self.environ for variable in self.launcher.variables(name))
         if name not in self.values and not told:
             self.values[name], self.sources[name] = value, _DERIVED + reason
@@ -378,7 +376,9 @@ class _Reading:
             needed = [] if one else ["master_addr", "master_port"]
         tables = {name: self.launcher.variables(name) for name in needed}
         missing = tuple(
-            names[0] for names in tables.values() if not any(v in self.environ for v in names)
+            names[0]
+            for name, names in tables.items()
+            if name not in self.values and not any(v in self.environ for v in names)
         )
         if missing:
             is_or_are = "is" if len(missing) == 1 else "are"
@@ -390,7 +390,7 @@ class _Reading:
         if not all("MASTER_" in name for name in missing):
             return "start the processes with torchrun, or export " + ", ".join(missing)
         known = {"MASTER_PORT": "MASTER_PORT=29500"}
-        known["MASTER_ADDR"] = _MASTER_ADDR_LINES.get(
+        known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(
             self.launcher.name, "MASTER_ADDR=<host name of rank 0>"
         )
         line = "export " + " ".join(known.get(n.removeprefix("PET_"), n) for n in missing)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+from nccl_doctor.tools.slurm import slurm_hosts
 
 Table = Mapping[str, tuple[str, ...]]
 """Field of a `Launch` → variables that tell it, the first one set wins."""
@@ -169,3 +171,59 @@ LAUNCHERS = (  # in the order in which they are looked for: the innermost first
 )
 TORCHRUN_WORDS = re.compile(r"auto|cpu|gpu|xpu|\d+:\d+")
 """Values of PET_NPROC_PER_NODE and PET_NNODES that are right, but are not one number."""
+
+
+# --- where ranks meet, when nobody says ---
+
+MASTER_ADDR_LINES = {
+    "srun": 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    "mpirun": "MASTER_ADDR=$(mpirun -n 1 hostname)",
+    "mpi": "MASTER_ADDR=$(mpiexec -n 1 hostname)",
+}
+"""How a script tells torch, by launcher."""
+
+
+def meeting_of(
+    launcher: Launcher, environ: Mapping[str, str]
+) -> Iterator[tuple[str, int | str, str]]:
+    """Where all tasks of one srun or mpirun can meet, by what each is told alike.
+
+    Yields: field of a `Launch`, value, and the variables that it follows from.
+    """
+    if launcher is SRUN:
+        found, jobs = _first_of_the_step(environ), ("SLURM_JOB_ID", "SLURM_JOBID")
+    elif launcher is OPEN_MPI:
+        found, jobs = _where_mpirun_runs(environ), ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+    else:
+        return
+    if found is None:
+        return
+    yield "master_addr", *found
+    for variable in jobs:
+        # As Lightning's: 15000 and the last four digits, below the ephemeral ports.
+        if digits := re.sub("[^0-9]", "", environ.get(variable, "")):
+            yield "master_port", 15000 + int(digits[-4:]), variable
+            return
+
+
+def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Rank 0 is on the first host of the list, in every distribution but an arbitrary one."""
+    for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
+        if hosts := slurm_hosts(environ.get(variable, "")):
+            return hosts[0], variable
+    return None
+
+
+def _where_mpirun_runs(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Rank 0 is there, unless the hosts were listed in another order: then it is asked for.
+
+    The address is the first of `JOB.0;tcp://ADDRESS,ADDRESS:PORT`, as Open MPI 4 writes it.
+    """
+    here = OPEN_MPI.own_number(environ, "local_world_size")
+    if here is not None and here == OPEN_MPI.own_number(environ, "world_size"):
+        return "127.0.0.1", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    if hosts := slurm_hosts(environ.get("SLURM_JOB_NODELIST", "")):
+        return hosts[0], "SLURM_JOB_NODELIST"
+    variable = "OMPI_MCA_orte_hnp_uri"
+    match = re.search(r"tcp://([0-9.]+)[,:]", environ.get(variable, ""))
+    return (match[1], variable) if match else None

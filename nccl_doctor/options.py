@@ -21,7 +21,7 @@ class Options:
     `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
-    `-` for stdout. `absent_nodes` are node ranks that are known not to come: the roll
+    `-` for stdout; `exit_profile` is one of `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the roll
     call does not wait for them.
     """
 
@@ -41,6 +41,7 @@ class Options:
     expected: Mapping[str, Any] = field(default_factory=dict)
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     absent_nodes: tuple[int, ...] = ()
+    exit_profile: str = "native"
     job: Job = field(default_factory=Job)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +100,9 @@ def contradictions(flags: Flags, launch: Launch) -> list[str]:
     for name, (field_name, variable) in _FIELDS.items():
         given = getattr(flags, name)
         told = getattr(launch, field_name)
+        by_rule = name.startswith("master") and launch.told(field_name) is None
+        if by_rule and str(given) != str(told):
+            told = None  # nobody said where to meet: what is exported will be stronger
         if given is None or (name == "nproc_per_node" and not str(given).isdecimal()):
             continue
         option = f"--{name.replace('_', '-')} {given}"

@@ -144,3 +144,36 @@ class TestRunId:
     def test_run_ids_of_other_launchers_are_not_compared(self) -> None:
         cluster = everywhere(make_cluster(), [2, 3], run_id="b", launcher="srun")
         assert judge(everywhere(cluster, [0, 1], run_id="a", launcher="srun")) == []
+
+
+class TestWhereNobodySaysWhereToMeet:
+    def cluster(self, *guessed: str):
+        by = {
+            "master_addr": "derived from SLURM_JOB_NODELIST",
+            "master_port": "derived from SLURM_JOB_ID",
+        }
+        cluster = make_cluster()
+        for seat in range(4):
+            sources = {name: by[name] for name in guessed}
+            cluster = change_rank(cluster, seat, launch={"launcher": "srun", "sources": sources})
+        return cluster
+
+    def test_one_note_says_by_what(self) -> None:
+        found = only(self.cluster("master_addr", "master_port"), "master-not-set")
+        assert found.level is Severity.INFO
+        assert found.message == (
+            "MASTER_ADDR not set, nd0 by SLURM_JOB_NODELIST; "
+            "MASTER_PORT not set, 29500 by SLURM_JOB_ID"
+        )
+        assert found.fix == "export MASTER_ADDR=nd0 MASTER_PORT=29500"
+
+    def test_what_is_told_is_not_in_it(self) -> None:
+        found = only(self.cluster("master_port"), "master-not-set")
+        assert found.message == "MASTER_PORT not set, 29500 by SLURM_JOB_ID"
+        assert found.fix == "export MASTER_PORT=29500"
+
+    def test_without_a_meeting_point_there_is_nothing_to_say(self) -> None:
+        cluster = self.cluster()
+        for seat in range(4):
+            cluster = change_rank(cluster, seat, launch={"master_addr": None})
+        assert judge(cluster) == []

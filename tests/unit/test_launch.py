@@ -19,6 +19,7 @@ from tests.launches import (
     KUBEFLOW_2,
     MASTER,
     MVAPICH,
+    ONE_HOST_MPI,
     ONE_PER_NODE,
     OPEN_MPI,
     PLAIN,
@@ -119,6 +120,65 @@ class TestDerived:
         assert detect(environ).local_world_size == expected
 
 
+class TestWhereRanksMeet:
+    """srun and mpirun say no MASTER_ADDR: what all tasks are told alike has to do."""
+
+    def test_srun(self) -> None:
+        launch = detect(SRUN)
+        assert launch.problems == ()
+        assert (launch.master_addr, launch.master_port) == ("nd0", 19711)
+        assert launch.is_complete()
+        assert launch.sources["master_addr"] == "derived from SLURM_JOB_NODELIST"
+        assert launch.sources["master_port"] == "derived from SLURM_JOB_ID"
+
+    def test_a_step_on_other_hosts_of_the_job(self) -> None:
+        assert detect({**SRUN, "SLURM_STEP_NODELIST": "nd[4-5]"}).master_addr == "nd4"
+
+    def test_what_is_exported_is_stronger(self) -> None:
+        launch = detect({**SRUN, "MASTER_ADDR": "ib0.nd0"})
+        assert (launch.master_addr, launch.master_port) == ("ib0.nd0", 19711)
+        launch = detect({**SRUN, "MASTER_PORT": "1234"})
+        assert (launch.master_addr, launch.master_port) == ("nd0", 1234)
+
+    def test_a_bad_value_is_not_replaced(self) -> None:
+        launch = detect({**SRUN, "MASTER_ADDR": "", "MASTER_PORT": "x"})
+        assert (launch.master_addr, launch.master_port) == (None, None)
+        assert codes(launch) == ["launch-bad-value"] * 2
+
+    @pytest.mark.parametrize(
+        ("job", "port"), [("7", 15007), ("4294967295", 22295), ("1_12", 15112), ("x", None)]
+    )
+    def test_ports(self, job: str, port: int | None) -> None:
+        assert detect({**SRUN, "SLURM_JOB_ID": job}).master_port == port
+
+    def test_mpirun_on_one_host(self) -> None:
+        launch = detect(ONE_HOST_MPI)
+        assert launch.problems == ()
+        assert (launch.master_addr, launch.master_port) == ("127.0.0.1", 20105)
+        assert launch.sources["master_addr"] == "derived from OMPI_COMM_WORLD_LOCAL_SIZE"
+
+    @pytest.mark.parametrize(
+        ("more", "address"),
+        [
+            ({"OMPI_MCA_orte_hnp_uri": "20719.0;tcp://10.0.0.1,172.17.0.1:4123"}, "10.0.0.1"),
+            ({"OMPI_MCA_orte_hnp_uri": "20719.0;tcp://10.0.0.1:4123;ud://5"}, "10.0.0.1"),
+            ({"OMPI_MCA_orte_hnp_uri": "nothing"}, None),
+            ({"SLURM_JOB_NODELIST": "nd[3-4]"}, "nd3"),
+            ({}, None),
+        ],
+    )
+    def test_mpirun_on_several(self, more: Mapping[str, str], address: str | None) -> None:
+        launch = detect({**OPEN_MPI, "PMIX_NAMESPACE": "prterun-nd0-417@1", **more})
+        assert launch.master_addr == address
+        assert launch.master_port == (19171 if address else None)
+        assert codes(launch) == ([] if address else ["launch-missing-variable"])
+
+    def test_a_torchrun_in_a_step_is_not_helped(self) -> None:
+        launch = detect({**without(TORCHRUN, "MASTER_ADDR"), **ONE_PER_NODE})
+        assert launch.master_addr is None
+        assert codes(launch) == ["launch-missing-variable"]
+
+
 class TestPerHostLaunchers:
     def test_kubeflow_1_counts_pods(self) -> None:
         launch = detect(KUBEFLOW_1)
@@ -210,6 +270,7 @@ NAMES = sorted(
     }
     | {name for row in LAUNCHERS for mark in row.marks for name in mark}
     | {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "PET_RDZV_ENDPOINT"}
+    | {"SLURM_JOB_NODELIST", "SLURM_JOB_ID", "OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE"}
 )
 VALUES = st.one_of(
     st.integers(-2, 20).map(str), st.text(max_size=12), st.sampled_from(["", " 3", "4(x2)", "1:4"])

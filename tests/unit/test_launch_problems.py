@@ -67,9 +67,9 @@ class TestMissing:
         assert found.message == "WORLD_SIZE and MASTER_ADDR and MASTER_PORT are not set"
         assert found.variables == {"WORLD_SIZE": None, "MASTER_ADDR": None, "MASTER_PORT": None}
 
-    def test_node_list_is_not_guessed_from(self) -> None:
-        launch = detect(SRUN)
-        assert launch.master_addr is None
+    def test_srun_without_a_list_of_hosts(self) -> None:
+        launch = detect(without(SRUN, "SLURM_JOB_NODELIST"))
+        assert (launch.master_addr, launch.master_port) == (None, None)
         (found,) = launch.problems
         assert found.code == "launch-missing-variable"
         assert found.fix.startswith(
@@ -85,7 +85,8 @@ class TestMissing:
         )
 
     def test_only_what_is_missing(self) -> None:
-        found = problem({**SRUN, "MASTER_ADDR": "nd0"}, "launch-missing-variable")
+        environ = without({**SRUN, "MASTER_ADDR": "nd0"}, "SLURM_JOB_ID")
+        found = problem(environ, "launch-missing-variable")
         assert found.message == "MASTER_PORT is not set"
         assert "MASTER_ADDR" not in found.fix
 

@@ -65,3 +65,18 @@ def test_a_flag_that_would_be_ignored_in_silence():
     (line,) = contradictions(Flags(master_addr="nd0"), launch)
     assert line.startswith("--master-addr nd0: under srun this comes from the environment")
     assert line.endswith("export MASTER_ADDR=nd0 instead")
+
+
+def test_a_meeting_point_that_only_a_rule_gave_is_no_contradiction():
+    launch = Launch(
+        launcher="srun",
+        master_addr="nd0",
+        master_port=19711,
+        sources={
+            "master_addr": "derived from SLURM_JOB_NODELIST",
+            "master_port": "derived from SLURM_JOB_ID",
+        },
+    )
+    assert contradictions(Flags(master_addr="nd0", master_port=19711), launch) == []
+    (line,) = contradictions(Flags(master_port=29500), launch)
+    assert line.endswith("export MASTER_PORT=29500 instead")

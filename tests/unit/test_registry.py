@@ -286,7 +286,7 @@ CODES = """
     merge-doubtful master-port-differs
     ssh-failed remote-command-failed config-bad-value
     launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range
-    local-rank-out-of-range launch-run-id-differs
+    local-rank-out-of-range launch-run-id-differs master-not-set
     env-unknown-variable env-bad-value env-deprecated env-conflict env-debug-leftover env-differs
     timeout-too-short
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
