@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
+from nccl_doctor.profiles import tell
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
@@ -61,6 +62,27 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
     stream.flush()
 
 
+def say(report: Report, options: Options, stream: TextIO, code: int) -> int:
+    """Print the report for people, or the one line that the system of the exit profile reads.
+
+    Returns: the exit code, which is `code` as that system writes it.
+    """
+    told = tell(report, options.exit_profile, code)
+    if told is None:
+        print_report(report, options, stream)
+        return code
+    if told.line:
+        stream.write(f"{told.line}\n")
+        stream.flush()
+    return told.code
+
+
+def code_of(report: Report, options: Options, code: int) -> int:
+    """An exit code of ours, as the system of the exit profile writes it."""
+    told = tell(report, options.exit_profile, code)
+    return code if told is None else told.code
+
+
 def leave(departure: Departure, launch: Launch, options: Options) -> int:
     """Print and save what a participant has to say as it leaves; returns its exit code.
 
@@ -76,7 +98,7 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
     if departure.aside and launch.local_rank not in (0, None):
         told = [f"{found.kind.title}: {found.message}" for found in report.root_causes[:1]]
         _complain(f"rank {launch.rank}: {' '.join(told) or report.summary}")
-        return departure.code
+        return code_of(report, options, departure.code)
     outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
     code = departure.code
     for form, path in outputs.items():
@@ -86,8 +108,8 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
             _complain(f"the report was not saved: {path}: {error.strerror or error}")
             code = max(code, 3)
     if departure.aside or "-" not in outputs.values():
-        print_report(report, options, sys.stderr if departure.aside else sys.stdout)
-    return code
+        return say(report, options, sys.stderr if departure.aside else sys.stdout, code)
+    return code_of(report, options, code)
 
 
 def relay(departure: Departure, launch: Launch) -> int:
@@ -102,14 +124,17 @@ def relay(departure: Departure, launch: Launch) -> int:
 def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """Where an own view is left: `report.json` of node 2 becomes `report.node2.json`.
 
-    As JSON alone, which `report merge` reads.
+    As JSON, which `report merge` reads, and as the termination message: that file is each
+    container's own.
     """
+    mine = {form: path for form, path in outputs.items() if form == "termination" and path != "-"}
     path = outputs.get("json", "-")
     if path == "-":
-        return {}
+        return mine
     node = f"rank{launch.rank}" if launch.node_rank is None else f"node{launch.node_rank}"
     target = Path(path)
-    return {"json": str(target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}"))}
+    aside = target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}")
+    return {**mine, "json": str(aside)}
 
 
 def _complain(text: str) -> None:

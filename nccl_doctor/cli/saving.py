@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nccl_doctor.profiles import PROFILES
+
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
     from nccl_doctor.record import Report
@@ -55,6 +57,31 @@ def output_options(function: F) -> F:
     return function
 
 
+def profile_option(function: F) -> F:
+    """The option that says for whom the exit code is."""
+    return click.option(
+        "--exit-profile",
+        type=click.Choice(PROFILES),
+        default="native",
+        show_default=True,
+        help="Exit code as that system reads it, and one line for it in place of the report.",
+    )(function)
+
+
+def check_profile(profile: str | None, outputs: Mapping[str, str]) -> str:
+    """The exit profile, whose line has stdout for itself.
+
+    Raises:
+        click.UsageError: a report is asked for there too.
+    """
+    for name, path in outputs.items():
+        if path == "-" and profile not in (None, "native"):
+            raise click.UsageError(
+                f"--exit-profile {profile} and --{name} -: only one of them can have stdout"
+            )
+    return profile or "native"
+
+
 def outputs_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, str]:
     """Format → path, of the formats that were asked for; every path can be written, by a `check`.
 
@@ -82,22 +109,29 @@ def _check_path(name: str, path: str) -> None:
         raise click.UsageError(
             f"--{name} {path or repr(path)}: a file name is needed, not a folder"
         )
+    if target.exists() and os.access(target, os.W_OK):
+        return  # a device, a mounted file: written where it stands
     if not folder.is_dir():
         raise click.UsageError(f"--{name} {path}: the folder {folder} does not exist; create it")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise click.UsageError(f"--{name} {path}: the folder {folder} is not writable")
 
 
-def give(saved: Report, outputs: Mapping[str, str], options: Options) -> None:
-    """Write a report where it was asked for, and print it for people unless stdout is taken.
+def give(saved: Report, outputs: Mapping[str, str], options: Options) -> int:
+    """Write a report where it was asked for, and print it unless stdout is taken.
+
+    Returns: the exit code, in the words of the exit profile.
 
     Raises:
         NotSaved: it could not be written.
     """
+    from nccl_doctor.output import code_of, say
+
     for name, path in outputs.items():
         save_report(saved, name, path)
-    if "-" not in outputs.values():
-        print_saved(saved, options)
+    if "-" in outputs.values():
+        return code_of(saved, options, saved.exit_code)
+    return say(saved, options, sys.stdout, saved.exit_code)
 
 
 def save_report(saved: Report, form: str, path: str) -> None:

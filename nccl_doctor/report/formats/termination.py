@@ -1,0 +1,73 @@
+"""The report as a container's termination message: what failed, where and the fix, in 3 KiB.
+
+Kubernetes keeps 4 KiB of such a message, and 12 KiB of all containers of a pod together. Where
+nothing failed there is none: it would stand in the way of the log that Kubernetes shows in its
+place when the job itself fails (`terminationMessagePolicy: FallbackToLogsOnError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.model import Finding, Severity, Status
+from nccl_doctor.record import Report
+from nccl_doctor.report.places import Places
+from nccl_doctor.report.text import safe
+
+MOST_BYTES = 3072
+"""Of the message, as UTF-8."""
+_MOST_OF_ONE = 600
+"""Bytes of one sentence: the first finding is whole in place and fix, however long it is."""
+_MORE_BYTES = 40
+"""For the line that says how much was left out."""
+
+
+def render(report: Report) -> str:
+    """The verdict, then the findings, worst first, as plain text; nothing with exit code 0.
+
+    A finding is there with its place and its fix, or not at all; the last line says how many are
+    left out.
+    """
+    if report.exit_code == 0:
+        return ""
+    message = _cut(f"nccl-doctor: {report.verdict.upper()}: {report.summary}") + "\n"
+    entries = list(_entries(report))
+    for done, entry in enumerate(entries):
+        if len((message + entry).encode()) > MOST_BYTES - _MORE_BYTES:
+            return f"{message}and {len(entries) - done} more\n"
+        message += entry
+    return message
+
+
+def _entries(report: Report) -> Iterator[str]:
+    places, last = Places(report), ""
+    for finding in report.root_causes or _standing(report):
+        where = places.say(finding.where)
+        doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
+        lines = [f"{finding.code}{f' ({where})' if where else ''}: {finding.message}{doubt}"]
+        fix = finding.fix or finding.kind.fix
+        if fix != last:
+            lines.append(f"  fix: {fix}")
+        last = fix
+        yield "".join(f"{_cut(line)}\n" for line in lines)
+    gaps: dict[str, list[str]] = {}
+    for check in report.checks:
+        if check.status is Status.UNKNOWN:
+            gaps.setdefault(check.reason or check.status.value, []).append(check.name)
+    for reason, names in gaps.items():
+        yield _cut(f"not tested: {', '.join(names)}: {reason}") + "\n"
+
+
+def _standing(report: Report) -> list[Finding]:
+    """Without a root cause: what nothing explains, and is more than worth knowing."""
+    return [f for f in report.findings if not f.explained_by and f.level is not Severity.INFO]
+
+
+def _cut(text: str) -> str:
+    """One line of at most so many bytes; leading blanks stay."""
+    blanks = text[: len(text) - len(text.lstrip())]
+    start = text[: 2 * _MOST_OF_ONE]  # the rest need not be looked at
+    line = blanks + safe(start)
+    if start == text and len(line.encode()) <= _MOST_OF_ONE:
+        return line
+    return line.encode()[: _MOST_OF_ONE - 3].decode(errors="ignore") + "…"
