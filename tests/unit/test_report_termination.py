@@ -91,7 +91,8 @@ def test_never_more_than_kubernetes_keeps(letter: str, length: int) -> None:
     assert codes == [f"fault-{at:03}" for at in range(len(codes))]
     assert len(codes) >= 1
     assert len([line for line in lines if line.startswith("  fix: ")]) >= 1
-    assert lines[-1] == f"and {60 - len(codes)} more"
+    left = 60 - len(codes)
+    assert lines[-1] == f"and {left} more" if left else length == 10
 
 
 def test_nothing_that_a_terminal_would_obey() -> None:
