@@ -65,7 +65,7 @@ def render(
             _facts(page, report)
             _table(page, report)
         page.gap()
-        page.line(_counts(report))
+        page.line(counts(report))
         codes = dict.fromkeys(finding.code for finding in report.root_causes)
         if codes:
             page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
@@ -264,7 +264,8 @@ def _tested(check: CheckResult) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
-def _counts(report: Report) -> str:
+def counts(report: Report) -> str:
+    """One line: what became of the checks, who reported, how long it took, the exit code."""
     statuses = Counter(check.status for check in report.checks)
     names = {
         Status.PASS: "passed",

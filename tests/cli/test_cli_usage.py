@@ -102,10 +102,7 @@ def test_one_clear_line(arguments, tmp_path):
 @pytest.mark.parametrize(
     "option",
     [
-        "--junit",
-        "--markdown",
         "--html",
-        "--prometheus",
         "--github",
         "--baseline",
         "--redact",
@@ -178,6 +175,9 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
 REPORT_COMMANDS = {"show", "judge", "merge"}
 RUN_FLAGS = {
+    "--junit",
+    "--markdown",
+    "--prometheus",
     "--nnodes",
     "--node-rank",
     "--nproc-per-node",
@@ -207,6 +207,9 @@ RUN_FLAGS = {
     "-v",
 }
 ENV_FLAGS = {
+    "--junit",
+    "--markdown",
+    "--prometheus",
     "--backend",
     "--select",
     "--ignore",

@@ -42,6 +42,9 @@ def test_every_option_and_section(tmp_path):
         join_timeout = 10.5
         collective-timeout = 5
         json = "out.json"
+        junit = "out.xml"
+        markdown = "out.md"
+        prometheus = "out.prom"
         output-dir = "views"
         strict = true
         quiet = false

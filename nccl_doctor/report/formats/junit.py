@@ -1,0 +1,277 @@
+"""The report as JUnit XML, in the subset that Jenkins, GitLab and reporters for GitHub all read.
+
+A case is one check at one place, and one more case, `nccl_doctor.verdict`, is the whole report: it
+fails wherever the exit code is not 0, so that no reader takes for green what is not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from xml.etree import ElementTree
+
+from nccl_doctor.model import CheckResult, Finding, Severity, Status
+from nccl_doctor.record import Report
+from nccl_doctor.report.places import Places, some
+from nccl_doctor.report.text import safe
+
+_LONGEST_NAME = 200
+_LONGEST = 4000
+"""Characters of one text. GitLab reads files of up to 30 MB."""
+_MOST = 20
+"""Findings that one case writes out."""
+_NO_XML = re.compile("[\ufffe\uffff]")
+"""What XML 1.0 forbids beside the control characters and surrogates that `safe` writes out."""
+_GAP = {Status.UNKNOWN: "error", Status.BLOCKED: "skipped", Status.SKIPPED: "skipped"}
+_TIME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
+
+
+@dataclass(frozen=True)
+class _Case:
+    """`outcome` is the element that says why it did not pass; empty where it did."""
+
+    classname: str
+    name: str
+    seconds: float = 0.0
+    outcome: str = ""
+    type: str = ""
+    message: str = ""
+    text: str = ""
+    out: str = ""
+
+
+def render(report: Report) -> str:
+    """One suite, never empty: ASCII, with no character that XML forbids, no name twice.
+
+    A `fail` is a failure; a warning is one with `--strict` only, else a passing case says it in its
+    output. `unknown` is an error. `blocked` and `skipped`, and a failure that another one explains,
+    are skipped. Classnames are `LAYER.CHECK`, names `CHECK[PLACE]`.
+    """
+    ground = _Ground(report)
+    cases = _unique(
+        [_verdict(report), *_of_checks(report, ground), *_of_the_engine(report, ground.places)]
+    )
+    counts = {name: str(sum(case.outcome == name for case in cases)) for name in _ELEMENTS}
+    total = {
+        "name": "nccl-doctor",
+        "tests": str(len(cases)),
+        "failures": counts["failure"],
+        "errors": counts["error"],
+        "skipped": counts["skipped"],
+        "time": _seconds(report.run.get("duration_s")),
+    }
+    root = ElementTree.Element("testsuites", total)
+    suite = ElementTree.SubElement(root, "testsuite", {**total, **_origin(report)})
+    for case in cases:
+        _add(suite, case)
+    ElementTree.indent(root, " ")
+    text = ElementTree.tostring(root, encoding="us-ascii").decode("ascii")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+_ELEMENTS = ("failure", "error", "skipped")
+
+
+def _origin(report: Report) -> dict[str, str]:
+    """When and where: a time without its zone, as Ant writes it, and rank 0's host."""
+    started = _TIME.match(str(report.run.get("started", "")))
+    hosts = [str(rank["host"]) for rank in report.ranks if rank.get("rank") == 0 and rank["host"]]
+    return {
+        **({"timestamp": started[0]} if started else {}),
+        **({"hostname": _clean(hosts[0])} if hosts else {}),
+    }
+
+
+def _add(suite: ElementTree.Element, case: _Case) -> None:
+    attributes = {"classname": case.classname, "name": case.name, "time": f"{case.seconds:.3f}"}
+    element = ElementTree.SubElement(suite, "testcase", attributes)
+    if case.outcome:
+        why = {"type": _clean(case.type), "message": _clean(case.message)}
+        inner = ElementTree.SubElement(element, case.outcome, why)
+        inner.text = _lines(case.text) or None
+    if case.out:
+        ElementTree.SubElement(element, "system-out").text = _lines(case.out)
+
+
+def _clean(text: str) -> str:
+    """One line that XML can hold, whatever a host or a message is called."""
+    return _NO_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", safe(text))[:_LONGEST]
+
+
+def _lines(text: str) -> str:
+    return "\n".join(_clean(line) for line in text.split("\n"))
+
+
+def _seconds(value: Any) -> str:
+    good = isinstance(value, (int, float)) and 0 <= value < float("inf")
+    return f"{value:.3f}" if good else "0.000"
+
+
+def _unique(cases: Iterable[_Case]) -> list[_Case]:
+    """GitLab drops the second case of a name."""
+    seen: set[tuple[str, str]] = set()
+    out = []
+    for case in cases:
+        classname, name = _clean(case.classname), _clean(case.name)[:_LONGEST_NAME]
+        first, number = name, 1
+        while (classname, name) in seen:
+            number += 1
+            name = f"{first} ({number})"
+        seen.add((classname, name))
+        out.append(replace(case, classname=classname, name=name))
+    return out
+
+
+def _verdict(report: Report) -> _Case:
+    outcome = {0: "", 1: "failure"}.get(report.exit_code, "error")
+    words = f"{report.verdict.upper()}: {report.summary}"
+    return _Case(
+        "nccl_doctor.verdict",
+        "verdict",
+        outcome=outcome,
+        type=report.verdict,
+        message=words,
+        text=f"exit code {report.exit_code}" if outcome else "",
+        out="" if outcome else words,
+    )
+
+
+def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
+    found: dict[str, list[Finding]] = defaultdict(list)
+    for finding in report.findings:
+        found[finding.check].append(finding)
+    strict = bool(_table(report.run.get("options")).get("strict"))
+    for check in report.checks:
+        classname = f"{check.layer.value}.{check.name}"
+        findings = found[check.name]
+        if check.status in _GAP:
+            yield _Case(
+                classname,
+                check.name,
+                check.duration_s,
+                _GAP[check.status],
+                check.status.value,
+                check.reason or check.status.value,
+                out=_told(ground.places, findings),
+            )
+            continue
+        by_place = ground.cases(check, findings)
+        for key, here in by_place.items():
+            name = f"{check.name}[{key}]" if key else check.name
+            seconds = check.duration_s / len(by_place)
+            if not here and ground.is_gap(check, key):
+                yield _Case(classname, name, seconds, "skipped", "unknown", check.reason)
+            else:
+                case = _Case(classname, name, seconds)
+                yield _judged(case, ground.places, here, strict=strict)
+
+
+def _of_the_engine(report: Report, places: Places) -> Iterator[_Case]:
+    """What belongs to no check of this report: the examination itself, or a plug-in gone since."""
+    names = {check.name for check in report.checks}
+    for finding in report.findings:
+        if finding.check not in names:
+            classname = f"{finding.kind.layer.value}.{finding.check or 'nccl_doctor'}"
+            place = places.say(finding.where)
+            name = f"{finding.code}[{place}]" if place else finding.code
+            yield _judged(_Case(classname, name), places, [finding])
+
+
+def _judged(
+    case: _Case, places: Places, findings: Sequence[Finding], *, strict: bool = False
+) -> _Case:
+    """The case with what was found there: the worst of it decides."""
+    worst = Severity.WARN if strict else Severity.FAIL
+    by_level = sorted(findings, key=lambda finding: finding.level.order)
+    bad = [finding for finding in by_level if finding.level.order <= worst.order]
+    case = replace(case, out=_told(places, by_level[len(bad) :]))
+    if not bad:
+        return case
+    causes = [finding for finding in bad if not finding.explained_by]
+    first = (causes or bad)[0]
+    why = "" if causes else f"explained by {first.explained_by}: "
+    return replace(
+        case,
+        outcome="failure" if causes else "skipped",
+        type=first.code,
+        message=f"{why}{first.kind.title}: {first.message}",
+        text=_told(places, causes or bad),
+    )
+
+
+def _told(places: Places, findings: Sequence[Finding]) -> str:
+    parts = []
+    for finding in findings[:_MOST]:
+        lines = [f"{finding.level.value}: {finding.kind.title} [{finding.code}]"]
+        rows = {
+            "where": places.say(finding.where),
+            "seen": finding.message,
+            "why": finding.kind.why,
+            "fix": finding.fix or finding.kind.fix,
+        }
+        lines += [f"{key}: {_clean(value)}" for key, value in rows.items() if value]
+        parts.append("\n".join(lines))
+    if len(findings) > _MOST:
+        parts.append(f"and {len(findings) - _MOST} more")
+    return "\n\n".join(parts)
+
+
+class _Ground:
+    """The hosts of a report: which one a rank is on, and where a check has no answer."""
+
+    def __init__(self, report: Report) -> None:
+        self.places = Places(report)
+        self._of_rank: dict[str, list[str]] = defaultdict(list)
+        self._gaps: set[tuple[str, str]] = set()
+        names = {host.get("id"): _label(host) for host in report.hosts}
+        for host in report.hosts:
+            self._look(_label(host), host)
+        for rank in report.ranks:
+            name = names.get(rank.get("host_id")) or _label(rank)
+            number = rank.get("rank")
+            self._of_rank[f"seat {rank.get('seat')}" if number is None else str(number)].append(
+                name
+            )
+            self._look(name, rank)
+
+    def _look(self, name: str, place: Mapping[str, Any]) -> None:
+        for check, rounds in _table(place.get("facts")).items():
+            outcomes = (_table(outcome) for outcome in _table(rounds).values())
+            if any(outcome.get("status") not in ("ok", "skipped") for outcome in outcomes):
+                self._gaps.add((check, name))
+
+    def cases(self, check: CheckResult, findings: Iterable[Finding]) -> dict[str, list[Finding]]:
+        """Place → what the check found there: every host that it examined, then other places."""
+        out: dict[str, list[Finding]] = {}
+        for unit in check.tested:
+            for name in [unit] if check.scope.value == "host" else self._of_rank.get(unit, [unit]):
+                out.setdefault(name, [])
+        for finding in findings:
+            for key in self._keys(finding):
+                out.setdefault(key, []).append(finding)
+        return out or {"": []}
+
+    def is_gap(self, check: CheckResult, key: str) -> bool:
+        """Whether the check failed elsewhere, and has no whole answer from this host."""
+        return check.status is Status.FAIL and (check.name, key) in self._gaps
+
+    def _keys(self, finding: Finding) -> list[str]:
+        where = finding.where
+        on = [name for rank in where.ranks for name in self._of_rank.get(str(rank), ())]
+        hosts = where.hosts or tuple(on)
+        nodes = [] if hosts else [f"node {node}" for node in where.nodes]
+        links = [] if hosts or nodes else [f"{start} → {end}" for start, end in where.links]
+        keys = list(dict.fromkeys([*hosts, *nodes, *links]))
+        return keys or [", ".join(some(where.devices or where.interfaces))]
+
+
+def _label(place: Mapping[str, Any]) -> str:
+    name = place.get("host")
+    return f"node {place.get('node_rank')}" if name is None else str(name)
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,95 @@
+"""The report for GitHub Actions: annotations of the run, and the summary of the step.
+
+GitHub keeps ten annotations of a kind from one step and drops the rest without a word, and refuses
+a step summary of more than 1 MiB: so findings are merged by code, the worst first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from nccl_doctor.model import Finding, Severity
+from nccl_doctor.record import Report
+from nccl_doctor.report.formats.markdown import sections
+from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
+from nccl_doctor.report.text import safe
+
+MOST = 10
+"""Annotations of one kind that GitHub keeps from one step."""
+ROOM = 1 << 20
+"""Bytes of a step summary that GitHub takes."""
+_LONGEST = 1000
+_REST = "\nThe rest is in the report.\n"
+_COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
+
+
+def annotations(report: Report) -> str:
+    """Workflow commands, one on a line: an error for what fails, a warning for what warns.
+
+    What another finding explains is left out. An exit code that is not 0 always has an error.
+    """
+    places = Places(report)
+    errors: list[str] = []
+    warnings: list[str] = []
+    for group in by_kind(report.root_causes):
+        kept = errors if group[0].level is Severity.FAIL else warnings
+        kept.append(_annotation(places, group))
+    roots = {(finding.code, finding.level) for finding in report.root_causes}
+    for group in by_kind(f for f in report.findings if not f.explained_by):
+        if group[0].level is Severity.WARN and (group[0].code, group[0].level) not in roots:
+            warnings.append(_annotation(places, group))
+    if report.exit_code and not errors:
+        title = _property(f"nccl-doctor: {report.verdict.upper()}")
+        errors.append(f"title={title}::{_data([report.summary])}")
+    lines = [f"::error {text}" for text in _most(errors)]
+    return "".join(f"{line}\n" for line in [*lines, *(f"::warning {t}" for t in _most(warnings))])
+
+
+def summary(report: Report, room: int = ROOM) -> str:
+    """The report as Markdown in at most `room` bytes of UTF-8; whole sections, from the first."""
+    parts = sections(report)
+    text = ""
+    for i, part in enumerate(parts):
+        more = text + ("\n" if text else "") + part
+        rest = 0 if i + 1 == len(parts) else len(_REST)
+        if len(more.encode()) + rest > room:
+            return text + _REST if text else ""
+        text = more
+    return text
+
+
+def inert(text: str) -> str:
+    """A text for the log of a step, in which the runner finds no command to obey."""
+    return _COMMAND.sub(lambda found: f"{found[1]}\\::" if found[1] is not None else r"#\#[", text)
+
+
+def _annotation(places: Places, group: Sequence[Finding]) -> str:
+    """Properties and message of one command, for all findings of a code."""
+    kind = group[0].kind
+    where = list(dict.fromkeys(filter(None, (places.say(found.where) for found in group))))
+    lines = [f"where: {'; '.join(some(where))}"] if where else []
+    for finding in group[:MOST_PLACES]:
+        sure = finding.confidence.value
+        lines.append(f"seen: {finding.message}{'' if sure == 'certain' else f' ({sure})'}")
+    if len(group) > MOST_PLACES:
+        lines.append(f"and {len(group) - MOST_PLACES} more like this")
+    fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:MOST_PLACES])
+    lines += [f"fix: {fix}" for fix in fixes]
+    return f"title={_property(f'{kind.code}: {kind.title}')}::{_data(lines)}"
+
+
+def _most(texts: Sequence[str]) -> list[str]:
+    if len(texts) <= MOST:
+        return list(texts)
+    more = len(texts) - MOST + 1
+    return [*texts[: MOST - 1], f"title=nccl-doctor::and {more} more: they are in the report"]
+
+
+def _data(lines: Sequence[str]) -> str:
+    return "%0A".join(safe(line)[:_LONGEST].replace("%", "%25") for line in lines)
+
+
+def _property(text: str) -> str:
+    words = safe(text)[:_LONGEST].replace("%", "%25")
+    return words.replace(":", "%3A").replace(",", "%2C")
