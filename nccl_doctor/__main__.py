@@ -5,18 +5,22 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 
 import click
 
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.words import PROGRAM
+from nccl_doctor.profiles import profile_of, unable
 
 
 def main() -> None:
     """Run the command line; every error is one line on stderr.
 
-    Exits with 2 on a usage or configuration error, 130 after Ctrl-C at the command line itself.
+    Exits with 2 on a usage or configuration error, 130 after Ctrl-C at the command line itself; in
+    an exit profile, with what that system takes for "not known".
     """
+    profile = profile_of(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal or pipe that cannot show a character must not cost the report.
@@ -27,15 +31,28 @@ def main() -> None:
     except click.ClickException as error:
         message = " ".join(error.format_message().split())
         click.echo(f"{PROGRAM}: error: {message}", err=True)
-        code = error.exit_code
+        code = _unable(profile, message, error.exit_code)
     except click.Abort:
         click.echo(f"{PROGRAM}: interrupted", err=True)
-        code = 130
+        code = _unable(profile, "interrupted", 130)
     except BrokenPipeError:
         # The reader of a pipe had enough. Python would complain once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = _unable(profile, "", 1)
+    except Exception as error:
+        if profile == "native":
+            raise
+        traceback.print_exc()
+        code = _unable(profile, f"broke: {error!r}", 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unable(profile: str, message: str, code: int) -> int:
+    """The exit code of a call that has no report, `code` for ourselves; prints a profile's line."""
+    told = unable(profile, message)
+    if told is not None and told.line and message:
+        click.echo(told.line)
+    return code if told is None else told.code
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from nccl_doctor.launch import detect
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.options import Options
 from nccl_doctor.record import Report
-from nccl_doctor.run import prepare
+from nccl_doctor.run import leave_unable, prepare
 from nccl_doctor.supervisor import import_torch
 
 JOIN_S = 3.0
@@ -42,5 +42,6 @@ def examine_here(options: Options) -> Report:
 
 
 def _no_report(reason: str, run: Run) -> int:
-    sys.stderr.write(f"nccl-doctor: {reason} while {run.progress.doing}\n")
-    return 3
+    words = f"{reason} while {run.progress.doing}"
+    sys.stderr.write(f"nccl-doctor: {words}\n")
+    return leave_unable(run.options, words)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 
 class Layer(str, Enum):
@@ -97,7 +97,8 @@ class Kind:
     `by_deadline` says no more than that something took too long. A kind `between` hosts is a
     difference: it may break any of them, not only the odd one. What comes `later` can only break
     the job itself: it is the cause of nothing that was seen in the examination, and has no cause
-    there.
+    there. One that `drains` says that the host itself is broken, for every job: a scheduler may
+    take it out of service, where the finding is certain and a failure.
     """
 
     code: str
@@ -110,6 +111,7 @@ class Kind:
     by_deadline: bool = False
     between: bool = False
     later: bool = False
+    drains: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,33 @@ class Finding:
             "explained_by": self.explained_by,
             "confidence": self.confidence.value,
         }
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a check knows of a cluster that is worth comparing with other runs.
+
+    A number that has a direction (`better`) is measured: earlier runs say how far it may wander.
+    Everything else is a word (a version, a name), which is the same or is not.
+
+    Attributes:
+        name: what it is, equal in every run: `bandwidth`, `torch`.
+        value: a number in `unit`, or text; None for what is not there.
+        where: its place, in names that outlive the run: hosts, links, devices. Ranks are handed
+            out anew, so they tell figures apart only where nothing else is named.
+        unit: for people.
+        better: which way it improves; empty for a word.
+        least: a smaller difference than this, in `unit`, is not worth a word.
+        counts: False for a number that was measured while the machine was busy otherwise.
+    """
+
+    name: str
+    value: float | str | None
+    where: Where = Where()
+    unit: str = ""
+    better: Literal["higher", "lower", ""] = ""
+    least: float = 0.0
+    counts: bool = True
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ def _facts_json(facts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Json:
 
 
 def _finding_json(finding: Finding) -> Json:
-    return {**finding.to_json(), "why": finding.kind.why}
+    return {**finding.to_json(), "why": finding.kind.why, "drains": finding.kind.drains}
 
 
 class _Node:
@@ -286,6 +286,7 @@ def _finding(node: _Node) -> Finding:
         why=node.get("why", str, ""),
         fix=node.get("fix", str),
         severity=node.choice("severity", Severity),
+        drains=node.get("drains", bool, False),
     )
     return Finding(
         kind=kind,

@@ -12,22 +12,30 @@ from datetime import datetime, timezone
 from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
+from nccl_doctor.history import Past
 from nccl_doctor.hostlaunch import become, host_flags, host_launch, placed
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.layout import Address, Place
 from nccl_doctor.options import Flags, Options
+from nccl_doctor.profiles import unable
 from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line
 from nccl_doctor.supervisor import Supervisor, import_torch
 
 
-def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int]) -> int:
+def run(
+    options: Options,
+    flags: Flags,
+    write: Callable[[Departure, Launch], int],
+    past: Past | None = None,
+) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
 
     Args:
         options: what to do; the coordinator's hold for all.
         flags: topology asked for on the command line, used where nothing launched this process.
         write: prints and saves what a participant has to say as it leaves; returns its exit code.
+        past: earlier reports that the coordinator holds this run against.
 
     Returns: the exit code. Never later than `options.timeout_s` after it was called.
 
@@ -43,9 +51,9 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     if told is not None:
         flags = told
     elif found.launcher != "none" and not flags.starts_ranks:
-        return _supervise(prepare(options, found, environ, started), write)
+        return _supervise(prepare(options, found, environ, started, past), write)
     nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
-    guardian = Guardian(started + options.timeout_s, _no_report)
+    guardian = Guardian(started + options.timeout_s, lambda why: _no_report(why, options))
     import_torch()
     guardian.dismiss()
     is_master = bool(flags.any_node_rank) and (
@@ -56,7 +64,7 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 
     def first(start_siblings: Callable[[Place, Address], None]) -> int:
-        run_ = prepare(options, host, become(host, environ), started)
+        run_ = prepare(options, host, become(host, environ), started, past)
         run_.start_siblings = start_siblings
         return _supervise(run_, write)
 
@@ -69,7 +77,13 @@ def run(options: Options, flags: Flags, write: Callable[[Departure, Launch], int
     return spawn.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
 
 
-def prepare(options: Options, launch: Launch, environ: Mapping[str, str], started: float) -> Run:
+def prepare(
+    options: Options,
+    launch: Launch,
+    environ: Mapping[str, str],
+    started: float,
+    past: Past | None = None,
+) -> Run:
     """Everything that one participant needs to know before it looks at anything."""
     deadline = started + options.timeout_s
     watched = launch.rank in (0, None) and not options.quiet
@@ -88,6 +102,7 @@ def prepare(options: Options, launch: Launch, environ: Mapping[str, str], starte
             deadline=deadline,
             told=launch.local_rank in (0, None) and not options.quiet,
         ),
+        past=past,
     )
 
 
@@ -99,6 +114,18 @@ def _supervise(run_: Run, write: Callable[[Departure, Launch], int]) -> int:
     return Supervisor(run_, leave).run()
 
 
-def _no_report(reason: str) -> int:
-    sys.stderr.write(f"nccl-doctor: {reason} while importing torch: no rank was started\n")
-    return 3
+def _no_report(reason: str, options: Options) -> int:
+    words = f"{reason} while importing torch: no rank was started"
+    sys.stderr.write(f"nccl-doctor: {words}\n")
+    return leave_unable(options, words)
+
+
+def leave_unable(options: Options, words: str) -> int:
+    """The exit code of a run without a report; who reads a line on stdout is given one."""
+    told = unable(options.exit_profile, words)
+    if told is None:
+        return 3
+    if told.line:
+        sys.stdout.write(f"{told.line}\n")
+        sys.stdout.flush()
+    return told.code

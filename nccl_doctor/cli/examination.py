@@ -11,7 +11,7 @@ import click
 
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
-from nccl_doctor.cli.saving import give, output_options
+from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.job import GROUPS
 
@@ -42,6 +42,7 @@ def _run_options(function: F) -> F:
             click.option("--select", type=Names(), help="Only these checks or finding codes."),
             click.option("--ignore", type=Names(), help="All but these checks or finding codes."),
             output_options,
+            profile_option,
             click.option("--strict", is_flag=True, help="Warnings fail."),
             click.option(
                 "--config",
@@ -205,5 +206,4 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.local import examine_here
 
     report = examine_here(options)
-    give(report, options.outputs, options)
-    sys.exit(report.exit_code)
+    sys.exit(give(report, options.outputs, options))

@@ -64,6 +64,7 @@ def explain(code: str) -> None:
             f"layer     {kind.layer.value}",
             f"severity  {kind.severity.value}",
             f"check     {', '.join(owners) or 'the engine itself'}",
+            *(["drains    the host, with --exit-profile slurm"] if kind.drains else []),
             "",
             f"Why  {kind.why}",
             f"Fix  {kind.fix}",

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nccl_doctor.cli.saving import give, output_options, outputs_of, read_report
+from nccl_doctor.cli.saving import (
+    check_profile,
+    give,
+    output_options,
+    outputs_of,
+    profile_option,
+    read_report,
+)
 from nccl_doctor.cli.words import need_command
+from nccl_doctor.profiles import PROFILES
 from nccl_doctor.report.formats import formats
 
 if TYPE_CHECKING:
@@ -33,23 +41,34 @@ def report(ctx: click.Context, /) -> None:
     show_default=True,
     help="What to render it as.",
 )
+@click.option(
+    "--exit-profile",
+    type=click.Choice(PROFILES),
+    help="Exit as `run` would have, as that system reads it, and print one line for it.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def show(file: str, format_: str, quiet: bool, verbose: int) -> None:
-    """Render a saved report. FILE may be - for stdin. Exits with 0 whatever the report says."""
+def show(file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int) -> None:
+    """Render a saved report. FILE may be - for stdin.
+
+    Exits with 0 whatever the report says, unless an --exit-profile asks for more.
+    """
     from nccl_doctor.options import Options
 
     saved = read_report(file)
     outputs = {} if format_ == "text" else {format_: "-"}
-    give(saved, outputs, Options(quiet=quiet, verbosity=verbose))
+    profile = check_profile(exit_profile, outputs)
+    code = give(saved, outputs, Options(exit_profile=profile, quiet=quiet, verbosity=verbose))
+    sys.exit(0 if exit_profile is None else code)
 
 
 @report.command()
 @click.argument("file")
 @output_options
+@profile_option
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def judge(file: str, quiet: bool, verbose: int, **given: Any) -> None:
+def judge(file: str, exit_profile: str, quiet: bool, verbose: int, **given: Any) -> None:
     """Judge the facts of a saved report again, with the checks installed here.
 
     Exits as `run` would have.
@@ -59,18 +78,22 @@ def judge(file: str, quiet: bool, verbose: int, **given: Any) -> None:
     from nccl_doctor.verdict import judge_again
 
     outputs = outputs_of(given)
+    profile = check_profile(exit_profile, outputs)
     saved = read_report(file)
     again = judge_again(saved, registry.load(**_chosen([saved])))
-    give(again, outputs, Options(quiet=quiet, verbosity=verbose))
-    sys.exit(again.exit_code)
+    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose)
+    sys.exit(give(again, outputs, options))
 
 
 @report.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @output_options
+@profile_option
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def merge(files: tuple[str, ...], quiet: bool, verbose: int, **given: Any) -> None:
+def merge(
+    files: tuple[str, ...], exit_profile: str, quiet: bool, verbose: int, **given: Any
+) -> None:
     """Make one report of those of hosts that never met.
 
     FILE is the report of rank 0, or the one that a host wrote because it could not reach rank 0
@@ -81,13 +104,14 @@ def merge(files: tuple[str, ...], quiet: bool, verbose: int, **given: Any) -> No
     from nccl_doctor.options import Options
 
     outputs = outputs_of(given)
+    profile = check_profile(exit_profile, outputs)
     saved = [read_report(file) for file in files]
     try:
         merged = merged_from(saved, registry.load(**_chosen(saved)))
     except ValueError as error:
         raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
-    give(merged, outputs, Options(quiet=quiet, verbosity=verbose))
-    sys.exit(merged.exit_code)
+    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose)
+    sys.exit(give(merged, outputs, options))
 
 
 def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:

@@ -148,10 +148,3 @@ def save_report(saved: Report, form: str, path: str) -> None:
         raise
     except OSError as error:
         raise NotSaved(f"the report was not saved: {path}: {error.strerror}") from error
-
-
-def print_saved(saved: Report, options: Options) -> None:
-    """Print a report for people, on stdout."""
-    from nccl_doctor.output import print_report
-
-    print_report(saved, options, sys.stdout)

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
-from nccl_doctor.cli.saving import outputs_of
+from nccl_doctor.cli.saving import check_profile, outputs_of
 
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
@@ -58,6 +58,11 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
     if given["quiet"] and given["verbose"]:
         raise click.UsageError("--quiet and --verbose contradict each other", ctx)
     outputs = outputs_of(given, check=first)
+    profile = check_profile(given["exit_profile"], outputs)
+    if ctx.meta.get(COMMAND) and profile != "native":
+        raise click.UsageError(
+            f"--exit-profile {profile}: the exit code will be that of the command behind --", ctx
+        )
     check_output_dir(given.get("output_dir"))
     select, ignore = given["select"] or (), given["ignore"] or ()
     _check_names(ctx, select, ignore)
@@ -75,6 +80,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         strict=given["strict"],
         outputs=outputs,
         output_dir=given.get("output_dir"),
+        exit_profile=profile,
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
         quiet=given["quiet"],

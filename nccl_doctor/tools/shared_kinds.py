@@ -61,6 +61,7 @@ GPU_UNHEALTHY = Kind(
     "A GPU or its driver does not work",
     "What touches this GPU fails, hangs or computes wrongly, and all other ranks wait for it.",
     "Look for Xid and NVRM in `dmesg`, run `nvidia-smi`; drain and reboot the host.",
+    drains=True,
 )
 GPU_SLOW = Kind(
     "gpu-slow",
@@ -87,4 +88,5 @@ FABRIC_MANAGER_DOWN = Kind(
     "initialized`).",
     "systemctl start nvidia-fabricmanager (its version must equal the driver's), then "
     "`nvidia-smi -q | grep -A2 Fabric` until it says Completed",
+    drains=True,
 )

@@ -46,6 +46,7 @@ def test_every_option_and_section(tmp_path):
         markdown = "out.md"
         prometheus = "out.prom"
         output-dir = "views"
+        exit-profile = "nagios"
         strict = true
         quiet = false
         verbose = 1

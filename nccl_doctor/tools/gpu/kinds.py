@@ -11,6 +11,7 @@ GPU_LOST = Kind(
     "It fell off the PCIe bus, or the driver waits for it for ever; a rank that touches it fails "
     "or hangs, and CUDA may not start on this host at all.",
     "Drain the host and power-cycle it; if the GPU is lost again, have it reseated or replaced.",
+    drains=True,
 )
 GPU_BUSY = Kind(
     "gpu-busy",
