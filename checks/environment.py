@@ -56,6 +56,7 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -64,6 +65,7 @@ from nccl_doctor.api import (
     gather_variables,
     has_infiniband,
     judge_variables,
+    place_of,
     told_by_load,
     torch_build,
 )
@@ -140,6 +142,12 @@ class Environment(Check):
             "deepspeed": find_spec("deepspeed") is not None,
             "infiniband": has_infiniband(),
         }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Every variable that is set."""
+        for rank, facts in cluster.facts(self.name):
+            for name, setting in facts["variables"].items():
+                yield Figure(name, setting["value"], place_of([rank]))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each thing that is wrong, at all the places where it is."""

@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Context,
     DeviceWork,
     Evidence,
+    Figure,
     Finding,
     Layer,
     Level,
@@ -65,6 +66,7 @@ from nccl_doctor.api import (
     gpu_error,
     is_gpu_error,
     judge_gpu_rates,
+    rate_figures,
     rates_table,
     see_gpus,
     torch_build,
@@ -114,6 +116,13 @@ class GpuWork(Check):
         own = seen["devices"][(ctx.launch.local_rank or 0) % len(seen["devices"])]
         crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
         return _work(ctx, own, DeviceWork(crumb, torch.device("cuda", own["index"])))
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The GPU of each rank, and with --level full its rates."""
+        for rank, facts in cluster.facts(self.name):
+            name = f"GPU {facts['uuid'] or facts['device']}"
+            yield Figure(name, facts["model"], Evidence.rank_place(rank))
+        yield from rate_figures(cluster.facts(self.name))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Every GPU by itself, then the speeds of those that work."""

@@ -44,6 +44,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Evidence,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -60,6 +61,7 @@ from nccl_doctor.api import (
     form_world,
     ring,
     slow_ones,
+    speed_figures,
     stand_out_again,
 )
 
@@ -152,6 +154,10 @@ class GroupSpeed(Check):
                 for each in watch.all_reduce(ctx.round, _SIZES[ctx.level], limit_s)
             ]
         return facts
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Latency or bus bandwidth of each size in each group, and the time to compute."""
+        return speed_figures(cluster, self.name)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Who stood out twice."""

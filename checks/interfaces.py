@@ -43,6 +43,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -119,6 +120,15 @@ class Interfaces(Check):
         """The choices, and between what."""
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
         return survey(ctx.env)
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The interfaces that the job would use."""
+        for rank, facts in cluster.facts(self.name):
+            mtu = {each["name"]: each["mtu"] for each in facts["interfaces"]}
+            for entry in facts["listen"]:
+                nic = entry["interface"]
+                said = f"{entry['address']}, MTU {mtu.get(nic)}"
+                yield Figure(f"interface {nic}", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Each host's choices, then what they have in common."""

@@ -43,7 +43,7 @@ ethtool(8); NCCL user guide, troubleshooting (networking).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import (
@@ -53,6 +53,7 @@ from nccl_doctor.api import (
     Confidence,
     Confirmed,
     Context,
+    Figure,
     Finding,
     Gate,
     Kind,
@@ -131,6 +132,8 @@ _LISTEN_S = 10.0
 _ALL_PAIRS = 16
 _PARTNERS = 8
 """Of each host, where there are more than `_ALL_PAIRS` hosts and the level is not full."""
+_LEAST_US = 100.0
+"""A smaller change of a round-trip time than this may be the power saving of a CPU."""
 
 
 class Links(Check):
@@ -204,6 +207,22 @@ class Links(Check):
             "sent": {str(seat): each for seat, each in sent.items()},
         }
 
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Bandwidth and round-trip time of every ordered pair, the better one of its tries."""
+        labels = host_labels(cluster)
+        again = read_measures(cluster.facts(self.name, _AGAIN))
+        for pair, first in read_measures(cluster.facts(self.name, _FIRST)).items():
+            where = Where(links=link_names(labels, [pair]))
+            tries = [first, *([again[pair]] if pair in again else [])]
+            rates = [(t.rate * 8e-9, "burst" in t.starved) for t in tries if t.rate is not None]
+            rtts = [(t.rtt_us, "echo" in t.starved) for t in tries if t.rtt_us is not None]
+            if rates:
+                rate, counts = _best(rates, max)
+                yield Figure("bandwidth", rate, where, "Gbit/s", "higher", counts=counts)
+            if rtts:
+                rtt, counts = _best(rtts, min)
+                yield Figure("round-trip time", rtt, where, "µs", "lower", _LEAST_US, counts)
+
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """What both tries say."""
         return _Judge(cluster).findings()
@@ -212,6 +231,14 @@ class Links(Check):
 def _timetable(seats: Sequence[int], level: Level) -> list[list[tuple[int, int]]]:
     few = len(seats) > _ALL_PAIRS and level is not Level.FULL
     return tournament(seats, _PARTNERS if few else None)
+
+
+def _best(
+    tries: Sequence[tuple[float, bool]], better: Callable[[Iterable[float]], float]
+) -> tuple[float, bool]:
+    """Of (value, whether the CPU was busy): the better value, and whether it was measured idle."""
+    idle = [value for value, busy in tries if not busy]
+    return better(idle or [value for value, _ in tries]), bool(idle)
 
 
 def _nics(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[int, int | None]:

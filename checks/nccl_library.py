@@ -43,6 +43,7 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Evidence,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -111,6 +112,14 @@ class NcclLibrary(Check):
             raise Untested(f"{paths[0]} does not say its version")
         loaded = {"path": paths[0], "version": version, "fingerprint": fingerprint(paths[0])}
         return {**facts, "loaded": loaded, "in_front": list(in_front(ctx.env, paths[0]))}
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The version and the file of the loaded library."""
+        for rank, facts in cluster.facts(self.name):
+            loaded = facts["loaded"]
+            if loaded:
+                said = f"{loaded['version']} from {loaded['path']}"
+                yield Figure("loaded NCCL", said, Evidence.rank_place(rank))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Each rank alone; how bad a replaced library is, the others tell."""

@@ -42,6 +42,7 @@ from nccl_doctor.api import (
     Cluster,
     Context,
     Difference,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -92,6 +93,12 @@ class Software(Check):
             "python": platform.python_version(),
             "driver": host_gpus()["driver"],
         }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Every version."""
+        for rank, facts in cluster.facts(self.name):
+            for name in ("torch", "CUDA", "ROCm", "NCCL", *PACKAGES, "Python", "driver"):
+                yield Figure(name, facts.get(name.lower()), place_of([rank]))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for all that differs at the same ranks: they have one other image."""

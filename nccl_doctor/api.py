@@ -5,6 +5,7 @@ A check is a class with two methods and a few constants, in one file of `checks/
 * `observe(ctx)` looks at the system and returns JSON-able facts. It runs in a child process with a
   deadline; whatever it does, it cannot hurt the run.
 * `judge(cluster)` is a pure function from everybody's facts to findings.
+* `figures(cluster)`, if it likes: what is worth comparing with other runs; pure as well.
 * `plan(cluster)`, only for checks that observe *together*: which participants meet in which round.
 
 What is unexpected is left to the engine: an exception in `observe` or `judge` makes the check
@@ -19,6 +20,7 @@ from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model import (
     Confidence,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -109,7 +111,7 @@ from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, ro
 from nccl_doctor.tools.machine.cgroup import cgroup_limits
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
 from nccl_doctor.tools.machine.gpuplaces import HOW_NEAR, pci_address, place_on_host
-from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rates_table
+from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rate_figures, rates_table
 from nccl_doctor.tools.machine.gpus import (
     VISIBLE,
     count_gpus,
@@ -207,6 +209,7 @@ from nccl_doctor.tools.sidegroup.meeting import (
     side_helper,
 )
 from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.tools.speed.figures import speed_figures
 from nccl_doctor.tools.speed.measured import Measured, stand_out_again
 from nccl_doctor.tools.speed.outliers import (
     algorithm_bandwidth,
@@ -290,6 +293,7 @@ __all__ = [
     "Disagreement",
     "Evidence",
     "Exercise",
+    "Figure",
     "Finding",
     "Gate",
     "GidKind",
@@ -441,6 +445,7 @@ __all__ = [
     "public",
     "quote_hit",
     "ranks_in_words",
+    "rate_figures",
     "rates_table",
     "rdma_admits",
     "rdma_devices",
@@ -472,6 +477,7 @@ __all__ = [
     "sort_calls",
     "spans_machines",
     "speaks_verbs",
+    "speed_figures",
     "stand_out_again",
     "stands_for",
     "stopped_by",

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 from nccl_doctor.cluster import ALONE, Cluster
 from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
-from nccl_doctor.model import Finding, Kind, Layer, Level, Round, Scope
+from nccl_doctor.model import Figure, Finding, Kind, Layer, Level, Round, Scope
 
 
 class Skip(Exception):
@@ -158,3 +158,11 @@ class Check:
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings, from facts alone: no I/O, no clock, no environment."""
         raise NotImplementedError
+
+    def figures(self, cluster: Cluster) -> Iterable[Figure]:
+        """What is worth comparing with other runs, from facts alone, as `judge`: speeds, versions.
+
+        The facts may be those of an older version of the check; what it raises then costs its own
+        figures of that run.
+        """
+        return ()

@@ -16,6 +16,7 @@ from nccl_doctor import identity, probe
 from nccl_doctor.cluster import ALONE, Outcome
 from nccl_doctor.contract import Check, Context
 from nccl_doctor.doorkeeper import Door
+from nccl_doctor.history import Past, compare
 from nccl_doctor.hostlaunch import become, placed
 from nccl_doctor.launch import Launch
 from nccl_doctor.layout import Address, Place
@@ -48,7 +49,8 @@ class Run:
     """What every part of one participant's run needs to know; times are `time.monotonic()`.
 
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
-    `meeting` is the store's address for one of them.
+    `meeting` is the store's address for one of them. `past` is what the coordinator holds the
+    cluster against, if anything.
     """
 
     options: Options
@@ -66,6 +68,7 @@ class Run:
     meeting: Address | None = None
     nonce: str = ""
     seat: int = 0
+    past: Past | None = None
 
     def left(self) -> float:
         """Seconds until the report has to be written."""
@@ -118,11 +121,16 @@ class Run:
         }
         if alone:
             skipped |= {c.name: "needs peers" for c in self.registry.checks if c.together}
+        about, problems = self.describe(), [*self.registry.problems, *extra]
+        if self.past is not None and complete:
+            found = compare(cluster, self.registry.checks, self.past, about)
+            about["baseline"] = dict(found.record)
+            problems += found.findings
         return conclude(
             cluster,
             self.registry.checks,
-            run=self.describe(),
-            problems=[*self.registry.problems, *extra],
+            run=about,
+            problems=problems,
             skipped=skipped,
             wanted=self.registry.wanted,
             strict=self.options.strict,

@@ -5,6 +5,8 @@ broken, and none says that it is fit: a run with one of them is `unknown` unless
 failed.
 
 `REMOTE_KINDS`: what keeps a host of a hostfile from being started on, by the doctor as by the job.
+
+`HISTORY_KINDS`: what is not as it was in earlier runs.
 """
 
 from __future__ import annotations
@@ -118,3 +120,37 @@ CONFIG_BAD_VALUE = Kind(
 )
 
 REMOTE_KINDS = (SSH_FAILED, REMOTE_COMMAND_FAILED, CONFIG_BAD_VALUE)
+
+SLOWER = Kind(
+    code="slower-than-before",
+    layer=Layer.SPEED,
+    title="It is slower than in earlier runs, by more than they differ among themselves",
+    why="The same hosts were faster with the same measurement: something has changed since then, "
+    "and the job waits for its slowest part at every step.",
+    fix="nccl-doctor report diff OLD NEW: see what else has changed; then as for a slow link or "
+    "host: negotiated speed, errors and counters, clocks, other work there",
+    severity=Severity.WARN,
+    by_deadline=True,  # what is slow beside its like in this very run, says why
+)
+
+SETUP_CHANGED = Kind(
+    code="setup-changed",
+    layer=Layer.ENV,
+    title="Versions, variables, interfaces or GPUs are not those of earlier runs",
+    why="What worked before worked with the others: where something is broken or slow now, look "
+    "here first.",
+    fix="if it was not meant, put back what the earlier runs had",
+    severity=Severity.INFO,
+)
+
+BASELINE_SHORT = Kind(
+    code="baseline-too-short",
+    layer=Layer.SPEED,
+    title="There are too few earlier runs to tell a change from noise",
+    why="Speeds differ from run to run; how far, only several runs can say.",
+    fix="keep the reports of these hosts in the folder that --baseline names: "
+    "--json DIR/<date>.json",
+    severity=Severity.INFO,
+)
+
+HISTORY_KINDS = (SLOWER, SETUP_CHANGED, BASELINE_SHORT)

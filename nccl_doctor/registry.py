@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from nccl_doctor.contract import Check
-from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_KINDS, REMOTE_KINDS
+from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 from nccl_doctor.model import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.suggest import suggest
 
@@ -104,7 +104,7 @@ class _Shelf:
         self.problems: list[Finding] = []
         self.owners: dict[str, tuple[str, ...]] = {}
         self.kinds: dict[str, tuple[Kind, Check | None]] = {
-            kind.code: (kind, None) for kind in (*ENGINE_KINDS, *REMOTE_KINDS)
+            kind.code: (kind, None) for kind in (*ENGINE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)
         }
 
     def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from nccl_doctor import registry
 from nccl_doctor.cli import cli
-from nccl_doctor.kinds import ENGINE_KINDS, REMOTE_KINDS
+from nccl_doctor.kinds import ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -134,6 +134,7 @@ TOUCHING = {  # rooms of tools that judge, and what in them touches the system
     "deepspeed": {"host"},
     "gpu": {"fields", "gather", "kernlog", "nvml"},
     "groups": {"exercise", "forming", "making", "recorder", "witness"},
+    "history": {"reading"},
     "isolation": set(),
     "mesh": {"build"},
     "sidegroup": {"meeting"},
@@ -180,7 +181,7 @@ def test_every_file_of_a_check_is_a_check():
 @pytest.mark.parametrize(
     ("kind", "name"),
     [(kind, check.name) for check in BUILT_IN for kind in check.kinds]
-    + [(kind, "the engine itself") for kind in (*ENGINE_KINDS, *REMOTE_KINDS)],
+    + [(kind, "the engine itself") for kind in (*ENGINE_KINDS, *REMOTE_KINDS, *HISTORY_KINDS)],
     ids=lambda value: value if isinstance(value, str) else value.code,
 )
 def test_every_kind_is_explained(kind, name):

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from nccl_doctor.cluster import Rank
-from nccl_doctor.model import Confidence, Finding, Where
+from nccl_doctor.model import Confidence, Figure, Finding, Where
 from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
 from nccl_doctor.tools.shared_kinds import GPU_SLOW
 from nccl_doctor.tools.speed.outliers import slow_ones
@@ -57,6 +57,15 @@ def rates_table(model: str, tries: Sequence[Mapping[str, float]]) -> dict[str, A
         share = None if peak is None else f"{100 * max(each) / peak:.0f} %"
         rows.append([words, unit, *each, peak, share])
     return {"columns": [model, "unit", "first", "second", "published", "reached"], "rows": rows}
+
+
+def rate_figures(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Figure]:
+    """Rates to compare with other runs, by GPU. `seen` is as in `judge_gpu_rates`."""
+    for gpu in _measured(seen):
+        for measure, words in MEASURES.items():
+            scale, unit = _unit(measure)
+            rate = round(gpu.best[measure] / scale, 3)
+            yield Figure(words, rate, gpu.where, unit, better="higher")
 
 
 class _Gpu(NamedTuple):

@@ -1,0 +1,41 @@
+"""`--baseline`: one's own earlier reports, read before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from nccl_doctor.history import Past
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def baseline_option(function: F) -> F:
+    """The option, for every command that judges a whole cluster."""
+    return click.option(
+        "--baseline",
+        metavar="FILE|DIR",
+        help="Compare with earlier reports of the same hosts: a file, or a folder of *.json files. "
+        "Speeds are judged from four of them on.",
+    )(function)
+
+
+def past_of(path: str | None) -> Past | None:
+    """The reports that were asked for; None where none were.
+
+    Raises:
+        click.UsageError: the file or folder cannot be read, or the file is no report.
+    """
+    if path is None:
+        return None
+    from nccl_doctor.history import read_past
+
+    try:
+        return read_past(path)
+    except OSError as error:
+        raise click.UsageError(f"--baseline: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"--baseline: {path} is not a report: {error}") from error

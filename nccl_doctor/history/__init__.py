@@ -1,0 +1,23 @@
+"""What has changed since it worked: one run beside another, or beside one's own earlier runs.
+
+History is reports and nothing else. Checks say what is worth comparing (`Check.figures`), so this
+room knows no check: `sheet` collects the figures of one run, `usual` says what earlier runs let one
+expect, `past` which reports count, `compare` makes findings of it, `difference` lists what two
+reports do not share. `reading` alone touches files.
+"""
+
+from nccl_doctor.history.again import judge_beside
+from nccl_doctor.history.compare import Comparison, compare
+from nccl_doctor.history.difference import Difference, difference
+from nccl_doctor.history.past import Past
+from nccl_doctor.history.reading import read_past
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Past",
+    "compare",
+    "difference",
+    "judge_beside",
+    "read_past",
+]

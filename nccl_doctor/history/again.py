@@ -1,0 +1,35 @@
+"""A saved report, judged again beside earlier ones. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nccl_doctor.history.compare import compare
+from nccl_doctor.history.past import Past
+from nccl_doctor.kinds import CHECK_BROKE, HISTORY_KINDS
+from nccl_doctor.model import Finding
+from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.registry import Registry
+from nccl_doctor.verdict import judge_again
+
+_CODES = frozenset(kind.code for kind in HISTORY_KINDS)
+
+
+def judge_beside(saved: Report, registry: Registry, past: Past | None) -> Report:
+    """Judge the facts of a saved report again, beside earlier reports where there are any.
+
+    What an earlier comparison found gives way to this one; without one it stands.
+
+    Raises:
+        ValueError: the report does not hold a whole cluster.
+    """
+    if past is None:
+        return judge_again(saved, registry)
+    found = compare(cluster_of(saved), registry.checks, past, saved.run)
+    kept = tuple(finding for finding in saved.findings if not _is_compared(finding))
+    run = {**saved.run, "baseline": dict(found.record)}
+    return judge_again(replace(saved, run=run, findings=(*kept, *found.findings)), registry)
+
+
+def _is_compared(finding: Finding) -> bool:
+    return finding.code in _CODES or (finding.code == CHECK_BROKE.code and not finding.check)

@@ -1,0 +1,150 @@
+"""One run beside one's own earlier runs: what is slower, and what else has changed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.cluster import Cluster
+from nccl_doctor.contract import Check
+from nccl_doctor.history.past import Choice, Past
+from nccl_doctor.history.places import Slower, slower_places
+from nccl_doctor.history.sheet import Sheet, sheet_of
+from nccl_doctor.history.usual import LEAST, Change, amount, changes, percent
+from nccl_doctor.history.words import Word, changed_words, together
+from nccl_doctor.kinds import BASELINE_SHORT, CHECK_BROKE, SETUP_CHANGED, SLOWER
+from nccl_doctor.model import Confidence, Finding, Severity
+
+_SHOWN = 3
+"""Figures, or words, that a message holds; the evidence has more."""
+_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Findings of a comparison, and what was compared, for `run` of the report."""
+
+    findings: tuple[Finding, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compare(
+    cluster: Cluster, checks: Sequence[Check], past: Past, run: Mapping[str, Any]
+) -> Comparison:
+    """Hold a run against earlier reports of the same hosts.
+
+    Args:
+        cluster: what was gathered in this run.
+        checks: those that judge it; what they have no figures of is not compared.
+        past: the reports that were found.
+        run: `id` and `started` of this run.
+    """
+    choice = past.beside(cluster, run)
+    now = sheet_of(cluster, checks)
+    earlier = [sheet_of(each, checks) for _, _, each in choice.used]
+    numbers, words = changes(now, earlier), changed_words(now, earlier)
+    findings = (
+        *_broken(now),
+        *_slower(numbers, words, choice),
+        *_changed(words),
+        *_short(numbers, choice),
+    )
+    judged = sum(change.is_judged for change in numbers)
+    return Comparison(findings, {**choice.to_json(), "figures": judged})
+
+
+def _broken(now: Sheet) -> Iterator[Finding]:
+    for check, error in sorted(now.broken.items()):
+        words = f"`figures` of check {check} raised {error}"
+        yield Finding(CHECK_BROKE, words, evidence={"check": check, "error": error})
+
+
+def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) -> Iterator[Finding]:
+    places = slower_places([change for change in numbers if change.is_judged])
+    file = choice.used[0][0] if choice.used else "OLD"
+    for each in places:
+        yield Finding(
+            SLOWER,
+            _said(each) + _meanwhile(words),
+            each.where,
+            {
+                "figures": [_shown(change) for change in each.changes[:_KEPT]],
+                "runs": [str(report.run.get("id", "")) for _, report, _ in choice.used],
+            },
+            fix=SLOWER.fix.replace("OLD", file),
+            severity=Severity.INFO if each.echo else None,
+            confidence=Confidence.POSSIBLE if each.echo else each.confidence,
+        )
+
+
+def _said(slower: Slower) -> str:
+    """The worst figure of each name, with how many more there are."""
+    names: dict[str, list[Change]] = {}
+    for change in slower.changes:
+        names.setdefault(change.now.name, []).append(change)
+    parts = []
+    for name, found in list(names.items())[:_SHOWN]:
+        worst = found[0]
+        more = f" at worst, and less on {len(found) - 1} more" if len(found) > 1 else ""
+        spread = f" ± {100 * worst.spread / worst.before:.0f} %" if worst.before else ""
+        parts.append(
+            f"{name} {percent(worst.share)}{more}: {amount(worst.now, worst.value)}, the median of "
+            f"{worst.runs} earlier runs is {amount(worst.now, worst.before)}{spread}"
+        )
+    if len(names) > _SHOWN:
+        parts.append(f"and {len(names) - _SHOWN} more figures")
+    return "; ".join(parts)
+
+
+def _meanwhile(words: Sequence[Word]) -> str:
+    if not words:
+        return ""
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return f"; changed meanwhile: {', '.join(map(str, words[:_SHOWN]))}{more}"
+
+
+def _shown(change: Change) -> dict[str, Any]:
+    return {
+        "check": change.check,
+        "name": change.now.name,
+        "where": {key: each for key, each in change.now.where.to_json().items() if each},
+        "unit": change.now.unit,
+        "now": change.value,
+        "median": change.before,
+        "spread": round(change.spread, 6),
+        "runs": change.runs,
+        "change": round(change.share, 4),
+    }
+
+
+def _changed(words: Sequence[Word]) -> Iterator[Finding]:
+    for where, found in together(words):
+        said = ", ".join(map(str, found[: 2 * _SHOWN]))
+        more = len(found) - 2 * _SHOWN
+        runs = min(word.runs for word in found)
+        yield Finding(
+            SETUP_CHANGED,
+            f"{said}{f' and {more} more' if more > 0 else ''}; so it was in {runs[0]} of "
+            f"{runs[1]} earlier runs",
+            where,
+            {
+                "changed": [
+                    {"check": w.check, "name": w.name, "before": w.before, "now": w.now}
+                    for w in found[: 2 * _KEPT]
+                ]
+            },
+        )
+
+
+def _short(numbers: Sequence[Change], choice: Choice) -> Iterator[Finding]:
+    """Where too few runs are there to judge, what differs is shown all the same."""
+    if len(choice.used) >= LEAST:
+        return
+    text = f"{choice.in_words()}; {LEAST} are needed to judge speeds"
+    by_loss = sorted(numbers, key=lambda change: -abs(change.share))
+    told = [f"{each.now.name} {percent(each.share)}" for each in by_loss[:_SHOWN]]
+    if told:
+        text += f"; the largest changes: {', '.join(told)}"
+    evidence = {"figures": [_shown(change) for change in by_loss[:_KEPT]]}
+    yield Finding(BASELINE_SHORT, text, evidence=evidence)

@@ -1,0 +1,134 @@
+"""What two reports do not share, for people. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.history.difference import Difference, Turn
+from nccl_doctor.history.usual import SHARE, Change, amount, percent
+from nccl_doctor.model import Where
+from nccl_doctor.report.places import Places
+from nccl_doctor.report.tables import Table, lay_out
+from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii
+
+_MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
+_NONE = "–"
+
+
+def render(
+    difference: Difference,
+    places: Places,
+    *,
+    width: int = 100,
+    verbose: bool = False,
+    ascii: bool = False,
+) -> str:
+    """The difference as text that ends in a newline.
+
+    Args:
+        difference: what to render; nothing in it is trusted to be free of terminal escapes.
+        places: how places are called, by the newer report.
+        width: columns of the terminal; less than 40 is taken as 40.
+        verbose: also speeds that hardly changed, and those of busy machines.
+        ascii: write nothing but ASCII.
+    """
+    width = max(width, MIN_WIDTH)
+    blocks = list(_blocks(difference, places, width, verbose=verbose))
+    text = "\n\n".join("\n".join(block) for block in blocks) + "\n"
+    return to_ascii(text) if ascii else text
+
+
+def _blocks(
+    difference: Difference, places: Places, width: int, *, verbose: bool
+) -> Iterator[list[str]]:
+    def say(where: Where) -> str:
+        return places.say(where) or "everywhere"
+
+    yield [
+        line
+        for name, about in (("before", difference.old), ("now", difference.new))
+        for line in _wrap(
+            f"{about['started']}  {about['verdict'].upper()}: {about['summary']}",
+            width,
+            f"{name:<8}",
+        )
+    ]
+    if difference.notes:
+        yield [line for note in difference.notes for line in _wrap(note, width, "! ")]
+    if difference.turns:
+        turns = sorted(difference.turns, key=lambda turn: (not turn.is_worse, turn.state))
+        yield ["Findings", *(line for turn in turns for line in _turn(turn, places, width))]
+    if difference.hosts:
+        rows = [(host, before, now) for host, before, now in difference.hosts]
+        yield ["Hosts", *_table(("host", "before", "now"), rows, width)]
+    if difference.words:
+        changed = [(w.name, w.before, w.now, say(w.where)) for w in difference.words]
+        yield ["Setup", *_table(("what", "before", "now", "where"), changed, width)]
+    if difference.checks:
+        yield ["Checks", *_table(("check", "before", "now"), difference.checks, width)]
+    if difference.speeds:
+        yield ["Speeds", *_speeds(difference, places, width, verbose=verbose)]
+    if not (difference.turns or difference.hosts or difference.words or difference.checks):
+        yield ["No finding, host, version or setting has changed."]
+
+
+def _turn(turn: Turn, places: Places, width: int) -> Iterator[str]:
+    finding = turn.finding
+    where = places.say(finding.where)
+    at = f" ({where})" if where else ""
+    text = f"{turn.state}: {finding.level.value} {finding.code}{at}: {finding.message}"
+    if turn.before is not None and turn.now is not None:
+        was = places.say(turn.before.where)
+        text += f"; before: {turn.before.level.value}{f' ({was})' if was else ''}"
+    if finding.explained_by:
+        text += f"; explained by {finding.explained_by}"
+    yield from _wrap(text, width, f"  {_MARKS[turn.state] if _tells(turn) else '·'} ")
+
+
+def _tells(turn: Turn) -> bool:
+    return turn.state == "gone" or turn.is_worse
+
+
+def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool) -> Iterator[str]:
+    told = difference.speeds if verbose else difference.notable
+    if told:
+        head = ("what", "where", "before", "now", "change", "")
+        yield from _table(head, [_speed(change, places) for change in told], width)
+    hidden = len(difference.speeds) - len(told)
+    notes = []
+    if hidden:
+        busy = sum(change.busy for change in difference.speeds)
+        measured = f", {busy} of them measured on a busy machine" if busy else ""
+        notes.append(f"{hidden} more differ by less than {100 * SHARE:.0f} %{measured} (-v)")
+    notes.append("two runs cannot tell a change from noise: --baseline DIR with four or more can")
+    for note in notes:
+        yield from _wrap(note, width, "  · ")
+
+
+def _speed(change: Change, places: Places) -> tuple[str, ...]:
+    word = "busy" if change.busy else "worse" if change.loss > 0 else "better"
+    return (
+        change.now.name,
+        places.say(change.now.where) or "everywhere",
+        amount(change.now, change.before),
+        amount(change.now, change.value),
+        percent(change.share),
+        word,
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str | None]], width: int) -> list[str]:
+    cells = tuple(tuple(_NONE if cell is None else cell for cell in row) for row in rows)
+    return lay_out(Table("", (), True, tuple(head), cells), width, safe)
+
+
+def _wrap(text: str, width: int, first: str) -> list[str]:
+    return textwrap.wrap(
+        safe(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
