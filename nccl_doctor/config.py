@@ -45,6 +45,7 @@ OPTIONS: Mapping[str, _Types] = {
     "junit": (str,),
     "markdown": (str,),
     "prometheus": (str,),
+    "github": (bool,),
     "termination": (str,),
     "output-dir": (str,),
     "exit-profile": (str,),

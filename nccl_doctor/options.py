@@ -21,7 +21,7 @@ class Options:
     `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
-    `-` for stdout; `exit_profile` is one of `profiles.PROFILES`. `absent_nodes` are node ranks that
+    `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of `profiles.PROFILES`. `absent_nodes` are node ranks that
     are known not to come: the roll call does not wait for them.
     """
 
@@ -34,6 +34,7 @@ class Options:
     collective_timeout_s: float = 20.0
     strict: bool = False
     outputs: Mapping[str, str] = field(default_factory=dict)
+    github: bool = False
     output_dir: str | None = None
     verbosity: int = 0
     quiet: bool = False

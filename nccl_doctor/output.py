@@ -15,6 +15,7 @@ from nccl_doctor.profiles import tell
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
+from nccl_doctor.report.github import ROOM, annotations, inert, summary
 from nccl_doctor.report.text import render as render_text
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ def save(report: Report, form: str, path: str) -> None:
     """
     rendered = renderer(form)(report)
     if path == "-":
-        sys.stdout.write(rendered)
-        sys.stdout.flush()
+        _put(sys.stdout, rendered)
         return
     write_whole(path, rendered)
 
@@ -47,19 +47,17 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
     width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
     encoding = (stream.encoding or "ascii").lower().replace("-", "")
     plain = not encoding.startswith("utf")
-    stream.write(
-        render_text(
-            report,
-            width=width,
-            color=terminal and not os.environ.get("NO_COLOR"),
-            verbose=options.verbosity > 0,
-            quiet=options.quiet,
-            ascii=plain,
-        )
+    text = render_text(
+        report,
+        width=width,
+        color=terminal and not os.environ.get("NO_COLOR"),
+        verbose=options.verbosity > 0,
+        quiet=options.quiet,
+        ascii=plain,
     )
     if report.run.get("alone") is True and not options.quiet:
-        stream.write("\n" + render_facts(report, width=width, ascii=plain))
-    stream.flush()
+        text += "\n" + render_facts(report, width=width, ascii=plain)
+    _put(stream, inert(text) if options.github else text)
 
 
 def say(report: Report, options: Options, stream: TextIO, code: int) -> int:
@@ -108,8 +106,32 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
             _complain(f"the report was not saved: {path}: {error.strerror or error}")
             code = max(code, 3)
     if departure.aside or "-" not in outputs.values():
-        return say(report, options, sys.stderr if departure.aside else sys.stdout, code)
-    return code_of(report, options, code)
+        code = say(report, options, sys.stderr if departure.aside else sys.stdout, code)
+    else:
+        code = code_of(report, options, code)
+    annotate(report, options, outputs, aside=departure.aside)
+    return code
+
+
+def annotate(
+    report: Report, options: Options, outputs: Mapping[str, str], *, aside: bool = False
+) -> None:
+    """Tell GitHub Actions, where that was asked for: annotations under the report, on stderr where
+    stdout is not for people, and what the summary of the step still has room for.
+    """
+    if not options.github:
+        return
+    taken = aside or "-" in outputs.values() or options.exit_profile != "native"
+    _put(sys.stderr if taken else sys.stdout, annotations(report))
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            before = "\n" if file.tell() else ""
+            file.write(before + summary(report, ROOM - file.tell() - len(before)))
+    except OSError as error:
+        _complain(f"the step summary was not written: {path}: {error.strerror or error}")
 
 
 def relay(departure: Departure, launch: Launch) -> int:
@@ -135,6 +157,13 @@ def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
     target = Path(path)
     aside = target.with_name(f"{target.stem}.{node}{target.suffix or '.json'}")
     return {**mine, "json": str(aside)}
+
+
+def _put(stream: TextIO, text: str) -> None:
+    """Write a text whole, whatever the stream can encode."""
+    encoding = stream.encoding or "ascii"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()
 
 
 def _complain(text: str) -> None:

@@ -15,6 +15,7 @@ from nccl_doctor.cli.saving import (
     outputs_of,
     profile_option,
     read_report,
+    wants_github,
 )
 from nccl_doctor.cli.words import need_command
 from nccl_doctor.profiles import PROFILES
@@ -81,7 +82,9 @@ def judge(file: str, exit_profile: str, quiet: bool, verbose: int, **given: Any)
     profile = check_profile(exit_profile, outputs)
     saved = read_report(file)
     again = judge_again(saved, registry.load(**_chosen([saved])))
-    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose)
+    options = Options(
+        exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
+    )
     sys.exit(give(again, outputs, options))
 
 
@@ -110,7 +113,9 @@ def merge(
         merged = merged_from(saved, registry.load(**_chosen(saved)))
     except ValueError as error:
         raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
-    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose)
+    options = Options(
+        exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
+    )
     sys.exit(give(merged, outputs, options))
 
 

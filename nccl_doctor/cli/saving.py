@@ -48,13 +48,25 @@ def read_report(file: str) -> Report:
 
 
 def output_options(function: F) -> F:
-    """One option for each format: where to write the report in it, too."""
+    """One option for each format: where to write the report in it, too; and GitHub's own."""
     from nccl_doctor.report.formats import formats
 
+    function = click.option(
+        "--github/--no-github",
+        default=None,
+        help="Annotations and step summary of GitHub Actions. [default: where GITHUB_ACTIONS is "
+        "set]",
+    )(function)
     for name in reversed(formats()):
         words = f"Write the report as {name} there too; - is stdout, instead of the text."
         function = click.option(f"--{name}", name, metavar="PATH", help=words)(function)
     return function
+
+
+def wants_github(given: Mapping[str, Any]) -> bool:
+    """What --github says, or else whether this is a step of GitHub Actions."""
+    asked = given.get("github")
+    return bool(os.environ.get("GITHUB_ACTIONS")) if asked is None else bool(asked)
 
 
 def profile_option(function: F) -> F:
@@ -125,13 +137,16 @@ def give(saved: Report, outputs: Mapping[str, str], options: Options) -> int:
     Raises:
         NotSaved: it could not be written.
     """
-    from nccl_doctor.output import code_of, say
+    from nccl_doctor.output import annotate, code_of, say
 
     for name, path in outputs.items():
         save_report(saved, name, path)
     if "-" in outputs.values():
-        return code_of(saved, options, saved.exit_code)
-    return say(saved, options, sys.stdout, saved.exit_code)
+        code = code_of(saved, options, saved.exit_code)
+    else:
+        code = say(saved, options, sys.stdout, saved.exit_code)
+    annotate(saved, options, outputs)
+    return code
 
 
 def save_report(saved: Report, form: str, path: str) -> None:

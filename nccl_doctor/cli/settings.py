@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
-from nccl_doctor.cli.saving import check_profile, outputs_of
+from nccl_doctor.cli.saving import check_profile, outputs_of, wants_github
 
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
@@ -79,6 +79,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         ),
         strict=given["strict"],
         outputs=outputs,
+        github=wants_github(given),
         output_dir=given.get("output_dir"),
         exit_profile=profile,
         hands_over=bool(ctx.meta.get(COMMAND)),

@@ -13,7 +13,9 @@ from typing import Any
 CLEAN = {
     name: value
     for name, value in os.environ.items()
-    if not name.startswith(("SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "PET_", "NCCL_", "GLOO_"))
+    if not name.startswith(
+        ("GITHUB_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "PET_", "NCCL_", "GLOO_")
+    )
     and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NO_COLOR")
 }
 CLEAN["RES_OPTIONS"] = "timeout:1 attempts:1"

@@ -103,7 +103,6 @@ def test_one_clear_line(arguments, tmp_path):
     "option",
     [
         "--html",
-        "--github",
         "--baseline",
         "--redact",
     ],
@@ -175,6 +174,8 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
 REPORT_COMMANDS = {"show", "judge", "merge"}
 RUN_FLAGS = {
+    "--github",
+    "--no-github",
     "--junit",
     "--markdown",
     "--prometheus",
@@ -207,6 +208,8 @@ RUN_FLAGS = {
     "-v",
 }
 ENV_FLAGS = {
+    "--github",
+    "--no-github",
     "--junit",
     "--markdown",
     "--prometheus",

@@ -45,6 +45,7 @@ def test_every_option_and_section(tmp_path):
         junit = "out.xml"
         markdown = "out.md"
         prometheus = "out.prom"
+        github = true
         output-dir = "views"
         exit-profile = "nagios"
         strict = true
