@@ -146,7 +146,10 @@ PURE = [
     for path in ENGINE_FILES
     if path.parent.name in ("verdict", "report")
     or path.stem
-    in ("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers", "matrix")
+    in (
+        *("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers"),
+        *("matrix", "profiles"),
+    )
     or path.stem not in TOUCHING.get(path.parent.name, {path.stem})
 ]
 
