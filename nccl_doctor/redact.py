@@ -29,6 +29,14 @@ _PERSONAL = re.compile(r"USER|ACCOUNT|COMMENT|_UID$|_GID$|_GROUP$")
 """In names of SLURM_ variables: who the user is, and whatever was typed as a comment."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+_TOLD = re.compile(
+    r"""((?:token|secret|password|passwd|passphrase|(?:api|access|private|account)[_-]?key)
+    [\w-]*['"]?\s*[=:]\s*(?:bearer\s+)?['"]?)(?!['"\s,;)\]}])[^\s'",;)\]}]+
+    |(\bbearer\s+)[\w.~+/=-]{8,}
+    |\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[\w-]{12,}""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""In free text: a value behind a word that speaks of a secret, and tokens known by their shape."""
 
 
 def allowed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -42,6 +50,17 @@ def allowed(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if _is_allowed(name)
     }
+
+
+def masked(text: str) -> str:
+    """Free text, as of a log, without secrets: credentials in a URL, values that are said to be a
+    token, key or password, and what has the shape of one, become `***`.
+    """
+
+    def hide(match: re.Match[str]) -> str:
+        return (match[1] or match[2] or "") + MASK
+
+    return _TOLD.sub(hide, _CREDENTIALS.sub(MASK, text))
 
 
 def _is_allowed(name: str) -> bool:

@@ -1,0 +1,164 @@
+"""Pseudonyms of addresses that are addresses again, with their networks kept. Pure.
+
+Two addresses that share their first n bits have pseudonyms that share their first n bits, and no
+more, for every n: subnets, prefixes and routes stay what they are (the scheme of Xu, Fan, Ammar and
+Moon, "Prefix-preserving IP address anonymization", ICNP 2002). In addition each block that has a
+meaning of its own (private, link-local, loopback) is mapped to itself, so that rules about them
+come out the same.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+
+from nccl_doctor.pseudonyms.book import Book
+
+_Block = tuple[int, int, bool]
+"""Value of the network, length of its prefix, and whether its addresses say nothing of anybody."""
+
+
+def _blocks(own: Sequence[str], plain: Sequence[str]) -> tuple[_Block, ...]:
+    return tuple(
+        (int(network.network_address), network.prefixlen, is_plain)
+        for names, is_plain in ((own, False), (plain, True))
+        for network in map(ipaddress.ip_network, names)
+    )
+
+
+_BLOCKS = {
+    4: _blocks(
+        ("10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+        ("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"),
+    ),
+    6: _blocks(
+        ("2000::/3", "fc00::/8", "fd00::/8", "fe80::/10", "fe80::/64", "ff02::1:ff00:0/104"),
+        ("::/64", "ff00::/8"),
+    ),
+}
+_EMBEDDED = (
+    ipaddress.IPv6Network("::ffff:0:0/96"),
+    ipaddress.IPv6Network("64:ff9b::/96"),
+    ipaddress.IPv6Network("::ffff:0:0:0/96"),
+)
+"""Where the last 32 bits are an IPv4 address."""
+_EXPLODED = re.compile(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", re.IGNORECASE)
+
+
+def is_ip(text: str) -> bool:
+    """Whether a text is a numeric address, perhaps with a zone or the length of a prefix."""
+    try:
+        ipaddress.ip_address(text.partition("/")[0].partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+class Addresses:
+    """Pseudonyms of IPv4, IPv6 and hardware addresses, and of GUIDs and UUIDs."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._known: dict[str, str] = {}
+
+    def ip(self, text: str) -> str | None:
+        """The pseudonym of an address, of `ADDRESS%ZONE` or `ADDRESS/PREFIX`; None for others.
+
+        What stands for a network (all bits behind the prefix are 0) stands for one afterwards.
+        """
+        if text not in self._known:
+            made = self._ip(text)
+            if made is None:
+                return None
+            self._known[text] = made
+        return self._known[text]
+
+    def _ip(self, text: str) -> str | None:
+        bare, slash, length = text.partition("/")
+        bare, percent, zone = bare.partition("%")
+        try:
+            address = ipaddress.ip_address(bare)
+        except ValueError:
+            return None
+        bits = address.max_prefixlen
+        if slash and not (length.isdecimal() and int(length) <= bits):
+            return None
+        value = self._mapped(int(address), address.version)
+        if slash:
+            host_bits = (1 << (bits - int(length))) - 1
+            if not int(address) & host_bits:
+                value &= ~host_bits
+        made = _written(value, address.version, like=bare)
+        if value != int(address):
+            self._book.keep(f"ipv{address.version}", made, str(address))
+        return made + percent + zone + slash + length
+
+    def _mapped(self, value: int, version: int) -> int:
+        if version == 6:
+            whole = ipaddress.IPv6Address(value)
+            if any(whole in network for network in _EMBEDDED):
+                return value >> 32 << 32 | self._mapped(value & 0xFFFFFFFF, 4)
+        width = 32 if version == 4 else 128
+        around = [
+            (base, length, is_plain)
+            for base, length, is_plain in _BLOCKS[version]
+            if value >> (width - length) == base >> (width - length)
+        ]
+        if around and max(around, key=lambda block: block[1])[2]:
+            return value
+        made = 0
+        for depth in range(width):
+            prefix = value >> (width - depth)
+            bit = value >> (width - depth - 1) & 1
+            if not _leads_to_block(prefix, depth, version, width):
+                bit ^= self._book.bit(f"ipv{version}", depth, prefix)
+            made = made << 1 | bit
+        return made
+
+    def hardware(self, text: str) -> str:
+        """The pseudonym of a MAC address, of a longer hardware address, or of a GUID of 16 digits:
+        as long, with the same separators. One that is nobody's (all 0, all f) stays.
+        """
+        plain = text.lower().removeprefix("0x")
+        bare = re.sub(r"[^0-9a-f]", "", plain)
+        if len(set(bare)) == 1:
+            return text
+        digits = iter(("02" if len(bare) == 12 else "0e") + self._hardware_digits(bare))
+        made = "".join(next(digits) if c in "0123456789abcdef" else c for c in plain)
+        made = text[: len(text) - len(plain)] + made
+        self._book.keep("hardware", made, text)
+        return made
+
+    def _hardware_digits(self, bare: str) -> str:
+        return self._book.digits("hardware", bare, max(len(bare) - 2, 0))
+
+    def uuid(self, text: str) -> str:
+        """The pseudonym of a UUID or another long hexadecimal number, as long."""
+        bare = text.lower().replace("-", "")
+        digits = iter(self._book.digits("uuid", bare, len(bare)))
+        made = "".join("-" if c == "-" else next(digits, "0") for c in text)
+        self._book.keep("uuid", made, text)
+        return made
+
+
+def _leads_to_block(prefix: int, depth: int, version: int, width: int) -> bool:
+    """Whether a block begins further down: flipping the next bit would move it."""
+    return any(
+        length > depth and base >> (width - depth) == prefix for base, length, _ in _BLOCKS[version]
+    )
+
+
+def _written(value: int, version: int, *, like: str) -> str:
+    """An address as text, in the spelling of another."""
+    if version == 4:
+        return str(ipaddress.IPv4Address(value))
+    address = ipaddress.IPv6Address(value)
+    if _EXPLODED.fullmatch(like):
+        return address.exploded
+    if "." in like:
+        head = ipaddress.IPv6Address(value >> 32 << 32)
+        last = ipaddress.IPv4Address(value & 0xFFFFFFFF)
+        if head == ipaddress.IPv6Address("::ffff:0:0"):
+            return f"::ffff:{last}"
+    return str(address)

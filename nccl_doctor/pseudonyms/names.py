@@ -1,0 +1,184 @@
+"""Names of hosts, users and what else people name, and which of them a record holds. Pure."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from nccl_doctor.pseudonyms.book import Book
+from nccl_doctor.pseudonyms.words import (
+    COMMON,
+    COUNTRIES,
+    ENDINGS,
+    LOCAL_NAMES,
+    PUBLIC_DOMAINS,
+    SYSTEM_USERS,
+    TOP_LEVEL,
+)
+
+_HOST = re.compile(r"(?=.{1,253}\.?$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?)+", re.I)
+_EC2 = re.compile(r"ip-\d{1,3}(?:-\d{1,3}){3}|ip-(?:[0-9a-f]{1,4}-){2,7}[0-9a-f]{1,4}", re.I)
+_USER = re.compile(r"[A-Za-z_][\w.-]{0,63}")
+_PIECES = re.compile(r"([-_.])")
+_MOST_PIECES = 12
+
+
+def is_host_name(text: str) -> bool:
+    """Whether a text can be the name of a host: no number, no address, and not this host's own."""
+    bare = text.rstrip(".")
+    return (
+        bool(_HOST.fullmatch(bare))
+        and any(c.isalpha() for c in bare)
+        and bare.lower() not in LOCAL_NAMES
+    )
+
+
+def is_public(name: str) -> bool:
+    """Whether a host belongs to nobody's cluster: documentation and sources that fixes refer to."""
+    lower = name.lower()
+    return any(lower == each or lower.endswith("." + each) for each in PUBLIC_DOMAINS)
+
+
+class Names:
+    """The names that a record is known to hold, and their pseudonyms.
+
+    Names of hosts are told apart without regard to case. A name with a domain has the pseudonym of
+    its first label, a dot, and the domain's, so that both forms are seen to be one host.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self._hosts: set[str] = set()
+        self._families: set[str] = set()
+        self._users: set[str] = set()
+        self._domains: set[str] = set()
+        self.in_word = lru_cache(maxsize=65536)(self._in_word)
+
+    def know_host(self, name: str) -> None:
+        """A host of this name is in the record; what cannot be one is not noted."""
+        if not is_host_name(name):
+            return
+        short, _, domain = name.rstrip(".").lower().partition(".")
+        if short in self._hosts and (not domain or domain in self._domains):
+            return
+        self.in_word.cache_clear()
+        self._hosts.add(short)
+        if re.search(r"[a-z]{2}", short) and re.search(r"\d", short):
+            stem = re.sub(r"[\d_-]+$", "", short)
+            if stem not in COMMON and stem.rstrip("0123456789") not in COMMON:
+                self._families.add(re.sub(r"\d+", "#", short))
+        if domain and domain not in PUBLIC_DOMAINS:
+            self._domains.add(domain)
+
+    def know_user(self, name: str) -> None:
+        """A user of this name is in the record."""
+        if _USER.fullmatch(name) and name not in SYSTEM_USERS and name not in self._users:
+            self.in_word.cache_clear()
+            self._users.add(name)
+
+    def host(self, name: str) -> str:
+        """The pseudonym of a host's name, whether it is known or not; of `localhost`, itself."""
+        bare = name.rstrip(".")
+        if bare.lower() in LOCAL_NAMES:
+            return name
+        short, dot, domain = bare.lower().partition(".")
+        if dot and is_public(bare.lower()):
+            return name
+        made = self._book.pseudonym("host", short, shown=bare.partition(".")[0])
+        return f"{made}.{self.domain(domain)}" if dot else made
+
+    def domain(self, name: str) -> str:
+        """The pseudonym of a domain."""
+        return self._book.pseudonym("domain", name.lower())
+
+    def user(self, name: str) -> str:
+        """The pseudonym of a user; that of a system's own user is the same name."""
+        return name if name in SYSTEM_USERS else self._book.pseudonym("user", name)
+
+    def label(self, name: str) -> str:
+        """The pseudonym of a name that somebody chose: of a cluster, a queue, a job."""
+        return self._book.pseudonym("name", name)
+
+    def knows_host(self, name: str) -> bool:
+        """Whether the record holds a host of this name, with or without its domain."""
+        short = name.lower().partition(".")[0]
+        return short in self._hosts or bool(_EC2.fullmatch(short)) or self._in_family(short)
+
+    def _in_word(self, word: str) -> str:
+        """A word of free text (letters and digits, joined by `-`, `_` or `.`), with the known names
+        in it replaced.
+        """
+        lower = word.lower()
+        if lower in LOCAL_NAMES or is_public(lower):
+            return word
+        if self._is_foreign_host(lower):
+            return self.host(word)
+        pieces = _PIECES.split(word)
+        if len(pieces) > 2 * _MOST_PIECES:
+            return word
+        out: list[str] = []
+        at = 0
+        while at < len(pieces):
+            end = self._longest(pieces, at)
+            if end is None:
+                out.append(pieces[at])
+                at += 1
+                continue
+            out.append(self._replaced("".join(pieces[at:end])))
+            at = end
+            if at < len(pieces) and pieces[at] == "." and _is_domain(pieces[at + 1 :]):
+                out.append("." + self.domain("".join(pieces[at + 1 :])))
+                break
+        return "".join(out)
+
+    def _is_foreign_host(self, lower: str) -> bool:
+        """Whether a word with dots is a host's full name, though no such host is known."""
+        _, dot, domain = lower.partition(".")
+        if not dot:
+            return bool(_EC2.fullmatch(lower))
+        if "_" in lower:
+            return False
+        last = lower.rpartition(".")[2]
+        return (
+            any(domain == each or domain.endswith("." + each) for each in self._domains)
+            or last in TOP_LEVEL
+            or ("." in domain and last in COUNTRIES)
+            or bool(_EC2.fullmatch(lower.partition(".")[0]))
+        )
+
+    def _longest(self, pieces: list[str], start: int) -> int | None:
+        """Where the longest known name ends that begins at a piece."""
+        if start % 2:  # a separator
+            return None
+        for end in range(len(pieces), start, -2):
+            text = "".join(pieces[start:end])
+            if self._is_known(text):
+                return end
+        return None
+
+    def _is_known(self, text: str) -> bool:
+        if len(text) < 2 or text.lower() in COMMON:
+            return False
+        lower = text.lower()
+        return (
+            lower in self._hosts
+            or text in self._users
+            or self._in_family(lower)
+            or bool(_EC2.fullmatch(lower))
+        )
+
+    def _replaced(self, text: str) -> str:
+        lower = text.lower()
+        if text in self._users and lower not in self._hosts:
+            return self.user(text)
+        return self.host(text)
+
+    def _in_family(self, lower: str) -> bool:
+        """Whether it is like a known name, but for its numbers: `nd7`, where `nd0` is known."""
+        return bool(self._families) and re.sub(r"\d+", "#", lower) in self._families
+
+
+def _is_domain(pieces: list[str]) -> bool:
+    """Whether what follows a host's name and a dot is a domain, and not the ending of a file."""
+    last = pieces[-1].lower()
+    return "_" not in pieces and last.isalpha() and len(last) > 1 and last not in ENDINGS

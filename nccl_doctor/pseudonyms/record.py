@@ -1,0 +1,198 @@
+"""A report with pseudonyms in place of who and where. Pure.
+
+First every name is gathered that the report is known to hold, then everything is rewritten. By the
+key that a value stands behind it is known to be a host, a path or a version; anything else is free
+text. Keys of tables are names too, where all keys of a table are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.pseudonyms.addresses import is_ip
+from nccl_doctor.pseudonyms.book import Book
+from nccl_doctor.pseudonyms.names import is_host_name
+from nccl_doctor.pseudonyms.text import Text
+from nccl_doctor.pseudonyms.words import (
+    ENDINGS,
+    HOST_KEYS,
+    HOST_VARIABLES,
+    ID_KEYS,
+    LABEL_KEYS,
+    LABEL_VARIABLES,
+    PATH_KEYS,
+    SERIAL_KEYS,
+    VERSION_KEYS,
+)
+from nccl_doctor.record import Report
+from nccl_doctor.redact import MASK
+from nccl_doctor.tools.slurm import slurm_hosts
+
+_SAME = frozenset(
+    {
+        *("schema_version", "tool", "verdict", "exit_code", "code", "check", "layer", "severity"),
+        *("title", "why", "confidence", "explained_by", "scope", "status", "started", "backend"),
+        *("level", "launcher"),
+    }
+)
+"""Keys of the report itself whose values are the doctor's own words."""
+_SECRET = re.compile(r"token|secret|passw|passphrase|api_?key", re.IGNORECASE)
+_LISTED = re.compile(r"NODELIST$")
+_WITH_PORT = re.compile(r"([^:\s]+)(:\d+)")
+_UNLIKE_A_WORD = re.compile(r"[\d.:-]")
+_ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
+_OWN_PARTS = ("run", "findings", "root_causes", "checks", "hosts", "ranks")
+
+
+def redact(report: Report, key: bytes) -> tuple[Report, Book]:
+    """The report that can be given away, and the private book that says what its names stand for.
+
+    Hosts, domains, addresses, hardware addresses, users, paths, serial numbers and names of jobs
+    are replaced; versions, ports, numbers and the doctor's own words stay. Judged again, it comes
+    to the same verdict. A report that is redacted already comes back as it is, with an empty book.
+
+    Args:
+        report: what to redact.
+        key: the same key gives the same pseudonyms in another report.
+    """
+    book = Book(key)
+    if report.redacted:
+        return report, book
+    text = known_of(report, book)
+    data = _Writer(text).report(report.to_json())
+    data["run"]["redacted_with"] = book.fingerprint
+    return Report.from_json({**data, "redacted": True}), book
+
+
+def known_of(report: Report, book: Book) -> Text:
+    """What replaces names in any text that belongs to a report, such as a log of the same run."""
+    text = Text(book)
+    for key, value in _strings("", report.to_json()):
+        _learn(text, key, value)
+    return text
+
+
+def _strings(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Every text, with the key that it stands behind; keys of tables are texts too."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield "", str(name)
+            yield from _strings(_behind(key, str(name)), item)
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _strings(key, item)
+
+
+def _behind(key: str, name: str) -> str:
+    """What says of which type a value is that stands at `name` in the table at `key`.
+
+    `{"MASTER_ADDR": {"value": …}}` says what `{"MASTER_ADDR": …}` says, and `outputs` are paths by
+    format. `sources` say of each field of the launch where it is from, in the doctor's words.
+    """
+    if name == "value" or key == "outputs":
+        return key
+    return "" if key == "sources" else name
+
+
+def _learn(text: Text, key: str, value: str) -> None:
+    if is_ip(value) and not VERSION_KEYS.search(key):
+        text.know_address(value)
+        return
+    text.learn(value)
+    if _LISTED.search(key):
+        for host in slurm_hosts(value):
+            text.names.know_host(host)
+    elif HOST_VARIABLES.search(key):
+        for each in re.split(r"[\s,;:=/]+", value):
+            text.names.know_host(each)
+    elif key in HOST_KEYS and is_host_name(value):
+        text.names.know_host(value)
+
+
+class _Writer:
+    """Rewrites JSON data."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+
+    def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The whole report; keys that a newer version adds are rewritten as free text."""
+        return {
+            name: item if name in _SAME else self._any(name, item, own=name in _OWN_PARTS)
+            for name, item in data.items()
+        }
+
+    def _any(self, key: str, value: Any, *, own: bool = False) -> Any:
+        """`own`: a table of the report's own, whose keys are part of its format."""
+        if isinstance(value, str):
+            return self._string(key, value)
+        if isinstance(value, Mapping):
+            return self._table(key, value, own=own)
+        if isinstance(value, (list, tuple)):
+            return [self._any(key, item, own=own) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return sorted((self._any(key, item) for item in value), key=str)
+        if value is None or isinstance(value, (int, float)):
+            return value
+        return self._string(key, str(value))
+
+    def _table(self, key: str, table: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
+        all_hosts = bool(table) and all(self._text.names.knows_host(str(name)) for name in table)
+        made = {}
+        for name, item in table.items():
+            name = str(name)
+            if own and (name in _SAME or (key == "checks" and name == "name")):
+                made[name] = item
+            elif own and key == "hosts" and name == "key":
+                made[name] = self._text.addresses.uuid(str(item))
+            else:
+                made[self._key(name, all_hosts)] = self._any(_behind(key, name), item)
+        return made
+
+    def _key(self, name: str, is_host: bool) -> str:
+        """A key: a name where all of its table are, or where it cannot be a word of the format."""
+        if is_host:
+            return self._text.names.host(name)
+        if _UNLIKE_A_WORD.search(name) or name.startswith(("/", "~")):
+            return self._text.replaced(name)
+        return name
+
+    def _string(self, key: str, value: str) -> str:
+        text = self._text
+        if not value or value == MASK:
+            return value
+        if _SECRET.search(key):
+            return MASK
+        if key == "command":
+            return re.sub(r"\S+", self._word_of_command, value)
+        if key in ID_KEYS:
+            return text.addresses.uuid(value)
+        if key in LABEL_KEYS or LABEL_VARIABLES.search(key):
+            return value if value == "none" or value.isdecimal() else text.names.label(value)
+        if SERIAL_KEYS.search(key):
+            return text.serial(value)
+        if _LISTED.search(key):
+            return ",".join(map(text.names.host, slurm_hosts(value))) or MASK
+        if key in HOST_KEYS or HOST_VARIABLES.search(key):
+            named = _WITH_PORT.fullmatch(value)
+            host, port = (named[1], named[2]) if named else (value, "")
+            if is_host_name(host):
+                return text.names.host(host) + port
+        if PATH_KEYS.search(key) and _is_path(value):
+            return text.paths.path(value)
+        return text.replaced(value, is_version=bool(VERSION_KEYS.search(key)))
+
+    def _word_of_command(self, match: re.Match[str]) -> str:
+        """One word of our own command line, where a file may stand without any folder."""
+        option, equals, value = match.group().rpartition("=")
+        if "://" not in value and ("/" in value or _ENDING.fullmatch(value)):
+            return option + equals + self._text.paths.path(value)
+        return self._text.replaced(match.group())
+
+
+def _is_path(value: str) -> bool:
+    return value != "-" and "\n" not in value and (" " not in value or "/" in value)

@@ -1,0 +1,173 @@
+"""Free text with pseudonyms in it: messages, stacks, log lines, what tools print. Pure.
+
+One pass over the text: what has been replaced is not looked at again. What cannot be told from its
+shape, the bare name of a host or a user, is known from elsewhere in the record (`Names`).
+"""
+
+from __future__ import annotations
+
+import re
+
+from nccl_doctor.pseudonyms.addresses import Addresses
+from nccl_doctor.pseudonyms.book import Book
+from nccl_doctor.pseudonyms.names import Names, is_public
+from nccl_doctor.pseudonyms.paths import HOMES, Paths, is_systems_own
+from nccl_doctor.redact import MASK, masked
+
+_PATH_END = r"[^\s'\"`<>|;,()\[\]{}:]"
+_THINGS = re.compile(
+    r"""
+    (?P<url>\b[a-z][a-z0-9+.-]*://[^\s'"`<>,;]+)
+    |(?P<serial>(?:\bserial(?:\ number|[_-]number)?|\[SN\]\ Serial\ number|\basset\ tag)
+        \s*[:=]\s*)(?P<serial_is>[\w.-]+)
+    |(?P<uuid_of>(?<![0-9a-z])(?:[a-z]\w*[-_])?)
+        (?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-z]))
+    |(?P<mac>(?<!\w)[0-9a-f]{2}(?P<sep>[:-])[0-9a-f]{2}(?:(?P=sep)[0-9a-f]{2}){4,18}
+        (?!\w|(?P=sep)[0-9a-f]))
+    |(?P<enx>\benx)(?P<enx_is>[0-9a-f]{12})\b
+    |(?P<guid>(?<![\w:])[0-9a-f]{4}(?::[0-9a-f]{4}){3}(?![\w:])|\b0x(?!0000)[0-9a-f]{16}\b)
+    |(?P<ipv6>(?<![\w%])(?:[0-9a-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{0,4})
+        (?:%[\w.-]*\w)?(?:/\d{1,3}(?![\w.]))?)(?!\w)
+    |(?P<ipv4>(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2}(?![\w./]))?)(?!\w|\.\d)
+    |(?P<quote>['"])(?P<quoted>(?:~[\w.-]*|\.{1,2}|/(?!/)[^'"\s/]+)/[^'"\n]*)(?P=quote)
+    |(?P<path>(?:(?<![\w/.~)\]}>$-])(?:~[\w.-]*|\.{1,2}|\$\{?\w+\}?)?/(?!/)
+        |/(?=(?:home|Users)/))PATH_END*)
+    |(?P<user>\b[a-z_][\w.-]*)@(?P<at>(?!if\d|eth|en[opsx]|ib\d|bond|veth|wl|lo\b)
+        [a-z0-9](?:[\w.-]*[a-z0-9])?)
+    |(?P<word>[a-z0-9]+(?:[-_.]+[a-z0-9]+)*)
+    """.replace("PATH_END", _PATH_END),
+    re.VERBOSE | re.IGNORECASE,
+)
+_VERSION = re.compile(
+    r"(?:\b(?:versions?|release|firmware|fw|driver|vbios|cudnn|cublas|nccl|cuda|torch|cu1\d)|==)"
+    r"[\s:=(]*$",
+    re.IGNORECASE,
+)
+"""What stands before four numbers that are a version, and no address."""
+_IS_VERSION = re.compile(r"v?\d+(?:\.\d+)+[\w.+-]*", re.IGNORECASE)
+_FOUR = re.compile(r"(?<!\d)(?:\d{1,3}\.){3}\d{1,3}(?!\d)")
+_NCCL_LINE = re.compile(r"(?<!\S)([^\s:]+):\d+:\d+ \[")
+_HOMES = re.compile(rf"/(?:{'|'.join(sorted(HOMES))})/([^\s/'\"`<>|;,()\[\]{{}}:%*$]+)")
+_SAID = re.compile(r"\b(?:connect to host |resolve host(?:name)? |HOSTNAME=)([\w.-]*\w)")
+_USER_IS = re.compile(r"\b(?:USER|LOGNAME|SUDO_USER)=([\w.-]+)")
+
+
+class Text:
+    """Puts pseudonyms into free text, once the names in it are known."""
+
+    def __init__(self, book: Book) -> None:
+        self.names = Names(book)
+        self.addresses = Addresses(book)
+        self.paths = Paths(book, self.names)
+        self._book = book
+        self._known_ips: set[str] = set()
+
+    def know_address(self, address: str) -> None:
+        """Note that this numeric address is in the record: it is never taken for a version."""
+        self._known_ips.add(address.partition("/")[0])
+
+    def learn(self, text: str) -> None:
+        """Note the names of hosts and users that a text gives away by the place that they stand in:
+        the head of NCCL's log lines, home directories, what ssh says.
+        """
+        if "/" in text:
+            for user in _HOMES.findall(text):
+                self.names.know_user(user)
+        if " [" in text:
+            for host in _NCCL_LINE.findall(text):
+                self.names.know_host(host)
+        for host in _SAID.findall(text):
+            self.names.know_host(host)
+        for user in _USER_IS.findall(text):
+            self.names.know_user(user)
+
+    def replaced(self, text: str, *, is_version: bool = False) -> str:
+        """The text with pseudonyms in it; `is_version`: four numbers in it are one."""
+
+        def put(match: re.Match[str]) -> str:
+            return self._put(match, is_version)
+
+        return _THINGS.sub(put, masked(text))
+
+    def _put(self, match: re.Match[str], is_version: bool) -> str:
+        kind, text = match.lastgroup, match.group()
+        if kind == "word":
+            return self._word(text)
+        if kind in ("ipv4", "ipv6"):
+            return self._ip(match, text, is_version)
+        if kind == "path":
+            return self._path(text)
+        if kind == "quoted":
+            return match["quote"] + self._quoted(match["quoted"]) + match["quote"]
+        if kind == "at":
+            return self._at(text, match["user"], match["at"])
+        if kind == "uuid":
+            return match["uuid_of"] + self.addresses.uuid(match["uuid"])
+        if kind == "enx_is":
+            return match["enx"] + self.addresses.hardware(match["enx_is"])
+        if kind == "serial_is":
+            return match["serial"] + self.serial(match["serial_is"])
+        if kind == "url":
+            return self._url(text)
+        return self.addresses.hardware(text)
+
+    def serial(self, text: str) -> str:
+        """The pseudonym of a serial number; of none, as tools write it, itself."""
+        if text.upper() in ("N", "N/A", "0", "NONE", "UNKNOWN"):
+            return text
+        return self._book.pseudonym("serial", text)
+
+    def _word(self, word: str) -> str:
+        """Names in a word; and addresses in it, as in `nccl.10.0.0.1.log`, where they are known."""
+        if word.count(".") < 3:
+            return self.names.in_word(word)
+
+        def put(match: re.Match[str]) -> str:
+            known = match.group() in self._known_ips
+            return (self.addresses.ip(match.group()) if known else None) or match.group()
+
+        made = _FOUR.sub(put, word)
+        return self.names.in_word(word) if made == word else made
+
+    def _ip(self, match: re.Match[str], text: str, is_version: bool) -> str:
+        bare, slash, length = text.partition("/")
+        if match.lastgroup == "ipv4" and bare not in self._known_ips:
+            before = match.string[max(0, match.start() - 24) : match.start()]
+            if is_version or _VERSION.search(before):
+                return text
+        inner = text.strip(":") if "::" not in (text[:2], text[-2:]) else text
+        for each in (text, text.removesuffix(":"), inner):
+            made = self.addresses.ip(each)
+            if made is not None:
+                return text.replace(each, made, 1)
+        if slash:
+            return self.replaced(bare) + slash + length
+        return ":".join(map(self.replaced, text.split(":"))) if ":" in text else text
+
+    def _at(self, text: str, user: str, at: str) -> str:
+        if _IS_VERSION.fullmatch(at) and self.addresses.ip(at) is None:
+            return text
+        host = self.addresses.ip(at) or self.names.host(at)
+        return f"{self.names.user(user)}@{host}"
+
+    def _quoted(self, text: str) -> str:
+        """A path in quotes may hold spaces; so may a command that begins with one."""
+        if " " in text and is_systems_own(text):
+            return self.replaced(text)
+        return self.paths.path(text)
+
+    def _path(self, text: str) -> str:
+        bare = text.rstrip(".!?…")
+        return self.paths.path(bare) + text[len(bare) :]
+
+    def _url(self, text: str) -> str:
+        bare = text.rstrip(").]!?…" if "[" not in text else ".!?…")
+        scheme, _, rest = bare.partition("://")
+        host, slash, path = rest.partition("/")
+        if is_public(host.partition(":")[0]):
+            return text
+        user, at, host = host.rpartition("@")
+        if at and user != MASK:
+            user = self.names.user(user)
+        made = f"{scheme}://{user}{at}{self.replaced(host)}"
+        return made + (self.paths.path(slash + path) if slash else "") + text[len(bare) :]
