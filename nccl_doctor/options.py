@@ -22,7 +22,8 @@ class Options:
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
-    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the roll call does not wait for them.
+    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the
+    roll call does not wait for them.
     """
 
     backend: str = "auto"
