@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor import probe
+from nccl_doctor import forks
 
 _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
 
@@ -41,7 +41,7 @@ class Door:
     def close(self) -> None:
         """Stop serving."""
         if self._pid:
-            probe.stop_service(self._pid)
+            forks.stop_service(self._pid)
             self._pid = 0
 
 
@@ -51,7 +51,7 @@ def serve(port: int) -> Door:
         listener = _bind(port)
     except OSError as error:
         return Door("self", error)
-    pid = probe.fork_service("doorkeeper", lambda: _keep(listener))
+    pid = forks.fork_service("doorkeeper", lambda: _keep(listener))
     listener.close()
     return Door("self", pid=pid)
 

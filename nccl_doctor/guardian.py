@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nccl_doctor import probe
+from nccl_doctor import forks
 
 LAST_WORDS_S = 5
 """Seconds for the last words; then SIGALRM ends the process without them."""
@@ -68,7 +68,7 @@ class Guardian:
         code = 3
         try:
             signal.alarm(LAST_WORDS_S)
-            probe.kill_living()
+            forks.kill_living()
             code = self._last_words(reason)
         finally:
             os._exit(code)

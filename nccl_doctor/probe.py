@@ -13,7 +13,6 @@ thread does name look-ups; hence `doorkeeper` runs it in a process of its own).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import json
 import os
@@ -24,29 +23,33 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.contract import Skip, Untested
+from nccl_doctor.forks import end, fork, living, settle
 
 MAX_MESSAGE_BYTES = 8 << 20
 """More than this from one child is a fault of the check, not a fact."""
 MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
+AT_ONCE = 64
+"""Children at the same time."""
+_FILES = 3
+"""Open files of this process for each child, which the later ones inherit."""
+_OWN_FILES = 64
+"""What a child needs for itself."""
 STACK_WAIT_S = 0.3
-REAP_WAIT_S = 1.0
+_MUTE = ("T", "t", "Z", "")
+"""State letters of processes that answer no signal."""
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
 
 Work = Callable[["Line"], Mapping[str, Any]]
 """Runs in the child: is given the line to whoever waits, returns the facts."""
-
-living: set[int] = set()
-"""Process ids of the children of this process, for whoever has to kill them in a hurry."""
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Job:
         self._log = os.memfd_create(f"{self.name}-log")
         self._stack = os.memfd_create(f"{self.name}-stack")
         self._started = time.monotonic()
-        pid, parent = _fork()
+        pid, parent = fork()
         if pid == 0:
             os.close(read_end)
             _child(self, write_end, parent)
@@ -111,12 +114,18 @@ class Job:
                 self._result = message
         return bool(data)
 
+    def ask(self) -> None:
+        """Make a stuck child write its Python stack, unless it is stopped and would not answer."""
+        if _proc_state(self._pid) not in _MUTE:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGUSR1)
+
     def conclude(self, *, late: bool) -> Outcome:
-        """End the child and say how it ended."""
+        """End the child and say how it ended; a `late` one was asked what it is doing."""
         state = wchan = ""
         if late:
             state, wchan = self._examine()
-        status = _end(self._pid, patient=not late)
+        status = end(self._pid, patient=not late)
         living.discard(self._pid)
         outcome = self._outcome(late, status, state, wchan)
         for fd in (self._pipe, self._log, self._stack):
@@ -124,11 +133,9 @@ class Job:
         return outcome
 
     def _examine(self) -> tuple[str, str]:
-        """State letter and wait channel of a stuck child; makes it write its Python stack."""
+        """State letter and wait channel of a stuck child; waits for its Python stack."""
         state, wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
-        if state not in ("T", "t", "Z", ""):  # a stopped process would not answer
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGUSR1)
+        if state not in _MUTE:
             until = time.monotonic() + STACK_WAIT_S
             while time.monotonic() < until and not os.fstat(self._stack).st_size:
                 time.sleep(0.01)
@@ -162,7 +169,7 @@ class Job:
 
 
 def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
-    """Run every job at once, each in its own child, and wait for all.
+    """Run every job, each in its own child, as many at once as there is room for; wait for all.
 
     Args:
         jobs: what to run; returns by the latest of their deadlines, plus a second to collect.
@@ -170,19 +177,27 @@ def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Ou
 
     Returns: outcomes in the order of `jobs`.
     """
-    started = list(jobs)
-    for job in started:
-        job.start()
     outcomes: dict[int, Outcome] = {}
-    waiting = dict(enumerate(started))
-    while waiting:
+    waiting: dict[int, Job] = {}
+    to_come = deque(enumerate(jobs))
+    room = _room()
+    while waiting or to_come:
         now = time.monotonic()
-        for index, job in list(waiting.items()):
+        while to_come and len(waiting) < room:
+            index, job = to_come.popleft()
             if now >= job.deadline:
-                del waiting[index]
-                outcomes[index] = job.conclude(late=True)
+                words = f"no room in time: {room} children at once"
+                outcomes[index] = Outcome(OutcomeStatus.UNTESTED, reason=words)
+                continue
+            job.start()
+            waiting[index] = job
+        late = [index for index, job in waiting.items() if now >= job.deadline]
+        for index in late:  # all at once: each needs a moment to answer
+            waiting[index].ask()
+        for index in late:
+            outcomes[index] = waiting.pop(index).conclude(late=True)
         if not waiting:
-            break
+            continue
         pipes = {job._pipe: index for index, job in waiting.items()}
         nearest = min(job.deadline for job in waiting.values())
         patience = min(max(0.0, nearest - time.monotonic()), 0.2)
@@ -192,93 +207,23 @@ def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Ou
             if not waiting[index].pump():
                 outcomes[index] = waiting.pop(index).conclude(late=False)
         tick()
-    return [outcomes[index] for index in range(len(started))]
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
-def kill_living() -> None:
-    """Kill every child at once, with all it started; for the last resort."""
-    for pid in list(living):
-        _kill(pid)
-
-
-def _fork() -> tuple[int, int]:
-    """Fork, with nothing left in a buffer that both would write.
-
-    Returns: as `os.fork`, and the process id of the parent.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    parent = os.getpid()
-    return os.fork(), parent
-
-
-def fork_service(name: str, serve: Callable[[], None]) -> int:
-    """Fork a process that runs `serve` until it is killed or this process is gone.
-
-    Returns: its process id, registered in `living`.
-    """
-    pid, parent = _fork()
-    if pid == 0:
-        code = 1
-        try:
-            _settle(name, parent)
-            serve()
-            code = 0
-        finally:
-            os._exit(code)
-    living.add(pid)
-    return pid
-
-
-def fork_child(body: Callable[[], int]) -> int:
-    """Fork a process that runs `body`, leaves with the code it returns, and dies with this one.
-
-    Returns: its process id; the caller reaps it.
-    """
-    pid, parent = _fork()
-    if pid == 0:
-        code = 3
-        try:
-            _die_with(parent)
-            code = body()
-            sys.stdout.flush()
-        except BaseException:  # the boundary of the process: nothing may run on above the fork
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return pid
-
-
-def stop_service(pid: int) -> None:
-    """Kill and reap a process started by `fork_service`."""
-    _end(pid, patient=False)
-    living.discard(pid)
-
-
-def _settle(name: str, parent: int) -> None:
-    """What every forked process does first: die with the parent, own process group, own signals."""
-    _die_with(parent)
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    living.clear()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def _room() -> int:
+    """How many children at once: the limit of open files may be low, and is itself to be found."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return AT_ONCE
+    free = limit - len(os.listdir("/proc/self/fd")) - _OWN_FILES
+    return max(1, min(AT_ONCE, free // _FILES))
 
 
 def _child(job: Job, pipe: int, parent: int) -> NoReturn:
     """Body of the child; never returns."""
     code = 1
     try:
-        _settle(job.name, parent)
+        settle(job.name, parent)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(job._log, 1)
@@ -333,38 +278,6 @@ class Line:
     def witness(self, name: str, value: Any) -> None:
         """Say something of this child's own state; the last value of a name holds."""
         self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
-
-
-def _end(pid: int, *, patient: bool) -> int | None:
-    """Reap a child, killing it and its process group; None for one that cannot be killed.
-
-    A patient end lets a child that has closed its pipe leave by itself first.
-    """
-    until = time.monotonic() + REAP_WAIT_S
-    if not patient:
-        _kill(pid)
-    pause = 0.001
-    while time.monotonic() < until + REAP_WAIT_S:
-        try:
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return None
-        if reaped:
-            _kill(pid, group_only=True)  # whatever it started and left behind
-            return status
-        if time.monotonic() > until:
-            _kill(pid)
-        time.sleep(pause)
-        pause = min(pause * 2, 0.02)
-    return None
-
-
-def _kill(pid: int, *, group_only: bool = False) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    if not group_only:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def _proc_text(pid: int, name: str) -> str:

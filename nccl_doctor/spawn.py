@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from nccl_doctor import identity, probe
+from nccl_doctor import forks, identity
 from nccl_doctor.layout import Address, Place
 
 CPU_RANKS = 2
@@ -71,7 +71,7 @@ def run_host(
     def start_siblings(place: Place, meeting: Address) -> None:
         os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
-    children = {probe.fork_child(partial(first, start_siblings)): 0}
+    children = {forks.fork_child(partial(first, start_siblings)): 0}
     os.close(word_end)
     for number in _FORWARDED:
         signal.signal(number, lambda number, _: _forward(children, number))
@@ -84,7 +84,7 @@ def run_host(
                 place, (host, port) = json.loads(told)
                 body = partial(sibling, Place(**place), (host, port))
                 for local in range(1, nproc):
-                    children[probe.fork_child(partial(body, local))] = local
+                    children[forks.fork_child(partial(body, local))] = local
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in children:
             codes[children[pid]] = os.waitstatus_to_exitcode(status)

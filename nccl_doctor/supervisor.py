@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import doorkeeper, identity, kinds, probe
+from nccl_doctor import doorkeeper, forks, identity, kinds
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.examine import (
@@ -80,7 +80,7 @@ class Supervisor:
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
             # The job would else meet our store in place of its own, and lose it.
             self._box.outlive(GOODBYE_S)
-        probe.kill_living()
+        forks.kill_living()
         return code
 
     def _depart(self) -> Departure:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from nccl_doctor import doorkeeper, mailbox, probe
+from nccl_doctor import doorkeeper, forks, mailbox
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 
 PREFIX = "test/"
@@ -33,10 +33,10 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     port = free_port()
     served = doorkeeper.serve(port)
     assert served.error is None
-    (pid,) = probe.living
+    (pid,) = forks.living
     yield port, pid
     served.close()
-    assert not probe.living
+    assert not forks.living
 
 
 def thread_states(pid: int) -> list[Path]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from nccl_doctor import probe
+from nccl_doctor import forks, probe
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from tests.ranks.ranks import gone
@@ -23,7 +25,7 @@ SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
 def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
     job = probe.Job("test", work, time.monotonic() + deadline_s)
     (outcome,) = probe.run([job])
-    assert not probe.living
+    assert not forks.living
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)  # nothing is left to reap
     return outcome
@@ -147,6 +149,34 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
     assert time.monotonic() - started < DEADLINE_S + SLACK_S
     ok = OutcomeStatus.OK
     assert [o.status for o in outcomes] == [ok, ok, OutcomeStatus.HUNG, ok, ok]
+
+
+@contextlib.contextmanager
+def few_files(limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_few_open_files_are_enough_for_many_children() -> None:
+    # Found in the lab: with a limit of 128 the supervisor itself failed, before it could say so.
+    end = time.monotonic() + 20
+    jobs = [probe.Job(f"n{n}", lambda line, n=n: {"n": n}, end) for n in range(100)]
+    with few_files(128):
+        outcomes = probe.run(jobs)
+    assert [outcome.facts for outcome in outcomes] == [{"n": n} for n in range(100)]
+
+
+def test_what_finds_no_room_in_time_is_untested() -> None:
+    end = time.monotonic() + DEADLINE_S
+    jobs = [probe.Job("stuck", lambda line: time.sleep(1000) or {}, end) for _ in range(2)]
+    with few_files(64):  # room for one
+        first, last = probe.run(jobs)
+    assert (first.status, last.status) == (OutcomeStatus.HUNG, OutcomeStatus.UNTESTED)
+    assert "no room" in last.reason
 
 
 def test_child_does_not_outlive_its_parent() -> None:
