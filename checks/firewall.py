@@ -135,7 +135,7 @@ PEER_INTERCEPTED = Kind(
 
 # Every host calls at about the same time, so nobody waits for more than a slow start of the others.
 _LISTEN_S = 10.0
-# A failed call takes 3.8 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
+# A failed call takes 3.2 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
 _CALLS_S = 18.0
 _BATCH = 128
 _DONE_S = 20.0

@@ -32,8 +32,8 @@ TOKEN_BYTES = 32
 SMALL_BYTES = 64
 LARGE_BYTES = 1 << 20
 ACK_BYTES = 1 << 14
-DIAL_S = 2.0
-DIAL_AGAIN_S = 1.5
+DIAL_S = 1.6
+DIAL_AGAIN_S = 1.3
 """Both dials send their SYN at 0 and 1 s (the kernel's next one is due at 3 s): four packets, each
 answered within a round trip, and nobody waits for longer than it takes to know."""
 STALL_S = 3.0
