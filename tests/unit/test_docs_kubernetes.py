@@ -120,7 +120,7 @@ def trainer(index: int) -> dict[str, str]:
 
 
 def pytorch(index: int) -> dict[str, str]:
-    """The Training Operator from 1.7 on."""
+    """The Training Operator, a newer release."""
     nproc = of("pytorchjob.yaml", "PyTorchJob")["spec"]["nprocPerNode"]
     return {
         **POD,
