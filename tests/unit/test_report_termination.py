@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.examine import Departure
+from nccl_doctor.launch import Launch
+from nccl_doctor.options import Options
+from nccl_doctor.output import leave
 from nccl_doctor.record import Report
 from nccl_doctor.report.formats import termination
 from nccl_doctor.verdict import conclude
@@ -101,3 +107,20 @@ def test_nothing_that_a_terminal_would_obey() -> None:
     assert all(char.isprintable() or char == "\n" for char in text)
     assert len(text.splitlines()) == 3
     text.encode()
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["coordinator", "never got in"])
+def test_every_container_has_its_own(aside: bool, tmp_path: Path) -> None:
+    """The coordinator's, and the own view of one that never got in, at the same path."""
+    report = report_of(Finding(SHM, "64 MiB", Where(hosts=("llm-1",))))
+    path = tmp_path / "termination-log"
+    path.touch()
+    options = Options(outputs={"termination": str(path), "json": str(tmp_path / "r.json")})
+    launch = Launch(node_rank=1, local_rank=0)
+    assert leave(Departure(1, report, aside=aside), launch, options) == 1
+    assert path.read_text() == termination.render(report)
+    (saved,) = tmp_path.glob("*.json")
+    assert saved.name == ("r.node1.json" if aside else "r.json")
+    path.write_text("")
+    assert leave(Departure(1, report, aside=True), Launch(local_rank=1), options) == 1
+    assert path.read_text() == ""
