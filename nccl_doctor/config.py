@@ -48,6 +48,7 @@ OPTIONS: Mapping[str, _Types] = {
     "github": (bool,),
     "termination": (str,),
     "output-dir": (str,),
+    "baseline": (str,),
     "exit-profile": (str,),
     "strict": (bool,),
     "quiet": (bool,),

@@ -23,7 +23,8 @@ class Options:
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
     `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the
-    roll call does not wait for them.
+    roll call does not wait for them. `baseline` is where earlier reports
+    are.
     """
 
     backend: str = "auto"
@@ -37,6 +38,7 @@ class Options:
     outputs: Mapping[str, str] = field(default_factory=dict)
     github: bool = False
     output_dir: str | None = None
+    baseline: str | None = None
     verbosity: int = 0
     quiet: bool = False
     hands_over: bool = False

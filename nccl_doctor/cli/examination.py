@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.saving import give, output_options, profile_option
@@ -18,6 +19,7 @@ from nccl_doctor.job import GROUPS
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
     from nccl_doctor.fleet.run import Fleet
+    from nccl_doctor.history import Past
     from nccl_doctor.launch import Launch
     from nccl_doctor.options import Flags, Options
 
@@ -133,6 +135,7 @@ def _run_options(function: F) -> F:
     help="Every host leaves its own view there as node<K>.json; shared by all hosts, it lets the "
     "coordinator hear those that cannot reach it.",
 )
+@baseline_option
 @_run_options
 @click.pass_context
 def run(ctx: click.Context, /, **given: Any) -> None:
@@ -153,10 +156,13 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     command = ctx.meta[COMMAND]
     flags, launch, fleet, deepspeed = topology_of(ctx, given, command)
     options = relayed
+    past = None
     if options is None:
-        options = options_of(ctx, given, first=launch.rank in (0, None))
+        first = launch.rank in (0, None)
+        options = options_of(ctx, given, first=first)
         options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
-    code = _run_on_hosts(fleet, options) if fleet else _run_here(ctx, options, flags)
+        past = past_of(options.baseline) if first else None
+    code = _run_on_hosts(fleet, options, past) if fleet else _run_here(ctx, options, flags, past)
     sys.stdout.flush()
     sys.stderr.flush()
     if command and code == 0:
@@ -166,7 +172,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     os._exit(code)
 
 
-def _run_here(ctx: click.Context, options: Options, flags: Flags) -> int:
+def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
     """Examine the cluster that this process is a rank or a host of; the exit code."""
     from nccl_doctor.output import leave, relay
     from nccl_doctor.run import run as examine
@@ -178,12 +184,12 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags) -> int:
         return leave(departure, launch, options)
 
     try:
-        return examine(options, flags, write)
+        return examine(options, flags, write, past)
     except NoGpu as error:
         raise click.UsageError(str(error), ctx) from error
 
 
-def _run_on_hosts(fleet: Fleet, options: Options) -> int:
+def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     """Examine the cluster of a hostfile; the exit code."""
     from nccl_doctor.examine import Departure
     from nccl_doctor.fleet.run import run_on_hosts
@@ -191,7 +197,7 @@ def _run_on_hosts(fleet: Fleet, options: Options) -> int:
     from nccl_doctor.output import leave
 
     try:
-        report = run_on_hosts(fleet, options)
+        report = run_on_hosts(fleet, options, past)
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
     return leave(Departure(report.exit_code, report), Launch(), options)

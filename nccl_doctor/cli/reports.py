@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nccl_doctor.cli.baseline import baseline_option, past_of
+from nccl_doctor.cli.difference import diff
 from nccl_doctor.cli.saving import (
     check_profile,
     give,
@@ -67,21 +69,24 @@ def show(file: str, format_: str, exit_profile: str | None, quiet: bool, verbose
 @click.argument("file")
 @output_options
 @profile_option
+@baseline_option
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def judge(file: str, exit_profile: str, quiet: bool, verbose: int, **given: Any) -> None:
+def judge(
+    file: str, exit_profile: str, baseline: str | None, quiet: bool, verbose: int, **given: Any
+) -> None:
     """Judge the facts of a saved report again, with the checks installed here.
 
     Exits as `run` would have.
     """
     from nccl_doctor import registry
+    from nccl_doctor.history import judge_beside
     from nccl_doctor.options import Options
-    from nccl_doctor.verdict import judge_again
 
     outputs = outputs_of(given)
     profile = check_profile(exit_profile, outputs)
-    saved = read_report(file)
-    again = judge_again(saved, registry.load(**_chosen([saved])))
+    saved, past = read_report(file), past_of(baseline)
+    again = judge_beside(saved, registry.load(**_chosen([saved])), past)
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
@@ -117,6 +122,9 @@ def merge(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
     sys.exit(give(merged, outputs, options))
+
+
+report.add_command(diff)
 
 
 def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:

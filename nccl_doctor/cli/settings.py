@@ -81,6 +81,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         outputs=outputs,
         github=wants_github(given),
         output_dir=given.get("output_dir"),
+        baseline=given.get("baseline"),
         exit_profile=profile,
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],

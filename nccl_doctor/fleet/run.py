@@ -25,6 +25,7 @@ from nccl_doctor.fleet import faults
 from nccl_doctor.fleet.hostfile import Entry
 from nccl_doctor.fleet.relay import MARKER, letter
 from nccl_doctor.fleet.ssh import Ended, Heard, converse, ssh_command
+from nccl_doctor.history import Past, judge_beside
 from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
 from nccl_doctor.kinds import RUN_INTERRUPTED
 from nccl_doctor.merge import merge
@@ -94,8 +95,8 @@ class Fleet:
         )
 
 
-def run_on_hosts(fleet: Fleet, options: Options) -> Report:
-    """Examine the cluster of a hostfile.
+def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Report:
+    """Examine the cluster of a hostfile, and hold it against `past`, if there is any.
 
     Returns: the report. Never later than `options.timeout_s` after it was called.
 
@@ -125,11 +126,12 @@ def run_on_hosts(fleet: Fleet, options: Options) -> Report:
         tick=tick,
     )
     progress.clear()
-    return combine(
+    checks = registry.load(options.select, options.ignore)
+    report = combine(
         fleet,
         options,
         heard,
-        registry.load(options.select, options.ignore),
+        checks,
         {
             "started": started_at,
             "duration_s": round(time.monotonic() - started, 3),
@@ -139,6 +141,9 @@ def run_on_hosts(fleet: Fleet, options: Options) -> Report:
             "hostfile": fleet.path,
         },
     )
+    if past is None or not report.run.get("complete"):
+        return report
+    return judge_beside(report, checks, past)
 
 
 def combine(
@@ -187,6 +192,7 @@ def _told(options: Options, left_s: float, lost: frozenset[int]) -> Options:
     return replace(
         options,
         outputs={},
+        baseline=None,
         hands_over=False,
         timeout_s=left_s,
         join_timeout_s=min(join_s, NO_MASTER_S) if 0 in lost else join_s,

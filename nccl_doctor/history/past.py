@@ -72,6 +72,7 @@ class Choice:
         """For `run` of the report."""
         return {
             "path": self.path,
+            "text": self.in_words(),
             "runs": [str(report.run.get("id", "")) for _, report, _ in self.used],
             "left_out": dict(self.left_out),
         }

@@ -67,10 +67,10 @@ def _blocks(
         yield ["Setup", *_table(("what", "before", "now", "where"), changed, width)]
     if difference.checks:
         yield ["Checks", *_table(("check", "before", "now"), difference.checks, width)]
-    if difference.speeds:
-        yield ["Speeds", *_speeds(difference, places, width, verbose=verbose)]
     if not (difference.turns or difference.hosts or difference.words or difference.checks):
         yield ["No finding, host, version or setting has changed."]
+    if difference.speeds:
+        yield ["Speeds", *_speeds(difference, places, width, verbose=verbose)]
 
 
 def _turn(turn: Turn, places: Places, width: int) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _tells(turn: Turn) -> bool:
 def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool) -> Iterator[str]:
     told = difference.speeds if verbose else difference.notable
     if told:
-        head = ("what", "where", "before", "now", "change", "")
+        head = ("what", "where", "before", "now", "change")
         yield from _table(head, [_speed(change, places) for change in told], width)
     hidden = len(difference.speeds) - len(told)
     notes = []
@@ -107,14 +107,17 @@ def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool
 
 
 def _speed(change: Change, places: Places) -> tuple[str, ...]:
-    word = "busy" if change.busy else "worse" if change.loss > 0 else "better"
+    word = ""
+    if change.busy:
+        word = ", measured on a busy machine"
+    elif abs(change.share) >= SHARE:
+        word = ", worse" if change.loss > 0 else ", better"
     return (
         change.now.name,
         places.say(change.now.where) or "everywhere",
         amount(change.now, change.before),
         amount(change.now, change.value),
-        percent(change.share),
-        word,
+        percent(change.share) + word,
     )
 
 

@@ -85,6 +85,13 @@ BAD = {
     "explain colectives": 'no check or finding code is named "colectives"; did you mean "collectiv',
     "report show no.json": "cannot read no.json: No such file or directory",
     "report judge no.json": "cannot read no.json: No such file or directory",
+    "run --baseline no/past": "--baseline: cannot read no/past: No such file or directory",
+    "report judge x --baseline no/past": "cannot read x: No such file or directory",
+    "report diff": "Missing argument 'OLD'",
+    "report diff old.json": "Missing argument 'NEW'",
+    "report diff no.json no.json": "cannot read no.json: No such file or directory",
+    "report diff - -": "OLD and NEW are both -: only one of them can have stdin",
+    "report diff --format html a b": "'html' is not one of 'text', 'json'",
     "report merge": "Missing argument 'FILE...'",
     "report merge no.json": "cannot read no.json: No such file or directory",
     "report merge x --json no/such.json": "--json no/such.json: the folder no does not exist",
@@ -103,7 +110,6 @@ def test_one_clear_line(arguments, tmp_path):
     "option",
     [
         "--html",
-        "--baseline",
         "--redact",
     ],
 )
@@ -172,7 +178,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 # --- frozen: additions are made here on purpose, removals never ---
 
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
-REPORT_COMMANDS = {"show", "judge", "merge"}
+REPORT_COMMANDS = {"show", "judge", "merge", "diff"}
 RUN_FLAGS = {
     "--github",
     "--no-github",
@@ -186,6 +192,7 @@ RUN_FLAGS = {
     "--master-port",
     "--hostfile",
     "--output-dir",
+    "--baseline",
     "--relay",
     "--mesh",
     "--groups",

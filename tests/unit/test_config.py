@@ -47,6 +47,7 @@ def test_every_option_and_section(tmp_path):
         prometheus = "out.prom"
         github = true
         output-dir = "views"
+        baseline = "past"
         exit-profile = "nagios"
         strict = true
         quiet = false

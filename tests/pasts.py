@@ -1,0 +1,48 @@
+"""Made-up histories: earlier runs of made-up clusters, as saved reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nccl_doctor.api import Check, Cluster
+from nccl_doctor.checks.links import Links
+from nccl_doctor.history import Comparison, Past, compare
+from nccl_doctor.model import Finding
+from nccl_doctor.record import Report
+from nccl_doctor.verdict import conclude
+from tests.exchanges import World
+from tests.reports import RUN
+
+LINKS: tuple[Check, ...] = (Links(),)
+NOW = "2026-11-21T07:00:00+00:00"
+
+
+def run_of(day: int, **more: Any) -> dict[str, Any]:
+    return {**RUN, "id": f"run-{day}", "started": f"2026-11-{day:02}T07:00:00+00:00", **more}
+
+
+def saved(cluster: Cluster, day: int, checks: Sequence[Check] = LINKS, **run: Any) -> Report:
+    return conclude(cluster, checks, run=run_of(day, **run))
+
+
+def past(reports: Iterable[Report]) -> Past:
+    return Past("past", tuple((f"past/{i}.json", report) for i, report in enumerate(reports)))
+
+
+def noisy(count: int, days: int, share: float, seed: int = 0) -> list[Report]:
+    """Runs of healthy hosts, one a day, each with noise of its own."""
+    return [
+        saved(World(count).noise(1000 * seed + day, share).cluster(), day)
+        for day in range(1, days + 1)
+    ]
+
+
+def held_against(
+    cluster: Cluster, reports: Iterable[Report], checks: Sequence[Check] = LINKS
+) -> Comparison:
+    return compare(cluster, checks, past(reports), {"id": "now", "started": NOW})
+
+
+def of(found: Iterable[Finding], code: str) -> list[Finding]:
+    return [finding for finding in found if finding.code == code]
