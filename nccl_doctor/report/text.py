@@ -26,6 +26,9 @@ _ASCII = str.maketrans(
         "≥": ">=",
         "≤": "<=",
         "…": "...",
+        "−": "-",
+        "±": "+/-",
+        "µ": "u",
     }
 )
 MIN_WIDTH = 40
@@ -66,6 +69,7 @@ def render(
             _table(page, report)
         page.gap()
         page.line(counts(report))
+        _baseline(page, report)
         codes = dict.fromkeys(finding.code for finding in report.root_causes)
         if codes:
             page.line(f"Next: nccl-doctor explain {next(iter(codes))}")
@@ -283,6 +287,13 @@ def counts(report: Report) -> str:
     if isinstance(took, (int, float)):
         parts.append(f"{took:.1f} s")
     return " · ".join([*parts, f"exit code {report.exit_code}"])
+
+
+def _baseline(page: _Page, report: Report) -> None:
+    """How many earlier runs this one was held against, and why other files were not taken."""
+    told = report.run.get("baseline")
+    if isinstance(told, Mapping) and isinstance(told.get("text"), str):
+        page.line(told["text"], first="baseline: ", rest="  ")
 
 
 def _reported(items: Sequence[Mapping[str, Any]], thing: str) -> str:
