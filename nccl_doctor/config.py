@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, _Types] = {
     "join-timeout": _NUMBER,
     "collective-timeout": _NUMBER,
     "json": (str,),
+    "html": (str,),
     "junit": (str,),
     "markdown": (str,),
     "prometheus": (str,),

@@ -10,6 +10,8 @@ from typing import Any
 
 from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.record import Report
+from nccl_doctor.report.links import LEGEND
+from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
@@ -60,6 +62,7 @@ def render(
     for group in by_kind(report.root_causes):
         _root_cause(page, places, group, quiet)
     if not quiet:
+        _links(page, report)
         _explained(page, places, report)
         _warnings(page, places, report)
         _not_tested(page, report)
@@ -173,6 +176,14 @@ def _doubt(finding: Finding) -> str:
 def _short(page: _Page, places: Places, mark: str, finding: Finding, text: str) -> None:
     where = places.say(finding.where)
     page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
+
+
+def _links(page: _Page, report: Report) -> None:
+    lines = lay_out_links(report, page.width, safe)
+    if lines:
+        page.heading("Links between hosts")
+        page.line(LEGEND, first="  ")
+        page.raw(lines)
 
 
 def _explained(page: _Page, places: Places, report: Report) -> None:

@@ -95,7 +95,7 @@ BAD = {
     "report merge": "Missing argument 'FILE...'",
     "report merge no.json": "cannot read no.json: No such file or directory",
     "report merge x --json no/such.json": "--json no/such.json: the folder no does not exist",
-    "report show --format xml x": "'xml' is not one of 'text', 'json'",
+    "report show --format xml x": "'xml' is not one of 'text', 'html', 'json'",
     "frobnicate": "No such command 'frobnicate'",
 }
 
@@ -109,7 +109,6 @@ def test_one_clear_line(arguments, tmp_path):
 @pytest.mark.parametrize(
     "option",
     [
-        "--html",
         "--redact",
     ],
 )
@@ -180,6 +179,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
 REPORT_COMMANDS = {"show", "judge", "merge", "diff"}
 RUN_FLAGS = {
+    "--html",
     "--github",
     "--no-github",
     "--junit",
@@ -215,6 +215,7 @@ RUN_FLAGS = {
     "-v",
 }
 ENV_FLAGS = {
+    "--html",
     "--github",
     "--no-github",
     "--junit",

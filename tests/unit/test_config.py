@@ -42,6 +42,7 @@ def test_every_option_and_section(tmp_path):
         join_timeout = 10.5
         collective-timeout = 5
         json = "out.json"
+        html = "out.html"
         junit = "out.xml"
         markdown = "out.md"
         prometheus = "out.prom"

@@ -1,0 +1,198 @@
+"""Every fact, folded: check by check, once for all hosts and ranks that have the very same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from nccl_doctor.cluster import ALONE
+from nccl_doctor.model import CheckResult
+from nccl_doctor.record import Report
+from nccl_doctor.report.page.markup import Html, element, fold, table, together
+from nccl_doctor.report.page.outcomes import Seen, host_names, mapping, outcomes_of, who
+from nccl_doctor.report.tables import cell_text, is_table
+
+_MOST_DIFFERENT = 64
+"""Different outcomes of one round that are shown."""
+_MOST_ITEMS = 256
+_DEPTH = 12
+_LONGEST = 20_000
+_INLINE = 100
+_OF_RANK = re.compile(r"rank$|procid$|localid$|nodeid$|nodename$|task_pid$", re.IGNORECASE)
+"""Names of what only says which rank it is."""
+_TEXTS = ("reason", "state", "wchan", "signal", "exit_code")
+_LONG_TEXTS = ("stack", "log_tail")
+
+
+def section(report: Report) -> Html:
+    """The section of the page: launch and environment, then the checks."""
+    parts = [*_launch(report), *_checks(report)]
+    search = element(
+        "p",
+        element("label", "Show only what holds ", for_="filter"),
+        element("input", type="search", id="filter"),
+        class_="script",
+        hidden=True,
+    )
+    return element("section", element("h2", "Facts"), search, *parts, id="facts")
+
+
+def _checks(report: Report) -> Iterator[Html]:
+    results = {check.name: check for check in report.checks}
+    outcomes = outcomes_of(report)
+    for name in [*results, *(name for name in outcomes if name not in results)]:
+        result = results.get(name)
+        rounds = [_round(each, seen) for each, seen in outcomes.get(name, {}).items()]
+        reason = element("p", result.reason) if result and result.reason else None
+        yield fold(_heading(name, result), reason, *rounds, class_="check")
+
+
+def _heading(name: str, result: CheckResult | None) -> Html:
+    if result is None:
+        return element("b", name)
+    status = result.status.value
+    return together(
+        element("span", status, class_=f"status {status}"),
+        " ",
+        element("b", name),
+        f" ({result.layer.value}, {result.duration_s:.1f} s)",
+    )
+
+
+def _round(name: str, seen: Sequence[Seen]) -> Html:
+    alike: dict[str, list[Seen]] = {}
+    for each in seen:
+        alike.setdefault(_identity(each), []).append(each)
+    parts = [_outcome(same) for same in islice(alike.values(), _MOST_DIFFERENT)]
+    if len(alike) > _MOST_DIFFERENT:
+        left = len(alike) - _MOST_DIFFERENT
+        parts.append(element("p", f"and {left} different ones more (see the JSON report)"))
+    if name == ALONE:
+        return together(*parts)
+    return together(element("h3", f"round {name}"), *parts)
+
+
+def _identity(seen: Seen) -> str:
+    """Equal for those that have the same to show, however long it took them."""
+    kept = {key: value for key, value in seen.record.items() if key not in _OWN}
+    return dump(kept)
+
+
+_OWN = ("duration_s", "breadcrumbs", "group")
+
+
+def _outcome(same: Sequence[Seen]) -> Html:
+    record = same[0].record
+    took = sorted(seen.took_s for seen in same)
+    span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"
+    title = f"{who(list(same))}: {same[0].in_words()}, {span}"
+    parts: list[Html | None] = []
+    told = [(key, record[key]) for key in _TEXTS if record.get(key) not in (None, "")]
+    parts.append(_rows(told) if told else None)
+    facts = mapping(record.get("facts"))
+    parts.append(_rows(facts.items()) if facts else None)
+    parts += [
+        fold(key, element("pre", _text(record[key]))) for key in _LONG_TEXTS if record.get(key)
+    ]
+    if witness := mapping(record.get("witness")):
+        parts.append(fold("what it said of itself", _rows(witness.items())))
+    steps = [(f"{step.at_s:.3f} s", step.name, step.group or "–") for step in same[0].steps]
+    if steps:
+        first = same[0].label if len(same) > 1 else ""
+        parts.append(fold(f"steps {first}".strip(), table(("at", "step", "group"), steps)))
+    return fold(title, *parts)
+
+
+def _launch(report: Report) -> Iterator[Html]:
+    names = host_names(report)
+    hosts = [
+        (names[host.get("id")], ", ".join(map(str, host.get("addresses") or ())) or "–")
+        for host in islice(report.hosts, _MOST_ITEMS)
+    ]
+    if hosts:
+        yield fold(f"Hosts ({len(report.hosts)})", table(("host", "addresses"), hosts))
+    for title, key in (("Launch", "launch"), ("Environment", "env")):
+        alike: dict[str, list[Mapping[str, Any]]] = {}
+        for rank in report.ranks:
+            if value := mapping(rank.get(key)):
+                shared = {name: each for name, each in value.items() if not _OF_RANK.search(name)}
+                alike.setdefault(dump(shared), []).append(rank)
+        parts = []
+        for ranks in islice(alike.values(), _MOST_DIFFERENT):
+            places = [
+                Seen("", "", names.get(rank.get("host_id"), ""), _number(rank.get("rank")), {})
+                for rank in ranks
+            ]
+            items = mapping(ranks[0].get(key)).items()
+            shared_items = [item for item in items if not _OF_RANK.search(item[0])]
+            parts.append(fold(who(places), _rows(items if len(ranks) == 1 else shared_items)))
+        if len(alike) > _MOST_DIFFERENT:
+            parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} different ones more"))
+        if parts:
+            yield fold(f"{title} ({len(alike)} different)", *parts)
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _rows(items: Iterable[tuple[Any, Any]], depth: int = 0) -> Html:
+    """Names and values; values that hold more are folded."""
+    every = list(items)
+    parts: list[Html] = []
+    for name, value in every[:_MOST_ITEMS]:
+        parts.append(element("dt", name))
+        parts.append(element("dd", value_of(value, depth)))
+    if len(every) > _MOST_ITEMS:
+        parts.append(element("dt", "…"))
+        parts.append(element("dd", f"and {len(every) - _MOST_ITEMS} more (see the JSON report)"))
+    return element("dl", *parts)
+
+
+def value_of(value: Any, depth: int = 0) -> Html:
+    """Any value of JSON: short ones as they are, what is longer in a fold, tables as tables."""
+    if is_table(value):
+        shown = [[cell_text(cell) for cell in row] for row in value["rows"][:_MOST_ITEMS]]
+        head = [cell_text(name) for name in value["columns"]]
+        return fold(f"table of {len(value['rows'])} rows", table(head, shown))
+    if isinstance(value, (Mapping, list, tuple)) and value:
+        short = dump(value) if _is_small(value) else ""
+        if short and len(short) <= _INLINE:
+            return element("code", short)
+        if depth >= _DEPTH:
+            return element("code", _text(value))
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        thing = "entries" if isinstance(value, Mapping) else "items"
+        return fold(f"{len(value)} {thing}", _rows(items, depth + 1))
+    text = _text(value)
+    if "\n" in text or len(text) > 4 * _INLINE:
+        return fold(f"{len(text)} characters", element("pre", text))
+    return element("code", text)
+
+
+def dump(value: Any) -> str:
+    """Any value as JSON; one that JSON cannot hold in Python's words."""
+    try:
+        return json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
+    except (TypeError, ValueError):  # keys of several types, or a value that holds itself
+        return str(value)
+
+
+def _is_small(value: Mapping[Any, Any] | Sequence[Any]) -> bool:
+    return len(value) <= 16 and not any(
+        isinstance(each, (Mapping, list, tuple)) and len(each) > 8
+        for each in (value.values() if isinstance(value, Mapping) else value)
+    )
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        text = value
+    elif value is None or isinstance(value, (bool, list, tuple, Mapping)):
+        text = dump(value)
+    else:
+        text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… (cut; see the JSON report)"

@@ -1,0 +1,175 @@
+"""The verdict and what was found: what to fix first, then all the rest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.model import Finding, Severity, Status
+from nccl_doctor.record import Report
+from nccl_doctor.report.page.facts import value_of
+from nccl_doctor.report.page.markup import Html, element, fold, table, together
+from nccl_doctor.report.page.outcomes import number
+from nccl_doctor.report.places import Places, by_kind
+
+_MOST = 64
+"""Findings of one kind that are written out."""
+_MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"}
+
+
+def header(report: Report) -> Html:
+    """The verdict, and of which run it is."""
+    mark = _MARKS.get(report.verdict, "?")
+    badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
+    run, tool = report.run, report.tool
+    told = [
+        ("run", run.get("id")),
+        ("started", run.get("started")),
+        ("took", f"{number(run.get('duration_s')):.1f} s" if "duration_s" in run else None),
+        ("launcher", run.get("launcher")),
+        ("backend", run.get("backend")),
+        ("level", run.get("level")),
+        ("ranks", _of(report.ranks)),
+        ("hosts", _of(report.hosts)),
+        ("exit code", report.exit_code),
+        ("by", " ".join(str(each) for each in (tool.get("name"), tool.get("version")) if each)),
+        ("names", "redacted: stable pseudonyms" if report.redacted else None),
+    ]
+    items = [
+        element("span", f"{name} ", element("b", value))
+        for name, value in told
+        if value not in (None, "")
+    ]
+    return element(
+        "header",
+        element("h1", "nccl-doctor"),
+        element("p", badge, " ", report.summary, class_="verdict"),
+        element("p", *items, class_="run"),
+    )
+
+
+def sections(report: Report) -> Iterator[Html]:
+    """What to fix; what that explains, warnings, gaps and notes."""
+    places = Places(report)
+    if report.root_causes:
+        cards = [_card(places, group) for group in by_kind(report.root_causes)]
+        yield element("section", element("h2", "What to fix"), *cards, id="causes")
+    loud = [found for found in report.findings if found.level is not Severity.INFO]
+    notes = [found for found in report.findings if found.level is Severity.INFO]
+    explained = [found for found in loud if found.explained_by]
+    title = "Explained by the above, gone when it is fixed"
+    yield from _folded(places, title, "explained", explained)
+    told = {(finding.code, finding.level) for finding in report.root_causes}
+    rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in told]
+    yield from _folded(places, "Warnings", "warnings", rest, is_open=True)
+    yield from _gaps(report)
+    yield from _folded(places, "Worth knowing", "notes", notes)
+
+
+def checks(report: Report) -> Html | None:
+    """The table of checks, folded."""
+    if not report.checks:
+        return None
+    counts = Counter(check.status.value for check in report.checks)
+    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    rows = [
+        (
+            element("span", check.status.value, class_=f"status {check.status.value}"),
+            check.name,
+            check.layer.value,
+            f"{len(check.tested)} {check.scope.value}{'' if len(check.tested) == 1 else 's'}",
+            f"{check.duration_s:.1f} s",
+            check.reason,
+        )
+        for check in report.checks
+    ]
+    head = ("status", "check", "layer", "tested", "took", "reason")
+    return element(
+        "section",
+        element("h2", "Checks"),
+        fold(f"{len(report.checks)} checks: {told}", table(head, rows)),
+        id="checks",
+    )
+
+
+def _card(places: Places, group: Sequence[Finding]) -> Html:
+    kind, level = group[0].kind, group[0].level.value
+    title = element(
+        "h3",
+        element("span", _MARKS.get(level, "·"), class_=f"mark {level}"),
+        f" {kind.title} ",
+        element("code", kind.code),
+    )
+    parts = [_entry(places, finding) for finding in group[:_MOST]]
+    if len(group) > _MOST:
+        left = len(group) - _MOST
+        parts.append(element("p", f"and {left} more like this (all of them in the JSON report)"))
+    why = element("p", element("b", "why "), kind.why) if kind.why else None
+    fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:_MOST])
+    fix = [element("pre", element("code", each), class_="fix") for each in fixes if each]
+    return element("article", title, *parts, why, *fix, class_=level)
+
+
+def _entry(places: Places, finding: Finding) -> Html:
+    where = places.say(finding.where)
+    doubt = "" if finding.confidence.value == "certain" else f" ({finding.confidence.value})"
+    return element(
+        "div",
+        element("p", element("b", "where "), where) if where else None,
+        element("p", element("b", "seen "), finding.message + doubt),
+        _evidence(finding),
+        class_="finding",
+    )
+
+
+def _evidence(finding: Finding) -> Html | None:
+    if not finding.evidence:
+        return None
+    items = [
+        together(element("dt", name), element("dd", value_of(value)))
+        for name, value in finding.evidence.items()
+    ]
+    return fold("evidence", element("dl", *items))
+
+
+def _folded(
+    places: Places, title: str, name: str, findings: Iterable[Finding], is_open: bool = False
+) -> Iterator[Html]:
+    groups = by_kind(findings)
+    if not groups:
+        return
+    parts = []
+    for group in groups:
+        causes = sorted({str(found.explained_by) for found in group if found.explained_by})
+        reason = f", explained by {', '.join(causes)}" if causes else ""
+        place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
+        told = group[0].kind.title + (f" ({place})" if place else "") + reason
+        parts.append(fold(told, _card(places, group)))
+    yield element("section", fold(element("h2", title), *parts, is_open=is_open), id=name)
+
+
+def _gaps(report: Report) -> Iterator[Html]:
+    gaps: dict[tuple[str, str], list[str]] = {}
+    for check in report.checks:
+        if check.status in (Status.UNKNOWN, Status.BLOCKED):
+            status = check.status.value
+            gaps.setdefault((status, check.reason or status), []).append(check.name)
+    if gaps:
+        items = [
+            element(
+                "li",
+                element("span", status, class_=f"status {status}"),
+                " ",
+                element("b", ", ".join(names)),
+                f": {reason}",
+            )
+            for (status, reason), names in gaps.items()
+        ]
+        title = element("h2", "Not known to be good")
+        yield element("section", title, element("ul", *items), id="gaps")
+
+
+def _of(items: Sequence[Mapping[str, Any]]) -> str:
+    here = sum(bool(item.get("reported")) for item in items)
+    return str(here) if here == len(items) else f"{here} of {len(items)}"

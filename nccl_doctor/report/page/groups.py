@@ -1,0 +1,84 @@
+"""Groups that were tried: a table for each check that forms any, good groups in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nccl_doctor.record import Report
+from nccl_doctor.report.page.markup import Html, element, fold, table
+from nccl_doctor.report.page.outcomes import Seen, outcomes_of, who
+from nccl_doctor.report.places import some
+
+_MOST = 200
+_HEAD = ("round", "members", "hosts", "result", "took", "groups in it", "how it ended")
+
+Group = Sequence[Seen]
+
+
+def section(report: Report) -> Html | None:
+    """The section of the page; None where no group was tried."""
+    parts = []
+    for check, rounds in outcomes_of(report).items():
+        groups = {
+            name: members for name, seen in rounds.items() if (members := groups_of(check, seen))
+        }
+        if not groups:
+            continue
+        rows = [row for name, each in groups.items() for row in _rows(name, each)]
+        bad = sum(not _is_good(group) for each in groups.values() for group in each)
+        count = sum(map(len, groups.values()))
+        told = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
+            f"{bad} of them bad" if bad else "none of them bad"
+        )
+        more = len(rows) - _MOST
+        rest = element("p", f"and {more} more lines") if more > 0 else None
+        parts.append(fold(told, table(_HEAD, rows[:_MOST]), rest, is_open=bool(bad)))
+    return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
+
+
+def groups_of(check: str, seen: Sequence[Seen]) -> list[list[Seen]]:
+    """Those of one round, of ranks that formed groups, in order of their lowest seat."""
+    found: dict[int, list[Seen]] = {}
+    for each in seen:
+        if each.rank is not None and each.group is not None and each.status != "skipped":
+            found.setdefault(each.group, []).append(each)
+    return [found[seat] for seat in sorted(found)]
+
+
+def _rows(name: str, groups: Sequence[Group]) -> list[tuple[str, ...]]:
+    """Bad groups one by one; good ones of one size together, where there are several."""
+    bad = [_row(name, group) for group in groups if not _is_good(group)]
+    by_size: dict[int, list[Group]] = {}
+    for group in groups:
+        if _is_good(group):
+            by_size.setdefault(len(group), []).append(group)
+    good = []
+    for size, alike in sorted(by_size.items()):
+        members = [each for group in alike for each in group]
+        row = list(_row(name, members))
+        if len(alike) > 1:
+            row[1] = f"{len(alike)} groups of {size}: {row[1]}"
+        good.append(tuple(row))
+    return [*bad, *good]
+
+
+def _row(name: str, group: Group) -> tuple[str, ...]:
+    hosts = list(dict.fromkeys(seen.host for seen in group))
+    inner = list(dict.fromkeys(step.group for seen in group for step in seen.steps if step.group))
+    endings: dict[str, list[Seen]] = {}
+    for seen in group:
+        if not seen.is_good:
+            endings.setdefault(seen.in_words(), []).append(seen)
+    return (
+        name,
+        who(list(group)),
+        ", ".join(some(hosts)),
+        "good" if _is_good(group) else "bad",
+        f"{max(seen.took_s for seen in group):.2f} s",
+        ", ".join(some([each for each in inner if each != name])) or "–",
+        "; ".join(some([f"{who(seen)}: {words}" for words, seen in endings.items()])) or "–",
+    )
+
+
+def _is_good(group: Group) -> bool:
+    return all(seen.is_good for seen in group)

@@ -1,0 +1,273 @@
+"""The links between hosts as a heat map: a row for who calls, a column for who answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from nccl_doctor.record import Report
+from nccl_doctor.report.network import (
+    Link,
+    Network,
+    Pair,
+    network_of,
+    show_latency,
+    show_rate,
+)
+from nccl_doctor.report.page.markup import Html, element, fold, table, together
+
+MOST_HOSTS = 64
+"""Hosts of a whole map; of more, each finding has a map of the hosts at the ends of its links."""
+_MOST_WRITTEN = 16
+"""Hosts of a map with values in its cells."""
+_MOST_LINKS = 200
+"""Blamed links that are listed."""
+_LATE = (1.25, 2.0, 4.0, 10.0)
+"""Times the usual round-trip time: steps of the scale."""
+_SLOW = (0.8, 0.5, 1 / 3, 0.1)
+"""Of the usual bandwidth: steps of the scale."""
+_UNKNOWN = "n"
+_SPEED = {"latency-high", "link-slow", "link-lossy", "host-slow"}
+
+
+@dataclass(frozen=True)
+class View:
+    """One thing that a map can show: `letter` begins the classes of its cells and its scale."""
+
+    letter: str
+    name: str
+    text: Callable[[Link], str]
+    step: Callable[[Link], str]
+
+
+@dataclass(frozen=True)
+class Map:
+    """Some hosts of a network, by position, and what the map is about."""
+
+    title: str
+    hosts: tuple[int, ...]
+    note: str = ""
+
+
+def section(report: Report) -> Html | None:
+    """The section of the page; None where there is no link to speak of."""
+    network = network_of(report)
+    if len(network.hosts) < 2:
+        return None
+    views = _views(network)
+    first = _first_view(network)
+    parts: list[Html] = [element("p", _summary(network))]
+    for number, each in enumerate(maps_of(network)):
+        if each.title:
+            parts.append(element("h3", each.title))
+        if each.note:
+            parts.append(element("p", each.note))
+        parts.append(_draw(network, each, views, first, number))
+    parts.append(_scales(network))
+    parts += _listed(network)
+    return element("section", element("h2", "Links between hosts"), *parts, id="links")
+
+
+def maps_of(network: Network) -> list[Map]:
+    """One map of all hosts; or, of many hosts, one for each kind of finding that names links."""
+    if len(network.hosts) <= MOST_HOSTS:
+        return [Map("", tuple(range(len(network.hosts))))]
+    maps = []
+    for code, pairs in network.by_code().items():
+        often = Counter(end for pair in pairs for end in pair)
+        chosen = sorted(sorted(often, key=lambda host: (-often[host], host))[:MOST_HOSTS])
+        inside = sum(pair[0] in chosen and pair[1] in chosen for pair in pairs)
+        note = f"{len(pairs)} links of {len(often)} hosts"
+        if inside < len(pairs):
+            note += f"; the {len(chosen)} hosts with most of them, and {inside} links between these"
+        maps.append(Map(code, tuple(chosen), note))
+    return maps
+
+
+def _summary(network: Network) -> str:
+    known = [link for link in network.links.values() if link.is_known]
+    blamed = [link for link in network.links.values() if link.blame]
+    whole = len(network.hosts) * (len(network.hosts) - 1)
+    parts = [
+        f"{len(network.hosts)} hosts, {whole} links, one for each direction: {len(known)} tried, "
+        f"{len(blamed)} blamed by a finding"
+    ]
+    if network.usual_rtt_us is not None:
+        parts.append(f"usual round trip {show_latency(network.usual_rtt_us)}")
+    if network.usual_rate is not None:
+        parts.append(f"usual bandwidth of one connection {show_rate(network.usual_rate)}")
+    if len(network.hosts) > MOST_HOSTS:
+        parts.append("a map for each kind of finding, with the hosts that it names")
+    return "; ".join(parts) + "."
+
+
+def _views(network: Network) -> tuple[View, ...]:
+    def late(link: Link) -> str:
+        if link.rtt_us is None:
+            return _UNKNOWN
+        usual = network.usual_rtt_us or 0.0
+        return str(sum(link.rtt_us > usual * step for step in _LATE))
+
+    def slow(link: Link) -> str:
+        if link.rate is None:
+            return _UNKNOWN
+        usual = network.usual_rate or 0.0
+        return str(sum(link.rate < usual * step for step in _SLOW))
+
+    return (
+        View("r", "reachability", _reach_text, _reach_step),
+        View("l", "latency", lambda link: show_latency(link.rtt_us), late),
+        View("b", "bandwidth", lambda link: show_rate(link.rate), slow),
+    )
+
+
+def _reach_step(link: Link) -> str:
+    return {"ok": "0", "failed": "4"}.get(link.reach, _UNKNOWN)
+
+
+def _reach_text(link: Link) -> str:
+    return {"ok": "ok", "failed": link.words or "fails"}.get(link.reach, "")
+
+
+def _first_view(network: Network) -> str:
+    """What is worth looking at first: what failed, then what is slow, else what is known."""
+    links = network.links.values()
+    if any(
+        link.reach == "failed" or (link.blame and not set(link.blame) & set(_SPEED))
+        for link in links
+    ):
+        return "r"
+    named = [*(link.blame for link in links), *network.blamed.values()]
+    codes = {code for each in named for code in each if code in _SPEED}
+    if codes:
+        return "l" if codes == {"latency-high"} else "b"
+    return "r" if any(link.reach for link in links) or not links else "b"
+
+
+def _draw(network: Network, each: Map, views: Sequence[View], first: str, number: int) -> Html:
+    switches: list[Html] = []
+    for view in views:
+        name = f"view-{number}-{view.letter}"
+        switches.append(
+            element(
+                "input",
+                type="radio",
+                name=f"view-{number}",
+                id=name,
+                class_=f"pick pick-{view.letter}",
+                checked=view.letter == first,
+            )
+        )
+        switches.append(element("label", view.name, for_=name))
+    written = len(each.hosts) <= _MOST_WRITTEN
+    head = element(
+        "tr",
+        element("td", "from \\ to", class_="corner"),
+        *(_host(network, host, "col") for host in each.hosts),
+    )
+    rows = (
+        element(
+            "tr",
+            _host(network, start, "row"),
+            *(_cell(network, (start, end), views, written) for end in each.hosts),
+        )
+        for start in each.hosts
+    )
+    heat = element(
+        "table",
+        element("caption", "Each row calls or sends, each column answers or receives."),
+        element("thead", head),
+        element("tbody", *rows),
+        class_="heat" if written else "heat small",
+    )
+    scroll = element("div", heat, class_="scroll", tabindex=0)
+    live = element("p", class_="chosen", role="status", hidden=True)
+    return element("div", *switches, scroll, live, class_="map")
+
+
+def _host(network: Network, host: int, scope: str) -> Html:
+    label, codes = network.hosts[host], network.blamed.get(host, ())
+    title = label
+    if codes:
+        title += f": blamed by {', '.join(codes)}"
+    if host in network.absent:
+        title += ": never signed in"
+    mark = element("b", "✗", class_="mark") if codes else None
+    classes = " ".join(
+        name for name, on in (("blamed", codes), ("absent", host in network.absent)) if on
+    )
+    name = element("span", mark, label)
+    return element("th", name, scope=scope, title=title, class_=classes or None)
+
+
+def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) -> Html:
+    if pair[0] == pair[1]:
+        return element("td", class_="self")
+    link = network.at(pair)
+    classes = [f"{view.letter}{view.step(link)}" for view in views]
+    texts: list[Html] = []
+    if written:
+        texts = [element("i", view.text(link), class_=f"v{view.letter}") for view in views]
+    mark = element("b", "✗", class_="mark") if link.blame else None
+    words = f"{link.start} → {link.end}: {link.in_words()}"
+    return element(
+        "td",
+        mark,
+        *texts,
+        class_=" ".join([*classes, *(["blamed"] if link.blame else [])]),
+        title=words,
+        data_from=link.start,
+        data_to=link.end,
+    )
+
+
+def _scales(network: Network) -> Html:
+    """What the colours say, in words."""
+    late = [f"up to {_LATE[0]:g} × the usual", *(f"more than {step:g} ×" for step in _LATE)]
+    slow = [f"at least {_SLOW[0]:.0%} of the usual", *(f"less than {step:.0%}" for step in _SLOW)]
+    lines = (
+        ("reachability", "r", [("0", "reachable"), ("4", "fails"), (_UNKNOWN, "not tried")]),
+        ("latency", "l", [*zip("01234", late, strict=True), (_UNKNOWN, "not measured")]),
+        ("bandwidth", "b", [*zip("01234", slow, strict=True), (_UNKNOWN, "not measured")]),
+    )
+    rows = [
+        element(
+            "p",
+            element("b", name),
+            *(
+                together(element("span", class_=f"swatch s{step}"), words)
+                for step, words in ((step, f" {words} ") for step, words in items)
+            ),
+        )
+        for name, _, items in lines
+    ]
+    marked = element(
+        "p", element("b", "✗", class_="mark"), " named by a finding, with a frame round the cell"
+    )
+    return fold("What the colours say", *rows, marked, class_="legend")
+
+
+def _listed(network: Network) -> Iterator[Html]:
+    """The blamed links once more, as a table: for whoever cannot point at a cell."""
+    blamed = [link for _, link in sorted(network.links.items()) if link.blame]
+    if not blamed:
+        return
+    yield element("h3", "Blamed links")
+    yield table(
+        ("from", "to", "blamed by", "reachability", "latency", "bandwidth", "lost"),
+        (
+            (
+                link.start,
+                link.end,
+                ", ".join(link.blame),
+                _reach_text(link) or "not tried",
+                show_latency(link.rtt_us) or "–",
+                show_rate(link.rate) or "–",
+                f"{link.lost} of {link.segments}" if link.segments else "–",
+            )
+            for link in blamed[:_MOST_LINKS]
+        ),
+    )
+    if len(blamed) > _MOST_LINKS:
+        yield element("p", f"and {len(blamed) - _MOST_LINKS} more (all of them in the JSON report)")

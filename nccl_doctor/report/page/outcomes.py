@@ -1,0 +1,144 @@
+"""Every outcome of a report with its place, whatever the checks are: read as it comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model import number_range
+from nccl_doctor.record import Report
+
+MOST_BREADCRUMBS = 40
+"""Of more steps the first ones are lost (`probe.MAX_BREADCRUMBS`)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One breadcrumb: what was about to be done, and seconds after the beginning."""
+
+    name: str
+    group: str
+    is_collective: bool
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How one participant ended in one round of a check.
+
+    `rank` is None where it spoke for its host; `record` is `Outcome.to_json()`, or whatever is
+    there in its place.
+    """
+
+    check: str
+    round: str
+    host: str
+    rank: int | None
+    record: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Who it was."""
+        return self.host if self.rank is None else f"rank {self.rank} on {self.host}"
+
+    @property
+    def status(self) -> str:
+        """Of the outcome; empty where there is none."""
+        return str(self.record.get("status") or "")
+
+    @property
+    def is_good(self) -> bool:
+        """Finished, or had nothing to do."""
+        return self.status in ("ok", "skipped")
+
+    @property
+    def group(self) -> int | None:
+        """The lowest seat of its group; None where it observed alone."""
+        group = self.record.get("group")
+        return group if isinstance(group, int) else None
+
+    @property
+    def took_s(self) -> float:
+        """How long it took."""
+        return number(self.record.get("duration_s"))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Its breadcrumbs, in their order."""
+        crumbs = self.record.get("breadcrumbs")
+        return tuple(
+            Step(
+                str(crumb.get("step")),
+                str(crumb.get("group") or ""),
+                "sequence" in crumb,
+                number(crumb.get("at_s")),
+            )
+            for crumb in (crumbs if isinstance(crumbs, (list, tuple)) else ())
+            if isinstance(crumb, Mapping)
+        )
+
+    def in_words(self) -> str:
+        """How it ended."""
+        signal, code = self.record.get("signal"), self.record.get("exit_code")
+        words = self.status or "not known"
+        if self.status == "died":
+            words += f" ({signal or f'exit code {code}'})"
+        if not self.is_good and (steps := self.steps):
+            words += f" in {steps[-1].name}"
+        return words
+
+
+def outcomes_of(report: Report) -> dict[str, dict[str, list[Seen]]]:
+    """Check → round → outcomes, in the order of the report's checks, hosts and ranks."""
+    found: dict[str, dict[str, list[Seen]]] = {check.name: {} for check in report.checks}
+    for seen in _every(report):
+        found.setdefault(seen.check, {}).setdefault(seen.round, []).append(seen)
+    return {check: rounds for check, rounds in found.items() if rounds}
+
+
+def host_names(report: Report) -> dict[Any, str]:
+    """Id of each host → what to call it."""
+    return {
+        host.get("id"): str(host.get("host") or f"node {host.get('node_rank')}")
+        for host in report.hosts
+    }
+
+
+def who(places: list[Seen], most: int = 4) -> str:
+    """Several participants, in a few words."""
+    ranks = [seen.rank for seen in places if seen.rank is not None]
+    if ranks:
+        return f"rank{'s' if len(set(ranks)) > 1 else ''} {number_range(ranks)}"
+    names = list(dict.fromkeys(seen.host for seen in places))
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def number(value: Any) -> float:
+    """A number that is none becomes 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    try:
+        return max(0.0, float(value)) if math.isfinite(value) else 0.0
+    except OverflowError:  # JSON knows whole numbers of any size
+        return 0.0
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """What is no mapping becomes an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _every(report: Report) -> Iterator[Seen]:
+    names = host_names(report)
+    places = [(names[host.get("id")], None, host) for host in report.hosts]
+    for rank in report.ranks:
+        label = rank.get("rank")
+        name = names.get(rank.get("host_id")) or str(rank.get("host"))
+        places.append((name, label if isinstance(label, int) else -1, rank))
+    for name, label, place in places:
+        for check, rounds in mapping(place.get("facts")).items():
+            for round_name, record in mapping(rounds).items():
+                yield Seen(str(check), str(round_name), name, label, mapping(record))

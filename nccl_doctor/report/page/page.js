@@ -1,0 +1,28 @@
+"use strict";
+// Comfort only: nothing that is essential needs this.
+document.querySelectorAll(".map").forEach((map) => {
+  const line = map.querySelector(".chosen");
+  const show = (event) => {
+    const cell = event.target.closest("td[data-from]");
+    if (cell) {
+      line.hidden = false;
+      line.textContent = cell.title;
+    }
+  };
+  map.addEventListener("click", show);
+  map.addEventListener("mouseover", show);
+});
+document.querySelectorAll(".script").forEach((part) => {
+  part.hidden = false;
+});
+const filter = document.getElementById("filter");
+if (filter) {
+  filter.addEventListener("input", () => {
+    const wanted = filter.value.toLowerCase();
+    document.querySelectorAll("#facts > details").forEach((part) => {
+      const holds = part.textContent.toLowerCase().includes(wanted);
+      part.hidden = !holds;
+      part.open = holds && wanted !== "";
+    });
+  });
+}

@@ -1,0 +1,187 @@
+"""The report as one HTML page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
+from nccl_doctor.report.formats.html import render
+from nccl_doctor.report.page.markup import Html, element
+from tests.clusters import make_cluster
+from tests.pages import (
+    EMPTY,
+    HOSTILE,
+    NOTE,
+    PORT,
+    SLOW,
+    Page,
+    broken,
+    healthy,
+    hostile,
+    page_of,
+    report_of,
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return page_of(broken())
+
+
+@pytest.fixture(scope="module")
+def hostile_page() -> Page:
+    return page_of(hostile())
+
+
+# --- what is in it, and in which order ---
+
+
+def test_the_verdict_and_what_to_fix_come_first(page):
+    report = broken()
+    headings = [each.text for each in page.all("h2")]
+    assert headings[0] == "What to fix"
+    order = ["Links between hosts", "Who waited for whom", "Groups", "Checks", "Facts"]
+    assert [each for each in headings if each in order] == order
+    assert report.summary in page.one("p", "verdict").text
+    assert page.one("b", "badge").text == "✗ FAIL"
+    card = page.all("article")[0]
+    root = report.root_causes[0]
+    for words in (root.code, root.kind.title, root.message, root.kind.why, root.fix, "nd1 → nd2"):
+        assert words in card.text
+
+
+def test_every_finding_and_every_check_is_there(page):
+    report = broken()
+    cards = {each.text for card in page.all("article") for each in card.under if each.tag == "code"}
+    assert {finding.code for finding in report.findings} <= cards
+    table = page.section("checks")
+    assert table is not None
+    assert all(check.name in table.text for check in report.checks)
+
+
+@pytest.mark.parametrize("make", [healthy, lambda: EMPTY], ids=["healthy", "empty"])
+def test_nothing_to_fix_has_no_such_section(make):
+    found = page_of(make())
+    assert found.section("causes") is None
+    assert found.one("p", "verdict")
+
+
+def test_an_empty_report_is_a_whole_page():
+    found = page_of(EMPTY)
+    assert found.one("b", "badge").text == "? UNKNOWN"
+    assert not found.cells()
+    assert found.section("links") is None
+    assert found.section("timeline") is None
+
+
+def test_a_redacted_report_says_so():
+    report = healthy()
+    assert "redacted" not in page_of(report).one("header").text
+    assert "redacted" in page_of(replace(report, redacted=True)).one("header").text
+
+
+def test_warnings_notes_and_what_is_explained(page):
+    found = page_of(
+        report_of(
+            make_cluster(),
+            Finding(PORT, "shut", Where(hosts=("nd0",))),
+            Finding(SLOW, "it crawls", Where(hosts=("nd1",))),
+            Finding(NOTE, "fyi"),
+        )
+    )
+    notes = found.section("notes")
+    assert notes is not None
+    assert "fyi" in notes.text
+    warnings = found.section("warnings") or found.section("explained")
+    assert warnings is not None
+    assert "it crawls" in warnings.text
+
+
+def test_what_is_not_known_is_said():
+    hung = Outcome(OutcomeStatus.HUNG, breadcrumbs=({"step": "open /dev/x", "at_s": 0.0},))
+    cluster = make_cluster(check="shm", by_host={"nd0": {"x": 1}, "nd1": hung})
+    gaps = page_of(report_of(cluster)).section("gaps")
+    assert gaps is not None
+    assert "hung in open /dev/x" in gaps.text
+
+
+# --- nothing from outside becomes HTML, and nothing is loaded ---
+
+TAGS = set(
+    re.findall(
+        r"\w+",
+        "html head meta title link style body header h1 h2 h3 main section article div p b i span "
+        "ul li table caption thead tbody tr th td details summary dl dt dd code pre label input "
+        "svg rect script",
+    )
+)
+LOADING = {"src", "srcset", "action", "formaction", "data", "style", "xlink:href", "poster"}
+
+
+def harmless(page: Page) -> None:
+    assert {each.tag for each in page.elements} <= TAGS
+    for each in page.elements:
+        assert not [name for name in each.attributes if name.startswith("on")]
+        assert not LOADING & each.attributes.keys()
+        assert each.attributes.get("href", "data:,") == "data:,"
+    for tag in ("script", "style", "head", "body"):
+        assert len(page.all(tag)) == 1
+    for element_ in (page.one("style"), page.one("script")):
+        assert not re.search(r"url\(|@import|https?:|//\w|\bimport\b|fetch", element_.text)
+
+
+def test_hostile_text_stays_text(hostile_page):
+    harmless(hostile_page)
+    shown = HOSTILE.replace("\u202e", "\\u202e")
+    body = hostile_page.one("body").text
+    # Title, message, reason, fix, stack, facts, environment: all of it can be read.
+    assert body.count(shown) > 30
+    assert hostile_page.all("title")[0].text.endswith(shown)
+    assert (f"{shown}0", f"{shown}1") in hostile_page.cells()
+    assert "\u202e" not in body
+    assert "plain\\ud800" in body
+
+
+@pytest.mark.parametrize("make", [broken, healthy, lambda: EMPTY], ids=["broken", "healthy", "0"])
+def test_a_page_loads_nothing(make):
+    harmless(page_of(make()))
+
+
+def test_the_page_forbids_the_network(page):
+    (policy,) = [
+        each.attributes["content"]
+        for each in page.all("meta")
+        if each.attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for tag in ("style", "script"):
+        digest = hashlib.sha256(page.one(tag).text.encode()).digest()
+        assert rules[f"{tag}-src"] == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert set(rules) == {
+        "default-src",
+        "style-src",
+        "script-src",
+        "img-src",
+        "base-uri",
+        "form-action",
+    }
+    assert rules["img-src"] == "data:"
+
+
+def test_an_element_escapes_all_but_html():
+    made = element(
+        "p", '<b>&"', Html("<i></i>"), None, 3, title="\"><'", data_from="x\0", hidden=True
+    )
+    assert made == (
+        '<p title="&quot;&gt;&lt;&#x27;" data-from="x\\x00" hidden>&lt;b&gt;&amp;&quot;<i></i>3</p>'
+    )
+
+
+def test_a_page_is_the_same_every_time():
+    assert render(broken()) == render(broken())

@@ -1,0 +1,182 @@
+"""Who waited for whom, groups and facts, on the HTML page of a report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor.api import Outcome, OutcomeStatus
+from tests.clusters import make_cluster
+from tests.pages import (
+    Element,
+    Page,
+    broken,
+    crumbs,
+    page_of,
+    report_of,
+    with_round,
+)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return page_of(broken())
+
+
+# --- who waited for whom ---
+
+FORMING = ("connect to the store", "init_process_group")
+
+
+def ok(*steps: str, took: float = 1.0, every_s: float = 0.1, group: str = "world") -> Outcome:
+    return Outcome(
+        OutcomeStatus.OK,
+        facts={"steps": []},
+        breadcrumbs=crumbs(*FORMING, *steps, group=group, every_s=every_s),
+        duration_s=took,
+        group=0,
+    )
+
+
+def hung(*steps: str, group: str = "world") -> Outcome:
+    return replace(ok(*steps, took=20.0, group=group), status=OutcomeStatus.HUNG)
+
+
+def lanes(outcomes: dict[int, Outcome], **more) -> dict[str, Element]:
+    cluster = with_round(make_cluster(**more), outcomes)
+    page = page_of(report_of(cluster, check="collectives"))
+    return {each.under[0].text.partition(": ")[0]: each for each in page.all("details", "lane")}
+
+
+def remarks(outcomes: dict[int, Outcome]) -> list[str]:
+    lane = lanes(outcomes)["collectives"]
+    return [each.text for each in lane.under if each.has("remark")]
+
+
+def test_a_row_for_every_rank_with_its_steps(page):
+    lane = lanes(dict.fromkeys(range(4), ok("all_reduce", "barrier")))["collectives"]
+    assert "open" not in lane.attributes
+    rows = [each for each in lane.under if each.has("row")]
+    assert [each.under[0].text for each in rows] == [
+        "rank 0 on nd0",
+        "rank 1 on nd0",
+        "rank 2 on nd1",
+        "rank 3 on nd1",
+    ]
+    drawn = [each for each in rows[0].under if each.tag == "rect"]
+    assert [each.attributes["class"] for each in drawn] == ["p-form"] * 2 + ["p-talk"] * 2
+    ends = [float(e.attributes["x"]) + float(e.attributes["width"]) for e in drawn]
+    assert ends == sorted(ends)
+    assert ends[-1] == pytest.approx(1000, abs=1)
+    assert not remarks(dict.fromkeys(range(4), ok("all_reduce", "barrier")))
+
+
+def test_who_came_last_is_inside_for_the_shortest_time():
+    outcomes = {
+        **dict.fromkeys(range(4), ok("all_reduce", took=3.2)),
+        2: ok("all_reduce", took=0.21),
+    }
+    (words,) = remarks(outcomes)
+    assert words == (
+        "rank 0 was 2.99 s longer in all_reduce of group world than rank 2: it probably waited "
+        "for rank 2."
+    )
+
+
+def test_the_root_of_a_broadcast_leaves_first_and_is_no_laggard():
+    step = "broadcast from 0"
+    assert not remarks({**dict.fromkeys(range(4), ok(step, took=3.0)), 0: ok(step, took=0.21)})
+
+
+def test_a_hang_says_who_had_not_come():
+    outcomes = {**dict.fromkeys(range(4), hung("all_reduce")), 3: hung()}
+    lane = lanes(outcomes)["collectives"]
+    assert "open" in lane.attributes
+    assert remarks(outcomes) == [
+        "In all_reduce of group world: ranks 0–2; not known to have come there: rank 3."
+    ]
+    stuck = [each for each in lane.under if each.has("p-stuck")]
+    assert len(stuck) == 4
+
+
+def test_a_hang_in_the_same_step_blames_nobody():
+    assert remarks(dict.fromkeys(range(4), hung("all_reduce"))) == [
+        "All of them were in all_reduce of group world: nobody is seen to be behind."
+    ]
+
+
+def test_of_several_groups_nothing_is_said():
+    other = replace(hung("all_reduce"), breadcrumbs=hung("all_reduce", group="evens").breadcrumbs)
+    assert not remarks({**dict.fromkeys(range(4), hung("all_reduce")), 2: other})
+
+
+def test_the_roll_call():
+    cluster = make_cluster(absent_nodes=[1])
+    ranks = tuple(
+        replace(rank, signed_in_s=4.0 if rank.rank == 1 else 0.5) for rank in cluster.ranks
+    )
+    lane = page_of(report_of(replace(cluster, ranks=ranks))).all("details", "lane")[0]
+    assert [each.text for each in lane.under if each.has("remark")] == [
+        "The others waited up to 3.5 s for rank 1 on nd0 to sign in.",
+        "Never signed in: rank 2, rank 3.",
+    ]
+
+
+def test_very_many_ranks_are_a_few_rows_and_the_bad_one_is_among_them():
+    hosts = tuple(f"n{i:02}" for i in range(25))
+    outcomes = {**dict.fromkeys(range(200), ok("all_reduce")), 150: hung("all_reduce")}
+    lane = lanes(outcomes, hosts=hosts, nproc=8)["collectives"]
+    rows = [each.under[0].text for each in lane.under if each.has("row")]
+    assert len(rows) == 64
+    assert "rank 150 on n18" in rows
+    assert "and 136 more, none of them worse" in lane.text
+
+
+# --- groups and facts ---
+
+
+def test_good_groups_are_one_line_and_bad_ones_have_their_own():
+    outcomes = {
+        **{i: replace(ok("all_reduce"), group=i // 2 * 2) for i in range(8)},
+        5: replace(hung("all_reduce"), group=4),
+    }
+    cluster = with_round(make_cluster(("nd0", "nd1", "nd2", "nd3")), outcomes, "each-host")
+    section = page_of(report_of(cluster, check="collectives")).section("groups")
+    assert section is not None
+    rows = [
+        [cell.text for cell in each.under if cell.tag == "td"]
+        for each in section.under
+        if each.tag == "tr" and each.inside[-1].tag == "tbody"
+    ]
+    assert [row[:4] for row in rows] == [
+        ["each-host", "ranks 4–5", "nd2", "bad"],
+        ["each-host", "3 groups of 2: ranks 0–3, 6–7", "nd0, nd1, nd3", "good"],
+    ]
+    assert rows[0][-1] == "rank 5: hung in all_reduce"
+
+
+def test_a_fact_that_all_have_is_shown_once():
+    hosts = ("nd0", "nd1", "nd2")
+    facts = {"limit": 1024, "nested": {"deep": [{"a": [1, 2, 3, 4, 5, 6, 7, 8, 9]}]}}
+    cluster = make_cluster(hosts, check="shm", by_host={**dict.fromkeys(hosts, facts)})
+    section = page_of(report_of(cluster)).section("facts")
+    assert section is not None
+    assert sum(each.tag == "dt" and each.text == "limit" for each in section.under) == 1
+    assert "nd0, nd1, nd2: ok" in section.text
+    assert "[1, 2, 3, 4, 5, 6, 7, 8, 9]" in section.text
+    differing = {**dict.fromkeys(hosts, facts), "nd1": {**facts, "limit": 64}}
+    section = page_of(report_of(make_cluster(hosts, check="shm", by_host=differing))).section(
+        "facts"
+    )
+    assert section is not None
+    assert sum(each.tag == "dt" and each.text == "limit" for each in section.under) == 2
+    assert "nd0, nd2: ok" in section.text
+
+
+def test_every_fact_is_in_a_fold(page):
+    section = page.section("facts")
+    assert section is not None
+    for each in section.under:
+        if each.tag in ("dl", "table", "pre"):
+            assert any(outer.tag == "details" for outer in each.inside)
