@@ -51,6 +51,8 @@ OPTIONS: Mapping[str, _Types] = {
     "output-dir": (str,),
     "baseline": (str,),
     "exit-profile": (str,),
+    "redact": (bool,),
+    "redact-key": (str,),
     "strict": (bool,),
     "quiet": (bool,),
     "verbose": (int,),

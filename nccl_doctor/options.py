@@ -22,9 +22,9 @@ class Options:
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
-    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the
-    roll call does not wait for them. `baseline` is where earlier reports
-    are.
+    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the roll call
+    does not wait for them. `baseline` is where earlier reports are. With `redact`, the report gets
+    pseudonyms as it is written, made with the key in the file `redact_key`, if there is one.
     """
 
     backend: str = "auto"
@@ -38,6 +38,8 @@ class Options:
     outputs: Mapping[str, str] = field(default_factory=dict)
     github: bool = False
     output_dir: str | None = None
+    redact: bool = False
+    redact_key: str | None = None
     baseline: str | None = None
     verbosity: int = 0
     quiet: bool = False

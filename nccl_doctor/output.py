@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
+from nccl_doctor.privacy import MAP, Cover, map_beside
 from nccl_doctor.profiles import tell
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
@@ -36,6 +37,29 @@ def save(report: Report, form: str, path: str) -> None:
         _put(sys.stdout, rendered)
         return
     write_whole(path, rendered)
+
+
+def covered(
+    report: Report, options: Options, outputs: Mapping[str, str], *, made_of: str = "-"
+) -> Report:
+    """The report as it may be seen: with pseudonyms, where that was asked for.
+
+    Their private map is written beside the first file of `outputs`, or beside the file that the
+    report was `made_of`; where there is neither, stderr says that nobody keeps it.
+
+    Raises:
+        OSError: the key cannot be read, or the map not be written.
+        ValueError: the key file holds no key.
+    """
+    if not options.redact:
+        return report
+    path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
+    cover = Cover(path, options.redact_key)
+    redacted = cover.of_report(report)
+    if path is None and not report.redacted:
+        _complain("what the pseudonyms stand for is kept nowhere: no file was asked for (--json)")
+    cover.write()
+    return redacted
 
 
 def print_report(report: Report, options: Options, stream: TextIO) -> None:
@@ -99,6 +123,11 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
         return code_of(report, options, departure.code)
     outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
     code = departure.code
+    try:
+        report = covered(report, options, outputs)
+    except (OSError, ValueError) as error:
+        _complain(f"the report was not redacted, and is kept to ourselves: {error}")
+        return code_of(report, options, max(code, 3))
     for form, path in outputs.items():
         try:
             save(report, form, path)

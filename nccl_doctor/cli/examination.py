@@ -12,6 +12,7 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
+from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.job import GROUPS
@@ -45,6 +46,7 @@ def _run_options(function: F) -> F:
             click.option("--ignore", type=Names(), help="All but these checks or finding codes."),
             output_options,
             profile_option,
+            redact_options,
             click.option("--strict", is_flag=True, help="Warnings fail."),
             click.option(
                 "--config",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.difference import diff
+from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
     check_profile,
     give,
@@ -49,19 +51,24 @@ def report(ctx: click.Context, /) -> None:
     type=click.Choice(PROFILES),
     help="Exit as `run` would have, as that system reads it, and print one line for it.",
 )
+@redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
-def show(file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int) -> None:
+def show(
+    file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
+) -> None:
     """Render a saved report. FILE may be - for stdin.
 
     Exits with 0 whatever the report says, unless an --exit-profile asks for more.
     """
     from nccl_doctor.options import Options
 
+    redaction = redaction_of(given)
     saved = read_report(file)
     outputs = {} if format_ == "text" else {format_: "-"}
     profile = check_profile(exit_profile, outputs)
-    code = give(saved, outputs, Options(exit_profile=profile, quiet=quiet, verbosity=verbose))
+    options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose, **redaction)
+    code = give(saved, outputs, options, made_of=file)
     sys.exit(0 if exit_profile is None else code)
 
 
@@ -70,6 +77,7 @@ def show(file: str, format_: str, exit_profile: str | None, quiet: bool, verbose
 @output_options
 @profile_option
 @baseline_option
+@redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
 def judge(
@@ -83,20 +91,21 @@ def judge(
     from nccl_doctor.history import judge_beside
     from nccl_doctor.options import Options
 
-    outputs = outputs_of(given)
+    outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
     saved, past = read_report(file), past_of(baseline)
     again = judge_beside(saved, registry.load(**_chosen([saved])), past)
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
-    sys.exit(give(again, outputs, options))
+    sys.exit(give(again, outputs, replace(options, **redaction), made_of=file))
 
 
 @report.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @output_options
 @profile_option
+@redact_options
 @click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
 def merge(
@@ -111,7 +120,7 @@ def merge(
     from nccl_doctor.merge import merge as merged_from
     from nccl_doctor.options import Options
 
-    outputs = outputs_of(given)
+    outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
     saved = [read_report(file) for file in files]
     try:
@@ -121,7 +130,7 @@ def merge(
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
-    sys.exit(give(merged, outputs, options))
+    sys.exit(give(merged, outputs, replace(options, **redaction), made_of=files[0]))
 
 
 report.add_command(diff)

@@ -129,16 +129,22 @@ def _check_path(name: str, path: str) -> None:
         raise click.UsageError(f"--{name} {path}: the folder {folder} is not writable")
 
 
-def give(saved: Report, outputs: Mapping[str, str], options: Options) -> int:
+def give(saved: Report, outputs: Mapping[str, str], options: Options, *, made_of: str = "-") -> int:
     """Write a report where it was asked for, and print it unless stdout is taken.
+
+    Where it is redacted and no file is written, the map belongs beside the file it was `made_of`.
 
     Returns: the exit code, in the words of the exit profile.
 
     Raises:
         NotSaved: it could not be written.
     """
-    from nccl_doctor.output import annotate, code_of, say
+    from nccl_doctor.output import annotate, code_of, covered, say
 
+    try:
+        saved = covered(saved, options, outputs, made_of=made_of)
+    except (OSError, ValueError) as error:
+        raise NotSaved(f"the report was not redacted: {error}") from error
     for name, path in outputs.items():
         save_report(saved, name, path)
     if "-" in outputs.values():

@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.redaction import redaction_of
 from nccl_doctor.cli.saving import check_profile, outputs_of, wants_github
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         hands_over=bool(ctx.meta.get(COMMAND)),
         verbosity=given["verbose"],
         quiet=given["quiet"],
+        **redaction_of(given, check=first),
         **ctx.meta[_CONFIG],
     )
 

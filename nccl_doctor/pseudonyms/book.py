@@ -64,6 +64,7 @@ def key_of_map(text: str) -> bytes | None:
     try:
         data = json.loads(text)
         key = data["key"] if isinstance(data, dict) and "pseudonyms" in data else None
-        return bytes.fromhex(key) if isinstance(key, str) and key else None
+        whole = isinstance(key, str) and key and isinstance(data["pseudonyms"], dict)
+        return bytes.fromhex(key) if whole else None
     except (ValueError, KeyError, RecursionError):
         return None

@@ -1,0 +1,67 @@
+"""`--redact`: pseudonyms in what is given away, and their private map beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from nccl_doctor.privacy import Cover
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KEY_HELP = (
+    "Make the pseudonyms with what this file holds, or with the key of an earlier map: the same "
+    "key gives the same pseudonyms."
+)
+
+
+def redact_options(function: F) -> F:
+    """Options of every command that writes a report."""
+    function = click.option("--redact-key", metavar="FILE", help=KEY_HELP)(function)
+    return click.option(
+        "--redact",
+        is_flag=True,
+        help="Pseudonyms for hosts, addresses, users and paths. What they stand for is written "
+        "beside the report, as PATH.map.json.",
+    )(function)
+
+
+def redaction_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, Any]:
+    """The fields of `Options` about redaction; the key can be used, by a `check`.
+
+    Raises:
+        click.UsageError: the key cannot be used, or nothing is redacted with it.
+    """
+    key = given.get("redact_key")
+    if key is not None and not given["redact"]:
+        raise click.UsageError("--redact-key is for --redact, which is not given")
+    if key is not None and check:
+        _checked(key)
+    return {"redact": bool(given["redact"]), "redact_key": key}
+
+
+def cover_of(path: str | None, key_file: str | None) -> Cover:
+    """The key and the map of what a command gives away; `path` is where the map is kept.
+
+    Raises:
+        click.UsageError: the key cannot be used.
+    """
+    from nccl_doctor.privacy import Cover
+
+    if key_file is not None:
+        _checked(key_file)
+    return Cover(path, key_file)
+
+
+def _checked(path: str) -> None:
+    from nccl_doctor.privacy import read_key
+
+    try:
+        read_key(path)
+    except OSError as error:
+        raise click.UsageError(f"--redact-key: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise click.UsageError(f"--redact-key {path}: {error}") from error

@@ -1,0 +1,119 @@
+"""Give a report pseudonyms, and keep the private map of them: the only place that knows both.
+
+The map stands beside what is given away, never inside, readable by its owner alone. It holds the
+key too: what is redacted beside the same map has the same pseudonyms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.pseudonyms import Book, Text, key_of_map, known_of, redact
+from nccl_doctor.record import Report
+
+MAP = ".map.json"
+"""Behind the name of what is redacted."""
+_LEAST = 8
+"""Bytes of a key file: less can be guessed."""
+
+
+class Cover:
+    """One key, and the map that says what its pseudonyms stand for.
+
+    Args:
+        path: where the map is kept; None to keep none.
+        key_file: what to make the key of: any file, or the map of another report. Else it is the
+            key of the map that is there, or a new one.
+
+    Raises:
+        OSError: the key file cannot be read.
+        ValueError: it holds too little to be a key.
+    """
+
+    def __init__(self, path: str | Path | None, key_file: str | None = None) -> None:
+        self._path = None if path is None else Path(path)
+        before = _map_at(self._path)
+        old = key_of_map(json.dumps(before))
+        key = read_key(key_file) if key_file is not None else old or secrets.token_bytes(32)
+        self.key = key
+        self._kinds: dict[str, dict[str, str]] = before["pseudonyms"] if old == key else {}
+
+    def of_report(self, report: Report) -> Report:
+        """The report with pseudonyms; one that has them already, as it is."""
+        redacted, book = redact(report, self.key)
+        self.keep(book)
+        return redacted
+
+    def text_of(self, report: Report) -> tuple[Text, Book]:
+        """What puts pseudonyms into texts that belong to a report, and the book to be kept then."""
+        book = Book(self.key)
+        return known_of(report, book), book
+
+    def keep(self, book: Book) -> None:
+        """Note what a book says in the map; `write` puts it on the disk."""
+        for kind, names in book.to_json()["pseudonyms"].items():
+            self._kinds.setdefault(kind, {}).update(names)
+
+    def write(self) -> str | None:
+        """Write the map, mode 0600, in one piece; returns where, or None where none is kept.
+
+        Raises:
+            OSError: the folder is not writable.
+        """
+        if self._path is None or not self._kinds:
+            return None
+        data = {**Book(self.key).to_json(), "pseudonyms": self._kinds}
+        write_private(self._path, json.dumps(data, indent=1, sort_keys=True) + "\n")
+        return str(self._path)
+
+
+def read_key(path: str) -> bytes:
+    """The key in a file: that of a map, or else whatever it holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds too little to be a key.
+    """
+    data = Path(path).read_bytes()
+    found = key_of_map(data.decode("utf-8", "replace")) or data.strip()
+    if len(found) < _LEAST:
+        raise ValueError(f"it has to hold at least {_LEAST} characters that nobody can guess")
+    return found
+
+
+def map_beside(outputs: Mapping[str, str]) -> str | None:
+    """Where the map of a report belongs that is written to `outputs`; None where no file is."""
+    paths = [outputs.get("json", "-"), *outputs.values()]
+    files = [path for path in paths if path != "-" and not path.startswith("/dev/")]
+    return f"{files[0]}{MAP}" if files else None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, never seen in part.
+
+    Raises:
+        OSError: the folder is not there or not writable.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _map_at(path: Path | None) -> dict[str, Any]:
+    """The map that is there already; an empty one where none is, or what is there is none."""
+    try:
+        text = path.read_text(encoding="utf-8") if path else ""
+        return dict(json.loads(text)) if key_of_map(text) else {}
+    except (OSError, UnicodeDecodeError):
+        return {}
