@@ -1,0 +1,188 @@
+"""What checks say is worth comparing, and where it has become slower: many figures, few places."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor.api import Check, Cluster, Confidence, Figure, Job, Where
+from nccl_doctor.checks.environment import Environment
+from nccl_doctor.checks.gpu_work import GpuWork
+from nccl_doctor.checks.group_speed import GroupSpeed
+from nccl_doctor.checks.interfaces import Interfaces
+from nccl_doctor.checks.links import Links
+from nccl_doctor.checks.nccl_library import NcclLibrary
+from nccl_doctor.checks.software import Software
+from nccl_doctor.history.places import slower_places
+from nccl_doctor.history.sheet import sheet_of
+from nccl_doctor.history.usual import Change
+from tests import environments, exchanges, peers
+from tests.clusters import make_cluster
+from tests.pasts import held_against, of, saved
+from tests.unit.test_check_gpu_work import H200, cluster, rates, worked
+from tests.unit.test_check_group_speed import BUSY, held, hosts
+
+SPEED = GroupSpeed()
+
+
+def figures(check: Check, cluster: Cluster) -> list[Figure]:
+    return list(check.figures(cluster))
+
+
+def named(check: Check, cluster: Cluster) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures(check, cluster)}
+
+
+# --- what checks say ---
+
+
+@pytest.mark.parametrize(
+    "check", [Links(), SPEED, GpuWork(), Software(), Environment(), Interfaces(), NcclLibrary()]
+)
+def test_without_facts_there_is_nothing(check):
+    assert figures(check, make_cluster()) == []
+
+
+def test_links_give_the_better_of_two_tries():
+    world = exchanges.World(3).slow([("nd0", "nd1")], tries=[exchanges.FIRST])
+    by_place = {(f.name, f.where.links): f for f in figures(Links(), world.cluster())}
+    assert by_place["bandwidth", (("nd0", "nd1"),)].value == pytest.approx(10.0)
+    assert by_place["round-trip time", (("nd2", "nd1"),)].value == 50.0
+    assert len(by_place) == 12
+    busy = figures(Links(), exchanges.World(2).starve("nd0").cluster())
+    assert {figure.counts for figure in busy} == {False}
+
+
+def test_group_speed_gives_each_kind_of_group():
+    made = replace(hosts(3), job=Job(mesh=(("dp", 3), ("tp", 2))))
+    found = figures(SPEED, held(made, lambda *_: 0.01))
+    places: dict[str, list[Where]] = {}
+    for figure in found:
+        places.setdefault(figure.name, []).append(figure.where)
+    assert set(places) == {
+        "time to compute, local rank 0",
+        "time to compute, local rank 1",
+        "all-reduce of all 6 ranks, 4 MiB",
+        "all-reduce inside a host, 2 ranks, 4 MiB",
+        "all-reduce between two hosts, 4 MiB",
+        "all-reduce of dp groups, 3 ranks, 4 MiB",
+        "all-reduce of tp groups, 2 ranks, 4 MiB",
+    }
+    assert places["all-reduce of all 6 ranks, 4 MiB"] == [Where()]
+    assert [where.hosts for where in places["all-reduce inside a host, 2 ranks, 4 MiB"]] == [
+        ("nd0",),
+        ("nd1",),
+        ("nd2",),
+    ]
+    assert len(places["all-reduce between two hosts, 4 MiB"]) == 3
+    rate = next(f for f in found if f.name == "all-reduce of all 6 ranks, 4 MiB")
+    assert (rate.value, rate.unit) == (pytest.approx(0.699, abs=1e-3), "GB/s")
+
+
+def test_group_speed_of_a_busy_machine_does_not_count():
+    found = figures(SPEED, held(hosts(2), lambda *_: 0.01, BUSY))
+    assert {figure.counts for figure in found} == {False}
+
+
+def test_gpus_and_their_rates():
+    seen = named(GpuWork(), cluster({1: worked(1, rates(half=600), rates(half=700))}))
+    assert seen["GPU GPU-1"].value == H200
+    product = seen["bf16 matrix product"]
+    assert (product.value, product.unit, product.better) == (700.0, "TFLOP/s", "higher")
+    assert product.where.devices == ("GPU-1",)
+
+
+def test_variables_interfaces_and_libraries():
+    made = environments.cluster_of([{"NCCL_IB_TC": "106"}] * 2)
+    assert named(Environment(), made)["NCCL_IB_TC"].value == "106"
+    nics = named(Interfaces(), peers.World(2).cluster())
+    assert nics["interface eth0"].value.endswith("MTU 1500")
+    loaded = {"loaded": {"path": "/lib/libnccl.so.2", "version": "2.30.7", "fingerprint": "a"}}
+    made = make_cluster(check="nccl_library", by_rank={0: loaded, 1: {"loaded": None}})
+    (library,) = figures(NcclLibrary(), made)
+    assert library.value == "2.30.7 from /lib/libnccl.so.2"
+
+
+def test_a_variable_that_is_new_or_gone():
+    old, new = ([{}] * 2, [{"NCCL_IB_TC": "106"}] * 2)
+    check = (Environment(),)
+    for before, now, words in (
+        (old, new, "NCCL_IB_TC not there → 106"),
+        (new, old, "NCCL_IB_TC 106 → not there"),
+    ):
+        runs = [saved(environments.cluster_of(before), day, check) for day in range(1, 5)]
+        found = held_against(environments.cluster_of(now), runs, check).findings
+        (changed,) = of(found, "setup-changed")
+        assert words in changed.message
+
+
+def test_words_of_ranks_that_differ_come_together_and_numbers_outlive_new_ranks():
+    def sheet(*ranks: tuple[int, str]):
+        facts = {r: {"torch": v, "python": "3.11"} for r, v in ranks}
+        made = make_cluster(check="software", by_rank=facts)
+        return sheet_of(made, [Software()])
+
+    (torch,) = [f for k, f in sheet((0, "2.13"), (1, "2.12")).words.items() if k[1] == "torch"]
+    assert torch.value == "2.12 / 2.13"
+    assert torch.where == Where(hosts=("nd0",), ranks=(0, 1))
+
+
+# --- where it is slower ---
+
+
+def change(name: str, where: Where, share: float = -0.3, *, worse: bool = True) -> Change:
+    sure = Confidence.LIKELY if worse else None
+    figure = Figure(name, 100.0 * (1 + share), where, "GB/s", "higher")
+    return Change("made", figure, 100.0, 10, confidence=sure)
+
+
+def link(a: str, b: str) -> Where:
+    return Where(links=((a, b),))
+
+
+def pair(a: str, b: str) -> Where:
+    return Where(links=((a, b), (b, a)))
+
+
+def test_one_link_in_several_figures_is_one_place():
+    names = ["nd0", "nd1", "nd2"]
+    ways = [(a, b) for a in names for b in names if a != b]
+    bad = ("nd0", "nd1")
+    judged = [change("bandwidth", link(*way), worse=way == bad) for way in ways]
+    judged += [
+        change("all-reduce between two hosts", pair(*way), worse=way == bad)
+        for way in ways
+        if way[0] < way[1]
+    ]
+    judged += [change("all-reduce of all ranks", Where())]
+    one, echo = slower_places(judged)
+    assert (one.where, len(one.changes), one.echo) == (link("nd0", "nd1"), 2, False)
+    assert (echo.where, echo.echo) == (Where(), True)
+
+
+def test_the_pairs_of_a_slow_host_are_the_host():
+    names = ["nd0", "nd1", "nd2", "nd3"]
+    ways = [(a, b) for a in names for b in names if a != b]
+    judged = [change("bandwidth", link(*way), worse="nd1" in way) for way in ways]
+    judged += [change("ring", pair("nd0", "nd1")), change("ring", pair("nd1", "nd2"))]
+    judged += [change("time", Where(hosts=("nd1",), ranks=(3,)))]
+    (one,) = slower_places(judged)
+    assert one.where == Where(hosts=("nd1",), ranks=(3,))
+
+
+def test_a_group_over_a_slow_host_is_an_echo():
+    judged = [
+        change("inside", Where(hosts=("nd1",))),
+        change("dp", Where(hosts=("nd0", "nd1"), ranks=(0, 2))),
+        change("dp", Where(hosts=("nd2", "nd3"), ranks=(4, 6))),
+    ]
+    found = {place.where.hosts: place.echo for place in slower_places(judged)}
+    assert found == {("nd1",): False, ("nd0", "nd1"): True, ("nd2", "nd3"): False}
+
+
+def test_what_is_good_is_no_place():
+    assert slower_places([]) == []
+    assert slower_places([change("x", link("a", "b"), worse=False)]) == []
+    (one,) = slower_places([change("x", Where())])
+    assert (one.where, one.echo) == (Where(), False)
