@@ -78,10 +78,12 @@ _ELEMENTS = ("failure", "error", "skipped")
 def _origin(report: Report) -> dict[str, str]:
     """When and where: a time without its zone, as Ant writes it, and rank 0's host."""
     started = _TIME.match(str(report.run.get("started", "")))
-    hosts = [str(rank["host"]) for rank in report.ranks if rank.get("rank") == 0 and rank["host"]]
+    first = [
+        str(rank["host"]) for rank in report.ranks if rank.get("rank") == 0 and rank.get("host")
+    ]
     return {
         **({"timestamp": started[0]} if started else {}),
-        **({"hostname": _clean(hosts[0])} if hosts else {}),
+        **({"hostname": _clean(first[0])} if first else {}),
     }
 
 
@@ -269,8 +271,7 @@ class _Ground:
 
 
 def _label(place: Mapping[str, Any]) -> str:
-    name = place.get("host")
-    return f"node {place.get('node_rank')}" if name is None else str(name)
+    return str(place.get("host") or f"node {place.get('node_rank')}")
 
 
 def _table(value: Any) -> Mapping[str, Any]:
