@@ -80,6 +80,11 @@ def _refuse(reports: Sequence[Report]) -> None:
         raise ValueError(
             "some reports are redacted and some are not, so nobody can tell which are of one host"
         )
+    if len({report.run.get("redacted_with") for report in reports}) > 1:
+        raise ValueError(
+            "they were redacted with different keys, so nobody can tell which are of one host; "
+            "redact each of them with one key (--redact-key FILE), or merge them first"
+        )
     if any(report.run.get("alone") is True for report in reports):
         raise ValueError("one is of a host examined by itself (nccl-doctor env), not of a run")
 
