@@ -19,7 +19,7 @@ def baseline_option(function: F) -> F:
         "--baseline",
         metavar="FILE|DIR",
         help="Compare with earlier reports of the same hosts: a file, or a folder of *.json files. "
-        "Speeds are judged from four of them on.",
+        "Speeds are judged from five of them on.",
     )(function)
 
 
@@ -31,6 +31,8 @@ def past_of(path: str | None) -> Past | None:
     """
     if path is None:
         return None
+    if not path:
+        raise click.UsageError("--baseline '': a file or a folder is needed")
     from nccl_doctor.history import read_past
 
     try:

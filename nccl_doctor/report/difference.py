@@ -101,7 +101,7 @@ def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool
         busy = sum(change.busy for change in difference.speeds)
         measured = f", {busy} of them measured on a busy machine" if busy else ""
         notes.append(f"{hidden} more differ by less than {100 * SHARE:.0f} %{measured} (-v)")
-    notes.append("two runs cannot tell a change from noise: --baseline DIR with four or more can")
+    notes.append("two runs cannot tell a change from noise: --baseline DIR with five or more can")
     for note in notes:
         yield from _wrap(note, width, "  · ")
 
