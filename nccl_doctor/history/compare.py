@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.contract import Check
-from nccl_doctor.history.past import Choice, Past
+from nccl_doctor.history.past import Choice, Past, run_id
 from nccl_doctor.history.places import Slower, slower_places
 from nccl_doctor.history.sheet import Sheet, sheet_of
 from nccl_doctor.history.usual import LEAST, Change, amount, changes, percent
@@ -70,7 +70,7 @@ def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) ->
             each.where,
             {
                 "figures": [_shown(change) for change in each.changes[:_KEPT]],
-                "runs": [str(report.run.get("id", "")) for _, report, _ in choice.used],
+                "runs": [run_id(report.run) for _, report, _ in choice.used],
             },
             fix=SLOWER.fix.replace("OLD", file),
             severity=Severity.INFO if each.echo else None,

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.cluster import Cluster
+from nccl_doctor.history.usual import LEAST
 from nccl_doctor.record import Report, cluster_of
 
 MOST = 20
 """Earlier runs that are compared with, the newest."""
+MOST_RANKS = 40_000
+"""Ranks of all of them together: of a large job fewer runs do, as the report is waited for."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +34,22 @@ class Past:
         """
         out = Counter(self.left_out)
         used: list[tuple[str, Report, Cluster]] = []
-        known = {run.get("id")}
+        known = {run_id(run)}
+        room = max(LEAST, min(MOST, MOST_RANKS // max(1, cluster.world_size)))
         newest_first = sorted(
             self.reports, key=lambda item: (_started(item[1].run), item[0]), reverse=True
         )
         for file, report in newest_first:
             earlier = cluster_of(report)
             reason = _unfit(cluster, run, report, earlier)
-            if report.run.get("id") in known:
+            if run_id(report.run) in known:
                 reason = "of this run, or of one that is there already"
-            if not reason and len(used) == MOST:
-                reason = f"older than the newest {MOST}"
+            if not reason and len(used) == room:
+                reason = f"older than the newest {room}"
             if reason:
                 out[reason] += 1
                 continue
-            known.add(report.run.get("id"))
+            known.add(run_id(report.run))
             used.append((file, report, earlier))
         return Choice(self.path, tuple(used), dict(out))
 
@@ -73,9 +77,14 @@ class Choice:
         return {
             "path": self.path,
             "text": self.in_words(),
-            "runs": [str(report.run.get("id", "")) for _, report, _ in self.used],
+            "runs": [run_id(report.run) for _, report, _ in self.used],
             "left_out": dict(self.left_out),
         }
+
+
+def run_id(run: Mapping[str, Any]) -> str:
+    """What tells runs apart; in a file, anybody may have written anything."""
+    return str(run.get("id", ""))
 
 
 def _unfit(cluster: Cluster, run: Mapping[str, Any], report: Report, earlier: Cluster) -> str:

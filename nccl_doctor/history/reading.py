@@ -14,7 +14,8 @@ from nccl_doctor.record import Report
 NEWEST = 50
 """Files of a folder that are looked into, by the time of their last change."""
 BUDGET_S = 5.0
-"""Reading a folder ends after this time, newest first: the run is waiting."""
+BUDGET_BYTES = 64 << 20
+"""Reading a folder ends after so much time or so many bytes, newest first: the run is waiting."""
 
 
 def read_past(path: str) -> Past:
@@ -31,12 +32,17 @@ def read_past(path: str) -> Past:
         return Past(path, ((path, _report(place)),))
     found: list[tuple[str, Report]] = []
     left_out: Counter[str] = Counter()
-    end = time.monotonic() + BUDGET_S
+    end, size = time.monotonic() + BUDGET_S, 0
     for number, file in enumerate(_newest_first(place)):
-        if number >= NEWEST or (found and time.monotonic() > end):
+        if number >= NEWEST or time.monotonic() > end:
             left_out["older, not read"] += 1
             continue
         try:
+            length = file.stat().st_size
+            if size + length > BUDGET_BYTES:
+                left_out["too large"] += 1
+                continue
+            size += length
             found.append((str(file), _report(file)))
         except OSError:
             left_out["not readable"] += 1

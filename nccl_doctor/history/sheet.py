@@ -37,6 +37,8 @@ def sheet_of(cluster: Cluster, checks: Iterable[Check]) -> Sheet:
     seen: dict[str, frozenset[str]] = {}
     broken: dict[str, str] = {}
     for check in checks:
+        if type(check).figures is Check.figures:
+            continue  # it has none
         view = view_for(check, cluster)
         try:
             for figure in check.figures(view):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nccl_doctor.history.sheet import Key, Sheet
 from nccl_doctor.model import Confidence, Figure
 
-LEAST = 4
+LEAST = 5
 """So many earlier values are needed to judge; of fewer nobody can say how they scatter."""
 SURE = 8
 """From so many on the cause may be called likely."""
@@ -111,7 +111,15 @@ def _spreads_alike(values: Mapping[Key, Sequence[float]]) -> dict[tuple[str, str
 
 
 def _spread(values: Sequence[float], median: float) -> float:
-    return _NORMAL * statistics.median(abs(each - median) for each in values)
+    """Standard deviation, from the median absolute deviation.
+
+    That of few values is too small on the average (by a third for four), and their median is off
+    itself; the last factor covers both, and is next to nothing for many. Of fewer than `SURE` it
+    may be next to nothing by chance: then half of their range counts, if that is more.
+    """
+    deviation = statistics.median(abs(each - median) for each in values)
+    spread = _NORMAL * deviation * (1 + 2 / len(values))
+    return spread if len(values) >= SURE else max(spread, (max(values) - min(values)) / 2)
 
 
 def _change(check: str, figure: Figure, values: Sequence[float], alike: float) -> Change:

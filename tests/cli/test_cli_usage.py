@@ -90,6 +90,7 @@ BAD = {
     "report show no.json": "cannot read no.json: No such file or directory",
     "report judge no.json": "cannot read no.json: No such file or directory",
     "run --baseline no/past": "--baseline: cannot read no/past: No such file or directory",
+    "run --baseline=": "--baseline '': a file or a folder is needed",
     "report judge x --baseline no/past": "cannot read x: No such file or directory",
     "report diff": "Missing argument 'OLD'",
     "report diff old.json": "Missing argument 'NEW'",

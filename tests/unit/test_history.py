@@ -15,7 +15,7 @@ from nccl_doctor.api import Check, Confidence, Figure, Severity, Where
 from nccl_doctor.checks.software import Software
 from nccl_doctor.history import Past, compare, judge_beside, read_past
 from nccl_doctor.history.past import MOST
-from nccl_doctor.history.reading import NEWEST
+from nccl_doctor.history.reading import BUDGET_BYTES, NEWEST
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
@@ -32,7 +32,7 @@ SLOWER = "slower-than-before"
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(3, 5), st.integers(4, 12), st.integers(0, 1 << 20), st.floats(0.0, 0.4))
+@given(st.integers(3, 5), st.integers(5, 12), st.integers(0, 1 << 20), st.floats(0.0, 0.4))
 def test_noise_alone_gives_nothing(count, runs, seed, share):
     found = held_against(World(count).noise(seed, share).cluster(), noisy(count, runs, share, seed))
     assert of(found.findings, SLOWER) == []
@@ -40,7 +40,7 @@ def test_noise_alone_gives_nothing(count, runs, seed, share):
 
 
 @settings(deadline=None, max_examples=10)
-@given(st.integers(4, 12), st.integers(0, 1 << 20))
+@given(st.integers(5, 12), st.integers(0, 1 << 20))
 def test_noise_of_two_hosts_gives_nothing_while_it_is_small(runs, seed):
     found = held_against(World(2).noise(seed, 0.05).cluster(), noisy(2, runs, 0.05, seed))
     assert of(found.findings, SLOWER) == []
@@ -142,12 +142,12 @@ def test_a_link_that_is_slow_in_this_very_run_explains_it():
 # --- too few to judge ---
 
 
-@pytest.mark.parametrize("runs", [0, 1, 2, 3])
-def test_of_fewer_than_four_runs_changes_are_shown_and_not_judged(runs):
+@pytest.mark.parametrize("runs", [0, 1, 2, 4])
+def test_of_fewer_than_five_runs_changes_are_shown_and_not_judged(runs):
     now = World(3).slow([("nd0", "nd1")], share=0.5).cluster()
     (found,) = held_against(now, noisy(3, runs, 0.02)).findings
     assert (found.code, found.level) == ("baseline-too-short", Severity.INFO)
-    assert found.message.startswith(f"{runs} earlier run{'' if runs == 1 else 's'} in past; 4 are")
+    assert found.message.startswith(f"{runs} earlier run{'' if runs == 1 else 's'} in past; 5 are")
     assert ("the largest changes: bandwidth −" in found.message) == bool(runs)
 
 
@@ -346,6 +346,27 @@ def test_of_many_files_the_newest_are_read(tmp_path):
     for i in range(NEWEST + 3):
         (tmp_path / f"{i}.json").write_text("{}")
     assert read_past(str(tmp_path)).left_out == {"not a report": NEWEST, "older, not read": 3}
+
+
+def test_a_file_that_would_take_all_the_memory_is_left_alone(tmp_path):
+    with (tmp_path / "huge.json").open("wb") as file:
+        file.truncate(BUDGET_BYTES + 1)
+    assert read_past(str(tmp_path)).left_out == {"too large": 1}
+
+
+def test_of_a_large_job_fewer_runs_do(monkeypatch):
+    monkeypatch.setattr("nccl_doctor.history.past.MOST_RANKS", 24)
+    record = held_against(World(2).cluster(), noisy(2, 10, 0.02)).record
+    assert len(record["runs"]) == 6
+    assert record["left_out"] == {"older than the newest 6": 4}
+
+
+def test_what_somebody_wrote_into_a_report_breaks_nothing():
+    odd = [
+        replace(report, run=dict(report.run) | {"id": [day], "started": 0})
+        for day, report in enumerate(noisy(2, 4, 0.02))
+    ]
+    assert len(held_against(World(2).cluster(), odd).record["runs"]) == 4
 
 
 def test_an_empty_folder_is_a_first_run(tmp_path):
