@@ -38,11 +38,15 @@ class Cover:
 
     def __init__(self, path: str | Path | None, key_file: str | None = None) -> None:
         self._path = None if path is None else Path(path)
-        before = _map_at(self._path)
-        old = key_of_map(json.dumps(before))
-        key = read_key(key_file) if key_file is not None else old or secrets.token_bytes(32)
-        self.key = key
-        self._kinds: dict[str, dict[str, str]] = before["pseudonyms"] if old == key else {}
+        before = [_map_at(self._path), _map_at(None if key_file is None else Path(key_file))]
+        keys = [key_of_map(json.dumps(each)) for each in before]
+        self.key = (
+            read_key(key_file) if key_file is not None else keys[0] or secrets.token_bytes(32)
+        )
+        self._kinds: dict[str, dict[str, str]] = {}
+        for each, key in zip(before, keys, strict=True):
+            if key == self.key:
+                self._add(each["pseudonyms"])
 
     def of_report(self, report: Report) -> Report:
         """The report with pseudonyms; one that has them already, as it is."""
@@ -50,14 +54,21 @@ class Cover:
         self.keep(book)
         return redacted
 
-    def text_of(self, report: Report) -> tuple[Text, Book]:
-        """What puts pseudonyms into texts that belong to a report, and the book to be kept then."""
-        book = Book(self.key)
-        return known_of(report, book), book
+    def text_of(self, report: Report) -> Text:
+        """What puts pseudonyms into texts that belong to a report; `keep` its book afterwards."""
+        text = known_of(report, Book(self.key))
+        for name in self._kinds.get("host", {}).values():
+            text.names.know_host(name)
+        for name in self._kinds.get("user", {}).values():
+            text.names.know_user(name)
+        return text
 
     def keep(self, book: Book) -> None:
         """Note what a book says in the map; `write` puts it on the disk."""
-        for kind, names in book.to_json()["pseudonyms"].items():
+        self._add(book.to_json()["pseudonyms"])
+
+    def _add(self, pseudonyms: Mapping[str, Mapping[str, str]]) -> None:
+        for kind, names in pseudonyms.items():
             self._kinds.setdefault(kind, {}).update(names)
 
     def write(self) -> str | None:

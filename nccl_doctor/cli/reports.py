@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
+from nccl_doctor.cli.bundle import bundle, issue
 from nccl_doctor.cli.difference import diff
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
@@ -133,7 +134,8 @@ def merge(
     sys.exit(give(merged, outputs, replace(options, **redaction), made_of=files[0]))
 
 
-report.add_command(diff)
+for _command in (diff, bundle, issue):
+    report.add_command(_command)
 
 
 def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:

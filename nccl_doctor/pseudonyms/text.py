@@ -59,7 +59,7 @@ class Text:
         self.names = Names(book)
         self.addresses = Addresses(book)
         self.paths = Paths(book, self.names)
-        self._book = book
+        self.book = book
         self._known_ips: set[str] = set()
 
     def know_address(self, address: str) -> None:
@@ -115,7 +115,7 @@ class Text:
         """The pseudonym of a serial number; of none, as tools write it, itself."""
         if text.upper() in ("N", "N/A", "0", "NONE", "UNKNOWN"):
             return text
-        return self._book.pseudonym("serial", text)
+        return self.book.pseudonym("serial", text)
 
     def _word(self, word: str) -> str:
         """Names in a word; and addresses in it, as in `nccl.10.0.0.1.log`, where they are known."""

@@ -81,6 +81,11 @@ BAD = {
     "run --redact-key k": "--redact-key is for --redact, which is not given",
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
     "run --redact --redact-key /dev/null": "--redact-key /dev/null: it has to hold at least 8",
+    "report issue nccl no.json": "cannot read no.json: No such file or directory",
+    "report issue linux x": "'linux' is not one of 'deepspeed', 'nccl', 'pytorch'",
+    "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",
+    "report bundle no.json": "cannot read no.json: No such file or directory",
+    "report bundle no.json --log no.log": "'no.log' does not exist",
     "report show x --redact-key k": "--redact-key is for --redact, which is not given",
     "run --output-dir no/folder": "--output-dir no/folder: no such folder; create it",
     "run --nnodes 2 --node-rank 2 --master-addr a": "--node-rank 2 is out of range for --nnodes 2",
@@ -172,7 +177,7 @@ def test_bad_values_in_it(tmp_path, command, text, words):
 # --- frozen: additions are made here on purpose, removals never ---
 
 COMMANDS = {"run", "checks", "explain", "report", "env", "schema"}
-REPORT_COMMANDS = {"show", "judge", "merge", "diff"}
+REPORT_COMMANDS = {"show", "judge", "merge", "diff", "bundle", "issue"}
 RUN_FLAGS = {
     "--html",
     "--github",

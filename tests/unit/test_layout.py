@@ -144,7 +144,7 @@ TOUCHING = {  # rooms of tools that judge, and what in them touches the system
 PURE = [
     path
     for path in ENGINE_FILES
-    if path.parent.name in ("verdict", "report", "formats", "page")
+    if path.parent.name in ("verdict", "report", "formats", "page", "pseudonyms")
     or path.stem
     in (
         *("model", "cluster", "blame", "kinds", "silence", "record", "launch", "launchers"),
@@ -250,6 +250,7 @@ def test_the_wheel_holds_every_check_and_all_data(wheel: Path):
         *ENGINE_FILES,
         *ENGINE.rglob("*.json"),
         *ENGINE.rglob("*.toml"),
+        *ENGINE.rglob("*.md"),
         *(ENGINE / "report").rglob("*.[cj]s*"),
         ENGINE / "py.typed",
     ):

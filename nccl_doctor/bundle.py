@@ -1,0 +1,177 @@
+"""One archive for a support ticket: texts, and a manifest that says what is there and what is not.
+
+Nothing of the machine that packs it gets into the archive by the way: no owner, no file names.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor import __version__
+from nccl_doctor.record import Report
+
+ROOT = "nccl-doctor-bundle"
+"""Folder in the archive."""
+_HEAD = 1 << 20
+_TAIL = 7 << 20
+"""Bytes of a long log that are kept from its start, where NCCL says what it found, and its end."""
+_MOST_LOGS = 64
+_DUMPS = {"NCCL_DEBUG_FILE": b"NCCL ", "NCCL_TOPO_DUMP_FILE": b"<system"}
+"""Variables of the job that name files, and what such a file holds near its start."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file of the archive: its name there, what it is (a command, a path), and its bytes."""
+
+    name: str
+    what: str
+    data: bytes
+
+
+class Bundle:
+    """What goes into the archive."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[str, bytes]] = {}
+        self._left_out: list[dict[str, str]] = []
+
+    def add(self, name: str, text: str | bytes, what: str = "") -> None:
+        """A file of the archive, and what it is: the command that printed it, where it was."""
+        data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+        self._texts[name] = (what, data)
+
+    def leave_out(self, what: str, why: str) -> None:
+        """Note in the manifest what is not there, or not whole."""
+        self._left_out.append({"what": what, "why": why})
+
+    def reword(self, replaced: Callable[[str], str]) -> None:
+        """Put pseudonyms into what is said of that."""
+        self._left_out = [
+            {name: replaced(words) for name, words in each.items()} for each in self._left_out
+        ]
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def manifest(self, about: dict[str, Any]) -> dict[str, Any]:
+        """Names, sizes in bytes and SHA-256 of all files, and what was left out."""
+        return {
+            **about,
+            "tool": {"name": "nccl-doctor", "version": __version__},
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "files": [
+                {
+                    "name": name,
+                    "bytes": len(data),
+                    "sha256": hashlib.sha256(data).hexdigest(),
+                    "what": what,
+                }
+                for name, (what, data) in sorted(self._texts.items())
+            ],
+            "left_out": self._left_out,
+        }
+
+    def write(self, path: str | Path, about: dict[str, Any]) -> None:
+        """Write the archive (tar, gzip), in one piece and for its owner alone.
+
+        Raises:
+            OSError: the folder is not there or not writable.
+        """
+        told = json.dumps(self.manifest(about), indent=1).encode()
+        files = {"manifest.json": told, **{name: data for name, (_, data) in self._texts.items()}}
+        target = Path(path)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            # No file name in the head of gzip, and no owner in those of tar.
+            with (
+                os.fdopen(handle, "wb") as file,
+                gzip.GzipFile("", "wb", fileobj=file) as packed,
+                tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+            ):
+                for each, data in sorted(files.items()):
+                    entry = tarfile.TarInfo(f"{ROOT}/{each}")
+                    entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o644
+                    archive.addfile(entry, io.BytesIO(data))
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+def named_logs(report: Report) -> list[Path]:
+    """Logs and topologies that NCCL wrote where the job's variables say, as far as they are on this
+    host. A report may come from anywhere: what it names counts only if NCCL wrote it.
+    """
+    named = {
+        (variable, value)
+        for rank in report.ranks
+        for variable, value in (rank.get("env") or {}).items()
+        if variable in _DUMPS and isinstance(value, str) and value
+    }
+    found: list[Path] = []
+    for variable, pattern in sorted(named):
+        # %h is the host, %p the process.
+        for path in sorted(glob.glob(re.sub("%[hp]", "*", glob.escape(pattern)))):
+            if len(found) < _MOST_LOGS and _DUMPS[variable] in _start_of(Path(path)):
+                found.append(Path(path))
+    return found
+
+
+def _start_of(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[Piece]:
+    """Logs, each once; `raw`: as they are, under their own names, though they may be no text."""
+    for i, path in enumerate(dict.fromkeys(path.absolute() for path in paths), 1):
+        try:
+            data, is_whole = _read_log(path)
+        except OSError as error:
+            packed.leave_out(str(path), f"cannot be read: {error.strerror}")
+            continue
+        if not raw and b"\0" in data:
+            packed.leave_out(str(path), "no text, so that names in it cannot be replaced")
+            continue
+        if not is_whole:
+            packed.leave_out(str(path), f"the middle: longer than {(_HEAD + _TAIL) >> 20} MiB")
+        yield Piece(f"logs/{i:02d}-{path.name}" if raw else f"logs/{i:02d}.txt", str(path), data)
+
+
+def _read_log(path: Path) -> tuple[bytes, bool]:
+    """A log, without the middle of a very long one; and whether it is whole."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _HEAD + _TAIL:
+            return file.read(_HEAD + _TAIL), True
+        head = file.read(_HEAD)
+        file.seek(size - _TAIL)
+        tail = file.read(_TAIL)
+    # Whole lines, so that no half of a name stays.
+    head, tail = head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
+    return head + b"[...]\n" + tail, False
+
+
+def by_line(text: str, replaced: Callable[[str], str]) -> str:
+    """A text with every line replaced."""
+    return "".join(replaced(line) for line in text.splitlines(keepends=True))

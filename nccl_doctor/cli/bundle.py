@@ -1,0 +1,178 @@
+"""`report bundle` and `report issue`: what is given to people who are to help."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from nccl_doctor.cli.redaction import KEY_HELP, cover_of
+from nccl_doctor.cli.saving import NotSaved, read_report
+
+if TYPE_CHECKING:
+    from nccl_doctor.bundle import Bundle, Piece
+    from nccl_doctor.privacy import Cover
+    from nccl_doctor.pseudonyms import Text
+    from nccl_doctor.record import Report
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PROJECTS = ("deepspeed", "nccl", "pytorch")
+"""Whose issue forms there are; a test holds them against the files."""
+
+
+def _giving_options(function: F) -> F:
+    function = click.option("--redact-key", metavar="FILE", help=KEY_HELP)(function)
+    return click.option(
+        "--no-redact", is_flag=True, help="Real names, addresses and paths, not pseudonyms."
+    )(function)
+
+
+@click.command()
+@click.argument("project", type=click.Choice(PROJECTS))
+@click.argument("file")
+@_giving_options
+def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
+    """Print the issue form of a project, filled in from a saved report.
+
+    FILE may be - for stdin. Names are pseudonyms; what they stand for is kept in FILE.map.json.
+    """
+    from nccl_doctor.report.issue import fill, form_of
+
+    saved = read_report(file)
+    cover = _cover(_beside(file), file, no_redact, redact_key)
+    if cover is not None:
+        saved = cover.of_report(saved)
+        _write_map(cover)
+    click.echo(fill(form_of(project), saved), nl=False)
+
+
+@click.command()
+@click.argument("file")
+@click.option(
+    "--output", metavar="PATH", help="The archive. [default: FILE, ending in .bundle.tar.gz]"
+)
+@click.option(
+    "--log",
+    "logs",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    help="A log to put in too, for example one of NCCL_DEBUG_FILE; may be given again.",
+)
+@click.option("--no-tools", is_flag=True, help="Leave out what nvidia-smi, ibstat, ip … print.")
+@_giving_options
+def bundle(
+    file: str, output: str | None, logs: tuple[str, ...], no_tools: bool, **given: Any
+) -> None:
+    """Pack a report, NCCL's logs and what the tools of this host print into one archive.
+
+    Logs and topologies that the job's NCCL_DEBUG_FILE and NCCL_TOPO_DUMP_FILE name are found by
+    themselves, on the host where they are. Names are pseudonyms; what they stand for is kept in
+    PATH.map.json, beside the archive.
+    """
+    from nccl_doctor.bundle import Bundle, named_logs, read_logs
+    from nccl_doctor.privacy import MAP
+
+    saved = read_report(file)
+    path = Path(output or _default_output(file))
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"--output {path}: not a file in a folder that can be written")
+    cover = _cover(f"{path}{MAP}", file, **given)
+    packed = Bundle()
+    pieces = [
+        *read_logs([*map(Path, logs), *named_logs(saved)], packed, raw=cover is None),
+        *([] if no_tools else _tools(packed)),
+    ]
+    if cover is None:
+        _pack(packed, saved, pieces)
+    else:
+        text = cover.text_of(saved)
+        _learn(text, pieces)
+        _pack(packed, cover.of_report(saved), pieces, text)
+        cover.keep(text.book)
+    about = {"redacted": cover is not None, "verdict": saved.verdict, "run": saved.run.get("id")}
+    try:
+        packed.write(path, about)
+    except OSError as error:
+        raise NotSaved(f"the bundle was not written: {path}: {error.strerror}") from error
+    kept = _write_map(cover) if cover else None
+    said = f"; what the pseudonyms stand for: {kept}" if kept else ""
+    click.echo(f"{path}: {len(packed)} files and a manifest{said}")
+
+
+def _cover(path: str | None, file: str, no_redact: bool, redact_key: str | None) -> Cover | None:
+    """The key that was given, or else that of the map that lies beside the report already."""
+    if no_redact and redact_key is not None:
+        raise click.UsageError("--redact-key and --no-redact contradict each other")
+    if no_redact:
+        return None
+    beside = _beside(file)
+    if redact_key is None and beside is not None and os.path.isfile(beside):
+        redact_key = beside
+    return cover_of(path, redact_key)
+
+
+def _beside(file: str) -> str | None:
+    from nccl_doctor.privacy import MAP
+
+    return None if file == "-" else f"{file}{MAP}"
+
+
+def _default_output(file: str) -> str:
+    return "nccl-doctor.bundle.tar.gz" if file == "-" else f"{Path(file).stem}.bundle.tar.gz"
+
+
+def _tools(packed: Bundle) -> Iterator[Piece]:
+    """What the tools of this host print."""
+    from nccl_doctor.bundle import Piece
+    from nccl_doctor.vendor import run_tools
+
+    for name, printed in run_tools().items():
+        command = shlex.join(printed.command)
+        if printed.problem:
+            packed.leave_out(command, printed.problem)
+        if printed.text:
+            yield Piece(f"tools/{name}.txt", command, printed.text.encode())
+
+
+def _learn(text: Text, pieces: Sequence[Piece]) -> None:
+    """Note the names in what is packed, and those of the host and the user that pack it."""
+    import getpass
+    import socket
+
+    text.names.know_host(socket.gethostname())
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        text.names.know_user(getpass.getuser())
+    for piece in pieces:
+        text.learn(piece.what)
+        text.learn(piece.data.decode("utf-8", "replace"))
+
+
+def _pack(packed: Bundle, saved: Report, pieces: Sequence[Piece], text: Text | None = None) -> None:
+    from nccl_doctor.bundle import by_line
+    from nccl_doctor.report.formats import renderer
+    from nccl_doctor.report.text import render
+
+    packed.add("report.json", renderer("json")(saved), "nccl-doctor report show --format json")
+    packed.add("report.txt", render(saved, verbose=True), "nccl-doctor report show -v")
+    for piece in pieces:
+        if text is None:
+            packed.add(piece.name, piece.data, piece.what)
+        else:
+            words = by_line(piece.data.decode("utf-8", "replace"), text.replaced)
+            packed.add(piece.name, words, text.replaced(piece.what))
+    if text is not None:
+        packed.reword(text.replaced)
+
+
+def _write_map(cover: Cover) -> str | None:
+    try:
+        return cover.write()
+    except OSError as error:
+        raise NotSaved(f"the map of the pseudonyms was not written: {error.strerror}") from error

@@ -1,0 +1,226 @@
+"""A project's issue form, filled in from a report. Pure.
+
+A form is a text file in `issues/`; `$name` stands for one of the fields below. What no report can
+know is left for people to say, in words that cannot be taken for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from nccl_doctor.cluster import Cluster, Evidence, OutcomeStatus
+from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.report.formats.markdown import code, prose
+from nccl_doctor.report.places import MOST_PLACES, Places
+
+UNKNOWN = "_(please say)_"
+_NONE = "_(not in the report)_"
+_LOG_LINES = 40
+_MOST_LOGS = 3
+_STUCK = (OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.RAISED)
+_SETTINGS = ("NCCL_", "TORCH_", "GLOO_", "CUDA_", "UCX_", "FI_", "LD_LIBRARY_PATH")
+_IMPACT = (  # words of finding codes, and what the form of NCCL calls it
+    (("hang", "frozen", "silent"), "Application hang"),
+    (("wrong-result",), "Data corruption"),
+    (("slow", "bandwidth", "latency", "lossy", "throttled", "degraded"), "Lower performance"),
+    (("failed", "crashed", "mismatch", "unavailable"), "Application crash"),
+)
+
+
+def projects() -> list[str]:
+    """Whose forms there are, by name."""
+    folder = files(__package__).joinpath("issues")
+    return sorted(item.name[:-3] for item in folder.iterdir() if item.name.endswith(".md"))
+
+
+def form_of(project: str) -> str:
+    """The empty form of a project."""
+    return files(__package__).joinpath(f"issues/{project}.md").read_text(encoding="utf-8")
+
+
+def fill(form: str, report: Report) -> str:
+    """A form with what the report knows in it, as Markdown.
+
+    Whatever was observed stands in code, where nothing is markup and nobody is notified.
+    """
+    return Template(form).substitute(_fields(report))
+
+
+def _fields(report: Report) -> dict[str, str]:
+    cluster = cluster_of(report)
+    software = {name: _most(cluster, "software", name) for name in _VERSIONS}
+    loaded = _most(cluster, "nccl_library", "loaded", "version")
+    nccl = loaded or software["nccl"]
+    cuda = software["cuda"]
+    title = report.root_causes[0].kind.title if report.root_causes else report.summary
+    told = [f"{name} {value}" for name, value in software.items() if value]
+    return {
+        **{name: code(value) if value else _NONE for name, value in software.items()},
+        "title": prose(title),
+        "impact": _impact(report),
+        "nccl": code(f"{nccl}{f'+cuda{cuda}' if cuda and '+' not in nccl else ''}")
+        if nccl
+        else _NONE,
+        "software": ", ".join(map(code, told)) or _NONE,
+        "command": code(str(report.run.get("command") or "nccl-doctor run")),
+        "launcher": code(str(report.run.get("launcher") or "none")),
+        "backend": code(cluster.backend),
+        "scale": f"{cluster.world_size} ranks on {cluster.nnodes} "
+        f"host{'s' if cluster.nnodes != 1 else ''}",
+        "gpus": _gpus(cluster),
+        "network": _network(cluster),
+        "settings": _settings(cluster),
+        "findings": _findings(report),
+        "logs": _logs(cluster),
+        "warning": _warning(cluster),
+        "config": _config(cluster),
+        "unknown": UNKNOWN,
+    }
+
+
+_VERSIONS = ("torch", "cuda", "rocm", "nccl", "python", "driver", "deepspeed")
+
+
+def _outcomes(cluster: Cluster, check: str) -> Iterator[Mapping[str, Any]]:
+    for item in cluster.evidence(check):
+        if item.outcome.status is OutcomeStatus.OK:
+            yield item.outcome.facts
+
+
+def _most(cluster: Cluster, check: str, *keys: str) -> str:
+    """What most observers say of one fact; empty where nobody says anything."""
+    said: Counter[str] = Counter()
+    for facts in _outcomes(cluster, check):
+        value: Any = facts
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and value:
+            said[value] += 1
+    return said.most_common(1)[0][0] if said else ""
+
+
+def _impact(report: Report) -> str:
+    codes = [finding.code for finding in report.findings if not finding.explained_by]
+    codes += [finding.code for finding in report.findings]
+    for found in codes:
+        for words, impact in _IMPACT:
+            if any(word in found for word in words):
+                return impact if impact != "Lower performance" else f"{impact} than expected"
+    return f"-- Please specify -- {UNKNOWN}"
+
+
+def _gpus(cluster: Cluster) -> str:
+    """Models and how many of each a host has, from the ranks of one host, where hosts are alike."""
+    kinds: Counter[str] = Counter()
+    for host in cluster.present_hosts:
+        first = cluster.first_on(host)
+        for facts in [] if first is None else [first.facts.get("backend_device", {})]:
+            for outcome in facts.values():
+                devices = outcome.get("facts", {}).get("devices") or ()
+                names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
+                told = ", ".join(f"{count} x {name}" for name, count in names.items())
+                kinds[told or "none"] += 1
+    lines = [f"{told} on {count} host{'s' if count > 1 else ''}" for told, count in kinds.items()]
+    return ", ".join(map(code, lines[:MOST_PLACES])) or _NONE
+
+
+def _network(cluster: Cluster) -> str:
+    """Interfaces that NCCL and gloo would use, and ports of RDMA, of the first host that tells."""
+    parts: list[str] = []
+    for check, key in (("rdma", "ports"), ("interfaces", "listen")):
+        for items in (facts.get(key) for facts in _outcomes(cluster, check)):
+            if isinstance(items, list) and items:
+                parts += [_inline(item) for item in items[:MOST_PLACES]]
+                break
+    return "; ".join(map(code, parts)) or _NONE
+
+
+def _inline(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    told = {name: value for name, value in item.items() if value not in (None, "", [], False)}
+    return ", ".join(f"{name} {_inline_value(value)}" for name, value in told.items())[:300]
+
+
+def _inline_value(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _settings(cluster: Cluster) -> str:
+    """Variables that steer the libraries, as the first rank has them; how many ranks differ."""
+    if not cluster.present:
+        return _block(_NONE)
+    own = [_own(dict(rank.env)) for rank in cluster.present]
+    lines = [f"{name}={value}" for name, value in sorted(own[0].items())]
+    others = sum(env != own[0] for env in own)
+    if others:
+        lines.append(f"(other values on {others} of {len(own)} ranks)")
+    return _block("\n".join(lines) or "(none of NCCL, torch, gloo, CUDA, UCX or libfabric is set)")
+
+
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(_SETTINGS)}
+
+
+def _findings(report: Report) -> str:
+    places = Places(report)
+    lines = [f"{prose(report.summary)}\n"]
+    for finding in report.root_causes[:MOST_PLACES]:
+        where = places.say(finding.where)
+        lines.append(f"- {prose(finding.kind.title)} {code(finding.code)}")
+        lines += [f"  - where: {code(where)}"] if where else []
+        lines.append(f"  - seen: {code(finding.message)}")
+    more = len(report.root_causes) - MOST_PLACES
+    return "\n".join([*lines, *([f"- and {more} more"] if more > 0 else [])])
+
+
+def _stuck(cluster: Cluster) -> Iterator[Evidence]:
+    sources = [*cluster.hosts, *cluster.ranks]
+    for check in {check: None for source in sources for check in source.facts}:
+        for item in cluster.evidence(check):
+            if item.outcome.status in _STUCK:
+                yield item
+
+
+def _logs(cluster: Cluster) -> str:
+    """What the first stuck or dead observers printed and where they stood."""
+    blocks = []
+    for item in _stuck(cluster):
+        text = "\n".join(filter(None, (item.outcome.log_tail, item.outcome.stack)))
+        if text:
+            said = f"rank {item.rank.rank}, {item.outcome.status.value}: {item.outcome.last_step}"
+            blocks.append(f"{code(said)}\n\n{_block(text)}")
+        if len(blocks) == _MOST_LOGS:
+            break
+    return "\n\n".join(blocks) or "No rank left a log in the examination."
+
+
+def _warning(cluster: Cluster) -> str:
+    for item in _stuck(cluster):
+        for line in item.outcome.log_tail.splitlines():
+            if "NCCL WARN" in line:
+                return code(line)
+    return _NONE
+
+
+def _config(cluster: Cluster) -> str:
+    config = cluster.job.deepspeed_config
+    if config is None:
+        return f"DeepSpeed's configuration: {UNKNOWN}"
+    return f"DeepSpeed's configuration:\n\n{_block(json.dumps(config, indent=1, default=str))}"
+
+
+def _block(text: str) -> str:
+    """A code block that its own text cannot end."""
+    lines = text.splitlines()[-_LOG_LINES:]
+    clean = "\n".join("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+                      for line in (line.expandtabs() for line in lines))  # fmt: skip
+    fence = "```"
+    while fence in clean:
+        fence += "`"
+    return f"{fence}text\n{clean}\n{fence}"
