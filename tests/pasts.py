@@ -8,6 +8,7 @@ from typing import Any
 from nccl_doctor.api import Check, Cluster
 from nccl_doctor.checks.links import Links
 from nccl_doctor.history import Comparison, Past, compare
+from nccl_doctor.history.past import Earlier
 from nccl_doctor.model import Finding
 from nccl_doctor.record import Report
 from nccl_doctor.verdict import conclude
@@ -26,8 +27,11 @@ def saved(cluster: Cluster, day: int, checks: Sequence[Check] = LINKS, **run: An
     return conclude(cluster, checks, run=run_of(day, **run))
 
 
-def past(reports: Iterable[Report]) -> Past:
-    return Past("past", tuple((f"past/{i}.json", report) for i, report in enumerate(reports)))
+def past(reports: Iterable[Report], checks: Sequence[Check] = LINKS) -> Past:
+    return Past(
+        "past",
+        tuple(Earlier.of(f"past/{i}.json", report, checks) for i, report in enumerate(reports)),
+    )
 
 
 def noisy(count: int, days: int, share: float, seed: int = 0) -> list[Report]:
@@ -41,7 +45,7 @@ def noisy(count: int, days: int, share: float, seed: int = 0) -> list[Report]:
 def held_against(
     cluster: Cluster, reports: Iterable[Report], checks: Sequence[Check] = LINKS
 ) -> Comparison:
-    return compare(cluster, checks, past(reports), {"id": "now", "started": NOW})
+    return compare(cluster, checks, past(reports, checks), {"id": "now", "started": NOW})
 
 
 def of(found: Iterable[Finding], code: str) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,8 +23,11 @@ def baseline_option(function: F) -> F:
     )(function)
 
 
-def past_of(path: str | None) -> Past | None:
-    """The reports that were asked for; None where none were.
+def past_of(
+    path: str | None, select: Iterable[str] = (), ignore: Iterable[str] = ()
+) -> Past | None:
+    """The reports that were asked for, as far as the checks that run know something of them; None
+    where none were.
 
     Raises:
         click.UsageError: the file or folder cannot be read, or the file is no report.
@@ -33,10 +36,11 @@ def past_of(path: str | None) -> Past | None:
         return None
     if not path:
         raise click.UsageError("--baseline '': a file or a folder is needed")
+    from nccl_doctor import registry
     from nccl_doctor.history import read_past
 
     try:
-        return read_past(path)
+        return read_past(path, registry.load(select, ignore).checks)
     except OSError as error:
         raise click.UsageError(f"--baseline: cannot read {path}: {error.strerror}") from error
     except ValueError as error:

@@ -163,7 +163,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         first = launch.rank in (0, None)
         options = options_of(ctx, given, first=first)
         options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
-        past = past_of(options.baseline) if first else None
+        past = past_of(options.baseline, options.select, options.ignore) if first else None
     code = _run_on_hosts(fleet, options, past) if fleet else _run_here(ctx, options, flags, past)
     sys.stdout.flush()
     sys.stderr.flush()

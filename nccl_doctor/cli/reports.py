@@ -94,8 +94,9 @@ def judge(
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
-    saved, past = read_report(file), past_of(baseline)
-    again = judge_beside(saved, registry.load(**_chosen([saved])), past)
+    saved = read_report(file)
+    chosen = _chosen([saved])
+    again = judge_beside(saved, registry.load(**chosen), past_of(baseline, **chosen))
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.contract import Check
-from nccl_doctor.history.past import Choice, Past, run_id
+from nccl_doctor.history.past import Choice, Past
 from nccl_doctor.history.places import Slower, slower_places
 from nccl_doctor.history.sheet import Sheet, sheet_of
 from nccl_doctor.history.usual import LEAST, Change, amount, changes, percent
@@ -42,7 +42,7 @@ def compare(
     """
     choice = past.beside(cluster, run)
     now = sheet_of(cluster, checks)
-    earlier = [sheet_of(each, checks) for _, _, each in choice.used]
+    earlier = [each.sheet for each in choice.used]
     numbers, words = changes(now, earlier), changed_words(now, earlier)
     findings = (
         *_broken(now),
@@ -62,7 +62,7 @@ def _broken(now: Sheet) -> Iterator[Finding]:
 
 def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) -> Iterator[Finding]:
     places = slower_places([change for change in numbers if change.is_judged])
-    file = choice.used[0][0] if choice.used else "OLD"
+    file = choice.used[0].file if choice.used else "OLD"
     for each in places:
         yield Finding(
             SLOWER,
@@ -70,7 +70,7 @@ def _slower(numbers: Sequence[Change], words: Sequence[Word], choice: Choice) ->
             each.where,
             {
                 "figures": [_shown(change) for change in each.changes[:_KEPT]],
-                "runs": [run_id(report.run) for _, report, _ in choice.used],
+                "runs": choice.runs,
             },
             fix=SLOWER.fix.replace("OLD", file),
             severity=Severity.INFO if each.echo else None,

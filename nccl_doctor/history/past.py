@@ -3,26 +3,56 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.cluster import Cluster
-from nccl_doctor.history.usual import LEAST
+from nccl_doctor.contract import Check
+from nccl_doctor.history.sheet import Sheet, sheet_of
 from nccl_doctor.record import Report, cluster_of
 
 MOST = 20
 """Earlier runs that are compared with, the newest."""
-MOST_RANKS = 40_000
-"""Ranks of all of them together: of a large job fewer runs do, as the report is waited for."""
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What is kept of one earlier report: which run it was, and its figures."""
+
+    file: str
+    id: str
+    started: str
+    hosts: frozenset[str]
+    world_size: int
+    backend: str
+    complete: bool
+    redacted: bool
+    sheet: Sheet
+
+    @classmethod
+    def of(cls, file: str, report: Report, checks: Sequence[Check]) -> Earlier:
+        """Read from a report; what no check here has figures of is forgotten."""
+        cluster = cluster_of(report)
+        return cls(
+            file=file,
+            id=_text(report.run, "id"),
+            started=_text(report.run, "started"),
+            hosts=_names(cluster),
+            world_size=cluster.world_size,
+            backend=cluster.backend,
+            complete=cluster.complete,
+            redacted=report.redacted,
+            sheet=sheet_of(cluster, checks),
+        )
 
 
 @dataclass(frozen=True)
 class Past:
-    """Reports as they were found: (file, report). `left_out` counts files by why they are none."""
+    """Earlier runs as they were found. `left_out` counts files by why they are none."""
 
     path: str
-    reports: tuple[tuple[str, Report], ...] = ()
+    runs: tuple[Earlier, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def beside(self, cluster: Cluster, run: Mapping[str, Any]) -> Choice:
@@ -33,24 +63,19 @@ class Past:
             run: its `id` and `started`, as in the report.
         """
         out = Counter(self.left_out)
-        used: list[tuple[str, Report, Cluster]] = []
-        known = {run_id(run)}
-        room = max(LEAST, min(MOST, MOST_RANKS // max(1, cluster.world_size)))
-        newest_first = sorted(
-            self.reports, key=lambda item: (_started(item[1].run), item[0]), reverse=True
-        )
-        for file, report in newest_first:
-            earlier = cluster_of(report)
-            reason = _unfit(cluster, run, report, earlier)
-            if run_id(report.run) in known:
+        used: list[Earlier] = []
+        known = {_text(run, "id")}
+        for earlier in sorted(self.runs, key=lambda e: (e.started, e.file), reverse=True):
+            reason = _unfit(cluster, run, earlier)
+            if earlier.id in known:
                 reason = "of this run, or of one that is there already"
-            if not reason and len(used) == room:
-                reason = f"older than the newest {room}"
+            if not reason and len(used) == MOST:
+                reason = f"older than the newest {MOST}"
             if reason:
                 out[reason] += 1
                 continue
-            known.add(run_id(report.run))
-            used.append((file, report, earlier))
+            known.add(earlier.id)
+            used.append(earlier)
         return Choice(self.path, tuple(used), dict(out))
 
 
@@ -59,8 +84,13 @@ class Choice:
     """What was taken, newest first, and how many files were not, by reason."""
 
     path: str
-    used: tuple[tuple[str, Report, Cluster], ...]
+    used: tuple[Earlier, ...]
     left_out: Mapping[str, int]
+
+    @property
+    def runs(self) -> list[str]:
+        """What tells the runs that were taken apart."""
+        return [earlier.id for earlier in self.used]
 
     def in_words(self) -> str:
         """How many were taken, and why others were not."""
@@ -77,36 +107,33 @@ class Choice:
         return {
             "path": self.path,
             "text": self.in_words(),
-            "runs": [run_id(report.run) for _, report, _ in self.used],
+            "runs": self.runs,
             "left_out": dict(self.left_out),
         }
 
 
-def run_id(run: Mapping[str, Any]) -> str:
-    """What tells runs apart; in a file, anybody may have written anything."""
-    return str(run.get("id", ""))
-
-
-def _unfit(cluster: Cluster, run: Mapping[str, Any], report: Report, earlier: Cluster) -> str:
+def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
     """Why an earlier report does not count; empty if it does."""
-    here, there = _names(cluster), _names(earlier)
+    here, there = _names(cluster), earlier.hosts
     if not (earlier.complete and there):
         return "of one host's own view"
     if not (here <= there or there <= here):
-        return "of other hosts" if report.redacted is False else "of other hosts, or redacted"
+        return "of other hosts, or redacted" if earlier.redacted else "of other hosts"
     if earlier.world_size != cluster.world_size:
         return "of another number of ranks"
     if earlier.backend != cluster.backend:
         return f"with backend {earlier.backend}"
-    if _started(report.run) > _started(run):
+    if earlier.started > _text(run, "started"):
         return "of later runs"
     return ""
 
 
-def _names(cluster: Cluster) -> set[str]:
-    return {host.name for host in cluster.present_hosts if host.name}
+def _names(cluster: Cluster) -> frozenset[str]:
+    return frozenset(host.name for host in cluster.present_hosts if host.name)
 
 
-def _started(run: Mapping[str, Any]) -> str:
-    """ISO 8601 in UTC sorts as text does."""
-    return str(run.get("started", ""))
+def _text(run: Mapping[str, Any], key: str) -> str:
+    """A value of a file into which anybody may have written anything. ISO 8601 in UTC sorts as
+    text does.
+    """
+    return str(run.get(key, ""))

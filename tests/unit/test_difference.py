@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -149,6 +150,18 @@ def test_a_check_that_became_unknown():
     old = saved(World(3).cluster(), 1)
     new = conclude_without_facts(2)
     assert compared(old, new).checks == (("links", "pass", "unknown"),)
+
+
+def test_the_json_keys_are_held_stable():
+    old = saved(World(3).cluster(), 1)
+    told = compared(old, saved(World(3).slow([("nd0", "nd1")], share=0.5).cluster(), 2)).to_json()
+    assert json.loads(json.dumps(told)) == told
+    assert set(told) == {
+        *("old", "new", "worse", "notes", "hosts", "setup", "findings", "checks", "speeds"),
+    }
+    assert set(told["speeds"][0]) == {
+        *("name", "before", "now", "check", "where", "unit", "better", "change", "busy"),
+    }
 
 
 def conclude_without_facts(day: int) -> Report:

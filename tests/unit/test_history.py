@@ -15,7 +15,7 @@ from nccl_doctor.api import Check, Confidence, Figure, Severity, Where
 from nccl_doctor.checks.software import Software
 from nccl_doctor.history import Past, compare, judge_beside, read_past
 from nccl_doctor.history.past import MOST
-from nccl_doctor.history.reading import BUDGET_BYTES, NEWEST
+from nccl_doctor.history.reading import LARGEST, NEWEST
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
@@ -337,28 +337,24 @@ def test_a_folder_holds_all_sorts_of_files(tmp_path):
     (tmp_path / "notes.txt").write_text("not looked at")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
-    found = read_past(str(tmp_path))
-    assert sorted(report.run["id"] for _, report in found.reports) == ["run-1", "run-2"]
+    found = read_past(str(tmp_path), LINKS)
+    assert sorted(run.id for run in found.runs) == ["run-1", "run-2"]
     assert found.left_out == {"not a report": 4}
 
 
 def test_of_many_files_the_newest_are_read(tmp_path):
     for i in range(NEWEST + 3):
         (tmp_path / f"{i}.json").write_text("{}")
-    assert read_past(str(tmp_path)).left_out == {"not a report": NEWEST, "older, not read": 3}
+    assert read_past(str(tmp_path), LINKS).left_out == {
+        "not a report": NEWEST,
+        "older, not read": 3,
+    }
 
 
 def test_a_file_that_would_take_all_the_memory_is_left_alone(tmp_path):
     with (tmp_path / "huge.json").open("wb") as file:
-        file.truncate(BUDGET_BYTES + 1)
-    assert read_past(str(tmp_path)).left_out == {"too large": 1}
-
-
-def test_of_a_large_job_fewer_runs_do(monkeypatch):
-    monkeypatch.setattr("nccl_doctor.history.past.MOST_RANKS", 24)
-    record = held_against(World(2).cluster(), noisy(2, 10, 0.02)).record
-    assert len(record["runs"]) == 6
-    assert record["left_out"] == {"older than the newest 6": 4}
+        file.truncate(LARGEST + 1)
+    assert read_past(str(tmp_path), LINKS).left_out == {"too large": 1}
 
 
 def test_what_somebody_wrote_into_a_report_breaks_nothing():
@@ -370,7 +366,9 @@ def test_what_somebody_wrote_into_a_report_breaks_nothing():
 
 
 def test_an_empty_folder_is_a_first_run(tmp_path):
-    found = compare(World(2).cluster(), LINKS, read_past(str(tmp_path)), {"id": "", "started": NOW})
+    found = compare(
+        World(2).cluster(), LINKS, read_past(str(tmp_path), LINKS), {"id": "", "started": NOW}
+    )
     assert [f.code for f in found.findings] == ["baseline-too-short"]
 
 
@@ -379,10 +377,10 @@ def test_a_file_that_is_no_report_is_an_error(tmp_path, text):
     file = tmp_path / "past.json"
     file.write_text(text)
     with pytest.raises(ValueError, match=r"."):
-        read_past(str(file))
+        read_past(str(file), LINKS)
 
 
 def test_what_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        read_past(str(tmp_path / "no"))
-    assert Past("x").reports == ()
+        read_past(str(tmp_path / "no"), LINKS)
+    assert Past("x").runs == ()
