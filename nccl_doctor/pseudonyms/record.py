@@ -2,7 +2,8 @@
 
 First every name is gathered that the report is known to hold, then everything is rewritten. By the
 key that a value stands behind it is known to be a host, a path or a version; anything else is free
-text. Keys of tables are names too, where all keys of a table are.
+text. A key of a table that is a host's name is one, unless it may be a word of the format; where
+all keys of a table are names of hosts, none is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from nccl_doctor.pseudonyms.book import Book
 from nccl_doctor.pseudonyms.names import is_host_name
 from nccl_doctor.pseudonyms.text import Text
 from nccl_doctor.pseudonyms.words import (
+    COMMON,
     ENDINGS,
     HOST_KEYS,
     HOST_VARIABLES,
@@ -141,7 +143,10 @@ class _Writer:
         return self._string(key, str(value))
 
     def _table(self, key: str, table: Mapping[str, Any], *, own: bool) -> dict[str, Any]:
-        all_hosts = bool(table) and all(self._text.names.knows_host(str(name)) for name in table)
+        knows = self._text.names.knows_host
+        names = [str(name) for name in table]
+        sure = {name for name in names if knows(name) and name.lower() not in COMMON}
+        hosts = set(names) if sure and all(map(knows, names)) else sure
         made = {}
         for name, item in table.items():
             name = str(name)
@@ -150,11 +155,11 @@ class _Writer:
             elif own and key == "hosts" and name == "key":
                 made[name] = self._text.addresses.uuid(str(item))
             else:
-                made[self._key(name, all_hosts)] = self._any(_behind(key, name), item)
+                made[self._key(name, name in hosts)] = self._any(_behind(key, name), item)
         return made
 
     def _key(self, name: str, is_host: bool) -> str:
-        """A key: a name where all of its table are, or where it cannot be a word of the format."""
+        """A key: a name, an address, a path, or a word of the format."""
         if is_host:
             return self._text.names.host(name)
         if _UNLIKE_A_WORD.search(name) or name.startswith(("/", "~")):

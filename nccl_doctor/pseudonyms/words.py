@@ -10,22 +10,27 @@ def _words(text: str) -> frozenset[str]:
 
 
 COMMON = _words("""
-    a an and any are as at be by can do for from had has have he her his i if in into is it its me
-    my no nor not of off on or our out own so than that the their them then there they this to too
-    up us was we were what when where which who why will with yes you your
-    abort accelerator action address addresses admin agent all alone auto backend blocked bond boot
-    bridge call check child class client cluster code collective comm connect connection core count
-    cpu cuda data default dev device direct dns docker done driver dummy elastic env environment
-    error eth eth0 eth1 fabric fail file first fix flag gateway gid gloo gpu group groups guid head
-    home host hosts hung ib ib0 ib1 id info init interface ip ipv4 ipv6 job key kernel kind lab
-    launch layer level limit link links lo local localhost log login main manager master memory mesh
-    message mount name nccl net network nic node node0 nodes none ok open other others param parent
-    pass path pci peer peers pid pod port ports process proxy python queue rank ranks read reason
-    reply report ring role root route run seat self send server service set side size skipped slurm
-    socket speed stack state status step store stuck sys system tcp test thread time timeout tmp
-    topology torch torchrun train training tree udp unknown user users uuid value version wait warn
-    where work worker workers world write
-    """)
+a an and any are as at be by can do for from had has have he her his i if in into is it its me my no
+nor not of off on or our out own so than that the their them then there they this to too up us was
+we were what when where which who why will with yes you your
+abort accelerator acs action address addresses admin affinity agent all allowed alone answers asked
+auto available backend beside blocked bond boot bound bridge built call calls check child class
+client cluster code collective comm compute connect connection core count counts cpu cuda data
+default defaults dev device devices direct dns docker done driver dummy elastic empty env
+environment error established eth eth0 eth1 fabric fail faults file first fix flag free gateway gid
+gloo gpu group groups guid handle head holder home host hosts hung ib ib0 ib1 id image info init
+interface interfaces ip ipv4 ipv6 job kept kernel key kind knock lab launch layer level libaio
+likely limit link links listen lo loaded local localhost locked log login lost made main manager
+managers master may memory mesh message missing model models mount name nccl needed net network
+networks nic node node0 nodes none numa offload ok open ops other others param parent pass path
+paths pci peer peers picks pid pids plugin pod port ports process processes proxy python queue range
+rank ranks rates read reason refused reply report resolved reverse ring road roads rocm role root
+route rules run seat self send server serves service set settings shared side size skipped slurm
+socket speed stack stale state status step steps store stuck subnet sys system taken tcp test thread
+time timeout tmp told topology torch torchrun train training tree tried tries udp unknown user users
+uuid value variables verbs version virtual wait wanted warn wheels where work worker workers world
+write wrong
+""")
 """A host or user of such a name gets its pseudonym where a name is expected, not in free text."""
 
 LOCAL_NAMES = _words("""

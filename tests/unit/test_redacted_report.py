@@ -1,0 +1,158 @@
+"""A report full of planted secrets, in every output format, judged and merged again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from nccl_doctor import registry
+from nccl_doctor.api import Finding, Where
+from nccl_doctor.merge import merge
+from nccl_doctor.pseudonyms import redact
+from nccl_doctor.record import Report
+from nccl_doctor.report import issue
+from nccl_doctor.report.facts import render as render_facts
+from nccl_doctor.report.formats import formats, renderer
+from nccl_doctor.report.text import render as render_text
+from nccl_doctor.verdict import conclude, judge_again
+from tests.clusters import make_cluster, shut_out
+from tests.planted import SECRETS, VERSIONS, leaks, secret_report
+from tests.reports import RUN, kind, made_check, through_json, validate
+
+KEY = b"the key of the test"
+PLAIN = secret_report()
+REDACTED, BOOK = redact(PLAIN, KEY)
+NO_CHECKS = registry.Registry((), (), {})
+
+RENDERED = {
+    **{name: renderer(name) for name in formats()},
+    "text": lambda report: render_text(report, verbose=True),
+    "facts": render_facts,
+    **{
+        f"issue {name}": lambda report, name=name: issue.fill(issue.form_of(name), report)
+        for name in issue.projects()
+    },
+}
+
+
+def test_the_secrets_are_there_before():
+    assert sorted(leaks(renderer("json")(PLAIN))) == sorted(SECRETS)
+
+
+@pytest.mark.parametrize("form", RENDERED)
+def test_no_secret_in_any_format(form):
+    assert leaks(RENDERED[form](REDACTED)) == []
+
+
+def test_versions_and_the_doctors_own_words_stay():
+    before, after = renderer("json")(PLAIN), renderer("json")(REDACTED)
+    for version in VERSIONS:
+        assert version in after
+        assert after.count(version) == before.count(version)
+    for was, now in zip(PLAIN.findings, REDACTED.findings, strict=True):
+        assert (was.code, was.kind.title, was.level) == (now.code, now.kind.title, now.level)
+
+
+def test_it_is_a_report_like_any_other():
+    assert REDACTED.redacted
+    validate(REDACTED.to_json())
+    assert through_json(REDACTED).run["redacted_with"] == BOOK.fingerprint
+    assert (REDACTED.verdict, REDACTED.exit_code) == (PLAIN.verdict, PLAIN.exit_code)
+
+
+def test_places_still_match():
+    (found,) = REDACTED.findings
+    first, second = (str(host["host"]) for host in REDACTED.hosts)
+    assert found.where.hosts == (first,)
+    assert found.where.links == ((first, second),)
+    assert second.split(".")[0] in found.message  # the short name of the same host
+    assert set(found.evidence["hosts"]) == {first, second.split(".")[0]}
+    env = REDACTED.ranks[0]["env"]
+    assert env["MASTER_ADDR"].split(".")[0] == first == env["SLURM_JOB_NODELIST"].split(",")[0]
+    assert str(REDACTED.hosts[1]["addresses"][0]) in found.message
+
+
+def test_networks_still_hold_their_addresses():
+    import ipaddress
+
+    facts = REDACTED.hosts[0]["facts"]["made"]["alone"]["facts"]
+    for address, network in zip(facts["addresses"], facts["subnets"], strict=True):
+        assert ipaddress.ip_address(address) in ipaddress.ip_network(network)
+
+
+def test_the_map_gives_every_name_back():
+    names = BOOK.to_json()["pseudonyms"]
+    first = str(REDACTED.hosts[0]["host"])
+    assert names["host"][first] == "gandalf"
+    assert "10.20.30.42" in names["ipv4"].values()
+    assert "frodo" in names["user"].values()
+    assert first not in json.dumps(PLAIN.to_json())
+
+
+def test_the_same_key_gives_the_same_and_another_key_another():
+    assert redact(PLAIN, KEY)[0] == REDACTED
+    other = redact(PLAIN, b"another key")[0]
+    assert other.hosts[0]["host"] != REDACTED.hosts[0]["host"]
+    assert other.run["redacted_with"] != REDACTED.run["redacted_with"]
+
+
+def test_what_is_redacted_is_not_redacted_again():
+    again, book = redact(REDACTED, b"another key")
+    assert again is REDACTED
+    assert book.to_json()["pseudonyms"] == {}
+
+
+def test_a_real_verdict_is_the_same_after_judging_again():
+    shm = made_check("shm", finds=[Finding(kind("shm-small"), "64 MiB", Where(hosts=("nd1",)))])
+    checks = registry.load()
+    for cluster in (
+        make_cluster(("nd0", "nd1"), absent_nodes=(1,)),
+        make_cluster(("nd0", "nd0")),
+        make_cluster(("nd0", "nd1")),
+    ):
+        plain = conclude(cluster, [*checks.checks, shm], run=RUN)
+        redacted, _ = redact(plain, KEY)
+        one, other = judge_again(plain, checks), judge_again(redacted, checks)
+        assert [found.code for found in one.findings] == [found.code for found in other.findings]
+        assert [check.status for check in one.checks] == [check.status for check in other.checks]
+        assert one.verdict == other.verdict
+        expected = redact(one, KEY)[0].to_json()
+        assert expected["findings"] == other.to_json()["findings"]
+        assert expected["summary"] == other.summary
+
+
+def test_redacted_views_are_merged_if_their_key_is_one():
+    cluster = make_cluster(("nd0", "nd1"))
+    seen = conclude(make_cluster(("nd0", "nd1"), absent_nodes=(1,)), [], run=RUN)
+    view = conclude(shut_out(replace(cluster, complete=False), "nd0", "nd1"), [], run=RUN)
+    one = merge([seen, view], NO_CHECKS)
+    both = merge([redact(seen, KEY)[0], redact(view, KEY)[0]], NO_CHECKS)
+    assert both.redacted
+    assert [found.code for found in both.findings] == [found.code for found in one.findings]
+    assert len(both.hosts) == len(one.hosts)
+    with pytest.raises(ValueError, match="redacted with different keys"):
+        merge([redact(seen, KEY)[0], redact(view, b"another key")[0]], NO_CHECKS)
+
+
+@pytest.mark.parametrize("name", ["head", "node", "rank", "store", "port", "alone", "self"])
+def test_a_host_named_like_a_word_of_the_report_breaks_nothing(name):
+    finding = Finding(kind("port-made"), f"no answer from {name}", Where(hosts=(name,)))
+    check = made_check("port", finds=[finding])
+    cluster = make_cluster((name, "nd1"), check="port", by_host={name: {"port": 1}})
+    redacted, _ = redact(conclude(cluster, [check], run=RUN), KEY)
+    assert redacted.hosts[0]["host"] != name
+    assert redacted.findings[0].where.hosts == (redacted.hosts[0]["host"],)
+    assert list(redacted.hosts[0]["facts"]["port"]) == ["alone"]
+    assert redacted.hosts[0]["facts"]["port"]["alone"]["facts"] == {"port": 1}
+    assert [result.name for result in redacted.checks] == ["port"]
+    validate(redacted.to_json())
+
+
+def test_values_that_are_no_text():
+    odd = {"set": {"nd1"}, "tuple": ("nd1", 1), "none": None, "nan": float("nan"), "object": KEY}
+    cluster = make_cluster(check="made", by_host={"nd0": odd, "nd1": {1: "nd1"}})
+    redacted, _ = redact(conclude(cluster, [], run=RUN), KEY)
+    assert "nd1" not in renderer("json")(redacted)
+    assert isinstance(Report.from_json(json.loads(renderer("json")(redacted))), Report)
