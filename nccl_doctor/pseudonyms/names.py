@@ -21,6 +21,7 @@ _EC2 = re.compile(r"ip-\d{1,3}(?:-\d{1,3}){3}|ip-(?:[0-9a-f]{1,4}-){2,7}[0-9a-f]
 _USER = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 _PIECES = re.compile(r"([-_.])")
 _MOST_PIECES = 12
+"""Of a name that are joined by dots and dashes."""
 
 
 def is_host_name(text: str) -> bool:
@@ -114,8 +115,6 @@ class Names:
         if self._is_foreign_host(lower):
             return self.host(word)
         pieces = _PIECES.split(word)
-        if len(pieces) > 2 * _MOST_PIECES:
-            return word
         out: list[str] = []
         at = 0
         while at < len(pieces):
@@ -150,7 +149,8 @@ class Names:
         """Where the longest known name ends that begins at a piece."""
         if start % 2:  # a separator
             return None
-        for end in range(len(pieces), start, -2):
+        last = min(len(pieces), start + 2 * _MOST_PIECES - 1)
+        for end in range(last, start, -2):
             text = "".join(pieces[start:end])
             if self._is_known(text):
                 return end

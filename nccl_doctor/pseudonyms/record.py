@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.pseudonyms.addresses import is_ip
@@ -71,7 +72,7 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
 def known_of(report: Report, book: Book) -> Text:
     """What replaces names in any text that belongs to a report, such as a log of the same run."""
     text = Text(book)
-    for key, value in _strings("", report.to_json()):
+    for key, value in dict.fromkeys(_strings("", report.to_json())):  # ranks say much the same
         _learn(text, key, value)
     return text
 
@@ -120,6 +121,7 @@ class _Writer:
 
     def __init__(self, text: Text) -> None:
         self._text = text
+        self._string = lru_cache(maxsize=65536)(self._made_string)
 
     def report(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """The whole report; keys that a newer version adds are rewritten as free text."""
@@ -166,7 +168,7 @@ class _Writer:
             return self._text.replaced(name)
         return name
 
-    def _string(self, key: str, value: str) -> str:
+    def _made_string(self, key: str, value: str) -> str:
         text = self._text
         if not value or value == MASK:
             return value

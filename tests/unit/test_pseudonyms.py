@@ -158,6 +158,7 @@ MADE = {
     "/usr/../home/bob": rf"/usr/\.\./home/{U}",
     "/home/frodo/.venv/lib/python3.11/site-packages/torch/x.py": rf"/home/{U}/\.venv/lib/"
     r"python3\.11/site-packages/torch/x\.py",
+    "a-b-c-d-e-f-g-h-i-j-k-l-m-n-nd0-o-p": rf"a-b-c-d-e-f-g-h-i-j-k-l-m-n-{H}-o-p",
     "frodo's job": rf"{U}'s job",
     "HF_TOKEN=hf_abcdefghijklmnop": r"HF_TOKEN=\*\*\*",
 }
