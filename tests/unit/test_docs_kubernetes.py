@@ -162,7 +162,9 @@ def in_front() -> Iterator[tuple[str, list[str], list[dict[str, str]], str]]:
     yield "PyTorchJob", container["command"], [pytorch(0), pytorch(1)], "llm-master-0"
 
 
-@pytest.mark.parametrize(("name", "words", "pods", "addr"), in_front(), ids=lambda v: str(v)[:12])
+@pytest.mark.parametrize(
+    ("name", "words", "pods", "addr"), list(in_front()), ids=lambda v: str(v)[:12]
+)
 def test_the_topology_is_read_from_the_command_and_the_operator_s_variables(
     name: str, words: list[str], pods: list[dict[str, str]], addr: str
 ) -> None:
