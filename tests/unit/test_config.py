@@ -46,6 +46,7 @@ def test_every_option_and_section(tmp_path):
         junit = "out.xml"
         markdown = "out.md"
         prometheus = "out.prom"
+        termination = "message"
         github = true
         output-dir = "views"
         baseline = "past"
