@@ -215,4 +215,4 @@ def test_words_about_secrets_are_no_secrets():
 def test_hostile_text_takes_no_time():
     text = known()
     for piece in ("a.", "1.", "fd00:", "/a", "nd0-", "aa:", "@", "://", "'/", "a@", "0x0"):
-        text.replaced(piece * 20000)
+        text.replaced(piece * 4000)
