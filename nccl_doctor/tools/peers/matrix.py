@@ -21,7 +21,7 @@ _TWICE = 2
 _ARRIVES = ("ok", "mtu")
 """Outcomes of a call that reached the other host, if only with small packets."""
 _WORDS = {
-    "dropped": "no answer within 3 s",
+    "dropped": "no answer",
     "refused": "connection refused",
     "rejected": "rejected by a firewall",
     "unreachable": "network is unreachable",
