@@ -1,0 +1,183 @@
+"""docs/ci.md and action.yml: well formed, and about the program as it is.
+
+The published schemas of GitHub and GitLab are not part of this repository: what they demand of the
+few keys that are used here is asserted by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.cli import cli
+from nccl_doctor.config import load
+from nccl_doctor.model import Status
+from nccl_doctor.report.formats import formats, prometheus
+from tests.ci import report_of
+from tests.unit.test_readme import doctor, options
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+BLOCKS = {
+    language: re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    for language in ("toml", "yaml", "groovy", "sh")
+}
+WORKFLOW, GITLAB = (yaml.safe_load(text) for text in BLOCKS["yaml"])
+(PIPELINE,) = BLOCKS["groovy"]
+STEPS = ACTION["runs"]["steps"]
+
+
+def check_step(step: dict[str, Any]) -> None:
+    """One step of a workflow or a composite action: it runs something, or uses something."""
+    known = {"name", "id", "if", "shell", "env", "run", "uses", "with"}
+    assert set(step) <= known
+    assert ("run" in step) != ("uses" in step)
+    assert all(isinstance(value, str) for value in step.get("env", {}).values())
+    if "uses" in step:
+        assert re.fullmatch(r"\./[\w.-]+|[\w.-]+/[\w.-]+@[\w.-]+", step["uses"])
+        assert "with" not in step or isinstance(step["with"], dict)
+    else:
+        assert "with" not in step
+
+
+def test_the_action_is_a_composite_action():
+    assert set(ACTION) == {"name", "description", "inputs", "outputs", "runs"}
+    assert set(ACTION["runs"]) == {"using", "steps"}
+    assert ACTION["runs"]["using"] == "composite"
+    for name, given in ACTION["inputs"].items():
+        assert re.fullmatch(r"[a-z][a-z0-9-]*", name)
+        assert set(given) <= {"description", "required", "default"}
+        assert isinstance(given.get("default", ""), str), "the runner knows strings only"
+        assert given.get("required", False) is ("default" not in given)
+    for name, told in ACTION["outputs"].items():
+        assert set(told) == {"description", "value"}
+        assert told["value"] == f"${{{{ steps.examine.outputs.{name} }}}}"
+    for step in STEPS:
+        check_step(step)
+        assert step["shell"] == "bash", "a composite action has to name it"
+    assert [step["id"] for step in STEPS if "id" in step] == ["examine"]
+
+
+def test_the_action_hands_every_input_on_and_none_of_them_is_code():
+    used = re.findall(r"inputs\.([a-z-]+)", (ROOT / "action.yml").read_text(encoding="utf-8"))
+    assert set(used) == set(ACTION["inputs"])
+    for step in STEPS:
+        assert "${{" not in step["run"]
+        set_here = set(re.findall(r"\$\{?([A-Z]+)\b", step["run"])) - {"GITHUB_OUTPUT"}
+        assert {name for name in set_here if not name.startswith("GITHUB")} <= set(step["env"])
+        done = subprocess.run(["bash", "-n"], input=step["run"], text=True, check=False)
+        assert done.returncode == 0
+    told = re.findall(r'echo "([a-z-]+)=', STEPS[-1]["run"])
+    assert set(told) == set(ACTION["outputs"])
+
+
+def test_the_action_gives_options_that_exist():
+    given = set(re.findall(r"(?<=[ (])--[a-z-]+", STEPS[-1]["run"]))
+    assert "--json" in given
+    assert given <= options(cli.commands["run"], hidden=False)
+
+
+def test_the_page_says_what_the_action_takes_and_gives():
+    section = PAGE.partition("\n## GitHub Actions\n")[2].partition("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split(" | ")[0])}
+    assert told == set(ACTION["inputs"])
+    for name in ACTION["outputs"]:
+        assert f"`{name}`" in section
+    for row in rows:
+        for name, default in zip(
+            re.findall(r"`([a-z-]+)`", row.split(" | ")[0]),
+            row.split(" | ")[1].split(", "),
+            strict=False,
+        ):
+            there = ACTION["inputs"][name].get("default", "must be given")
+            assert default == (there or "none")
+
+
+def test_the_workflow():
+    assert set(WORKFLOW) == {"name", True, "jobs"}, "YAML 1.1 reads `on` as true, GitHub does not"
+    (job,) = WORKFLOW["jobs"].values()
+    assert set(job) == {"runs-on", "timeout-minutes", "steps"}
+    for step in job["steps"]:
+        check_step(step)
+    (used,) = [step for step in job["steps"] if step.get("uses", "").startswith("./")]
+    (checkout,) = [s for s in job["steps"] if "repository" in s.get("with", {})]
+    assert used["uses"] == f"./{checkout['with']['path']}"
+    assert set(used["with"]) <= set(ACTION["inputs"])
+    assert {n for n, i in ACTION["inputs"].items() if i.get("required")} <= set(used["with"])
+    for name in re.findall(r"steps\.(\w+)\.outputs\.([a-z-]+)", BLOCKS["yaml"][0]):
+        assert name[0] == used["id"]
+        assert name[1] in ACTION["outputs"]
+
+
+def test_the_gitlab_job():
+    (job,) = GITLAB.values()
+    assert set(job) == {"stage", "tags", "timeout", "script", "artifacts"}
+    assert all(isinstance(line, str) for line in [*job["script"], *job["tags"]])
+    assert job["artifacts"]["when"] == "always"
+    written = shlex.split(job["script"][-1])
+    assert written[written.index("--junit") + 1] == job["artifacts"]["reports"]["junit"]
+    assert [written[written.index("--json") + 1]] == job["artifacts"]["paths"]
+
+
+def test_the_pipeline():
+    pairs = {"}": "{", ")": "(", "]": "["}
+    left: list[str] = []
+    for char in re.sub(r"'[^'\n]*'", "", PIPELINE):
+        if char in pairs.values():
+            left.append(char)
+        elif char in pairs:
+            assert left.pop() == pairs[char]
+    assert not left
+    assert re.match(r"pipeline \{\n    agent ", PIPELINE)
+    (line,) = re.findall(r"sh '(.*)'", PIPELINE)
+    words = shlex.split(line)
+    assert f"junit testResults: '{words[words.index('--junit') + 1]}'" in PIPELINE
+    assert f"artifacts: '{words[words.index('--json') + 1]}'" in PIPELINE
+    assert line == next(iter(GITLAB.values()))["script"][-1]
+
+
+def test_the_configuration_is_one(tmp_path: Path):
+    (text,) = BLOCKS["toml"]
+    (tmp_path / "nccl-doctor.toml").write_text(text)
+    found = load(None, tmp_path)
+    assert (found["backend"], found["nproc_per_node"]) == ("nccl", 8)
+    assert found["expected"] == {"gpus_per_host": 8}
+
+
+def test_every_command_on_the_page_exists():
+    page = re.sub(r"sh '(.*)'", r"\1", PAGE)
+    called = [words for words in doctor(page) if words and re.fullmatch(r"[a-z]+", words[0])]
+    assert len(called) > 4
+    for words in called:
+        command = cli.commands[words[0]]
+        if words[0] == "report":
+            command = command.commands[words[1]]  # type: ignore[attr-defined]
+            assert words[words.index("--format") + 1] in formats()
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert given <= options(command, hidden=False)
+
+
+@pytest.mark.parametrize("name", ["--github", "--junit", "--markdown", "--prometheus"])
+def test_the_readme_points_here(name: str):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (row,) = [row for row in readme.splitlines() if row.startswith("| ") and f"`{name}" in row]
+    assert "docs/ci.md" in row
+
+
+def test_every_metric_is_described():
+    text = prometheus.render(report_of())
+    metrics = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE)) | {"nccl_doctor_findings"}
+    section = PAGE.partition("\n## As metrics\n")[2]
+    rows = [row.split(" | ")[0] for row in section.splitlines() if row.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == metrics
+    for number, status in enumerate(Status):
+        assert f"{number} {status.value}" in section
