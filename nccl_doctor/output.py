@@ -16,7 +16,7 @@ from nccl_doctor.profiles import tell
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
-from nccl_doctor.report.github import ROOM, annotations, inert, summary
+from nccl_doctor.report.github import ROOM, commands, inert, summary
 from nccl_doctor.report.text import render as render_text
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def annotate(
     if not options.github:
         return
     taken = aside or "-" in outputs.values() or options.exit_profile != "native"
-    _put(sys.stderr if taken else sys.stdout, annotations(report))
+    _put(sys.stderr if taken else sys.stdout, commands(report))
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return

@@ -24,7 +24,7 @@ _REST = "\nThe rest is in the report.\n"
 _COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
 
 
-def annotations(report: Report) -> str:
+def commands(report: Report) -> str:
     """Workflow commands, one on a line: an error for what fails, a warning for what warns.
 
     What another finding explains is left out. An exit code that is not 0 always has an error.

@@ -42,7 +42,7 @@ def test_causes_are_merged_and_symptoms_left_out():
         Finding(SHM, "32 MiB", Where(hosts=("nd1",)), fix="mount it, larger: 1g"),
         hosts=("nd0", "nd1", "nd2"),
     )
-    assert read(github.annotations(report)) == [
+    assert read(github.commands(report)) == [
         (
             "error",
             "shm-small: Title of shm-small",
@@ -62,7 +62,7 @@ def test_causes_are_merged_and_symptoms_left_out():
 
 
 def test_a_healthy_run_says_nothing():
-    assert github.annotations(report_of()) == ""
+    assert github.commands(report_of()) == ""
 
 
 def test_an_exit_code_that_is_not_0_has_an_error():
@@ -71,9 +71,9 @@ def test_an_exit_code_that_is_not_0_has_an_error():
     strict = report_of(Finding(RISK, "so so", Where(hosts=("nd0",))), strict=True)
     nothing = replace(report_of(), findings=(), root_causes=(), checks=(), exit_code=3)
     for report in (unknown, strict, nothing):
-        kinds = [told for told, _, _ in read(github.annotations(report))]
+        kinds = [told for told, _, _ in read(github.commands(report))]
         assert kinds[:1] == ["error"]
-    ((_, title, message),) = read(github.annotations(unknown))
+    ((_, title, message),) = read(github.commands(unknown))
     assert title == "nccl-doctor: UNKNOWN"
     assert "hung in open /dev/x (nd1)" in message
 
@@ -84,7 +84,7 @@ def test_a_runner_with_7_of_8_gpus_is_named():
         cluster = cluster_of(one_host(0, 8, devices=few), hosts=1, expected=expected)
         report = conclude(cluster, [backend_device], run=RUN)
         assert report.exit_code == 1
-        ((told, title, message),) = read(github.annotations(report))
+        ((told, title, message),) = read(github.commands(report))
         assert (told, title.split(":")[0]) == ("error", "gpu-missing")
         assert "where: rank 7 on nd0\n" in message
         assert f"seen: 7 visible GPUs, {words}\n" in message
@@ -97,15 +97,15 @@ def test_no_more_than_github_keeps_the_worst_first():
         for i in range(14)
         for level in (Severity.WARN, Severity.FAIL)
     ]
-    out = read(github.annotations(report_of(*found)))
+    out = read(github.commands(report_of(*found)))
     assert [told for told, _, _ in out] == ["error"] * 10 + ["warning"] * 10
     assert out[9][2] == "and 5 more: they are in the report"
-    assert len(read(github.annotations(report_of(*found[:20])))) == 20
+    assert len(read(github.commands(report_of(*found[:20])))) == 20
 
 
 def test_hostile_text_is_one_command_and_no_other():
     report = report_of(Finding(SHM, HOSTILE, Where(hosts=(HOSTILE,)), fix=HOSTILE + "\n::x::"))
-    out = github.annotations(report)
+    out = github.commands(report)
     out.encode()
     ((told, _, _),) = read(out)
     assert told == "error"
@@ -141,4 +141,4 @@ def test_a_report_of_thousands_stays_below_the_limit():
     found = tuple(Finding(SHM, f"{i} " + "x" * 3000, at) for i, at in enumerate(places))
     report = replace(report_of(), root_causes=found, findings=found)
     assert len(github.summary(report).encode()) < github.ROOM
-    assert len(github.annotations(report)) < 64 << 10
+    assert len(github.commands(report)) < 64 << 10
