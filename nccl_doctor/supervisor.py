@@ -200,7 +200,8 @@ class Supervisor:
                     Where(ranks=(0,)),
                 )
             if "finish" in order:
-                box.put(f"bye/{run.seat}", True)
+                with contextlib.suppress(MailboxLost):  # the store may go as soon as it has it
+                    box.put(f"bye/{run.seat}", True)
                 return Departure(int(order["finish"]))
             round_ = round_from(order)
             if any(run.seat in group for group in round_.groups):
