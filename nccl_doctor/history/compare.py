@@ -51,7 +51,12 @@ def compare(
         *_short(numbers, choice),
     )
     judged = sum(change.is_judged for change in numbers)
-    return Comparison(findings, {**choice.to_json(), "figures": judged})
+    told = choice.to_json()
+    if len(choice.used) >= LEAST:
+        told["text"] += f"; {judged} of {len(now.numbers)} speeds judged"
+        busy = sum(not figure.counts for figure in now.numbers.values())
+        told["text"] += f", {busy} measured on a busy machine" if busy else ""
+    return Comparison(findings, {**told, "figures": judged})
 
 
 def _broken(now: Sheet) -> Iterator[Finding]:

@@ -12,9 +12,12 @@ from nccl_doctor.contract import Check
 from nccl_doctor.history.sheet import sheet_of
 from nccl_doctor.history.usual import SHARE, Change, changes
 from nccl_doctor.history.words import Word, changed_words
+from nccl_doctor.kinds import HISTORY_KINDS
 from nccl_doctor.model import Finding, Severity, Where
 from nccl_doctor.record import Report, cluster_of
 
+_COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
+"""What either run said of runs before it is no difference between the two."""
 _RUN = ("id", "started", "backend", "level", "world_size", "nnodes", "launcher")
 
 
@@ -201,9 +204,9 @@ def _checks(old: Report, new: Report) -> Iterator[tuple[str, str | None, str | N
 
 def _turns(old: Sequence[Finding], new: Sequence[Finding]) -> Iterator[Turn]:
     """Findings of one code and place are the same one; then those of one code, in order."""
-    left = list(old)
+    left = [finding for finding in old if finding.code not in _COMPARED]
     fresh: list[Finding] = []
-    for finding in new:
+    for finding in (finding for finding in new if finding.code not in _COMPARED):
         same = next((f for f in left if (f.code, f.where) == (finding.code, finding.where)), None)
         if same is None:
             fresh.append(finding)

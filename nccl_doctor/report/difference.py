@@ -95,12 +95,14 @@ def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool
     if told:
         head = ("what", "where", "before", "now", "change")
         yield from _table(head, [_speed(change, places) for change in told], width)
-    hidden = len(difference.speeds) - len(told)
     notes = []
-    if hidden:
+    if not verbose:
         busy = sum(change.busy for change in difference.speeds)
-        measured = f", {busy} of them measured on a busy machine" if busy else ""
-        notes.append(f"{hidden} more differ by less than {100 * SHARE:.0f} %{measured} (-v)")
+        small = len(difference.speeds) - len(told) - busy
+        if small:
+            notes.append(f"{small} changed by less than {100 * SHARE:.0f} % (-v)")
+        if busy:
+            notes.append(f"{busy} measured on a busy machine, which says nothing (-v)")
     notes.append("two runs cannot tell a change from noise: --baseline DIR with five or more can")
     for note in notes:
         yield from _wrap(note, width, "  · ")

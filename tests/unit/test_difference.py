@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from nccl_doctor.api import Finding, Severity, Where
 from nccl_doctor.history import Difference, difference
+from nccl_doctor.kinds import SLOWER
 from nccl_doctor.record import Report
 from nccl_doctor.report.difference import render
 from nccl_doctor.report.places import Places
@@ -76,6 +77,12 @@ def test_findings_that_are_elsewhere_or_graver():
     assert turn_of(wide.replaced(severity=Severity.WARN), at(SMALL)) == ("changed", True)
 
 
+def test_what_they_said_of_runs_before_them_is_no_difference():
+    report = found_in(1)
+    said = Finding(SLOWER, "slower", Where(hosts=("nd0",)))
+    assert compared(report, replace(report, findings=(said,))).turns == ()
+
+
 def test_what_is_only_worth_knowing_or_explained_is_not_worse():
     info = at(SMALL, "nd0", severity=Severity.INFO)
     assert not compared(found_in(1), found_in(2, info)).is_worse
@@ -121,7 +128,7 @@ def test_speeds_are_shown_and_not_judged():
     assert not found.is_worse
     text = text_of(found, new)
     assert "nd0 → nd1  10 Gbit/s  5 Gbit/s  −50 %, worse" in text
-    assert "11 more differ by less than 10 %" in text
+    assert "11 changed by less than 10 % (-v)" in text
     assert text_of(found, new, verbose=True).count("round-trip time") == 6
     assert text_of(found, new, ascii=True).isascii()
 

@@ -128,6 +128,9 @@ def test_a_busy_machine_counts_neither_now_nor_then():
     comparison = held_against(now, runs)
     assert comparison.findings == ()
     assert comparison.record["figures"] == 0
+    assert comparison.record["text"] == "10 earlier runs in past; 0 of 12 speeds judged"
+    text = held_against(slow.cluster(), noisy(3, 10, 0.02)).record["text"]
+    assert text.endswith("4 of 12 speeds judged, 8 measured on a busy machine")
 
 
 def test_a_link_that_is_slow_in_this_very_run_explains_it():
@@ -313,7 +316,9 @@ def test_the_report_says_what_it_was_held_against():
     now = World(4).slow([("nd0", "nd2")], share=0.82).cluster()
     reports = noisy(4, 10, 0.02)
     again = judge_beside(saved(now, 21), load(), replace(past(reports), left_out={"broken": 2}))
-    assert again.run["baseline"]["text"] == "10 earlier runs in past; not used: 2 broken"
+    assert again.run["baseline"]["text"] == (
+        "10 earlier runs in past; not used: 2 broken; 24 of 24 speeds judged"
+    )
     assert again.verdict == "warn"
     assert [f.code for f in again.root_causes] == [SLOWER]
     assert "baseline: 10 earlier runs in past; not used: 2 broken" in render(again)
