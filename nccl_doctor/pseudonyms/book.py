@@ -64,7 +64,8 @@ def key_of_map(text: str) -> bytes | None:
     try:
         data = json.loads(text)
         key = data["key"] if isinstance(data, dict) and "pseudonyms" in data else None
-        whole = isinstance(key, str) and key and isinstance(data["pseudonyms"], dict)
-        return bytes.fromhex(key) if whole else None
+        if not isinstance(key, str) or not isinstance(data["pseudonyms"], dict):
+            return None
+        return bytes.fromhex(key) or None
     except (ValueError, KeyError, RecursionError):
         return None

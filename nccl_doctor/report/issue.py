@@ -180,8 +180,8 @@ def _findings(report: Report) -> str:
 
 
 def _stuck(cluster: Cluster) -> Iterator[Evidence]:
-    sources = [*cluster.hosts, *cluster.ranks]
-    for check in {check: None for source in sources for check in source.facts}:
+    facts = [*(host.facts for host in cluster.hosts), *(rank.facts for rank in cluster.ranks)]
+    for check in {check: None for each in facts for check in each}:
         for item in cluster.evidence(check):
             if item.outcome.status in _STUCK:
                 yield item

@@ -51,6 +51,8 @@ def test_every_option_and_section(tmp_path):
         output-dir = "views"
         baseline = "past"
         exit-profile = "nagios"
+        redact = true
+        redact-key = "key"
         strict = true
         quiet = false
         verbose = 1
