@@ -3,7 +3,8 @@
 # tests say themselves what is missing.
 PATH=$PATH:/usr/sbin:/sbin
 missing=
-for pair in ip:iproute2 nft:nftables ethtool:ethtool sshd:openssh-server ssh:openssh-client; do
+for pair in ip:iproute2 nft:nftables ethtool:ethtool sshd:openssh-server ssh:openssh-client \
+    slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge mpirun:openmpi-bin; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
 done
 [ -n "$missing" ] || exit 0

@@ -1,0 +1,165 @@
+"""Real Slurm on the hosts of a lab: slurmctld on the first, a slurmd on each, munge between them.
+
+The hosts have names, networks and boot ids of their own, so to Slurm and to the doctor they are
+machines. Everything is in the lab's folder and in namespaces, and ends with the lab.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
+from tests.lab.processes import PATH, LabError, Process
+from tests.lab.run import Run
+
+PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+    "munged": "munge",
+}
+CPUS = 4
+"""Of every node, whatever the machine has: tasks are placed by them, and bound to none."""
+START_S = 20.0
+_CONFIG = """
+ClusterName=lab
+SlurmctldHost={first}
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=2
+NodeName={names} CPUs={cpus} State=UNKNOWN
+PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> str | None:
+    """What to install for these tests, or None."""
+    packages = {p for name, p in PROGRAMS.items() if not shutil.which(name, path=PATH)}
+    return f"needs {' '.join(sorted(packages))}: apt-get install" if packages else None
+
+
+def impossible() -> str | None:
+    """Why no installation can help, or None."""
+    return "slurmd needs root: it becomes other users" if os.geteuid() else None
+
+
+class Slurm:
+    """Slurm on all hosts of a lab, up and idle."""
+
+    def __init__(self, lab: Lab) -> None:
+        """Start it.
+
+        Raises:
+            LabError: the nodes were not idle within `START_S` seconds.
+        """
+        self.lab = lab
+        self.folder = lab.folder / "slurm"
+        (self.folder / "state").mkdir(parents=True)
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        config = self.folder / "slurm.conf"
+        names = ",".join(lab.names)
+        config.write_text(
+            _CONFIG.format(first=lab.names[0], folder=self.folder, names=names, cpus=CPUS)
+        )
+        self.env = {"SLURM_CONF": str(config)}
+        self.daemons: list[Process] = []
+        for host in lab.hosts:
+            host.call("mount", "-t", "tmpfs", "tmpfs", "/run")
+            host.call("mkdir", "-m", "755", "/run/munge")
+            log = self.folder / f"munge.{host.name}.log"
+            seed = self.folder / f"munge.{host.name}.seed"
+            self._start(
+                host.name,
+                *("munged", "--foreground", "--force", f"--key-file={key}", f"--log-file={log}"),
+                *("--pid-file=/run/munge/pid", f"--seed-file={seed}"),
+            )
+        self._start(lab.names[0], "slurmctld", "-D", "-i")
+        for host in lab.hosts:
+            self._start(host.name, "slurmd", "-D", "-N", host.name)
+        self._await_nodes()
+
+    def _start(self, host: str, *command: str) -> None:
+        self.daemons.append(self.lab[host].run(command, self.env))
+
+    def _await_nodes(self) -> None:
+        end = time.monotonic() + START_S
+        states = ""
+        while time.monotonic() < end:
+            found = self.client("sinfo", "--noheader", "--Node", "--format", "%T")
+            states = found.stdout
+            if states.split() == ["idle"] * len(self.lab.hosts):
+                return
+            if ended := [p for p in self.daemons if p.poll() is not None]:
+                raise LabError(f"{ended[0].argv} ended: {ended[0].stderr}\n{self.logs()}")
+            time.sleep(0.2)
+        raise LabError(f"no idle nodes: {states}\n{self.logs()}")
+
+    def logs(self) -> str:
+        """The last words of all daemons."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def client(
+        self,
+        *command: str,
+        folder: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+    ) -> Process:
+        """Run one of Slurm's commands on the first host, to its end."""
+        process = self.lab.hosts[0].run(command, {**self.env, **(env or {})}, folder)
+        if not self.lab.wait([process], timeout_s):
+            raise LabError(f"{command} took longer than {timeout_s} s: {process.stderr}")
+        return process
+
+    def state_of(self, node: str) -> str:
+        """`scontrol show node`."""
+        return self.client("scontrol", "show", "node", node).stdout
+
+    def doctor(self, srun: Sequence[str], *options: str) -> Run:
+        """`srun … python -m nccl_doctor run`, and what it left."""
+        folder = self.lab.new_folder()
+        command = ["srun", *srun, sys.executable, "-m", "nccl_doctor", "run"]
+        command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
+        command += ["--join-timeout", f"{JOIN_S:g}", "--collective-timeout", f"{COLLECTIVE_S:g}"]
+        command += ["--timeout", f"{TOTAL_S:g}", *options]
+        env = {"TMPDIR": str(folder / "tmp")}
+        process = self.client(*command, folder=folder, env=env, timeout_s=TOTAL_S + 20)
+        return Run.read(folder, {None: [process]})
+
+    def rest(self) -> list[str]:
+        """Command lines of processes of the doctor that are still there."""
+        found = []
+        for host in self.lab.hosts:
+            for pid in host.pids():
+                try:
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue
+                if "nccl_doctor" in line or "ncd:" in line:
+                    found.append(line)
+        return found

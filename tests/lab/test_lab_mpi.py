@@ -1,0 +1,82 @@
+"""Real Open MPI: `mpirun` without any flag about who is who or where to meet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tests.lab import sshd
+from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
+from tests.lab.processes import PATH
+from tests.lab.reading import check_healthy
+from tests.lab.run import Run
+from tests.lab.sshd import Ssh
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    if reason := sshd.impossible():
+        pytest.skip(reason)
+    reason = sshd.missing()
+    if shutil.which("mpirun", path=PATH) is None:
+        reason = "needs openmpi-bin: apt-get install"
+    if reason and os.environ.get("CI", "").lower() == "true":
+        pytest.fail(f"CI=true, so Open MPI must run: {reason}", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) -> Run:
+    """`mpirun … python -m nccl_doctor run` on the first host, and what it left.
+
+    Ranks on other hosts get no variable of the lab, so all are given the same.
+    """
+    folder = lab.new_folder()
+    variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
+    doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
+    doctor += [sys.executable, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
+    doctor += ["--backend", "gloo", "--join-timeout", f"{JOIN_S:g}", "--timeout", f"{TOTAL_S:g}"]
+    doctor += ["--collective-timeout", f"{COLLECTIVE_S:g}", *options]
+    env = {
+        "HOME": home,
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    process = lab.hosts[0].run(["mpirun", *words, *doctor], env, folder)
+    lab.wait([process], TOTAL_S + 20)
+    return Run.read(folder, {None: [process]})
+
+
+def identities(report: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    return [(rank["host"], rank["rank"], rank["local_rank"]) for rank in report["ranks"]]
+
+
+def test_two_hosts(lab: Lab) -> None:
+    ssh = Ssh(lab)
+    ssh.serve("nd0", "nd1")
+    run = mpirun(lab, ["-np", "4", "--host", "nd0:2,nd1:2"], (), str(ssh.home))
+    check_healthy(run, ranks=4)
+    report: Mapping[str, Any] = run.report or {}
+    assert report["run"]["launcher"] == "mpirun"
+    assert identities(report) == [("nd0", 0, 0), ("nd0", 1, 1), ("nd1", 2, 0), ("nd1", 3, 1)]
+    launch = report["ranks"][3]["launch"]
+    assert launch["master_addr"] == lab["nd0"].address
+    assert launch["sources"]["master_addr"] == "derived from OMPI_MCA_orte_hnp_uri"
+    (note,) = [found for found in report["findings"] if found["code"] == "master-not-set"]
+    assert note["severity"] == "info"
+
+
+def test_one_host(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0")
+    options = ("--level", "quick", "--select", "launch_record,ranks,port")
+    run = mpirun(lab, ["-np", "4", "--oversubscribe"], options, "/root")
+    report: Mapping[str, Any] = run.report or {}
+    assert run.codes == [0], str(run)
+    assert report["verdict"] == "pass", str(run)
+    assert identities(report) == [("nd0", rank, rank) for rank in range(4)]
+    assert report["ranks"][3]["launch"]["master_addr"] == "127.0.0.1"

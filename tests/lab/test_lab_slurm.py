@@ -1,0 +1,130 @@
+"""Real Slurm: `srun` without any flag, the batch script and the health check of docs/slurm.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import slurm
+from tests.lab.lab import Lab
+from tests.lab.reading import check_healthy
+from tests.lab.slurm import Slurm
+from tests.nvml.stand_in import build, h100s, uuid, write
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
+SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PYTHON = Path(sys.executable).parent
+TRAIN = """
+import os
+for name in ("SLURM_PROCID", "MASTER_ADDR", "MASTER_PORT"):
+    print(name, os.environ[name], flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _can_run() -> None:
+    if reason := slurm.impossible():
+        pytest.skip(reason)
+    if reason := slurm.missing():
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(f"CI=true, so Slurm must run: {reason}", pytrace=False)
+        pytest.skip(reason)
+
+
+def test_slurm(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    """One cluster for all of it: it takes longer to start than to use."""
+    cluster = Slurm(make_lab("nd0", "nd1"))
+    srun_without_any_flag(cluster)
+    a_flag_against_srun(cluster)
+    the_batch_script(cluster)
+    if shutil.which("cc") and importlib.util.find_spec("pynvml"):
+        the_health_check(cluster, tmp_path)
+
+
+def srun_without_any_flag(cluster: Slurm) -> None:
+    run = cluster.doctor(["-N2", "--ntasks-per-node=2"])
+    check_healthy(run, ranks=4)
+    report: Mapping[str, Any] = run.report or {}
+    assert report["run"]["launcher"] == "srun"
+    assert (report["run"]["world_size"], report["run"]["nnodes"]) == (4, 2)
+    assert [host["host"] for host in report["hosts"]] == ["nd0", "nd1"]
+    assert [host["node_rank"] for host in report["hosts"]] == [0, 1]
+    assert [(rank["host"], rank["rank"], rank["local_rank"]) for rank in report["ranks"]] == [
+        *(("nd0", 0, 0), ("nd0", 1, 1)),
+        *(("nd1", 2, 0), ("nd1", 3, 1)),
+    ]
+    sources = report["ranks"][3]["launch"]["sources"]
+    assert sources["rank"] == "SLURM_PROCID"
+    assert sources["master_addr"] in (
+        "derived from SLURM_STEP_NODELIST",
+        "derived from SLURM_JOB_NODELIST",
+    )
+    (note,) = [found for found in report["findings"] if found["code"] == "master-not-set"]
+    assert note["message"].startswith("MASTER_ADDR not set, nd0 by SLURM_")
+    assert len(run.done[0].stdout.split("nccl-doctor: PASS: 4 ranks on 2 hosts")) == 2, str(run)
+    assert cluster.rest() == []
+
+
+def a_flag_against_srun(cluster: Slurm) -> None:
+    run = cluster.doctor(["-N2", "--ntasks-per-node=1"], "--nnodes", "3")
+    assert run.codes == [2], str(run)
+    assert "--nnodes 3: srun says 2 (SLURM_" in run.done[0].stderr
+
+
+def the_batch_script(cluster: Slurm) -> None:
+    """As on the page, but for the GPUs, and as many tasks as the lab has CPUs for."""
+    (script,) = [text for text in SCRIPTS if "#SBATCH" in text]
+    script = script.replace("#SBATCH --gpus-per-node=8\n", "").replace("node=8", "node=2")
+    folder = cluster.lab.new_folder()
+    (folder / "job.sh").write_text(script)
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "nccl-doctor.toml").write_text(
+        'backend = "gloo"\nlevel = "quick"\nselect = ["launch_record", "ranks", "slurm_allocation"]'
+    )
+    done = cluster.client("sbatch", "--wait", "job.sh", folder=folder, timeout_s=60.0)
+    (output,) = folder.glob("slurm-*.out")
+    text = output.read_text()
+    assert done.poll() == 0, text
+    assert text.index("nccl-doctor: PASS") < text.index("SLURM_PROCID 3")
+    assert text.count("MASTER_ADDR nd0") == 4
+    assert (folder / "report.json").exists()
+    (folder / "nccl-doctor.toml").write_text('backend = "gloo"\nselect = ["no_such_check"]')
+    output.unlink()
+    done = cluster.client("sbatch", "--wait", "job.sh", folder=folder, timeout_s=60.0)
+    (output,) = folder.glob("slurm-*.out")
+    assert done.poll() == 2, output.read_text()
+    assert "SLURM_PROCID" not in output.read_text(), "the job does not start"
+
+
+def the_health_check(cluster: Slurm, folder: Path) -> None:
+    """As slurmd runs it, on a host where a stand-in for NVIDIA's library has lost a GPU."""
+    library = build(folder)
+    (script,) = [text for text in SCRIPTS if "nccl-doctor-health.sh" in text]
+    assert "PATH=/opt/nccl-doctor/bin:" in script
+    file = folder / "health.sh"
+    file.write_text(script.replace("/opt/nccl-doctor/bin:", f"{PYTHON}:"))
+    env = {**cluster.env, "LD_LIBRARY_PATH": str(folder), "PATH": "/usr/bin:/bin"}
+    assert library.parent == folder
+    machine = h100s()
+    env["NVML_STAND_IN"] = str(write(machine, folder / "healthy"))
+    host = cluster.lab["nd1"]
+    process = host.run(["/bin/sh", str(file)], env)
+    assert process.wait(60.0) == 0
+    assert (process.stdout, process.stderr) == ("", "")
+    assert "DRAIN" not in cluster.state_of("nd1")
+    machine["6"]["nvmlDeviceGetTemperature.0"] = "!15"
+    env["NVML_STAND_IN"] = str(write(machine, folder / "lost"))
+    process = host.run(["/bin/sh", str(file)], env)
+    assert process.wait(60.0) == 0
+    state = cluster.state_of("nd1")
+    assert "State=IDLE+DRAIN" in state, f"{process.stderr}\n{state}"
+    assert f"Reason=nccl-doctor: gpu-lost: {uuid(6)}: the driver says" in state
+    assert "DRAIN" not in cluster.state_of("nd0")
