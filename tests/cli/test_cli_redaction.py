@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import socket
 import stat
 import tarfile
 from pathlib import Path
@@ -247,3 +248,20 @@ def test_a_bundle_can_be_read_on_any_machine(saved):
     report = io.BytesIO(files_of(Path("saved.bundle.tar.gz"))["report.json"])
     Path("theirs.json").write_bytes(report.getvalue())
     assert invoke("report", "show", "theirs.json").exit_code == 0
+
+
+def test_a_run_is_redacted_as_it_is_written(tmp_path):
+    done = program(
+        *("run", "--nproc-per-node", "1", "--backend", "gloo", "--select", "own_address"),
+        *("--redact", "--json", "r.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done
+    report = json.loads((tmp_path / "r.json").read_text())
+    names = names_in(tmp_path / "r.json.map.json")
+    host = report["hosts"][0]["host"]
+    assert report["redacted"] is True
+    assert names["host"][host.partition(".")[0]] == socket.gethostname().partition(".")[0]
+    assert report["ranks"][0]["host"] == host
+    facts = report["hosts"][0]["facts"]["own_address"]["alone"]["facts"]
+    assert facts["address"] in {*names.get("ipv4", ()), *names.get("ipv6", ()), "127.0.0.1"}
