@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from nccl_doctor.model import Severity
 from nccl_doctor.record import Report
@@ -63,7 +63,7 @@ LEGEND = "from row to column: ✗ fails, ! slow or at risk, ✓ good, ? not know
 """What the marks say."""
 
 
-def _mark(network: Network, pair: Pair, codes: dict[str, Severity]) -> str:
+def _mark(network: Network, pair: Pair, codes: Mapping[str, Severity]) -> str:
     if pair[0] == pair[1]:
         return "·"
     link = network.at(pair)

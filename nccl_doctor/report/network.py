@@ -116,7 +116,7 @@ class Network:
         every = [getattr(link, name) for link in self.links.values()]
         for values in (good, every):
             if known := [value for value in values if value is not None]:
-                return statistics.median(known)
+                return float(statistics.median(known))
         return None
 
 

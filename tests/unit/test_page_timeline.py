@@ -94,7 +94,7 @@ def test_a_hang_says_who_had_not_come():
     lane = lanes(outcomes)["collectives"]
     assert "open" in lane.attributes
     assert remarks(outcomes) == [
-        "In all_reduce of group world: ranks 0–2; not known to have come there: rank 3."
+        "ranks 0–2 waited in all_reduce of group world; not known to have come there: rank 3."
     ]
     stuck = [each for each in lane.under if each.has("p-stuck")]
     assert len(stuck) == 4

@@ -108,6 +108,7 @@ def _card(places: Places, group: Sequence[Finding]) -> Html:
     why = element("p", element("b", "why "), kind.why) if kind.why else None
     fixes = dict.fromkeys(finding.fix or kind.fix for finding in group[:_MOST])
     fix = [element("pre", element("code", each), class_="fix") for each in fixes if each]
+    fix = [element("p", element("b", "fix")), *fix] if fix else []
     return element("article", title, *parts, why, *fix, class_=level)
 
 

@@ -133,7 +133,9 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 def _every(report: Report) -> Iterator[Seen]:
     names = host_names(report)
-    places = [(names[host.get("id")], None, host) for host in report.hosts]
+    places: list[tuple[str, int | None, Mapping[str, Any]]] = [
+        (names[host.get("id")], None, host) for host in report.hosts
+    ]
     for rank in report.ranks:
         label = rank.get("rank")
         name = names.get(rank.get("host_id")) or str(rank.get("host"))

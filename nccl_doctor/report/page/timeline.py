@@ -220,7 +220,7 @@ def _hung(
             yield f"All of them were in {_say(key)}: nobody is seen to be behind."
         elif behind:
             waiting, others = (who([members[i] for i in some]) for some in (here, behind))
-            yield f"In {_say(key)}: {waiting}; not known to have come there: {others}."
+            yield f"{waiting} waited in {_say(key)}; not known to have come there: {others}."
 
 
 def _lost_time(members: Sequence[Seen], inside: Sequence[dict[Key, float]]) -> Iterator[str]:
