@@ -148,6 +148,13 @@ MADE = {
     "GPU-8f453264-8570-45ac-ae5e-228675ddc858": r"GPU-(?!8f45)[0-9a-f]{8}(-[0-9a-f]{4}){3}-\w{12}",
     "enx0c42a1000011": r"enx02[0-9a-f]{10}",
     "Serial Number : 1322421": r"Serial Number : serial-[0-9a-f]{8}",
+    "    Serial Number                         : 1322421": r" {4}Serial Number +: serial-\w{8}",
+    "Device Serial Number 15-4d-54-ff-ff-00-00-01": r"Device Serial Number 0e(-[0-9a-f]{2}){7}",
+    "[SN] Serial number: MT2039X1": r"\[SN\] Serial number: serial-\w{8}",
+    "node_guid:\t\t0c42:a103:003b:2c5a": r"node_guid:\t\t0e[0-9a-f]{2}(:[0-9a-f]{4}){3}",
+    "Node GUID: 0x0c42a103003b2c5a": r"Node GUID: 0x0e[0-9a-f]{14}",
+    "GID[0]: fe80:0000:0000:0000:0e42:a1ff:fe03:3b2c": r"GID\[0\]: fe80(:0000){3}(:[0-9a-f]{4}){4}",
+    "default via 10.0.0.1 dev eth0 src 10.0.0.5": rf"default via {V4} dev eth0 src {V4}",
     "/home/bob/proj/train.py:12": rf"/home/{U}/{P}/{P}\.py:12",
     'File "/home/sam/my dir/x.py", line 3': rf'File "/home/{U}/{P}/x\.py", line 3'.replace(
         r"/x\.py", rf"/{P}\.py"
