@@ -18,6 +18,10 @@ from nccl_doctor.pseudonyms.words import (
 
 _HOST = re.compile(r"(?=.{1,253}\.?$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?)+", re.I)
 _EC2 = re.compile(r"ip-\d{1,3}(?:-\d{1,3}){3}|ip-(?:[0-9a-f]{1,4}-){2,7}[0-9a-f]{1,4}", re.I)
+_VARIABLE = re.compile(
+    r"(?:SLURM|OMPI|PMIX?|PET|MASTER|TORCHELASTIC|MPI|MV2|NCCL|LOCAL|WORLD|GROUP|NODE|KUBERNETES)_"
+)
+"""A launch says of each field which variable it is from."""
 _USER = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 _PIECES = re.compile(r"([-_.])")
 _MOST_PIECES = 12
@@ -30,6 +34,7 @@ def is_host_name(text: str) -> bool:
     return (
         bool(_HOST.fullmatch(bare))
         and any(c.isalpha() for c in bare)
+        and not _VARIABLE.match(bare)
         and bare.lower() not in LOCAL_NAMES
     )
 

@@ -154,7 +154,7 @@ class _Writer:
             name = str(name)
             if own and (name in _SAME or (key == "checks" and name == "name")):
                 made[name] = item
-            elif own and key == "hosts" and name == "key":
+            elif own and key == "hosts" and name == "key" and item:
                 made[name] = self._text.addresses.uuid(str(item))
             else:
                 made[self._key(name, name in hosts)] = self._any(_behind(key, name), item)
