@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.report.formats.html import render
 from nccl_doctor.report.page.markup import Html, element
+from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.pages import (
     EMPTY,
@@ -26,6 +27,7 @@ from tests.pages import (
     page_of,
     report_of,
 )
+from tests.reports import RUN, made_check, through_json
 
 
 @pytest.fixture(scope="module")
@@ -183,5 +185,11 @@ def test_an_element_escapes_all_but_html():
     )
 
 
-def test_a_page_is_the_same_every_time():
+def test_a_page_is_the_same_every_time_and_after_a_trip_through_a_file():
+    facts = {"b": {"z": 1, "a": list(range(40))}, "a": {"y": "long" * 30, "x": None}}
+    finding = Finding(PORT, "m", Where(hosts=("nd1",)), {"z": 1, "a": facts})
+    cluster = make_cluster(check="shm", by_host=dict.fromkeys(("nd0", "nd1"), facts))
+    checks = [made_check("shm", finds=[finding])]
+    report = conclude(cluster, checks, run=RUN)
+    assert render(report) == render(report) == render(through_json(report))
     assert render(broken()) == render(broken())

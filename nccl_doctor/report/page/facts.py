@@ -12,7 +12,7 @@ from nccl_doctor.cluster import ALONE
 from nccl_doctor.model import CheckResult
 from nccl_doctor.record import Report
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
-from nccl_doctor.report.page.outcomes import Seen, host_names, mapping, outcomes_of, who
+from nccl_doctor.report.page.outcomes import Seen, host_names, in_order, mapping, outcomes_of, who
 from nccl_doctor.report.tables import cell_text, is_table
 
 _MOST_DIFFERENT = 64
@@ -93,12 +93,12 @@ def _outcome(same: Sequence[Seen]) -> Html:
     told = [(key, record[key]) for key in _TEXTS if record.get(key) not in (None, "")]
     parts.append(_rows(told) if told else None)
     facts = mapping(record.get("facts"))
-    parts.append(_rows(facts.items()) if facts else None)
+    parts.append(_rows(in_order(facts)) if facts else None)
     parts += [
         fold(key, element("pre", _text(record[key]))) for key in _LONG_TEXTS if record.get(key)
     ]
     if witness := mapping(record.get("witness")):
-        parts.append(fold("what it said of itself", _rows(witness.items())))
+        parts.append(fold("what it said of itself", _rows(in_order(witness))))
     steps = [(f"{step.at_s:.3f} s", step.name, step.group or "–") for step in same[0].steps]
     if steps:
         first = same[0].label if len(same) > 1 else ""
@@ -126,13 +126,14 @@ def _launch(report: Report) -> Iterator[Html]:
                 Seen("", "", names.get(rank.get("host_id"), ""), _number(rank.get("rank")), {})
                 for rank in ranks
             ]
-            items = mapping(ranks[0].get(key)).items()
+            items = in_order(mapping(ranks[0].get(key)))
             shared_items = [item for item in items if not _OF_RANK.search(item[0])]
             parts.append(fold(who(places), _rows(items if len(ranks) == 1 else shared_items)))
         if len(alike) > _MOST_DIFFERENT:
             parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} different ones more"))
         if parts:
-            yield fold(f"{title} ({len(alike)} different)", *parts)
+            differing = f" ({len(alike)} different)" if len(alike) > 1 else ""
+            yield fold(f"{title}{differing}", *parts)
 
 
 def _number(value: Any) -> int:
@@ -164,7 +165,7 @@ def value_of(value: Any, depth: int = 0) -> Html:
             return element("code", short)
         if depth >= _DEPTH:
             return element("code", _text(value))
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        items = in_order(value) if isinstance(value, Mapping) else enumerate(value)
         thing = "entries" if isinstance(value, Mapping) else "items"
         return fold(f"{len(value)} {thing}", _rows(items, depth + 1))
     text = _text(value)

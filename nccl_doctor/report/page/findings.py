@@ -10,7 +10,7 @@ from nccl_doctor.model import Finding, Severity, Status
 from nccl_doctor.record import Report
 from nccl_doctor.report.page.facts import value_of
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
-from nccl_doctor.report.page.outcomes import number
+from nccl_doctor.report.page.outcomes import in_order, number
 from nccl_doctor.report.places import Places, by_kind
 
 _MOST = 64
@@ -129,7 +129,7 @@ def _evidence(finding: Finding) -> Html | None:
         return None
     items = [
         together(element("dt", name), element("dd", value_of(value)))
-        for name, value in finding.evidence.items()
+        for name, value in in_order(finding.evidence)
     ]
     return fold("evidence", element("dl", *items))
 

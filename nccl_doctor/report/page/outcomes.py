@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from nccl_doctor.model import number_range
 from nccl_doctor.record import Report
+
+T = TypeVar("T")
 
 MOST_BREADCRUMBS = 40
 """Of more steps the first ones are lost (`probe.MAX_BREADCRUMBS`)."""
@@ -91,11 +93,11 @@ class Seen:
 
 
 def outcomes_of(report: Report) -> dict[str, dict[str, list[Seen]]]:
-    """Check → round → outcomes, in the order of the report's checks, hosts and ranks."""
+    """Check → round → outcomes: checks, hosts and ranks as in the report, rounds by name."""
     found: dict[str, dict[str, list[Seen]]] = {check.name: {} for check in report.checks}
     for seen in _every(report):
         found.setdefault(seen.check, {}).setdefault(seen.round, []).append(seen)
-    return {check: rounds for check, rounds in found.items() if rounds}
+    return {check: dict(in_order(rounds)) for check, rounds in found.items() if rounds}
 
 
 def host_names(report: Report) -> dict[Any, str]:
@@ -129,6 +131,11 @@ def number(value: Any) -> float:
 def mapping(value: Any) -> Mapping[str, Any]:
     """What is no mapping becomes an empty one."""
     return value if isinstance(value, Mapping) else {}
+
+
+def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
+    """By name, as in a saved report: a page must not change by a trip through a file."""
+    return sorted(values.items(), key=lambda item: str(item[0]))
 
 
 def _every(report: Report) -> Iterator[Seen]:
