@@ -15,7 +15,7 @@ import pytest
 
 from tests.lab import slurm
 from tests.lab.lab import Lab
-from tests.lab.reading import check_healthy
+from tests.lab.reading import check_cause, check_healthy
 from tests.lab.slurm import Slurm
 from tests.nvml.stand_in import build, h100s, uuid, write
 
@@ -44,6 +44,7 @@ def test_slurm(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     cluster = Slurm(make_lab("nd0", "nd1"))
     srun_without_any_flag(cluster)
     a_flag_against_srun(cluster)
+    a_fault_on_one_host(cluster)
     the_batch_script(cluster)
     if shutil.which("cc") and importlib.util.find_spec("pynvml"):
         the_health_check(cluster, tmp_path)
@@ -77,6 +78,15 @@ def a_flag_against_srun(cluster: Slurm) -> None:
     run = cluster.doctor(["-N2", "--ntasks-per-node=1"], "--nnodes", "3")
     assert run.codes == [2], str(run)
     assert "--nnodes 3: srun says 2 (SLURM_" in run.done[0].stderr
+
+
+def a_fault_on_one_host(cluster: Slurm) -> None:
+    nd1 = cluster.lab["nd1"]
+    nd1.set_hosts(cluster.lab.names_text(nd1=""))
+    run = cluster.doctor(["-N2", "--ntasks-per-node=1"], "--level=quick", "--select=own_name,ranks")
+    check_cause(run, run.report, "addr-unresolvable", hosts=["nd1"])
+    assert run.codes == [1], "all tasks leave with the verdict, and srun with theirs"
+    cluster.lab.restore_names()
 
 
 def the_batch_script(cluster: Slurm) -> None:
