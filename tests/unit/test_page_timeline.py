@@ -156,6 +156,20 @@ def test_good_groups_are_one_line_and_bad_ones_have_their_own():
     assert rows[0][-1] == "rank 5: hung in all_reduce"
 
 
+def test_what_could_not_be_tried_is_not_bad():
+    blocked = Outcome(OutcomeStatus.UNTESTED, reason="blocked by port-shut", group=0)
+    outcomes = {0: blocked, 1: blocked, 2: replace(ok("all_reduce"), group=2)}
+    cluster = with_round(make_cluster(), {**outcomes, 3: outcomes[2]}, "pairs")
+    found = page_of(report_of(cluster, check="collectives"))
+    section = found.section("groups")
+    assert section is not None
+    assert "2 groups, none of them bad" in section.text
+    rows = [[c.text for c in e.under if c.tag == "td"] for e in section.under if e.tag == "tr"]
+    assert [row[3] for row in rows if row] == ["good", "not tested"]
+    assert not any(each.has("bad") or each.has("p-stuck") for each in found.all("details")[0].under)
+    assert not found.all("span", "bad")
+
+
 def test_a_fact_that_all_have_is_shown_once():
     hosts = ("nd0", "nd1", "nd2")
     facts = {"limit": 1024, "nested": {"deep": [{"a": [1, 2, 3, 4, 5, 6, 7, 8, 9]}]}}

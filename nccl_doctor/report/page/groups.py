@@ -25,7 +25,7 @@ def section(report: Report) -> Html | None:
         if not groups:
             continue
         rows = [row for name, each in groups.items() for row in _rows(name, each)]
-        bad = sum(not _is_good(group) for each in groups.values() for group in each)
+        bad = sum(_result(group) == "bad" for each in groups.values() for group in each)
         count = sum(map(len, groups.values()))
         told = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
             f"{bad} of them bad" if bad else "none of them bad"
@@ -46,20 +46,18 @@ def groups_of(check: str, seen: Sequence[Seen]) -> list[list[Seen]]:
 
 
 def _rows(name: str, groups: Sequence[Group]) -> list[tuple[str, ...]]:
-    """Bad groups one by one; good ones of one size together, where there are several."""
-    bad = [_row(name, group) for group in groups if not _is_good(group)]
-    by_size: dict[int, list[Group]] = {}
+    """Bad groups one by one; others of one result and size together."""
+    shown = [_row(name, group) for group in groups if _result(group) == "bad"]
+    alike: dict[tuple[str, int], list[Group]] = {}
     for group in groups:
-        if _is_good(group):
-            by_size.setdefault(len(group), []).append(group)
-    good = []
-    for size, alike in sorted(by_size.items()):
-        members = [each for group in alike for each in group]
-        row = list(_row(name, members))
-        if len(alike) > 1:
-            row[1] = f"{len(alike)} groups of {size}: {row[1]}"
-        good.append(tuple(row))
-    return [*bad, *good]
+        if (result := _result(group)) != "bad":
+            alike.setdefault((result, len(group)), []).append(group)
+    for (_, size), same in sorted(alike.items()):
+        row = list(_row(name, [each for group in same for each in group]))
+        if len(same) > 1:
+            row[1] = f"{len(same)} groups of {size}: {row[1]}"
+        shown.append(tuple(row))
+    return shown
 
 
 def _row(name: str, group: Group) -> tuple[str, ...]:
@@ -73,12 +71,14 @@ def _row(name: str, group: Group) -> tuple[str, ...]:
         name,
         who(list(group)),
         ", ".join(some(hosts)),
-        "good" if _is_good(group) else "bad",
+        _result(group),
         f"{max(seen.took_s for seen in group):.2f} s",
         ", ".join(some([each for each in inner if each != name])) or "–",
         "; ".join(some([f"{who(seen)}: {words}" for words, seen in endings.items()])) or "–",
     )
 
 
-def _is_good(group: Group) -> bool:
-    return all(seen.is_good for seen in group)
+def _result(group: Group) -> str:
+    if any(seen.is_bad for seen in group):
+        return "bad"
+    return "good" if all(seen.is_good for seen in group) else "not tested"

@@ -56,6 +56,11 @@ class Seen:
         return self.status in ("ok", "skipped")
 
     @property
+    def is_bad(self) -> bool:
+        """Went wrong. What could not be tried is neither good nor bad."""
+        return self.status in ("raised", "hung", "died", "silent")
+
+    @property
     def group(self) -> int | None:
         """The lowest seat of its group; None where it observed alone."""
         group = self.record.get("group")

@@ -54,7 +54,7 @@ class Row:
     label: str
     phases: tuple[Phase, ...]
     ending: str
-    is_good: bool = True
+    is_bad: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Lane:
         return max((p.end_s for row in self.rows for p in row.phases), default=0.0)
 
     @property
-    def is_good(self) -> bool:
-        """Whether everybody finished."""
-        return all(row.is_good for row in self.rows)
+    def is_bad(self) -> bool:
+        """Whether anything went wrong."""
+        return any(row.is_bad for row in self.rows)
 
 
 def section(report: Report) -> Html | None:
@@ -122,7 +122,7 @@ def lanes_of(report: Report) -> list[Lane]:
         for name, seen in rounds.items()
         if any(each.group is not None and each.steps for each in seen)
     ]
-    return [*_roll_call(report), *sorted(rounds, key=lambda lane: lane.is_good)]
+    return [*_roll_call(report), *sorted(rounds, key=lambda lane: not lane.is_bad)]
 
 
 def _roll_call(report: Report) -> Iterator[Lane]:
@@ -139,7 +139,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
         if not rank.get("reported"):
             patience = max(last, number(report.run.get("join_timeout_s")))
             gone = Phase("never signed in", 0.0, patience, "stuck")
-            rows.append(Row(label, (gone,), "never signed in", False))
+            rows.append(Row(label, (gone,), "never signed in", True))
             continue
         if at >= last:
             slowest.append(label)
@@ -150,7 +150,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
     if last - first >= _WAITED_S:
         named = ", ".join(slowest[:3])
         remarks.append(f"The others waited up to {last - first:.1f} s for {named} to sign in.")
-    if gone_ranks := [row.label for row in rows if not row.is_good]:
+    if gone_ranks := [row.label for row in rows if row.is_bad]:
         more = f" and {len(gone_ranks) - 6} more" if len(gone_ranks) > 6 else ""
         remarks.append(f"Never signed in: {', '.join(gone_ranks[:6])}{more}.")
     yield Lane("Signing in", tuple(rows), tuple(remarks))
@@ -158,7 +158,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
 
 def _round(check: str, name: str, seen: Sequence[Seen]) -> Lane:
     rows = tuple(
-        Row(each.label, _phases(each), f"{each.in_words()}, {each.took_s:.2f} s", each.is_good)
+        Row(each.label, _phases(each), f"{each.in_words()}, {each.took_s:.2f} s", each.is_bad)
         for each in seen
     )
     groups: dict[int | None, list[Seen]] = {}
@@ -171,7 +171,7 @@ def _round(check: str, name: str, seen: Sequence[Seen]) -> Lane:
 def _phases(seen: Seen) -> tuple[Phase, ...]:
     steps = seen.steps
     if not steps:
-        return (Phase(seen.in_words(), 0.0, seen.took_s, "work" if seen.is_good else "stuck"),)
+        return (Phase(seen.in_words(), 0.0, seen.took_s, "stuck" if seen.is_bad else "work"),)
     phases = [Phase("starting", 0.0, steps[0].at_s, "work")] if steps[0].at_s else []
     for i, step in enumerate(steps):
         is_last = i + 1 == len(steps)
@@ -183,7 +183,7 @@ def _phases(seen: Seen) -> tuple[Phase, ...]:
                 f"{step.name}{of_group}",
                 step.at_s,
                 max(step.at_s, end),
-                "stuck" if is_last and not seen.is_good else kind,
+                "stuck" if is_last and seen.is_bad else kind,
             )
         )
     return tuple(phases)
@@ -263,7 +263,7 @@ def _worth_a_row(lane: Lane, most: int) -> list[Row]:
 
     def badness(i: int) -> tuple[bool, float]:
         row = lane.rows[i]
-        return row.is_good, -max((phase.end_s for phase in row.phases), default=0.0)
+        return not row.is_bad, -max((phase.end_s for phase in row.phases), default=0.0)
 
     worst = sorted(range(len(lane.rows)), key=badness)
     return [lane.rows[i] for i in sorted(worst[:most])]
@@ -276,7 +276,7 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
             "div",
             element("span", row.label, class_="who"),
             _bar(row, span),
-            element("span", row.ending, class_="end" if row.is_good else "end bad"),
+            element("span", row.ending, class_="end bad" if row.is_bad else "end"),
             class_="row",
         )
         for row in rows
@@ -284,11 +284,11 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
     more = len(lane.rows) - len(rows)
     if more:
         lines.append(element("p", f"and {more} more, none of them worse"))
-    bad = sum(not row.is_good for row in lane.rows)
+    bad = sum(row.is_bad for row in lane.rows)
     told = f"{lane.title}: {len(lane.rows)} participants, {span:.2f} s"
     told += f", {bad} ended badly" if bad else ""
     remarks = [element("p", words, class_="remark") for words in lane.remarks]
-    return fold(told, *remarks, *lines, is_open=not lane.is_good, class_="lane")
+    return fold(told, *remarks, *lines, is_open=lane.is_bad, class_="lane")
 
 
 def _bar(row: Row, span: float) -> Html:
