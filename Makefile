@@ -31,8 +31,8 @@ test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/browser tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli --ignore tests/cli/test_cli_quick.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/browser tests/cli/test_cli_quick.py tests/lab/test_lab_links.py
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 3 tests/lab tests/ranks tests/gpu --ignore tests/lab/test_lab_links.py
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)

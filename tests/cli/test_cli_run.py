@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 from tests.cli.program import program
@@ -85,16 +84,7 @@ def test_env_prints_the_facts_of_this_host(tmp_path: Path):
     assert f"host {host['host']}" not in program("env", "-q", cwd=tmp_path).stdout
 
 
-def test_env_where_nothing_was_launched_is_quick_and_content(tmp_path: Path):
-    took = []
-    for _ in range(3):  # what it does, not what else the machine does
-        started = time.monotonic()
-        done = program("env", cwd=tmp_path)
-        took.append(time.monotonic() - started)
-        assert done.returncode in (0, 1), done  # this host may have a fault, but is examined
-        if took[-1] < 5:
-            break
-    assert min(took) < 5
+def test_env_where_nothing_was_launched_is_content(tmp_path: Path):
     done = program("env", "--select", "master_addr,port,software", cwd=tmp_path)
     assert done.returncode == 0, done
     assert "no other host was met" in done.stdout.splitlines()[0]
