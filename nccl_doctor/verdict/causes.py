@@ -150,7 +150,7 @@ def _explains(
     symptom = is_of_a_group(finding.kind.layer)
     if cause.kind.delays and finding.kind.by_deadline:
         reach = ground.meets if symptom else ground.covers
-        return finding.confidence is not Confidence.CERTAIN and reach(cause_place, place)
+        return _is_open(finding) and reach(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:
         return False
     if cause.kind.later or finding.kind.later:
@@ -172,6 +172,13 @@ def _explains(
         and bool(cause_place)
         and ground.meets(cause_place, place)
     )
+
+
+def _is_open(finding: Finding) -> bool:
+    """Whether it is not known what missed the deadline; of a link, only that it was there."""
+    where = finding.where
+    just_a_link = bool(where.links) and not (where.hosts or where.ranks)
+    return finding.confidence is not Confidence.CERTAIN or just_a_link
 
 
 class _Causes:

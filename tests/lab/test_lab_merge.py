@@ -137,6 +137,7 @@ def test_rank_0_has_another_master_port_than_all(make_lab: Callable[..., Lab]) -
     check_merged(run, "master-port-differs", hosts=["nd0"])
 
 
+@pytest.mark.wide
 def test_two_hosts_are_sick_in_their_own_ways(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     lab["nd1"].set_hosts(lab.names_text(nd0=""))
@@ -156,6 +157,7 @@ def test_both_sides_are_sick(lab: Lab) -> None:
     assert roots == {"port-blocked": ["nd0"], "master-port-differs": ["nd1"]}, str(run)
 
 
+@pytest.mark.wide
 def test_without_the_coordinators_report_only_what_is_known(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     lab["nd1"].set_hosts(lab.names_text(nd0=""))

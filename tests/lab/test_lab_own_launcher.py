@@ -31,6 +31,7 @@ def ranks_of(run: Run) -> list[tuple[int, str]]:
     return [(rank["rank"], rank["host"]) for rank in run.report["ranks"]]
 
 
+@pytest.mark.wide
 def test_uneven_hosts_pass(lab: Lab) -> None:
     run = lab.own_doctor(per_host={"nd1": ["--nproc-per-node", "1"]})
     check_healthy(run, ranks=3)
@@ -38,6 +39,7 @@ def test_uneven_hosts_pass(lab: Lab) -> None:
     assert run.codes == [0, 0]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("host", ["nd0", "nd1"])
 def test_a_late_host_is_waited_for(lab: Lab, host: str) -> None:
     run = lab.own_doctor("--join-timeout", "12", late_s={host: 4.0})
@@ -81,6 +83,7 @@ def test_nnodes_differs_on_node_0(make_lab: Callable[..., Lab]) -> None:
     check_cause(run, run.report, "nnodes-differs", hosts=["nd0"])
 
 
+@pytest.mark.wide
 def test_rdzv_ids_differ(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(
@@ -102,6 +105,7 @@ def test_absent_host(lab: Lab) -> None:
     check_cause(run, run.report, "host-absent", nodes=[1], ranks=[2, 3])
 
 
+@pytest.mark.wide
 def test_master_addr_is_another_host(lab: Lab) -> None:
     elsewhere = {name: ["--master-addr", "nd1"] for name in lab.names}
     run = lab.own_doctor(per_host=elsewhere)
@@ -144,6 +148,7 @@ def test_a_shared_folder_lets_a_lost_host_be_heard(lab: Lab) -> None:
     assert sorted(path.name for path in views.iterdir()) == ["node0.json", "node1.json"]
 
 
+@pytest.mark.wide
 def test_a_shared_folder_tells_that_ports_differ(lab: Lab) -> None:
     views = lab.folder / "views"
     views.mkdir()

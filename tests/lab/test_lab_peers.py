@@ -15,6 +15,7 @@ from tests.lab.lab import Lab
 from tests.lab.reading import PEERS_S, check_cause, check_clean
 
 
+@pytest.mark.wide
 def test_ephemeral_ports_are_dropped_by_firewalls_of_both_hosts(lab: Lab) -> None:
     for host in lab.hosts:
         faults.drop_ephemeral(host)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.lab.lab import Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean
 
 
+@pytest.mark.wide
 def test_a_host_is_absent(lab: Lab) -> None:
     run = lab.plain_doctor(nproc=2, hosts=["nd0"])
     check_clean(run, SIGN_IN_S)
@@ -15,6 +18,7 @@ def test_a_host_is_absent(lab: Lab) -> None:
     assert run.codes == [1, 1], str(run)
 
 
+@pytest.mark.wide
 def test_two_hosts_claim_one_node_rank(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.plain_doctor(per_host={"nd2": {"RANK": "1", "NODE_RANK": "1"}})

@@ -65,6 +65,7 @@ def test_a_small_shared_memory(lab: Lab) -> None:
     assert found["message"].startswith("1.0 MiB free of 1.0 MiB")
 
 
+@pytest.mark.wide
 def test_a_shared_memory_that_nobody_can_write_to(lab: Lab) -> None:
     lab["nd1"].call("mount", "-o", "remount,ro", "/dev/shm")
     found = check_risk(lab.own_doctor(*PATIENT), "shm-too-small", ["nd1"])
@@ -122,6 +123,7 @@ def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) ->
     assert found["confidence"] == "certain"
 
 
+@pytest.mark.wide
 def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab], shift: Shift) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd0": shift(-42)})
@@ -129,6 +131,7 @@ def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab], shift: Shift)
     assert "s behind the others" in found["message"]
 
 
+@pytest.mark.wide
 def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab, shift: Shift) -> None:
     run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": shift(42)})
     found = check_risk(run, "clock-skew", ["nd0", "nd1"])

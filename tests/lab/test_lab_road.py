@@ -87,8 +87,8 @@ def test_master_port_is_taken(lab: Lab) -> None:
     ("how", "code"),
     [
         ("drop", "port-blocked"),
-        ("icmp type admin-prohibited", "port-blocked"),
-        ("tcp reset", "port-refused"),
+        pytest.param("icmp type admin-prohibited", "port-blocked", marks=pytest.mark.wide),
+        pytest.param("tcp reset", "port-refused", marks=pytest.mark.wide),
     ],
 )
 def test_master_port_is_behind_a_firewall(lab: Lab, how: str, code: str) -> None:

@@ -58,9 +58,9 @@ def test_healthy_ranks_pass_in_every_variant(tmp_path: Path) -> None:
     ("fault", "rank", "code"),
     [
         ("freezes_in_the_second_group", 2, "rank-frozen"),
-        ("swaps_new_groups", 0, "group-init-hang"),
+        pytest.param("swaps_new_groups", 0, "group-init-hang", marks=pytest.mark.wide),
         ("swaps_new_groups", 1, "group-init-hang"),
-        ("skips_a_new_group", 2, "group-init-hang"),
+        pytest.param("skips_a_new_group", 2, "group-init-hang", marks=pytest.mark.wide),
         ("skips_a_new_group", 3, "group-init-hang"),
         ("reduces_another_size", 1, "collective-failed"),
         ("wrong_result", 3, "collective-wrong-result"),

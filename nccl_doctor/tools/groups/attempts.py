@@ -17,6 +17,20 @@ NEW_GROUP = "new_group"
 FORMING = (CONNECT, ENTRY, NEW_GROUP, MADE)
 """Steps before a group is there: one that is stuck in them never formed."""
 
+_VICTIM_WORDS = (
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "remote process",
+    "ncclremoteerror",
+    "ncclsystemerror",
+)
+
+
+def is_victim(outcome: Outcome) -> bool:
+    """Whether its error says no more than that it lost another one."""
+    return any(word in outcome.reason.lower() for word in _VICTIM_WORDS)
+
 
 def has_entered(outcome: Outcome) -> bool:
     """Whether a rank came as far as forming its group. Of many breadcrumbs the first are lost."""
@@ -64,6 +78,14 @@ class Attempt:
         return self._ended(OutcomeStatus.RAISED)
 
     @property
+    def has_failed_itself(self) -> bool:
+        """Some member raised, and not because it lost another one.
+
+        One that is killed at its deadline lets others raise a moment before their own.
+        """
+        return any(not is_victim(m.outcome) for m in self.raised)
+
+    @property
     def stopped(self) -> list[Evidence]:
         """Stopped by a signal, or waiting in the kernel where no signal reaches it."""
         return [m for m in self.stuck if m.outcome.state in ("T", "t", "D")]
@@ -102,13 +124,14 @@ class Attempt:
     @property
     def is_unexplained(self) -> bool:
         """It hangs, and no member is to blame more than the others."""
-        stuck = bool(self.stuck) and not self.raised
+        stuck = bool(self.stuck) and not self.has_failed_itself
         return stuck and not self.has_culprit and not self.is_mixed_up
 
     @property
     def is_failed(self) -> bool:
         """Members raised, and not because another one died."""
-        return bool(self.raised) and not self.has_culprit and not self.is_mixed_up
+        failed = self.has_failed_itself or (bool(self.raised) and not self.stuck)
+        return failed and not self.has_culprit and not self.is_mixed_up
 
 
 def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Evidence, Outcome
+from nccl_doctor.cluster import Evidence
 from nccl_doctor.model import Confidence, Finding, Round, Severity, Where
-from nccl_doctor.tools.groups.attempts import FORMING, Attempt
+from nccl_doctor.tools.groups.attempts import FORMING, Attempt, is_victim
 from nccl_doctor.tools.groups.doing import error_of, error_text, step_of, what_they_did
 from nccl_doctor.tools.groups.errors import meaning_of
 from nccl_doctor.tools.groups.kinds import (
@@ -26,15 +26,6 @@ AGAIN = "-again"
 """End of the name of a round in which a hang of another round is tried once more."""
 COMPARED = "-compared"
 """The same, where torch compares what each rank is about to run before it runs it."""
-
-_VICTIM_WORDS = (
-    "connection closed",
-    "connection reset",
-    "broken pipe",
-    "remote process",
-    "ncclremoteerror",
-    "ncclsystemerror",
-)
 
 
 def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]:
@@ -190,7 +181,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
 
 def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
     """A group that fails or hangs while no member is to blame more than the others."""
-    if attempt.raised:
+    if attempt.is_failed:
         own = [m for m in attempt.raised if not is_victim(m.outcome)] or attempt.raised
         few = len(own) < len(attempt.members)
         meaning = meaning_of(error_text(own[0].outcome))
@@ -242,8 +233,3 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
         {"round": attempt.name, "seen_by": sorted(m.rank.rank or 0 for m in seers)},
         confidence=Confidence.LIKELY if givers or few else Confidence.POSSIBLE,
     )
-
-
-def is_victim(outcome: Outcome) -> bool:
-    """Whether its error says no more than that it lost another one."""
-    return any(word in outcome.reason.lower() for word in _VICTIM_WORDS)

@@ -7,8 +7,8 @@ from typing import Any
 
 from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model import Confidence, Finding, Kind, Round, Severity, Where, number_range
-from nccl_doctor.tools.groups.attempts import FORMING, Attempt
-from nccl_doctor.tools.groups.culprits import AGAIN, is_victim, place_of_all
+from nccl_doctor.tools.groups.attempts import FORMING, Attempt, is_victim
+from nccl_doctor.tools.groups.culprits import AGAIN, place_of_all
 from nccl_doctor.tools.groups.doing import error_of, step_of, what_they_did
 from nccl_doctor.tools.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
 from nccl_doctor.tools.isolation.bisection import Result, Units
@@ -230,16 +230,16 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
 
 
 def _kind(attempt: Attempt) -> Kind:
-    shown: list[Evidence] = attempt.raised or attempt.stuck
+    shown: list[Evidence] = attempt.raised if attempt.is_failed else attempt.stuck
     forming = all(member.outcome.last_step in FORMING for member in shown)
-    if attempt.raised:
+    if attempt.is_failed:
         return INIT_FAILED if forming else FAILED
     return INIT_HANG if forming else HANG
 
 
 def _what(attempt: Attempt) -> str:
-    first = (attempt.raised or attempt.stuck)[0].outcome
-    if attempt.raised:
+    first = (attempt.raised if attempt.is_failed else attempt.stuck)[0].outcome
+    if attempt.is_failed:
         return f"{step_of(first)} of group {attempt.name}: {error_of(first)}"
     words = f"no progress in {step_of(first)} of group {attempt.name}"
     return f"{words} within {first.duration_s:.0f} s"
