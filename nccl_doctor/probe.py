@@ -69,6 +69,8 @@ class Job:
     _log: int = -1
     _stack: int = -1
     _started: float = 0.0
+    _state: str = ""
+    _wchan: str = ""
     _buffer: bytearray = field(default_factory=bytearray)
     _received: int = 0
     _breadcrumbs: list[dict[str, Any]] = field(default_factory=list)
@@ -115,34 +117,31 @@ class Job:
         return bool(data)
 
     def ask(self) -> None:
-        """Make a stuck child write its Python stack, unless it is stopped and would not answer."""
-        if _proc_state(self._pid) not in _MUTE:
+        """Look at a stuck child as it is, then make it write its Python stack, if it can answer."""
+        self._state, self._wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+        if self._state not in _MUTE:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGUSR1)
 
     def conclude(self, *, late: bool) -> Outcome:
         """End the child and say how it ended; a `late` one was asked what it is doing."""
-        state = wchan = ""
         if late:
-            state, wchan = self._examine()
+            self._await_stack()
         status = end(self._pid, patient=not late)
         living.discard(self._pid)
-        outcome = self._outcome(late, status, state, wchan)
+        outcome = self._outcome(late, status)
         for fd in (self._pipe, self._log, self._stack):
             os.close(fd)
         return outcome
 
-    def _examine(self) -> tuple[str, str]:
-        """State letter and wait channel of a stuck child; waits for its Python stack."""
-        state, wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
-        if state not in _MUTE:
+    def _await_stack(self) -> None:
+        if self._state not in _MUTE:
             until = time.monotonic() + STACK_WAIT_S
             while time.monotonic() < until and not os.fstat(self._stack).st_size:
                 time.sleep(0.01)
             time.sleep(0.02)  # the handler writes thread by thread
-        return state, wchan
 
-    def _outcome(self, late: bool, status: int | None, state: str, wchan: str) -> Outcome:
+    def _outcome(self, late: bool, status: int | None) -> Outcome:
         common: dict[str, Any] = {
             "breadcrumbs": tuple(self._breadcrumbs),
             "duration_s": time.monotonic() - self._started,
@@ -160,7 +159,7 @@ class Job:
         common["stack"] = _tail(self._stack, STACK_BYTES, from_start=True)
         common["witness"] = self._witness
         if late:
-            return Outcome(OutcomeStatus.HUNG, state=state, wchan=wchan, **common)
+            return Outcome(OutcomeStatus.HUNG, state=self._state, wchan=self._wchan, **common)
         if status is not None and os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
             return Outcome(OutcomeStatus.DIED, signal=name, **common)
