@@ -57,6 +57,7 @@ from typing import Any
 from nccl_doctor.api import (
     DEVICE_ID_HANG,
     GROUP_KINDS,
+    GROUP_NEEDS,
     IMPORT_DEEPSPEED,
     NEW_GROUP,
     USE_NCCL2,
@@ -121,15 +122,7 @@ class DeepspeedGroups(Check):
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG, DEEPSPEED_MISSING)
     level = Level.STANDARD
     together = True
-    needs = (
-        Layer.NAME,
-        Layer.ROUTE,
-        Layer.PORT,
-        Layer.RANKS,
-        Layer.DEVICE,
-        Layer.GROUP,
-        Layer.COLLECTIVE,
-    )
+    needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Import it everywhere; where that was good, a group of torch's and one of DeepSpeed's.

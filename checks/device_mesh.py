@@ -45,6 +45,7 @@ from typing import Any
 
 from nccl_doctor.api import (
     GROUP_KINDS,
+    GROUP_NEEDS,
     Check,
     Cluster,
     Context,
@@ -106,15 +107,7 @@ class DeviceMesh(Check):
     kinds = (*GROUP_KINDS, MESH_DOES_NOT_DIVIDE, MESH_CROSSES_HOSTS)
     level = Level.STANDARD
     together = True
-    needs = (
-        Layer.NAME,
-        Layer.ROUTE,
-        Layer.PORT,
-        Layer.RANKS,
-        Layer.DEVICE,
-        Layer.GROUP,
-        Layer.COLLECTIVE,
-    )
+    needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One dimension after the other; once that was good, all at once."""

@@ -45,6 +45,7 @@ from typing import Any
 
 from nccl_doctor.api import (
     GROUP_KINDS,
+    GROUP_NEEDS,
     Attempt,
     Check,
     Cluster,
@@ -81,15 +82,7 @@ class Groups(Check):
     kinds = GROUP_KINDS
     level = Level.STANDARD
     together = True
-    needs = (
-        Layer.NAME,
-        Layer.ROUTE,
-        Layer.PORT,
-        Layer.RANKS,
-        Layer.DEVICE,
-        Layer.GROUP,
-        Layer.COLLECTIVE,
-    )
+    needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all ranks per variant; and once more what hung for no reason."""

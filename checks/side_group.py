@@ -54,6 +54,7 @@ from typing import Any
 from nccl_doctor.api import (
     DEVICE_ID_HANG,
     GROUP_KINDS,
+    GROUP_NEEDS,
     SIDE_BOUND,
     SIDE_CLEARED,
     SIDE_UNBOUND,
@@ -94,15 +95,7 @@ class SideGroup(Check):
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG)
     level = Level.STANDARD
     together = True
-    needs = (
-        Layer.NAME,
-        Layer.ROUTE,
-        Layer.PORT,
-        Layer.RANKS,
-        Layer.DEVICE,
-        Layer.GROUP,
-        Layer.COLLECTIVE,
-    )
+    needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Every variant once, once more what hung for no reason, and the control if it is needed.

@@ -96,7 +96,7 @@ from nccl_doctor.tools.groups.culprits import (
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import Exercise
 from nccl_doctor.tools.groups.forming import beyond, form_world
-from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS
+from nccl_doctor.tools.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.tools.groups.making import Maker
 from nccl_doctor.tools.hosts import (
     everybody_came_in,
@@ -264,6 +264,7 @@ __all__ = [
     "GPU_STEPS",
     "GPU_UNHEALTHY",
     "GROUP_KINDS",
+    "GROUP_NEEDS",
     "HCA",
     "HOW_NEAR",
     "IMPORT_DEEPSPEED",

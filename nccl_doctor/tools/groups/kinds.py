@@ -72,3 +72,14 @@ DEVICE_ID_HANG = Kind(
 
 GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED)
 """All of them: what a check that hands its attempts to `judge_groups` may find."""
+
+GROUP_NEEDS = (
+    Layer.NAME,
+    Layer.ROUTE,
+    Layer.PORT,
+    Layer.RANKS,
+    Layer.DEVICE,
+    Layer.GROUP,
+    Layer.COLLECTIVE,
+)
+"""What a check that forms further groups needs: the road, the ranks, and one group that works."""
