@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.model import Confidence
+from nccl_doctor.tools.tables import read_table
 
 DEEPSPEED, TORCH = "deepspeed", "torch"
 _VERSION = re.compile(
@@ -311,10 +310,4 @@ def _release(text: str) -> tuple[int, ...]:
 
 @functools.cache
 def _table() -> Mapping[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    path = Path(__file__).with_name("binding.toml")
-    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return data
+    return read_table(__package__, "binding.toml")

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.tools.tables import read_table
 
 KINDS = ("batch", "int", "number", "bool", "word", "text", "section", "any")
 AUTO = "auto"
@@ -74,12 +73,7 @@ class Table:
 @functools.cache
 def table() -> Table:
     """The whole table, read once."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = Path(__file__).with_name("keys.toml").read_text(encoding="utf-8")
-    data: dict[str, Any] = tomllib.loads(text)
+    data = read_table(__package__, "keys.toml")
     return Table(
         data["known_to"],
         {path: _section(rows) for path, rows in data["sections"].items()},

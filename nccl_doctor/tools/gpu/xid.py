@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from nccl_doctor.model import Severity
+from nccl_doctor.tools.tables import read_table
 
 
 @dataclass(frozen=True)
@@ -27,11 +26,7 @@ def xid_of(number: int) -> Xid | None:
 
 @functools.cache
 def _rows() -> dict[int, Xid]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    data = read_table(__package__, "xid.toml")
     return {
         number: Xid(number, row["means"], Severity(row["severity"]), data["fix"][row["fix"]])
         for row in data["xid"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+
+from nccl_doctor.tools.tables import read_table
 
 _LONGEST = 100_000
 """Characters of a text that are looked at, from its end."""
@@ -31,11 +31,7 @@ def meaning_of(text: str) -> Meaning | None:
 
 @functools.cache
 def _rows() -> tuple[tuple[tuple[re.Pattern[str], ...], Meaning], ...]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    data = read_table(__package__, "errors.toml")
     return tuple(
         (
             tuple(re.compile(each) for each in row["fragments"]),

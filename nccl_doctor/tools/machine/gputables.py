@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+from nccl_doctor.tools.tables import read_table
 
 MEASURES = {
     "half": "bf16 matrix product",
@@ -80,7 +79,7 @@ def _peaks() -> tuple[tuple[re.Pattern[str], Peaks], ...]:
                 row["source"],
             ),
         )
-        for row in _read("gpupeaks.toml")["gpu"]
+        for row in read_table(__package__, "gpupeaks.toml")["gpu"]
     )
 
 
@@ -91,14 +90,5 @@ def _errors() -> tuple[tuple[tuple[re.Pattern[str], ...], GpuError], ...]:
             tuple(re.compile(each) for each in row["fragments"]),
             GpuError(row["means"], row["ask"], row.get("healthy", False)),
         )
-        for row in _read("gpuerrors.toml")["error"]
+        for row in read_table(__package__, "gpuerrors.toml")["error"]
     )
-
-
-def _read(name: str) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = (Path(__file__).parent / name).read_text(encoding="utf-8")
-    return dict(tomllib.loads(text))

@@ -8,9 +8,9 @@ from; `judging` holds them against the time that rank 0 works alone; `gather` re
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+
+from nccl_doctor.tools.tables import read_table
 
 CHECK = "timeouts"
 """Name of the check whose facts `gather` made."""
@@ -33,9 +33,4 @@ class Waiter:
 @functools.cache
 def waiters() -> tuple[Waiter, ...]:
     """All rows, outermost first, read once."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = Path(__file__).with_name("layers.toml").read_text(encoding="utf-8")
-    return tuple(Waiter(**row) for row in tomllib.loads(text)["layer"])
+    return tuple(Waiter(**row) for row in read_table(__package__, "layers.toml")["layer"])

@@ -16,12 +16,12 @@ The table is data, in the TOML files beside this one. Their sections:
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
+
+from nccl_doctor.tools.tables import read_table
 
 FILES = ("nccl", "torch", "gloo", "ucx", "others")
 KINDS = ("int", "bool", "flag", "enum", "words", "names", "list", "path", "url", "text")
@@ -152,7 +152,7 @@ def table() -> Table:
     libraries: list[Library] = []
     unread: dict[str, str] = {}
     for name in FILES:
-        data = _load(Path(__file__).with_name(f"{name}.toml"))
+        data = read_table(__package__, f"{name}.toml")
         library = Library(**_tuples(data["library"]))
         libraries.append(library)
         unread |= data.get("unread", {})
@@ -160,15 +160,6 @@ def table() -> Table:
         rows |= {gone: {"kind": "text", **row} for gone, row in data.get("gone", {}).items()}
         variables |= {each: _variable(each, row, data, library) for each, row in rows.items()}
     return Table(variables, tuple(libraries), unread)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    return data
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

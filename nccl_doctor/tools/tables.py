@@ -1,0 +1,18 @@
+"""Tables of facts that lie beside the code as TOML, wherever that lies: a folder or a zip file."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """The file `name` of a package, read anew."""
+    found: dict[str, Any] = tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+    return found
