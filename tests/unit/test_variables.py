@@ -12,12 +12,13 @@ import pytest
 from nccl_doctor import redact
 from nccl_doctor.tools import variables as package
 from nccl_doctor.tools.nccl.conf import ConfFault, Setting, conf_faults, nccl_settings
+from nccl_doctor.tools.tables import read_table
 from nccl_doctor.tools.variables import AUTO, FILES, KINDS, Variable, table
 from nccl_doctor.tools.variables.gather import closest, gather_variables
 from nccl_doctor.tools.variables.values import as_strtoll, canonical, misread
 
 ROWS = table().variables
-RAW = {name: package._load(Path(package.__file__).with_name(f"{name}.toml")) for name in FILES}
+RAW = {name: read_table(package.__name__, f"{name}.toml") for name in FILES}
 
 
 def rows_of(library: str) -> list[Variable]:
