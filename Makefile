@@ -17,7 +17,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-gpu accuracy lint format new-check clean
+.PHONY: help doctor test test-wide test-gpu accuracy docs lint format new-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test-gpu: $(VENV)/.dev ## only the tests that need a GPU
 accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy.md
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --write docs/accuracy.md $(ARGS)
+
+docs: $(VENV)/.doctor ## write the pages of docs/ that are made from the checks and from --help
+	@$(BIN)/python scripts/docs.py
 
 lint: $(VENV)/.dev ## ruff, formatting, types
 	$(BIN)/ruff check .

@@ -51,34 +51,19 @@ def explain(code: str) -> None:
     CODE may be the name of a check as well.
     """
     from nccl_doctor import registry
+    from nccl_doctor.manual import check_page, code_page
     from nccl_doctor.suggest import suggest
 
     found = registry.load()
     named = {check.name: check for check in found.checks}
     if code in found.kinds:
-        kind = found.kinds[code][0]
-        owners = found.owners.get(code, ())
-        lines = [
-            f"{kind.code}: {kind.title}",
-            "",
-            f"layer     {kind.layer.value}",
-            f"severity  {kind.severity.value}",
-            f"check     {', '.join(owners) or 'the engine itself'}",
-            *(["drains    the host, with --exit-profile slurm"] if kind.drains else []),
-            "",
-            f"Why  {kind.why}",
-            f"Fix  {kind.fix}",
-        ]
+        page = code_page(found, code)
     elif code in named:
-        owners = (code,)
-        lines = [f"check {code} (layer {named[code].layer.value}) finds", ""]
-        lines += [f"  {kind.code}: {kind.title}" for kind in named[code].kinds]
+        page = check_page(named[code])
     else:
         hint = suggest(code, [*found.kinds, *named]) or f"; `{PROGRAM} checks` lists them"
         raise click.UsageError(f'no check or finding code is named "{code}"{hint}')
-    for page in (registry.page(named[name]) for name in owners):
-        lines += ["", "-" * 72, "", page.rstrip()]
-    click.echo("\n".join(lines))
+    click.echo(page)
 
 
 @click.command()

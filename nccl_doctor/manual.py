@@ -1,0 +1,103 @@
+"""The pages of checks and finding codes: what `explain` prints and what the documentation holds.
+
+Each page is Markdown that reads as well in a terminal. Pure functions of what the registry found.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from nccl_doctor import registry
+from nccl_doctor.contract import Check
+from nccl_doctor.model import Kind, Scope
+from nccl_doctor.registry import Registry
+
+_WIDTH = 100
+_RULE = "-" * 72
+_OBSERVES = {Scope.HOST: "once per host", Scope.RANK: "every rank"}
+_SPAN = re.compile(r"(`[^`]*`)")
+_PLACEHOLDER = re.compile(r"[^\s(`]*<[A-Za-z][^<>`]*>(?:[^\s`]*[^\s`.,;)])?")
+"""A word that holds `<something>`, which a browser would take for markup."""
+
+
+def code_page(found: Registry, code: str) -> str:
+    """The page of a finding code, and those of the checks that find it; no newline at the end.
+
+    Raises:
+        KeyError: nothing installed has this code.
+    """
+    kind = found.kinds[code][0]
+    owners = found.owners.get(code, ())
+    named = {check.name: check for check in found.checks}
+    pages = [_kind_page(kind, owners)]
+    pages += [check_page(named[name]) for name in owners if name in named]
+    return f"\n\n{_RULE}\n\n".join(pages)
+
+
+def check_page(check: Check) -> str:
+    """The page of a check: its docstring, below its first line what it finds."""
+    question, _, rest = registry.page(check).partition("\n")
+    observes = _OBSERVES[check.scope] + (", together" if check.together else "")
+    lines = [
+        *_heading(check.name),
+        question.strip(),
+        "",
+        f"- layer: {check.layer.value}",
+        f"- observed: {observes}",
+        f"- from: `--level {check.level.value}`",
+        "- finds:",
+        *_bullets(f"{kind.code} ({kind.severity.value}): {kind.title}" for kind in check.kinds),
+        "",
+        rest.strip(),
+    ]
+    return shown("\n".join(lines)).rstrip()
+
+
+def shown(text: str) -> str:
+    """Text in which a `<placeholder>` that stands in no code span is put into one."""
+    parts = _SPAN.split(text)
+    parts[::2] = [_PLACEHOLDER.sub(r"`\g<0>`", part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _kind_page(kind: Kind, owners: tuple[str, ...]) -> str:
+    lines = [
+        *_heading(kind.code),
+        f"{kind.title}.",
+        "",
+        f"- layer: {kind.layer.value}",
+        f"- severity: {kind.severity.value}",
+        f"- check: {', '.join(owners) or 'the engine itself'}",
+        *(["- drains the host, with `--exit-profile slurm`"] if kind.drains else []),
+        "",
+        *_paragraph(f"Why: {kind.why}"),
+        "",
+        *_paragraph(f"Fix: {kind.fix}"),
+    ]
+    return "\n".join(lines)
+
+
+def _heading(name: str) -> list[str]:
+    return [name, "=" * len(name), ""]
+
+
+def _bullets(items: Iterator[str]) -> Iterator[str]:
+    for item in items:
+        yield from _wrapped(item, "    - ", "      ")
+
+
+def _paragraph(text: str) -> list[str]:
+    return _wrapped(shown(text), "", "")
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
