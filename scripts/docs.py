@@ -32,8 +32,15 @@ WIDTH = 78
 
 
 def pages() -> dict[str, str]:
-    """Path under docs/ → text, of every page that is made from the program as it is here."""
+    """Path under docs/ → text, of every page that is made from the program as it is here.
+
+    Raises:
+        SystemExit: a built-in check cannot be loaded, so its pages would be lost.
+    """
     found = registry.load()
+    for problem in found.problems:
+        if problem.evidence["distribution"] == "nccl-doctor":
+            raise SystemExit(f"docs: {problem.message}")
     checks = [check for check in found.checks if found.origins[check.name] == "nccl-doctor"]
     own = {check.name for check in checks}
     codes = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -78,6 +79,16 @@ def test_a_page_that_is_old_missing_or_too_many_is_seen(docs: ModuleType, tmp_pa
     assert docs.main(["--docs", str(tmp_path), "--check"]) == 1
     assert docs.write(tmp_path) == wrong
     assert docs.stale(tmp_path) == []
+
+
+def test_no_page_is_lost_because_a_check_is_broken(
+    docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs.write(tmp_path)
+    monkeypatch.setitem(sys.modules, "nccl_doctor.checks.ranks", None)  # its import fails
+    with pytest.raises(SystemExit, match=r"nccl_doctor\.checks\.ranks"):
+        docs.main(["--docs", str(tmp_path)])
+    assert (tmp_path / "checks" / "ranks.md").is_file()
 
 
 def test_every_check_and_code_has_its_page() -> None:
