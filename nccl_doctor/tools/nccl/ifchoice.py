@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
+from nccl_doctor.tools.net import ifaddrs
 from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
 from nccl_doctor.tools.net.names import look_up
 
@@ -307,15 +308,11 @@ def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
 
 def subnet_prefixes() -> dict[str, int]:
     """Address of this host → length of its subnet prefix in bits."""
-    import psutil
-
-    found: dict[str, int] = {}
-    for entries in psutil.net_if_addrs().values():
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
-                mask = int(ipaddress.ip_address(entry.netmask))
-                found[entry.address.partition("%")[0]] = bin(mask).count("1")
-    return found
+    return {
+        entry.address: entry.prefix
+        for entry in ifaddrs.entries()
+        if entry.address and entry.prefix is not None
+    }
 
 
 def has_infiniband(folder: Path = Path("/sys/class/infiniband")) -> bool:

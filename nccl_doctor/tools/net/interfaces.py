@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from nccl_doctor.tools.net import ifaddrs
 
 
 @dataclass(frozen=True)
@@ -35,30 +36,21 @@ class Interface:
 
 def interfaces() -> tuple[Interface, ...]:
     """Every interface of this network namespace."""
-    import psutil
-
-    stats = psutil.net_if_stats()
-    found = []
-    for name, entries in psutil.net_if_addrs().items():
-        addresses = tuple(
-            entry.address.split("%")[0]
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for entry in entries
-            if entry.family == family
+    found: dict[str, list[ifaddrs.Entry]] = {}
+    # Those that have IPv4 first: libraries pass over entries without an address.
+    for entry in sorted(ifaddrs.entries(), key=lambda entry: entry.family):
+        found.setdefault(entry.name, []).append(entry)
+    return tuple(
+        Interface(
+            name=name,
+            addresses=tuple(entry.address for entry in entries if entry.address),
+            up=bool(entries[0].flags & ifaddrs.IFF_UP),
+            running=bool(entries[0].flags & ifaddrs.IFF_RUNNING),
+            loopback=bool(entries[0].flags & ifaddrs.IFF_LOOPBACK) or name == "lo",
+            mtu=ifaddrs.mtu(name),
         )
-        stat = stats.get(name)
-        flags = set(getattr(stat, "flags", "").split(",")) if stat else set()
-        found.append(
-            Interface(
-                name=name,
-                addresses=addresses,
-                up=bool(stat and ("up" in flags or stat.isup)),
-                running="running" in flags,
-                loopback="loopback" in flags or name == "lo",
-                mtu=stat.mtu if stat else 0,
-            )
-        )
-    return tuple(found)
+        for name, entries in found.items()
+    )
 
 
 def is_loopback(address: str) -> bool:

@@ -1,0 +1,48 @@
+"""The list of interfaces and addresses, beside what psutil reads of the same machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+from nccl_doctor.tools.nccl.ifchoice import subnet_prefixes
+from nccl_doctor.tools.net import ifaddrs
+from nccl_doctor.tools.net.interfaces import interfaces
+
+THEIRS = {
+    name: [
+        (entry.address.partition("%")[0], entry.netmask)
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    for name, entries in psutil.net_if_addrs().items()
+}
+
+
+def test_the_same_interfaces_and_addresses_in_the_same_order() -> None:
+    ours = {nic.name: list(nic.addresses) for nic in interfaces()}
+    assert list(ours) == list(THEIRS)
+    assert ours == {name: [address for address, _ in pairs] for name, pairs in THEIRS.items()}
+
+
+def test_the_same_state_and_mtu() -> None:
+    ours = {nic.name: nic for nic in interfaces()}
+    for name, stat in psutil.net_if_stats().items():
+        flags = set(stat.flags.split(","))
+        assert (ours[name].up, ours[name].running) == ("up" in flags, "running" in flags)
+        assert (ours[name].loopback, ours[name].mtu) == ("loopback" in flags, stat.mtu)
+
+
+def test_the_same_subnets() -> None:
+    masks = {address: mask for pairs in THEIRS.values() for address, mask in pairs if mask}
+    theirs = {
+        address: bin(int(ipaddress.ip_address(mask))).count("1") for address, mask in masks.items()
+    }
+    assert subnet_prefixes() == theirs
+
+
+def test_an_interface_that_is_gone_has_no_mtu() -> None:
+    assert ifaddrs.mtu("gone0") == 0
+    assert ifaddrs.mtu("a-name-longer-than-any-interface") == 0
