@@ -10,12 +10,31 @@ import click
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.examination import env, run
+from nccl_doctor.cli.help import RUN_EXITS, ManualGroup
 from nccl_doctor.cli.pages import checks, explain, schema
 from nccl_doctor.cli.reports import report
 from nccl_doctor.cli.words import PROGRAM, need_command
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=ManualGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    exits=RUN_EXITS,
+    examples=(
+        ("This machine alone: one rank per GPU, or two gloo ranks", "nccl-doctor run"),
+        (
+            "On both hosts of a job, with the launcher and the environment of the job",
+            "torchrun --nnodes 2 --node-rank $NODE_RANK --nproc-per-node 8 \\\n"
+            "    --master-addr head --master-port 29500 -m nccl_doctor run",
+        ),
+        (
+            "In front of the job, which starts only on exit code 0",
+            "nccl-doctor run -- deepspeed train.py",
+        ),
+        ("What a finding means, and how to fix it", "nccl-doctor explain peer-one-way"),
+    ),
+)
 @click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
 # `deepspeed --module nccl_doctor run` puts it in front of `run`; LOCAL_RANK says the same.
 @click.option("--local_rank", type=int, hidden=True, expose_value=False)
@@ -23,11 +42,7 @@ from nccl_doctor.cli.words import PROGRAM, need_command
 def cli(ctx: click.Context, /) -> None:
     """Examine a training cluster before the job runs, and name what is wrong, where, and the fix.
 
-    Run it with the launcher and environment of the job:
-
-        torchrun … -m nccl_doctor run
-
-    Exit codes: 0 no failure, 1 a failure, 2 usage or configuration error, 3 not completed.
+    `nccl-doctor COMMAND --help` tells more. `python -m nccl_doctor` is the same program.
     """
     need_command(ctx)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, read_report
 
@@ -33,7 +34,18 @@ def _giving_options(function: F) -> F:
     )(function)
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    short_help="Print a project's issue form, filled in.",
+    exits=READ_EXITS,
+    examples=(
+        ("For an issue of NCCL", "nccl-doctor report issue nccl report.json > issue.md"),
+        (
+            "With real names, for one's own tracker",
+            "nccl-doctor report issue pytorch report.json --no-redact",
+        ),
+    ),
+)
 @click.argument("project", type=click.Choice(PROJECTS))
 @click.argument("file")
 @_giving_options
@@ -52,7 +64,18 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     click.echo(fill(form_of(project), saved), nl=False)
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    short_help="Pack an archive for a support ticket.",
+    exits=READ_EXITS,
+    examples=(
+        ("For a support ticket, with pseudonyms", "nccl-doctor report bundle report.json"),
+        (
+            "With a log of NCCL, into a named file",
+            "nccl-doctor report bundle --log nccl.log --output ticket.tar.gz report.json",
+        ),
+    ),
+)
 @click.argument("file")
 @click.option(
     "--output", metavar="PATH", help="The archive. [default: FILE, ending in .bundle.tar.gz]"

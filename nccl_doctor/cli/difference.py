@@ -8,12 +8,28 @@ import sys
 
 import click
 
+from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.saving import read_report
 
 _PIPE_WIDTH = 100
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    short_help="What changed between two runs.",
+    exits={
+        0: "Done, whatever has changed, unless --strict is given.",
+        1: "With --strict: something is worse.",
+        2: READ_EXITS[2],
+    },
+    examples=(
+        ("The run that worked, and today's", "nccl-doctor report diff monday.json report.json"),
+        (
+            "For a program, failing where it is worse",
+            "nccl-doctor report diff --strict --format json monday.json report.json",
+        ),
+    ),
+)
 @click.argument("old")
 @click.argument("new")
 @click.option(
@@ -34,8 +50,7 @@ _PIPE_WIDTH = 100
 def diff(old: str, new: str, format_: str, strict: bool, verbose: int) -> None:
     """What changed between two runs: findings, hosts, versions, settings, speeds.
 
-    OLD and NEW are saved reports; one of them may be - for stdin. Exits with 0 whatever has
-    changed, unless --strict asks for more.
+    OLD and NEW are saved reports; one of them may be - for stdin.
     """
     from nccl_doctor import registry
     from nccl_doctor.history import difference

@@ -11,6 +11,7 @@ import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
+from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
@@ -53,8 +54,8 @@ def _run_options(function: F) -> F:
                 metavar="FILE",
                 is_eager=True,
                 callback=read_config,
-                help="Default: nccl-doctor.toml, or [tool.nccl-doctor] in pyproject.toml, of the "
-                "working directory.",
+                help="Defaults of options, and expected values. [default: nccl-doctor.toml, or "
+                "[tool.nccl-doctor] in pyproject.toml, of the working directory]",
             ),
             click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix."),
             click.option("--verbose", "-v", count=True, help="Show passing checks too."),
@@ -64,7 +65,46 @@ def _run_options(function: F) -> F:
     return function
 
 
-@click.command(cls=BeforeCommand)
+@click.command(
+    cls=BeforeCommand,
+    short_help="Examine the cluster: the pre-flight.",
+    exits=RUN_EXITS,
+    examples=(
+        ("This machine alone, with every check in the report", "nccl-doctor run -v"),
+        (
+            "Under torchrun, on each of two hosts",
+            "torchrun --nnodes 2 --node-rank $NODE_RANK --nproc-per-node 8 \\\n"
+            "    --master-addr head --master-port 29500 \\\n"
+            "    -m nccl_doctor run --json report.json",
+        ),
+        ("Under Slurm, in the allocation of the job", "srun nccl-doctor run --json report.json"),
+        (
+            "With no launcher, on each of two hosts: says why a rendezvous cannot form",
+            "nccl-doctor run --nnodes 2 --node-rank $NODE_RANK --master-addr head",
+        ),
+        ("On every host of a hostfile, over ssh", "nccl-doctor run --hostfile hosts"),
+        (
+            "In front of the job, which starts only if the verdict allows",
+            "nccl-doctor run -- torchrun --nproc-per-node 8 train.py",
+        ),
+        (
+            "The groups of a device mesh, and how long rank 0 will work alone",
+            "nccl-doctor run --mesh dp=2,tp=4 --expect-load-seconds 1200",
+        ),
+        (
+            "In CI, where warnings fail as well",
+            "nccl-doctor run --strict --json report.json --junit report.xml",
+        ),
+        (
+            "Against earlier runs of the same hosts, and kept for the next one",
+            "nccl-doctor run --baseline past --json past/today.json",
+        ),
+        (
+            "Quickly: no collectives, and not the check of the clocks",
+            "nccl-doctor run --level quick --ignore clock",
+        ),
+    ),
+)
 @click.option("--nnodes", type=Number(1), help="Number of hosts. [default: 1]")
 @click.option("--node-rank", type=Number(0), help="Index of this host. [default: 0]")
 @click.option(
@@ -146,7 +186,10 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job. With
     no launcher it starts the ranks of this host itself: run it on every host, with torchrun's
     options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
-    and deepspeed the options are read.
+    and deepspeed the options are read. The exit code is then that of the COMMAND.
+
+    The report goes to stdout on rank 0, progress to stderr. It is there within --timeout, whatever
+    is broken, and all ranks leave with the same exit code.
     """
     from dataclasses import replace
 
@@ -205,11 +248,29 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     return leave(Departure(report.exit_code, report), Launch(), options)
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    exits=RUN_EXITS,
+    examples=(
+        ("This host, as on a login node or in a health check", "nccl-doctor env"),
+        (
+            "Only the GPUs, for Slurm to drain a broken node",
+            "nccl-doctor env --select gpu_state --backend nccl --exit-profile slurm",
+        ),
+        (
+            "Only what NCCL and torch read from the environment",
+            "nccl-doctor env --select environment -v",
+        ),
+    ),
+)
 @_run_options
 @click.pass_context
 def env(ctx: click.Context, /, **given: Any) -> None:
-    """Examine this host alone, without any process group."""
+    """Examine this host alone, without any process group.
+
+    Nobody else is waited for, and what needs other hosts or ranks is left out. It takes some
+    seconds, most of them to import torch.
+    """
     options = options_of(ctx, given, first=True)
     from nccl_doctor.local import examine_here
 

@@ -10,11 +10,13 @@ from typing import NoReturn
 
 import click
 
+from nccl_doctor.cli.help import Manual
+
 COMMAND = "nccl-doctor.command"
 """Where the command waits in the click context: a list of words, empty where there is none."""
 
 
-class BeforeCommand(click.Command):
+class BeforeCommand(Manual):
     """A click command whose line may end with `-- COMMAND …`, which click does not look into."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -8,12 +8,26 @@ import textwrap
 
 import click
 
+from nccl_doctor.cli.help import ASK_EXITS, Manual
 from nccl_doctor.cli.words import PROGRAM
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    short_help="List the installed checks and what they find.",
+    exits=ASK_EXITS,
+    examples=(
+        ("All of them", "nccl-doctor checks"),
+        ("Those that look at links and speeds", "nccl-doctor checks | grep speed"),
+    ),
+)
 def checks() -> None:
-    """List the installed checks, built-in and plug-in, in the order in which they run."""
+    """List the installed checks, built-in and plug-in, in the order in which they run.
+
+    For each its layer, who observes (one participant per host, or every rank), what it costs, the
+    distribution that it comes from, and every code that it can find. A plug-in that cannot be
+    loaded is named on stderr.
+    """
     from tabulate import tabulate
 
     from nccl_doctor import registry
@@ -43,12 +57,22 @@ def checks() -> None:
         click.echo(f"{PROGRAM}: {problem.code}: {safe(problem.message)}", err=True)
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    short_help="Print the page of a finding code or a check.",
+    exits=ASK_EXITS,
+    examples=(
+        ("A code that a report names", "nccl-doctor explain peer-one-way"),
+        ("A check", "nccl-doctor explain firewall"),
+    ),
+)
 @click.argument("code")
 def explain(code: str) -> None:
     """Print the page of a finding code: what it is, why it matters, how to fix it.
 
-    CODE may be the name of a check as well.
+    The pages of the checks that find it follow: what they look at, when they are wrong, where their
+    rules come from. CODE may be the name of a check as well. The pages are those of docs/codes and
+    docs/checks.
     """
     from nccl_doctor import registry
     from nccl_doctor.manual import check_page, code_page
@@ -66,8 +90,17 @@ def explain(code: str) -> None:
     click.echo(page)
 
 
-@click.command()
+@click.command(
+    cls=Manual,
+    exits=ASK_EXITS,
+    examples=(
+        ("Keep it beside what reads reports", "nccl-doctor schema > nccl-doctor.schema.json"),
+    ),
+)
 def schema() -> None:
-    """Print the JSON Schema of the report."""
+    """Print the JSON Schema of the report.
+
+    It describes what --json writes. Keys are added; none is renamed or gets another meaning.
+    """
     file = importlib.resources.files("nccl_doctor.report").joinpath("schema.json")
     click.echo(file.read_text(encoding="utf-8"), nl=False)

@@ -12,6 +12,7 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.bundle import bundle, issue
 from nccl_doctor.cli.difference import diff
+from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
     check_profile,
@@ -30,14 +31,43 @@ if TYPE_CHECKING:
     from nccl_doctor.record import Report
 
 
-@click.group(invoke_without_command=True)
+@click.group(
+    cls=ManualGroup,
+    invoke_without_command=True,
+    examples=(
+        ("A report that somebody sent", "nccl-doctor report show report.json"),
+        (
+            "Of hosts that never met, one verdict",
+            "nccl-doctor report merge report.json report.node1.json",
+        ),
+        ("What changed since it worked", "nccl-doctor report diff monday.json report.json"),
+    ),
+)
 @click.pass_context
 def report(ctx: click.Context, /) -> None:
-    """Work with saved reports."""
+    """Work with saved reports, those that --json wrote.
+
+    No cluster is needed: facts travel with the report. FILE may be - for stdin.
+    """
     need_command(ctx)
 
 
-@report.command()
+@report.command(
+    cls=Manual,
+    short_help="Render a saved report.",
+    exits={**READ_EXITS, 0: "Done, whatever the report says, unless --exit-profile is given."},
+    examples=(
+        ("As the run printed it, with every check", "nccl-doctor report show -v report.json"),
+        (
+            "As a page for a browser",
+            "nccl-doctor report show --format html report.json > report.html",
+        ),
+        (
+            "For others, with pseudonyms",
+            "nccl-doctor report show --redact --format markdown report.json",
+        ),
+    ),
+)
 @click.argument("file")
 @click.option(
     "--format",
@@ -58,10 +88,7 @@ def report(ctx: click.Context, /) -> None:
 def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
-    """Render a saved report. FILE may be - for stdin.
-
-    Exits with 0 whatever the report says, unless an --exit-profile asks for more.
-    """
+    """Render a saved report, in any format. FILE may be - for stdin."""
     from nccl_doctor.options import Options
 
     redaction = redaction_of(given)
@@ -69,11 +96,25 @@ def show(
     outputs = {} if format_ == "text" else {format_: "-"}
     profile = check_profile(exit_profile, outputs)
     options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose, **redaction)
-    code = give(saved, outputs, options, made_of=file)
-    sys.exit(0 if exit_profile is None else code)
+    code = 0 if exit_profile is None else saved.exit_code
+    sys.exit(give(saved, outputs, options, made_of=file, code=code))
 
 
-@report.command()
+@report.command(
+    cls=Manual,
+    short_help="Judge the facts of a report with today's rules.",
+    exits=RUN_EXITS,
+    examples=(
+        (
+            "A report of last week, by the checks that are installed now",
+            "nccl-doctor report judge report.json",
+        ),
+        (
+            "The same, beside earlier runs of these hosts",
+            "nccl-doctor report judge --baseline past report.json",
+        ),
+    ),
+)
 @click.argument("file")
 @output_options
 @profile_option
@@ -86,7 +127,7 @@ def judge(
 ) -> None:
     """Judge the facts of a saved report again, with the checks installed here.
 
-    Exits as `run` would have.
+    Nothing is measured. FILE may be - for stdin. Exits as `run` would have.
     """
     from nccl_doctor import registry
     from nccl_doctor.history import judge_beside
@@ -103,7 +144,21 @@ def judge(
     sys.exit(give(again, outputs, replace(options, **redaction), made_of=file))
 
 
-@report.command()
+@report.command(
+    cls=Manual,
+    short_help="Make one report of those of hosts that never met.",
+    exits=RUN_EXITS,
+    examples=(
+        (
+            "The views of all hosts that --output-dir gathered",
+            "nccl-doctor report merge views/*.json",
+        ),
+        (
+            "The report of rank 0, and of a host that could not reach it",
+            "nccl-doctor report merge --json whole.json report.json report.node1.json",
+        ),
+    ),
+)
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @output_options
 @profile_option

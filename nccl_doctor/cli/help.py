@@ -1,0 +1,117 @@
+"""`--help` as a manual page: options in groups, exit codes, and examples that can be typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import click
+
+RUN_EXITS = {
+    0: "No failure; warnings are allowed, unless --strict.",
+    1: "A failure: the job would not start, would hang or would compute wrongly.",
+    2: "Usage or configuration error, or a malformed launch.",
+    3: "Not completed, or a report was not written. What was not measured is never 0.",
+}
+"""Of every command that judges a cluster."""
+READ_EXITS = {
+    0: "Done.",
+    2: "Usage error, or a file that cannot be read or is no report.",
+    3: "What was asked for could not be written.",
+}
+"""Of commands that read a report, whatever it says."""
+ASK_EXITS = {0: "Done.", 2: "Usage error."}
+
+_GROUPS = (
+    (
+        "Who takes part",
+        "nnodes node_rank nproc_per_node master_addr master_port hostfile",
+    ),
+    ("What the job does", "backend mesh groups deepspeed_config expect_load_seconds"),
+    ("What is examined", "level select ignore config"),
+    ("How long it may take", "timeout join_timeout collective_timeout"),
+    (
+        "Reports; - for PATH is stdout, in place of the text",
+        "html json junit markdown prometheus termination github output_dir",
+    ),
+    ("What is packed", "output logs no_tools"),
+    ("Verdict", "format_ exit_profile baseline strict"),
+    ("What is shown", "redact redact_key no_redact quiet verbose"),
+)
+"""Headings, and the options under them; a test holds them against the commands."""
+_FEW = 8
+"""Options that need no headings."""
+
+
+class Example(NamedTuple):
+    """What one wants, and what to type: one line, or several that end in a backslash."""
+
+    what: str
+    line: str
+
+
+class _Manual(click.Command):
+    """A command with exit codes and examples."""
+
+    def __init__(
+        self,
+        *args: Any,
+        exits: Mapping[int, str] | None = None,
+        examples: tuple[tuple[str, str], ...] = (),
+        **given: Any,
+    ) -> None:
+        super().__init__(*args, **given)
+        self.exits = dict(exits or {})
+        self.examples = tuple(Example(*example) for example in examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Exit codes, then examples."""
+        if self.exits:
+            with formatter.section("Exit codes"):
+                formatter.write_dl([(str(code), text) for code, text in self.exits.items()])
+        if self.examples:
+            with formatter.section("Examples"):
+                for i, example in enumerate(self.examples):
+                    if i:
+                        formatter.write_paragraph()
+                    formatter.write_text(f"{example.what}:")
+                    for line in example.line.splitlines():
+                        formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
+        super().format_epilog(ctx, formatter)
+
+
+class Manual(_Manual):
+    """A command whose options stand in groups, where they are many."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Under one heading each; what is in no group comes last."""
+        records = {
+            param.name or "": record
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)  # the synopsis and the text tell of arguments
+            and (record := param.get_help_record(ctx)) is not None
+        }
+        if len(records) <= _FEW:
+            groups: Iterator[tuple[str, list[str]]] = iter([("Options", list(records))])
+        else:
+            groups = grouped(list(records))
+        for heading, names in groups:
+            with formatter.section(heading):
+                formatter.write_dl([records[name] for name in names])
+
+
+class ManualGroup(click.Group, _Manual):
+    """A group of commands."""
+
+
+def grouped(names: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """Headings and the options under them, for the options of one command."""
+    placed: set[str] = set()
+    for heading, words in _GROUPS:
+        here = [name for name in words.split() if name in names]
+        placed.update(here)
+        if here:
+            yield heading, here
+    rest = [name for name in names if name not in placed]
+    if rest:
+        yield "Other options", rest
