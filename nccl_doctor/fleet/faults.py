@@ -6,8 +6,9 @@ The phrases are those of OpenSSH's client (ssh.c, sshconnect.c, packet.c), the s
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.fleet.relay import MARKER
@@ -75,7 +76,9 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
 
 @dataclass(frozen=True)
 class _Fault:
-    """What is the same for all hosts with one fault; `fix` may name {to}, {name} and {python}."""
+    """What is the same for all hosts with one fault; `fix` may name {to}, {name}, and of our own
+    words {python}, {program} (all of them) and {file} (the last).
+    """
 
     kind: Kind
     message: str
@@ -92,11 +95,11 @@ class Failed:
     ended: Ended
 
 
-def findings(failed: Iterable[Failed], python: str) -> list[Finding]:
+def findings(failed: Iterable[Failed], own_words: Sequence[str]) -> list[Finding]:
     """One finding for each way to fail, with all hosts that failed that way.
 
-    `python` is the interpreter that was to be started. The whole end of what each host complained
-    is in the evidence.
+    `own_words` are those that were to start this program there. The whole end of what each host
+    complained is in the evidence.
     """
     same: dict[_Fault, list[Failed]] = defaultdict(list)
     for one in failed:
@@ -109,7 +112,13 @@ def findings(failed: Iterable[Failed], python: str) -> list[Finding]:
             evidence={"each": [_evidence(one) for one in group]}
             if len(group) > 1
             else _evidence(group[0]),
-            fix=fault.fix.format(to=group[0].to, name=group[0].name, python=python),
+            fix=fault.fix.format(
+                to=group[0].to,
+                name=group[0].name,
+                python=own_words[0],
+                program=shlex.join(own_words),
+                file=own_words[-1],
+            ),
         )
         for fault, group in same.items()
     ]
@@ -148,7 +157,9 @@ def _fault(one: Failed) -> _Fault:
         return _Fault(REMOTE_COMMAND_FAILED, told, fix)
     if re.search(r"No module named '?nccl_doctor", text):
         return _Fault(REMOTE_COMMAND_FAILED, told, "`{python} -m pip install nccl-doctor` there")
-    return _Fault(REMOTE_COMMAND_FAILED, told, "run `ssh {to} {python} -m nccl_doctor env`")
+    if "can't open file" in text:
+        return _Fault(REMOTE_COMMAND_FAILED, told, "put {file} at the same path there")
+    return _Fault(REMOTE_COMMAND_FAILED, told, "run `ssh {to} {program} env`")
 
 
 def _refused(one: Failed, words: str) -> _Fault:

@@ -31,6 +31,7 @@ from nccl_doctor.kinds import RUN_INTERRUPTED
 from nccl_doctor.merge import merge
 from nccl_doctor.model import Finding
 from nccl_doctor.options import Flags, Options
+from nccl_doctor.program import own_words
 from nccl_doctor.progress import Progress
 from nccl_doctor.record import Report
 from nccl_doctor.redact import command_line
@@ -80,7 +81,7 @@ class Fleet:
 
     def command(self, node_rank: int, connect_s: float) -> list[str]:
         """Words of the local ssh that starts the run on one host."""
-        run = [sys.executable, "-m", "nccl_doctor", "run", "--relay"]
+        run = [*own_words(), "run", "--relay"]
         run += ["--nnodes", str(len(self.entries)), "--node-rank", str(node_rank)]
         run += ["--nproc-per-node", self.nproc[node_rank]]
         run += ["--master-addr", self.master_addr, "--master-port", str(self.master_port)]
@@ -214,7 +215,7 @@ def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable
             for node, (entry, ended) in enumerate(zip(fleet.entries, heard.ended, strict=True))
             if node not in there and not (heard.interrupted and _was_stopped(ended))
         ),
-        sys.executable,
+        own_words(),
     )
 
 

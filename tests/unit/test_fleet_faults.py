@@ -9,6 +9,7 @@ from nccl_doctor.fleet.relay import MARKER
 from nccl_doctor.fleet.ssh import Ended
 from nccl_doctor.kinds import CONFIG_BAD_VALUE, REMOTE_COMMAND_FAILED, RUN_INTERRUPTED, SSH_FAILED
 
+OWN = ("/opt/python", "-m", "nccl_doctor")
 SSH_SAYS = {
     "ssh: Could not resolve hostname nd1: Name or service not known\r\n": (
         "Could not resolve hostname: Name or service not known",
@@ -68,7 +69,7 @@ def failed(host: str = "nd1", **ended) -> Failed:
 
 @pytest.mark.parametrize("stderr", SSH_SAYS)
 def test_ssh_in_its_own_words_with_the_fix(stderr):
-    (found,) = findings([failed(stderr=stderr)], "/opt/python")
+    (found,) = findings([failed(stderr=stderr)], OWN)
     message, fix = SSH_SAYS[stderr]
     assert found.kind is SSH_FAILED
     assert found.message == message
@@ -147,27 +148,34 @@ BECAME = {
 @pytest.mark.parametrize("name", BECAME)
 def test_what_became_of_the_command(name):
     ended, kind, message, fix = BECAME[name]
-    (found,) = findings([failed(**ended)], "/opt/python")
+    (found,) = findings([failed(**ended)], OWN)
     assert (found.kind, found.message) == (kind, message)
     assert fix in (found.fix or found.kind.fix)
     assert found.where.hosts == ("nd1",)
+
+
+def test_the_one_file_that_is_not_there_is_asked_for():
+    says = "/opt/python: can't open file '/x/d.pyz': [Errno 2] No such file or directory"
+    (found,) = findings([failed(code=2, stderr=says)], ("/opt/python", "/x/d.pyz"))
+    assert (found.kind, found.message) == (REMOTE_COMMAND_FAILED, f"exit 2: {says}")
+    assert found.fix == "put /x/d.pyz at the same path there"
 
 
 def test_one_finding_for_the_same_fault_of_many_hosts():
     says = "ssh: connect to host {} port 22: Connection refused"
     hosts = ("nd2", "nd1", "nd10")
     others = failed("nd3", stderr="bob@nd3: Permission denied (publickey).")
-    found = findings([*(failed(host, stderr=says.format(host)) for host in hosts), others], "py")
+    found = findings([*(failed(host, stderr=says.format(host)) for host in hosts), others], OWN)
     assert [(f.message, f.where.hosts) for f in found] == [
         ("port 22: Connection refused", ("nd1", "nd10", "nd2")),
         ("Permission denied (publickey)", ("nd3",)),
     ]
     assert [each["ssh"] for each in found[0].evidence["each"]] == ["bob@nd2", "bob@nd1", "bob@nd10"]
     # The names of a host are taken out of words only as whole names.
-    (lost,) = findings([failed(ready=True, stderr="nd10 lost nd1.\nnd10 lost nd1-x, nd1.")], "py")
+    (lost,) = findings([failed(ready=True, stderr="nd10 lost nd1.\nnd10 lost nd1-x, nd1.")], OWN)
     assert lost.message.endswith(": nd10 lost nd1-x, the host.")
 
 
 def test_words_of_another_host_cannot_write_to_the_terminal():
-    (found,) = findings([failed(code=1, stderr="\x1b[2Jbad\x07\n")], "py")
+    (found,) = findings([failed(code=1, stderr="\x1b[2Jbad\x07\n")], OWN)
     assert found.message == "exit 1: [2Jbad"
