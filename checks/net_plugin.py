@@ -3,10 +3,10 @@
 What it checks
 --------------
 Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
-can load it with all that it needs, and whether NCCL_NET names a network that NCCL has only with a
-plug-in. The variables may also come from NCCL's configuration files. And whether all hosts have a
-plug-in or none has. The plug-in is loaded in a process of its own; NCCL is not, and no network is
-used.
+can load it with all that it needs, whether it exports an interface of NCCL (ncclNetPlugin_v*), and
+whether NCCL_NET names a network that NCCL has only with a plug-in. The variables may also come from
+NCCL's configuration files. And whether all hosts have a plug-in or none has. The plug-in is loaded
+in a process of its own; NCCL is not, and no network is used.
 
 Why it matters
 --------------
@@ -34,7 +34,6 @@ aws/aws-ofi-nccl on GitHub, README; ld.so(8).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,10 +49,10 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
+    first_plugin,
     nccl_settings,
 )
 
-DEFAULT = "libnccl-net.so"
 NAMES = ("NCCL_NET_PLUGIN", "NCCL_NET")
 BUILT_IN = ("socket", "ib")
 """Values of NCCL_NET, in any case, for which NCCL needs no plug-in."""
@@ -98,21 +97,13 @@ class NetPlugin(Check):
         told = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
         plugin, net = (told[name].value if name in told else "" for name in NAMES)
         asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]
-        tried = []
-        loaded = None
-        for library in candidates(plugin):
-            ctx.breadcrumb(f"load {library}")
-            error = load(library)
-            tried.append([library, error])
-            if not error:
-                loaded = library
-                break
+        tried, loaded = first_plugin(plugin, ctx.breadcrumb)
         return {
             "plugin": plugin,
             "net": net,
             "asked": asked + [f"{name}={ctx.env[name]}" for name in EFA if ctx.env.get(name)],
             "tried": tried,
-            "loaded": loaded,
+            "loaded": loaded or None,
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -127,6 +118,7 @@ class NetPlugin(Check):
         having = [host for host, facts in seen if facts["loaded"]]
         libraries = {facts["loaded"] for _, facts in seen if facts["loaded"]}
         if without and having:
+            efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
             tie = len(without) == len(having)
             odd = without if len(without) < len(having) else having
             yield Finding(
@@ -135,34 +127,10 @@ class NetPlugin(Check):
                 f"{len(without)} load none",
                 _place(without + having if tie else odd),
                 {host.label: facts["tried"] for host, facts in seen},
+                # With EFA the plug-in has a fabric, and does not give way.
+                severity=Severity.FAIL if efa else None,
                 confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
             )
-
-
-def candidates(plugin: str) -> Sequence[str]:
-    """Libraries that NCCL tries for one value of NCCL_NET_PLUGIN, in its order.
-
-    A value that is neither a path nor a library's name is a suffix; several are separated by
-    commas. `none` means that none is wanted.
-    """
-    if plugin.lower() == NO_PLUGIN:
-        return ()
-    if not plugin:
-        return (DEFAULT,)
-    names: list[str] = []
-    for name in filter(None, plugin.split(",")):
-        is_file = "/" in name or (name.startswith("lib") and name.endswith(".so"))
-        names += [name] if is_file else [name, f"libnccl-net-{name}.so"]
-    return names
-
-
-def load(library: str) -> str:
-    """Load a library as the dynamic loader does it for NCCL; the loader's words if it cannot."""
-    try:
-        ctypes.CDLL(library)
-    except OSError as error:
-        return str(error)
-    return ""
 
 
 def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:

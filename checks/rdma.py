@@ -1,44 +1,57 @@
-"""Do all hosts have the same InfiniBand or RoCE ports, and are they up?
+"""By which network would NCCL go on each host, and do all hosts take the same one?
 
 What it checks
 --------------
 The RDMA ports that the kernel of each host shows (/sys/class/infiniband), their state, and by which
-road NCCL would carry data there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA and
-NCCL_NET in the environment and NCCL's configuration files. Hosts are compared; nothing is sent.
-What NCCL would probably take on each host is shown as a table (`-v`). EFA counts as a road of its
+road NCCL would carry data there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA,
+NCCL_NET and NCCL_NET_PLUGIN in the environment and NCCL's configuration files. Where a port is
+there: whether libibverbs and a network plug-in can be loaded, and whether this process may open the
+device (/dev/infiniband/uverbs*; it is closed again). Hosts are compared; nothing is sent. What NCCL
+would probably take on each host, and why, is shown as a table (`-v`). EFA counts as a road of its
 own, which needs a plug-in: check `net_plugin` says whether it loads.
 
 Why it matters
 --------------
 NCCL chooses on each host by itself. A host without an active port falls back to sockets without a
-word, and the hosts that use verbs wait for it. A port that is down on one host alone is a rail that
-its peers lack.
+word, and the hosts that use verbs wait for it. A container that was not given the devices sees them
+in sysfs all the same. A port that is down, or cannot be opened, on one host alone is a rail that
+its peers lack: the channels that they put there have nobody at the other end, and may hang.
 
 How to fix
 ----------
-Bring the port up (cable, switch, subnet manager: `ibstat`), or take the same road everywhere:
-export NCCL_IB_DISABLE=1 on every host, at a great loss of speed.
+Bring the port up (cable, switch, subnet manager: `ibstat`). Give the container its devices: docker
+run --device=/dev/infiniband --ulimit memlock=-1, in Kubernetes the RDMA device plug-in; install
+libibverbs1 (rdma-core) in the image. Or take the same road everywhere: export NCCL_IB_DISABLE=1 on
+every host, at a great loss of speed.
 
 When it is wrong
 ----------------
 A port that is down on every host, or on most, is taken for one that nobody uses. Devices are
-compared by name; hosts that name them differently are not. Whether
-ports lie in one fabric, check `fabric_ports` asks. A plug-in that loads may still refuse.
+compared by name; hosts that name them differently are not (check `rails` says so). Whether ports
+lie in one fabric, check `fabric_ports` asks. A plug-in that loads may still refuse, and one that
+uses verbs itself is counted as verbs. That a device opens does not say that its driver is there for
+libibverbs. Pods that are given some of a host's devices cannot open the others: where all hosts
+have the same number left, that is only mentioned.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
 ----------
-NCCL user guide, environment variables (NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET); kernel
-documentation, ABI/stable/sysfs-class-infiniband.
+NCCL user guide, environment variables (NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET, NCCL_NET_PLUGIN);
+NCCL src/plugin/net.cc and src/transport/net_ib/init.cc; kernel documentation,
+ABI/stable/sysfs-class-infiniband; NVIDIA/nccl issues 234, 451 and 2428; aws/aws-ofi-nccl issue 663.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
+    HCA,
+    IBVERBS,
+    Access,
     Check,
     Cluster,
     Confidence,
@@ -46,15 +59,20 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
+    OutcomeStatus,
     Severity,
     Skip,
     Where,
+    admitted,
+    barred_devices,
+    choose_road,
+    first_plugin,
+    ibverbs_error,
     nccl_settings,
     odd_ones_out,
-    rdma_admits,
+    port_name,
+    rdma_off,
     rdma_ports,
-    road_by_ports,
-    speaks_verbs,
     table_of_picks,
 )
 
@@ -75,7 +93,28 @@ RDMA_PORT_DOWN = Kind(
     fix="ibstat; check the cable, the switch port and the subnet manager",
     severity=Severity.WARN,
 )
-_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET")
+RDMA_UNUSABLE = Kind(
+    code="rdma-unusable",
+    layer=Layer.ROUTE,
+    title="RDMA is there, or asked for, and this process cannot use it",
+    why="NCCL leaves such devices out with a line in its log: it goes over sockets, or over fewer "
+    "ports than its peers, and channels without a peer hang.",
+    fix="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device "
+    "plug-in",
+    severity=Severity.WARN,
+)
+EFA_BLOCKED = Kind(
+    code="efa-maybe-blocked",
+    layer=Layer.ROUTE,
+    title="EFA needs a security group that admits itself",
+    why="EFA is not TCP: a security group that lets the hosts' TCP through may still drop it, and "
+    "then the first collective hangs without a word.",
+    fix="in the security group of the EFA interfaces: all traffic from the group itself (inbound), "
+    "and all traffic to the group itself (outbound)",
+    severity=Severity.INFO,
+)
+_VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
+_LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
 
 
 class Rdma(Check):
@@ -83,63 +122,124 @@ class Rdma(Check):
 
     name = "rdma"
     layer = Layer.ROUTE
-    kinds = (RDMA_MIXED, RDMA_PORT_DOWN)
-    folder: ClassVar[Path] = Path("/sys/class/infiniband")
+    kinds = (RDMA_MIXED, RDMA_PORT_DOWN, RDMA_UNUSABLE, EFA_BLOCKED)
+    root: ClassVar[Path] = Path("/")
+    libraries: ClassVar[Sequence[str]] = IBVERBS
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`ports`: as of `rdma_ports`, with `wanted`; `road`: see `road_by_ports`; `picks`: a
-        table; `settings`: the variables that decide, each [value, origin].
+        """`ports`: as of `rdma_ports`, with `wanted`; `road`, `reason`, `uses`, `lacks`: a `Road`;
+        `library`, `barred`, `plugin`: an `Access`; `picks`: a table; `settings`: the variables that
+        decide, each [value, origin].
         """
         if "nccl" not in ctx.backend:
             raise Skip("the job does not use NCCL")
         settings = nccl_settings(ctx.env)
-        ports = rdma_ports(self.folder)
-        hca = settings["NCCL_IB_HCA"].value if "NCCL_IB_HCA" in settings else ""
-        for port in ports:
-            admitted = rdma_admits(hca, port["device"], int(port["port"]))
-            port["wanted"] = admitted and speaks_verbs(port)
-        road = road_by_ports(settings, ports)
+        ctx.breadcrumb("read /sys/class/infiniband")
+        ports = admitted(settings, rdma_ports(self.root / "sys/class/infiniband"))
+        told = {n: (s.value, s.origin) for n in _VARIABLES if (s := settings.get(n)) is not None}
+        plugin, net = (told.get(name, ("",))[0] for name in ("NCCL_NET_PLUGIN", "NCCL_NET"))
+        active = [port for port in ports if port["state"] == "ACTIVE"]
+        verbs = [port["device"] for port in active if port["wanted"] and not rdma_off(settings)]
+        library, barred, loads = "", {}, None
+        if verbs:
+            ctx.breadcrumb(f"load {self.libraries[0]}")
+            library = ibverbs_error(self.libraries)
+            ctx.breadcrumb("open /dev/infiniband/uverbs*")
+            barred = barred_devices(verbs, self.root)
+        if active and not net:
+            _, loads = first_plugin(plugin, ctx.breadcrumb)
+        road = choose_road(settings, ports, Access(library, barred, loads))
         return {
             "ports": ports,
-            "road": road,
-            "picks": table_of_picks(settings, road, ports),
-            "settings": {
-                name: [settings[name].value, settings[name].origin]
-                for name in _VARIABLES
-                if name in settings
-            },
+            "road": road.name,
+            "reason": road.reason,
+            "uses": list(road.ports),
+            "lacks": road.lacks,
+            "library": library,
+            "barred": barred,
+            "plugin": loads,
+            "picks": table_of_picks(settings, road, ports, self.root),
+            "settings": {name: list(each) for name, each in told.items()},
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts that stand alone."""
+        """Hosts that cannot use what they have, then those that stand alone."""
         if "nccl" not in cluster.backend:
             return
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
-        # EFA without its plug-in is that check's finding; what NCCL does then is not known here.
+        # EFA without its plug-in is that check's finding.
         no_plugin = {
             rank.host.label for rank, facts in cluster.facts("net_plugin") if not facts["loaded"]
         }
-        yield from _mixed(seen, no_plugin)
+        unusable = list(_unusable(seen))
+        yield from unusable
+        shut = {f.where.hosts[0] for f in unusable if f.level is Severity.FAIL}
+        yield from _mixed(seen, no_plugin, shut)
         yield from _down(seen)
+        yield from _efa(cluster, seen)
 
 
-def _mixed(seen: Mapping[str, Mapping[str, Any]], no_plugin: Collection[str]) -> Iterator[Finding]:
+def _unusable(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """How bad it is, the other hosts tell."""
+    usable = {host: len(facts.get("uses", ())) for host, facts in seen.items()}
+    by_verbs = [host for host, facts in seen.items() if facts["road"] == "infiniband"]
+    usual = Counter(usable[host] for host in by_verbs).most_common(1)
+    for host, facts in seen.items():
+        library, barred = facts.get("library", ""), facts.get("barred", {})
+        # Where NCCL_IB_HCA leaves nothing, check ib_hca says so.
+        stuck = facts["road"] == "none" and HCA not in facts["settings"]
+        if not (library or barred or stuck):
+            continue
+        names = tuple(
+            port_name(port)
+            for port in facts["ports"]
+            if port["wanted"]
+            and port["state"] == "ACTIVE"
+            and (library or port["device"] in barred)
+        )
+        said = library or "; ".join(f"{device}: {why}" for device, why in sorted(barred.items()))
+        said = said or facts["reason"]
+        if facts["road"] == "infiniband":
+            fewer = usable[host] < usual[0][0]
+            severity = Severity.WARN if fewer else Severity.INFO  # a share of the NICs, as pods get
+            then = f"{usable[host]} ports are left" + (f", {usual[0][0]} on others" * fewer)
+        else:
+            fails = bool(by_verbs) or facts["road"] == "none"
+            severity = Severity.FAIL if fails else Severity.WARN
+            then = f"NCCL would go by {facts['road']}" if facts["road"] != "none" else "NCCL ends"
+        yield Finding(
+            RDMA_UNUSABLE,
+            f"{said}; {then}",
+            Where(hosts=(host,), interfaces=names),
+            {"barred": barred, "library": library},
+            fix=_LIBRARY_FIX if library else "",
+            severity=severity,
+        )
+
+
+def _mixed(
+    seen: Mapping[str, Mapping[str, Any]], no_plugin: Collection[str], shut: Collection[str]
+) -> Iterator[Finding]:
     roads = {
         host: facts["road"]
         for host, facts in seen.items()
-        if facts["road"] != "plugin" and not (facts["road"] == "efa" and host in no_plugin)
+        if facts["road"] != "plugin"
+        and not (host in no_plugin and (facts["road"] == "efa" or facts.get("lacks") == "plugin"))
     }
     odd = odd_ones_out(roads)
     if odd is None:
         return
     shown = [f"{len(_of(roads, road))} by {road}" for road in sorted(set(roads.values()))]
     reasons = {host: _reason(seen[host]) for host in odd.places}
+    others = {road for host, road in roads.items() if host not in shut}
     yield Finding(
         RDMA_MIXED,
         f"NCCL's data would go {', '.join(shown)}; {next(iter(reasons.values()))}",
         Where(hosts=tuple(sorted(odd.places))),
         {"reasons": reasons, "roads": roads},
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
+        # Without the hosts that may not open what they have, all would go one way.
+        explained_by=RDMA_UNUSABLE.code if shut and len(others) == 1 else None,
     )
 
 
@@ -149,8 +249,9 @@ def _of(roads: Mapping[str, str], road: str) -> list[str]:
 
 def _reason(facts: Mapping[str, Any]) -> str:
     told = [f"{name}={value}" for name, (value, _) in sorted(facts["settings"].items())]
-    ports = [f"{p['device']}:{p['port']} {p['state'] or 'unknown'}" for p in facts["ports"]]
-    return ", ".join([*told, *ports][:6]) or "no RDMA device"
+    ports = [f"{port_name(p)} {p['state'] or 'unknown'}" for p in facts["ports"]]
+    why = [facts["reason"]] if facts.get("lacks") else []
+    return ", ".join([*why, *told, *ports][:6]) or "no RDMA device"
 
 
 def _down(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -159,14 +260,13 @@ def _down(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     for host, facts in seen.items():
         for port in facts["ports"]:
             if port["wanted"] and facts["road"] == "infiniband":
-                name = f"{port['device']}:{port['port']}"
-                states.setdefault(name, {})[host] = port["state"] == "ACTIVE"
+                states.setdefault(port_name(port), {})[host] = port["state"] == "ACTIVE"
     for name, active in states.items():
         odd = odd_ones_out(active)
         if odd is None or odd.tie or not odd.usual:
             continue
         for host in odd.places:
-            port = next(p for p in seen[host]["ports"] if f"{p['device']}:{p['port']}" == name)
+            port = next(p for p in seen[host]["ports"] if port_name(p) == name)
             yield Finding(
                 RDMA_PORT_DOWN,
                 f"{name} is {port['state'] or 'in no state'} ({port['physical'] or 'no link'}) "
@@ -174,3 +274,17 @@ def _down(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
                 Where(hosts=(host,), interfaces=(name,)),
                 {"port": dict(port)},
             )
+
+
+def _efa(cluster: Cluster, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """What nobody can see from a host, where collectives do not work although all go by EFA."""
+    outcomes = [each.outcome.status for each in cluster.evidence("collectives", "world")]
+    stuck = OutcomeStatus.HUNG in outcomes
+    if len(seen) > 1 and stuck and all(facts["road"] == "efa" for facts in seen.values()):
+        yield Finding(
+            EFA_BLOCKED,
+            "the collective of all ranks hung, and all hosts go by EFA, whose traffic nothing else "
+            "has tested",
+            Where(hosts=tuple(sorted(seen))),
+            confidence=Confidence.POSSIBLE,
+        )

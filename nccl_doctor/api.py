@@ -62,8 +62,11 @@ from nccl_doctor.tools.fabric.gids import (
     wanted_kind,
 )
 from nccl_doctor.tools.fabric.hca import HCA, HcaList, rdma_admits, rdma_off
-from nccl_doctor.tools.fabric.picks import road_by_ports, table_of_picks
+from nccl_doctor.tools.fabric.picks import table_of_picks
 from nccl_doctor.tools.fabric.ports import rdma_devices, rdma_ports, speaks_verbs
+from nccl_doctor.tools.fabric.rails import rails_of
+from nccl_doctor.tools.fabric.road import Access, Road, admitted, choose_road, port_name
+from nccl_doctor.tools.fabric.verbs import IBVERBS, barred_devices, ibverbs_error
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
@@ -151,7 +154,6 @@ from nccl_doctor.tools.mesh.shape import (
 from nccl_doctor.tools.nccl.conf import nccl_settings
 from nccl_doctor.tools.nccl.ifchoice import (
     has_infiniband,
-    nccl_data_road,
     subnet_prefixes,
     survey,
 )
@@ -161,6 +163,7 @@ from nccl_doctor.tools.nccl.library import (
     nccl_version,
     nccl_wheels,
 )
+from nccl_doctor.tools.nccl.plugin import first_plugin
 from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group
 from nccl_doctor.tools.net.dial import Dial, dial, has_route
 from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
@@ -267,6 +270,7 @@ __all__ = [
     "GROUP_NEEDS",
     "HCA",
     "HOW_NEAR",
+    "IBVERBS",
     "IMPORT_DEEPSPEED",
     "LIBRARY_COLUMNS",
     "NCCL_LIBRARIES",
@@ -281,6 +285,7 @@ __all__ = [
     "TIMEOUT_TOO_SHORT",
     "USE_NCCL2",
     "VISIBLE",
+    "Access",
     "Attempt",
     "Cause",
     "Check",
@@ -322,6 +327,7 @@ __all__ = [
     "Peers",
     "PickedGid",
     "Rank",
+    "Road",
     "Round",
     "Scope",
     "Severity",
@@ -332,9 +338,11 @@ __all__ = [
     "Untested",
     "Where",
     "accelerator_of",
+    "admitted",
     "algorithm_bandwidth",
     "arch_runs_on",
     "attempts_of",
+    "barred_devices",
     "beyond",
     "blame_binding",
     "blame_edges",
@@ -343,6 +351,7 @@ __all__ = [
     "bus_bandwidth",
     "call_others",
     "cgroup_limits",
+    "choose_road",
     "claimed_ranks",
     "clock_is_synchronized",
     "clock_offsets",
@@ -360,6 +369,7 @@ __all__ = [
     "explains_knock",
     "file_version",
     "fingerprint",
+    "first_plugin",
     "fits",
     "fixed_index",
     "follow_pairs",
@@ -382,6 +392,7 @@ __all__ = [
     "hosts_without_gpu",
     "how_to_let_pass",
     "how_to_open",
+    "ibverbs_error",
     "import_deepspeed",
     "in_front",
     "in_slots",
@@ -424,7 +435,6 @@ __all__ = [
     "mesh_size",
     "minor_of",
     "narrow_to_mesh",
-    "nccl_data_road",
     "nccl_settings",
     "nccl_version",
     "nccl_wheels",
@@ -441,10 +451,12 @@ __all__ = [
     "place_of",
     "place_on_host",
     "port_holder",
+    "port_name",
     "port_range",
     "process_group",
     "public",
     "quote_hit",
+    "rails_of",
     "ranks_in_words",
     "rate_figures",
     "rates_table",
@@ -459,7 +471,6 @@ __all__ = [
     "redirecting_bridges",
     "release",
     "ring",
-    "road_by_ports",
     "road_to_master",
     "round_compared",
     "rounds_again",

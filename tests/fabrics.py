@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -41,8 +42,13 @@ def add_device(
     gids: Mapping[int, tuple[str, str]] | None = None,
     mtu: int = 4200,
     counters: bool = True,
+    numa: int = 0,
+    opens: bool = True,
+    network: str = "",
 ) -> None:
     """One device with one port, as mlx5 shows a ConnectX-7.
+
+    `opens`: whether its file is in /dev. `network`: of RoCE, `10.0.1.0/24` by the routing table.
 
     `gids`: index → (GID, type); the table has 4 entries, the others are empty. `group`: type of its
     IOMMU group.
@@ -59,6 +65,11 @@ def add_device(
         write(root, f"{function}/{file}", text)
     if group:
         write(root, f"{function}/iommu_group/type", group)
+    write(root, f"{function}/numa_node", str(numa))
+    uverbs = f"uverbs{len(list(root.glob('sys/class/infiniband_verbs/*')))}"
+    write(root, f"sys/class/infiniband_verbs/{uverbs}/ibdev", name)
+    if opens:
+        write(root, f"dev/infiniband/{uverbs}", "")
     port = f"{at}/ports/1"
     for file, text in {
         "state": state,
@@ -85,6 +96,23 @@ def add_device(
         nic = f"eth_{name}"
         write(root, f"{port}/gid_attrs/ndevs/0", nic)
         write(root, f"sys/class/net/{nic}/mtu", str(mtu))
+        if network:
+            add_route(root, nic, network)
+
+
+def add_route(root: Path, nic: str, network: str) -> None:
+    """A network on the link of an interface, and a default route, in /proc/net/route."""
+    file = root / "proc/net/route"
+    head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT"
+    before = file.read_text() if file.exists() else f"{head}\n"
+    net = ipaddress.IPv4Network(network)
+    for to, mask, gateway in (
+        (net.network_address, net.netmask, "00000000"),
+        (ipaddress.IPv4Address(0), ipaddress.IPv4Address(0), "0100000A"),
+    ):
+        words = [each.packed[::-1].hex().upper() for each in (to, mask)]
+        before += f"{nic}\t{words[0]}\t{gateway}\t0001\t0\t0\t0\t{words[1]}\t0\t0\t0\n"
+    write(root, "proc/net/route", before)
 
 
 LOCAL = "fe80:0000:0000:0000:0ac0:ebff:fe01:0203"

@@ -21,7 +21,7 @@ ELSEWHERE = (
     "libraries", "driver_libraries", "numa_calls",
     "idle_connections", "device_mesh", "side_group", "deepspeed_groups",
     "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity",
-    "rdma", "fabric_ports", "roce_gids", "ib_hca", "gpu_direct", "rdma_errors",
+    "rdma", "fabric_ports", "roce_gids", "ib_hca", "gpu_direct", "rdma_errors", "rails",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, mostly NCCL, and a job with a side group.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
-from nccl_doctor.checks.net_plugin import DEFAULT, candidates
+from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.tools.nccl.plugin import NET_PLUGIN, plugin_candidates
 from tests import findings
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, outcome
 from tests.libraries import compiled
 
 CHECK = next(check for check in registry.load().checks if check.name == "net_plugin")
@@ -29,7 +30,9 @@ def observed(**env: str) -> dict[str, Any]:
 
 
 def facts_of(*asked: str, plugin: str = "", net: str = "", loaded: str = "") -> dict[str, Any]:
-    tried = [[name, "" if name == loaded else f"{name}: {GONE}"] for name in candidates(plugin)]
+    tried = [
+        [name, "" if name == loaded else f"{name}: {GONE}"] for name in plugin_candidates(plugin)
+    ]
     told = {"asked": list(asked), "plugin": plugin, "net": net, "tried": tried}
     return {**told, "loaded": loaded or None}
 
@@ -47,7 +50,7 @@ OFI = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi", loaded="lib
 @pytest.mark.parametrize(
     ("plugin", "libraries"),
     [
-        ("", [DEFAULT]),
+        ("", [NET_PLUGIN]),
         ("ofi", ["ofi", "libnccl-net-ofi.so"]),
         ("libnccl-net-ofi.so", ["libnccl-net-ofi.so"]),
         ("/opt/lib/net.so", ["/opt/lib/net.so"]),
@@ -57,7 +60,7 @@ OFI = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi", loaded="lib
     ],
 )
 def test_where_nccl_looks(plugin: str, libraries: Sequence[str]) -> None:
-    assert list(candidates(plugin)) == libraries
+    assert list(plugin_candidates(plugin)) == libraries
 
 
 @pytest.mark.parametrize(
@@ -65,7 +68,7 @@ def test_where_nccl_looks(plugin: str, libraries: Sequence[str]) -> None:
     [
         pytest.param(PLAIN, id="nothing asked, nothing there"),
         pytest.param(OFI, id="asked and there"),
-        pytest.param(facts_of(loaded=DEFAULT), id="there without being asked"),
+        pytest.param(facts_of(loaded=NET_PLUGIN), id="there without being asked"),
         pytest.param(facts_of("NCCL_NET=Socket", net="Socket"), id="sockets"),
         pytest.param(facts_of("NCCL_NET=IB", "FI_PROVIDER=efa", net="IB"), id="InfiniBand"),
         pytest.param(facts_of("NCCL_NET_PLUGIN=none", plugin="none"), id="none wanted"),
@@ -100,17 +103,29 @@ class TestMissing:
 
 class TestDiffers:
     def test_the_odd_one_has_none(self) -> None:
-        there = facts_of(loaded=DEFAULT)
+        there = facts_of(loaded=NET_PLUGIN)
         finding = only(cluster_of(there, PLAIN, there), "net-plugin-differs", hosts=["nd1"])
         assert finding.level is Severity.WARN
         assert finding.message == "2 of 3 hosts load libnccl-net.so, 1 load none"
 
     def test_the_odd_one_has_one(self) -> None:
-        there = facts_of(loaded=DEFAULT)
+        there = facts_of(loaded=NET_PLUGIN)
         only(cluster_of(PLAIN, PLAIN, there), "net-plugin-differs", hosts=["nd2"])
 
+    def test_with_efa_the_plug_in_does_not_give_way(self) -> None:
+        there = facts_of(loaded=NET_PLUGIN)
+        made = cluster_of(there, PLAIN, there)
+        hosts = tuple(
+            replace(each, facts={**each.facts, "rdma": {ALONE: outcome({"road": "efa"})}})
+            for each in made.hosts
+        )
+        ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+        efa = replace(made, hosts=hosts, ranks=ranks)
+        finding = only(efa, "net-plugin-differs", hosts=["nd1"])
+        assert finding.level is Severity.FAIL
+
     def test_a_tie(self) -> None:
-        cluster = cluster_of(PLAIN, facts_of(loaded=DEFAULT))
+        cluster = cluster_of(PLAIN, facts_of(loaded=NET_PLUGIN))
         finding = only(cluster, "net-plugin-differs", hosts=["nd0", "nd1"])
         assert finding.confidence is Confidence.POSSIBLE
 
@@ -130,6 +145,13 @@ class TestObserve:
     def test_it_loads(self, tmp_path: Path) -> None:
         library = str(compiled(tmp_path / "libnccl-net-x.so", "int ncclNetPlugin_v8;"))
         assert observed(NCCL_NET_PLUGIN=library)["loaded"] == library
+
+    def test_a_library_that_is_no_plug_in(self, tmp_path: Path) -> None:
+        library = str(compiled(tmp_path / "libnccl-net-x.so", "int other;"))
+        facts = observed(NCCL_NET_PLUGIN=library)
+        assert facts["loaded"] is None
+        finding = only(cluster_of(facts), "net-plugin-missing", hosts=["nd0"])
+        assert "exports no ncclNetPlugin_v*" in finding.message
 
     def test_it_cannot_be_loaded(self, tmp_path: Path) -> None:
         library = tmp_path / "libnccl-net-x.so"

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Context,
+    Launch,
+    OutcomeStatus,
+    Severity,
+    Skip,
+)
 from nccl_doctor.checks.rdma import Rdma
+from nccl_doctor.cluster import Outcome
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.libraries import compiled
 
 CHECK = Rdma()
+LOADS = ("libc.so.6",)
+"""Stands in for libibverbs: a library that can be loaded."""
 
 
 def port(device: str = "mlx5_0", state: str = "ACTIVE", **more: Any) -> dict[str, Any]:
@@ -102,6 +116,16 @@ def test_gloo_uses_no_rdma() -> None:
         CHECK.observe(Context(launch=Launch(), env={}, backend="gloo"))
 
 
+def look(root: Path, libraries: tuple[str, ...] = LOADS, **env: str) -> dict[str, Any]:
+    class Here(Rdma):
+        pass
+
+    Here.root, Here.libraries = root, libraries
+    env = {"NCCL_CONF_FILE": "/nonexistent", **env}
+    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
+    return dict(json.loads(json.dumps(found)))
+
+
 @pytest.mark.parametrize(
     ("env", "road", "wanted"),
     [
@@ -112,40 +136,114 @@ def test_gloo_uses_no_rdma() -> None:
         ({"NCCL_IB_HCA": "=mlx5_0:1"}, "infiniband", [True, False]),
         ({"NCCL_IB_HCA": "=mlx5_0:2"}, "sockets", [False, False]),
         ({"NCCL_NET": "Socket"}, "sockets", [True, True]),
+        ({"NCCL_NET": "IB", "NCCL_IB_HCA": "mlx5_1"}, "none", [False, True]),
     ],
 )
 def test_ports_are_read_from_sysfs(
     tmp_path: Path, env: dict[str, str], road: str, wanted: list[bool]
 ) -> None:
-    for device, state in (("mlx5_0", "4: ACTIVE"), ("mlx5_1", "1: DOWN")):
-        folder = tmp_path / device / "ports" / "1"
-        folder.mkdir(parents=True)
-        for name, text in {
-            "state": state,
-            "phys_state": "5: LinkUp",
-            "link_layer": "InfiniBand",
-            "rate": "400 Gb/sec (4X NDR)",
-        }.items():
-            (folder / name).write_text(text + "\n")
-
-    class Here(Rdma):
-        folder = tmp_path
-
-    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
+    fabrics.add_device(tmp_path, "mlx5_0")
+    fabrics.add_device(tmp_path, "mlx5_1", state="1: DOWN", pci="0000:1b:00.0")
+    found = look(tmp_path, LOADS, **env)
     assert [(p["device"], p["state"], p["physical"]) for p in found["ports"]] == [
         ("mlx5_0", "ACTIVE", "LinkUp"),
-        ("mlx5_1", "DOWN", "LinkUp"),
+        ("mlx5_1", "DOWN", "Disabled"),
     ]
     assert [p["wanted"] for p in found["ports"]] == wanted
     assert found["road"] == road
+    assert found["uses"] == (["mlx5_0:1"] if road == "infiniband" else [])
 
 
 def test_a_host_without_devices(tmp_path: Path) -> None:
-    class Here(Rdma):
-        folder = tmp_path / "none"
+    found = look(tmp_path)
+    assert (found["ports"], found["road"], found["plugin"]) == ([], "sockets", None)
 
-    found = Here().observe(Context(launch=Launch(), env={}, backend="nccl"))
-    assert (found["ports"], found["road"]) == ([], "sockets")
+
+class TestUnusable:
+    """Devices in sysfs that the process may not use, as in a container that was given none."""
+
+    def test_a_container_without_the_device_files(self, tmp_path: Path) -> None:
+        good = look(fabrics.connectx7(tmp_path / "good", 2))
+        fabrics.add_device(tmp_path / "bad", "mlx5_0", opens=False)
+        fabrics.add_device(tmp_path / "bad", "mlx5_1", opens=False, pci="0000:1b:00.0")
+        bad = look(tmp_path / "bad")
+        assert (bad["road"], bad["lacks"]) == ("sockets", "access")
+        found = only(
+            CHECK,
+            cluster(good, bad, good),
+            "rdma-unusable",
+            hosts=["nd1"],
+            interfaces=["mlx5_0:1", "mlx5_1:1"],
+        )
+        assert found.level is Severity.FAIL
+        assert "/dev/infiniband/uverbs0: No such file or directory" in found.message
+        assert "NCCL would go by sockets" in found.message
+        assert "--device=/dev/infiniband" in (found.fix or found.kind.fix)
+        codes = {f.code: f.explained_by for f in judge(CHECK, cluster(good, bad, good))}
+        assert codes == {"rdma-unusable": None, "rdma-mixed": "rdma-unusable"}
+
+    def test_a_device_that_may_not_be_opened(self, tmp_path: Path) -> None:
+        fabrics.connectx7(tmp_path, 1)
+        file = tmp_path / "dev/infiniband/uverbs0"
+        file.unlink()
+        file.mkdir()  # as root may open any file
+        assert look(tmp_path)["barred"] == {
+            "mlx5_0": "/dev/infiniband/uverbs0: Is a directory",
+        }
+
+    def test_an_image_without_the_library(self, tmp_path: Path) -> None:
+        fabrics.connectx7(tmp_path, 2)
+        good, bad = look(tmp_path), look(tmp_path, ("libibverbs-not-here.so",))
+        found = only(
+            CHECK,
+            cluster(bad, good, good),
+            "rdma-unusable",
+            hosts=["nd0"],
+            interfaces=["mlx5_0:1", "mlx5_1:1"],
+        )
+        assert found.level is Severity.FAIL
+        assert "libibverbs-not-here.so: cannot open" in found.message
+        assert "libibverbs1" in found.fix
+
+    def test_where_no_host_can_it_runs_but_slowly(self, tmp_path: Path) -> None:
+        fabrics.connectx7(tmp_path, 1)
+        bad = look(tmp_path, ("libibverbs-not-here.so",))
+        found = judge(CHECK, cluster(bad, bad))
+        assert {(f.code, f.level) for f in found} == {("rdma-unusable", Severity.WARN)}
+
+    def test_one_of_two_devices_on_one_host_alone(self, tmp_path: Path) -> None:
+        good = look(fabrics.connectx7(tmp_path / "good", 2))
+        fabrics.add_device(tmp_path / "bad", "mlx5_0")
+        fabrics.add_device(tmp_path / "bad", "mlx5_1", opens=False, pci="0000:1b:00.0")
+        bad = look(tmp_path / "bad")
+        found = only(
+            CHECK,
+            cluster(good, good, bad),
+            "rdma-unusable",
+            hosts=["nd2"],
+            interfaces=["mlx5_1:1"],
+        )
+        assert (found.level, bad["road"]) == (Severity.WARN, "infiniband")
+        assert "1 ports are left, 2 on others" in found.message
+        # Pods that share a host are each given some: nothing is wrong where all have as many.
+        alike = judge(CHECK, cluster(bad, bad))
+        assert {f.level for f in alike} == {Severity.INFO}
+
+    def test_where_nccl_may_take_nothing_else_it_ends(self, tmp_path: Path) -> None:
+        bad = look(tmp_path, NCCL_NET="IB")
+        found = judge(CHECK, cluster(bad, bad))
+        assert {(f.code, f.level) for f in found} == {("rdma-unusable", Severity.FAIL)}
+        assert "no verbs port is active" in found[0].message
+
+
+def test_a_tie_between_a_host_that_cannot_and_one_that_can(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path, 1)
+    good, bad = look(tmp_path), look(tmp_path, ("libibverbs-not-here.so",))
+    only(CHECK, cluster(good, bad), "rdma-unusable", hosts=["nd1"], interfaces=["mlx5_0:1"])
+
+
+def test_a_report_of_an_earlier_version_can_still_be_judged() -> None:
+    assert judge(CHECK, cluster(HEALTHY, HEALTHY)) == []
 
 
 def test_a_host_without_efa_among_hosts_that_have_it() -> None:
@@ -164,9 +262,25 @@ def test_efa_without_its_plug_in_is_told_by_another_check() -> None:
 
 
 def test_efa_is_no_verbs_port_for_nccl(tmp_path: Path) -> None:
-    class Here(Rdma):
-        folder = fabrics.efa(tmp_path) / "sys/class/infiniband"
-
-    found = Here().observe(Context(launch=Launch(), env={}, backend="nccl"))
+    plugin = compiled(tmp_path / "libnccl-net-ofi.so", "int ncclNetPlugin_v9;")
+    root = fabrics.efa(tmp_path / "efa")
+    found = look(root, NCCL_NET_PLUGIN=str(plugin))
     assert (found["road"], found["ports"][0]["wanted"]) == ("efa", False)
-    assert found["picks"]["rows"][0][:2] == ["data between hosts", "efa"]
+    assert found["plugin"] == str(plugin)
+    assert found["picks"]["rows"][0] == [
+        "data between hosts",
+        "efa",
+        f"EFA, and {plugin} can be loaded",
+    ]
+    without = look(root, NCCL_NET_PLUGIN="/nonexistent.so")
+    assert (without["road"], without["lacks"]) == ("sockets", "plugin")
+
+
+def test_a_security_group_may_stop_efa() -> None:
+    have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
+    hung = Outcome(OutcomeStatus.HUNG, reason="all_reduce").to_json()
+    made = cluster(have, have)
+    ranks = tuple(replace(r, facts={"collectives": {"world": hung}}) for r in made.ranks)
+    found = only(CHECK, replace(made, ranks=ranks), "efa-maybe-blocked", hosts=["nd0", "nd1"])
+    assert (found.level, found.confidence) == (Severity.INFO, Confidence.POSSIBLE)
+    assert judge(CHECK, made) == []

@@ -17,7 +17,6 @@ from nccl_doctor.tools.fabric.direct import (
 )
 from nccl_doctor.tools.fabric.gids import GidKind, fixed_index, gid_tables, pick_gid, wanted_kind
 from nccl_doctor.tools.fabric.hca import HcaList, rdma_admits, rdma_off
-from nccl_doctor.tools.fabric.picks import road_by_ports, table_of_picks
 from nccl_doctor.tools.fabric.ports import rdma_devices, rdma_ports, roce_mtu
 from nccl_doctor.tools.nccl.conf import Setting
 from tests import fabrics
@@ -256,53 +255,3 @@ def test_a_machine_without_anything(tmp_path: Path) -> None:
     facts = read_gpu_direct(tmp_path)
     assert gpu_direct_road(facts, {}) == ("none", "no NVIDIA driver")
     assert (facts["iommu"], facts["acs"], facts["modules"]) == ({}, {}, [])
-
-
-# --- what NCCL would take ---
-
-
-def ports(root: Path, hca: str = "") -> list[dict[str, Any]]:
-    found = rdma_ports(root / "sys/class/infiniband")
-    for port in found:
-        admitted = rdma_admits(hca, port["device"], int(port["port"]))
-        port["wanted"] = admitted and port["link"] != "Unknown"
-    return found
-
-
-def test_the_table_of_a_host_with_infiniband(tmp_path: Path) -> None:
-    fabrics.connectx7(tmp_path, 2)
-    fabrics.add_device(tmp_path, "mlx5_2", state="1: DOWN", pci="0000:2a:00.0")
-    have = ports(tmp_path)
-    road = road_by_ports({}, have)
-    table = table_of_picks({}, road, have, tmp_path)
-    rows = {row[0]: row[1:] for row in table["rows"]}
-    assert rows["data between hosts"] == ["infiniband", "a verbs port is active"]
-    assert rows["ports"] == ["mlx5_0:1, mlx5_1:1", f"2 of InfiniBand {fabrics.NDR}"]
-    assert rows["ports left out"] == ["mlx5_2:1", "1 DOWN"]
-    assert rows["GPUDirect RDMA"] == ["none", "no NVIDIA driver"]
-    assert all(len(row) == len(table["columns"]) for row in table["rows"])
-
-
-@pytest.mark.parametrize(
-    ("settings", "road"),
-    [
-        ({}, "efa"),
-        ({"NCCL_NET_PLUGIN": "none"}, "sockets"),
-        ({"NCCL_NET": "Socket"}, "sockets"),
-        ({"NCCL_NET": "AWS Libfabric"}, "plugin"),
-    ],
-)
-def test_efa_needs_a_plug_in(tmp_path: Path, settings: dict[str, str], road: str) -> None:
-    have = ports(fabrics.efa(tmp_path))
-    assert road_by_ports(told(**settings), have) == road
-    table = table_of_picks(told(**settings), road, have, tmp_path)
-    assert table["rows"][0][1] == road
-
-
-def test_the_table_of_a_host_without_devices(tmp_path: Path) -> None:
-    table = table_of_picks({}, road_by_ports({}, []), [], tmp_path)
-    assert table["rows"][0] == [
-        "data between hosts",
-        "sockets",
-        "no verbs port is active and admitted",
-    ]

@@ -13,11 +13,11 @@ from nccl_doctor.tools.nccl.ifchoice import (
     gloo_choice,
     has_infiniband,
     nccl_choices,
-    nccl_data_road,
     resolve_own,
     subnet_prefixes,
 )
 from nccl_doctor.tools.net.interfaces import Interface
+from tests import fabrics
 
 
 def nic(name: str, *addresses: str, running: bool = True) -> Interface:
@@ -209,22 +209,6 @@ def test_settings_come_from_three_places(tmp_path: Path) -> None:
     assert found["NCCL_IB_DISABLE"].origin == str(etc)
 
 
-@pytest.mark.parametrize(
-    ("env", "infiniband", "road"),
-    [
-        ({}, False, "sockets"),
-        ({}, True, "infiniband"),
-        ({"NCCL_IB_DISABLE": "1"}, True, "sockets"),
-        ({"NCCL_IB_DISABLE": "true"}, True, "infiniband"),  # not a number is 0
-        ({"NCCL_NET": "Socket"}, True, "sockets"),
-        ({"NCCL_NET": "AWS Libfabric"}, False, "plugin"),
-    ],
-)
-def test_what_carries_the_data(env: dict[str, str], infiniband: bool, road: str) -> None:
-    settings = {name: Setting(value, "environment") for name, value in env.items()}
-    assert nccl_data_road(settings, infiniband) == road
-
-
 def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0" / "ports" / "1"
     port.mkdir(parents=True)
@@ -233,6 +217,12 @@ def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:
     assert not has_infiniband(tmp_path)
     (port / "state").write_text("4: ACTIVE\n")
     assert has_infiniband(tmp_path)
+
+
+def test_efa_is_no_infiniband(tmp_path: Path) -> None:
+    folder = "sys/class/infiniband"
+    assert not has_infiniband(fabrics.efa(tmp_path / "efa") / folder)
+    assert has_infiniband(fabrics.roce(tmp_path / "roce") / folder)
 
 
 def test_every_chosen_address_is_tested_once() -> None:

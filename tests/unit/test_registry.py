@@ -308,6 +308,7 @@ CODES = """
     rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs
     ib-hca-unmatched ib-hca-port-down ib-hca-overmatch
     gpudirect-rdma-missing iommu-translates acs-redirects
+    rdma-unusable efa-maybe-blocked rail-order-differs rail-slots-differ rdma-names-differ
     rdma-mixed rdma-port-down rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs

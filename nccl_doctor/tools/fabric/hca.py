@@ -72,11 +72,15 @@ def rdma_off(settings: Mapping[str, Setting]) -> str:
     Args:
         settings: from `nccl_settings`.
     """
-    disabled = settings.get("NCCL_IB_DISABLE", Setting("0", "")).value
-    if _whole(disabled):
-        return f"NCCL_IB_DISABLE={disabled}"
+    if is_disabled(settings):
+        return f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE'].value}"
     net = settings.get("NCCL_NET", Setting("", "")).value
     return f"NCCL_NET={net}" if net.lower() == "socket" else ""
+
+
+def is_disabled(settings: Mapping[str, Setting]) -> bool:
+    """Whether NCCL_IB_DISABLE is set to anything but 0, as NCCL reads numbers."""
+    return bool(_whole(settings.get("NCCL_IB_DISABLE", Setting("0", "")).value))
 
 
 def _port(text: str) -> int:

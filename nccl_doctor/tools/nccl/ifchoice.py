@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.tools.fabric.ports import SYSFS, rdma_ports, speaks_verbs
+from nccl_doctor.tools.fabric.road import admitted, choose_road
 from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
 from nccl_doctor.tools.net import ifaddrs
 from nccl_doctor.tools.net.interfaces import Interface, interfaces, is_link_local, is_loopback
@@ -221,30 +223,6 @@ def _shares_subnet(address: str, other: str, prefix: int | None) -> bool:
     return ipaddress.ip_address(other) in net
 
 
-def nccl_data_road(settings: Mapping[str, Setting], has_infiniband: bool) -> str:
-    """What carries NCCL's data between hosts: `sockets`, `infiniband` or `plugin`.
-
-    Only in the first case do the interfaces after the first matter.
-    """
-    net = settings.get("NCCL_NET", Setting("", "")).value.lower()
-    if net == "socket":
-        return "sockets"
-    if net not in ("", "ib"):
-        return "plugin"
-    disabled = settings.get("NCCL_IB_DISABLE", Setting("0", "")).value
-    if has_infiniband and not _number(disabled):
-        return "infiniband"
-    return "sockets"
-
-
-def _number(text: str) -> int:
-    """As strtoll does: what is not a number is 0."""
-    try:
-        return int(text, 0)
-    except ValueError:
-        return 0
-
-
 def gloo_choice(
     nics: Sequence[Interface],
     env: Mapping[str, str],
@@ -315,15 +293,9 @@ def subnet_prefixes() -> dict[str, int]:
     }
 
 
-def has_infiniband(folder: Path = Path("/sys/class/infiniband")) -> bool:
-    """Whether a verbs device (InfiniBand or RoCE) has an active port."""
-    for state in folder.glob("*/ports/*/state"):
-        try:
-            if "ACTIVE" in state.read_text():
-                return True
-        except OSError:
-            continue
-    return False
+def has_infiniband(folder: Path = SYSFS) -> bool:
+    """Whether a verbs device (InfiniBand or RoCE) has an active port; EFA is none."""
+    return any(port["state"] == "ACTIVE" and speaks_verbs(port) for port in rdma_ports(folder))
 
 
 def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
@@ -352,9 +324,9 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
 def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, Any]:
     """Plain facts: what this host would choose, and between what.
 
-    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: see `nccl_data_road`;
-    `interfaces`: those that somebody chose, and at most `MAX_INTERFACES` more, each with its
-    `subnets`, one for each address.
+    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the road that data
+    takes between hosts, see `Road`; `interfaces`: those that somebody chose, and at most
+    `MAX_INTERFACES` more, each with its `subnets`, one for each address.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
@@ -369,7 +341,7 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
         "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
-        "nccl_data": nccl_data_road(settings, has_infiniband()),
+        "nccl_data": choose_road(settings, admitted(settings, rdma_ports())).name,
     }
 
 

@@ -1,0 +1,196 @@
+"""Do the rails of all hosts line up: the same slots, the same order, the same networks?
+
+What it checks
+--------------
+The InfiniBand and RoCE ports that NCCL's settings admit (NCCL_IB_HCA), in the order in which NCCL
+counts them (by PCI address): device, slot, NUMA node, and the network that each leads to, of RoCE
+the IPv4 subnet of its GIDs. `-v` shows them as a table. Hosts are compared place by place; nothing
+is sent.
+
+Why it matters
+--------------
+NCCL joins hosts channel by channel: the first NIC of one host talks to the first of the next. On a
+fabric with a switch for each rail, a host whose cables are swapped, or whose list of names means
+other slots, sends everything through the upper switches, or to a rail that does not reach the other
+one: `Got completion … with error 12`. Device names are handed out by the driver, in the order of
+discovery: the same name may be another slot on another host.
+
+How to fix
+----------
+Swapped networks: swap the cables or the addresses of the two NICs. Other slots: name the ports of
+each kind of host by themselves, in a file (/etc/nccl.conf), or give the devices lasting names by
+udev rules (rdma-core, rdma_rename).
+
+When it is wrong
+----------------
+Hosts with other slots (another board) are compared by networks only. Networks are compared only
+where every port of a host has one of its own and all hosts have the same ones: a fabric with one
+subnet for all rails, or with one for each link, says nothing about the order, nor does InfiniBand
+with one subnet manager. Where all rails reach each other, a swapped one is only slower. What is
+down or cannot be opened, check `rdma` says; a different number, check `fabric_ports`.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC, NCCL_IB_DEVICE_PCI_ORDER); NCCL
+src/transport/net_ib/init.cc; NVIDIA/nccl issues 733, 1277 and 1591.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    HCA,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    nccl_settings,
+    odd_ones_out,
+    rails_of,
+    rdma_off,
+)
+
+ORDER = Kind(
+    "rail-order-differs",
+    Layer.ROUTE,
+    "The rails of a host are in another order than on the other hosts",
+    "NCCL's first NIC here talks to the first NIC there: over the upper switches, slower, or not "
+    "at all where rails are apart (error 12).",
+    "swap the cables, or the addresses, of the NICs that are named",
+    Severity.WARN,
+    between=True,
+)
+SLOTS = Kind(
+    "rail-slots-differ",
+    Layer.ROUTE,
+    "NCCL would take NICs in other slots than on the other hosts",
+    "Device names mean other slots here: rails do not match, and GPUs are far from their NICs.",
+    "name the ports of this host by themselves (NCCL_IB_HCA in /etc/nccl.conf), or give devices "
+    "lasting names by udev rules (rdma_rename)",
+    Severity.WARN,
+    between=True,
+)
+NAMES = Kind(
+    "rdma-names-differ",
+    Layer.ROUTE,
+    "The same slot has another device name than on the other hosts",
+    "One NCCL_IB_HCA for all hosts would mean other NICs on some.",
+    "leave NCCL_IB_HCA unset, or give devices lasting names by udev rules (rdma_rename)",
+    Severity.INFO,
+)
+
+Rail = Mapping[str, Any]
+
+
+class Rails(Check):
+    """Put the ports of each host in NCCL's order, and compare hosts."""
+
+    name = "rails"
+    layer = Layer.ROUTE
+    kinds = (ORDER, SLOTS, NAMES)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """As of `rails_of`; `table`: the rails for people; `hca`: the value of NCCL_IB_HCA."""
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        settings = nccl_settings(ctx.env)
+        off = rdma_off(settings)
+        if off:
+            raise Skip(f"{off} turns RDMA off")
+        ctx.breadcrumb("read /sys/class/infiniband")
+        found = rails_of(settings, self.root)
+        if not found["rails"]:
+            raise Skip("no InfiniBand or RoCE port that NCCL may use")
+        columns = ["rail", "port", "slot", "NUMA node", "state", "network"]
+        rows = [
+            [number, *(rail[key] for key in ("name", "pci", "numa", "state", "subnet"))]
+            for number, rail in enumerate(found["rails"])
+        ]
+        hca = settings[HCA].value if HCA in settings else ""
+        return {**found, "hca": hca, "table": {"columns": columns, "rows": rows}}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Networks by place; then slots, of hosts with the same ones; then the names of these."""
+        seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
+        rails = {host: facts["rails"] for host, facts in seen.items()}
+        yield from _order(rails)
+        boards = {host: tuple(facts["slots"]) for host, facts in seen.items()}
+        for board in dict.fromkeys(filter(None, boards.values())):
+            alike = {host: seen[host] for host, slots in boards.items() if slots == board}
+            yield from _slots(alike)
+
+
+def _order(rails: Mapping[str, list[Rail]]) -> Iterator[Finding]:
+    """Hosts that have the networks of most hosts, but not at the same places."""
+    subnets = {host: tuple(rail["subnet"] for rail in mine) for host, mine in rails.items()}
+    telling = {
+        host: mine
+        for host, mine in subnets.items()
+        if len(mine) > 1 and all(mine) and len(set(mine)) == len(mine)
+    }
+    sets = Counter(frozenset(mine) for mine in telling.values()).most_common(1)
+    same = {host: mine for host, mine in telling.items() if sets and frozenset(mine) == sets[0][0]}
+    odd = odd_ones_out(same)
+    for host in odd.places if odd else ():
+        usual = odd.usual if odd and odd.usual else None
+        others = [usual] if usual else [mine for mine in same.values() if mine != same[host]]
+        wrong = [at for at, net in enumerate(same[host]) if any(net != one[at] for one in others)]
+        shown = ", ".join(
+            f"{rails[host][at]['name']} is rail {at} in {same[host][at]}, elsewhere rail {at} is "
+            f"in {' or '.join(sorted({one[at] for one in others}))}"
+            for at in wrong
+        )
+        yield Finding(
+            ORDER,
+            shown,
+            Where(hosts=(host,), interfaces=tuple(rails[host][at]["name"] for at in wrong)),
+            {"networks": list(same[host])},
+            confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
+        )
+
+
+def _slots(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Of hosts with the same slots: those that use others of them, as many; then other names."""
+    used = {host: tuple(rail["pci"] for rail in facts["rails"]) for host, facts in seen.items()}
+    counts = Counter(map(len, used.values())).most_common(1)
+    used = {host: mine for host, mine in used.items() if len(mine) == counts[0][0]}
+    odd = odd_ones_out(used)
+    for host in odd.places if odd else ():
+        usual = odd.usual if odd and odd.usual else None
+        others = [usual] if usual else [mine for mine in used.values() if mine != used[host]]
+        known = {pci for mine in others for pci in mine}
+        mine = [rail for rail in seen[host]["rails"] if rail["pci"] not in known]
+        hca = seen[host]["hca"]
+        yield Finding(
+            SLOTS,
+            f"{HCA}={hca}: " * bool(hca)
+            + ", ".join(f"{rail['name']} is {rail['pci']}" for rail in mine)
+            + f"; the other hosts use {', '.join(sorted(known - set(used[host])))}",
+            Where(hosts=(host,), interfaces=tuple(rail["name"] for rail in mine)),
+            {"rails": seen[host]["rails"]},
+            confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
+        )
+    alike = [host for host in used if odd is None or host not in odd.places]
+    names = {host: tuple(rail["name"] for rail in seen[host]["rails"]) for host in alike}
+    other = odd_ones_out(names)
+    for host in other.places if other else ():
+        usual = other.usual if other else None
+        pairs = zip(seen[host]["rails"], usual or [""] * len(used[host]), strict=True)
+        shown = [
+            f"{rail['pci']} is {rail['name']}" + (f", elsewhere {name}" if name else "")
+            for rail, name in pairs
+            if rail["name"] != name
+        ]
+        yield Finding(NAMES, "; ".join(shown), Where(hosts=(host,)))

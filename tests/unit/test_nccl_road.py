@@ -1,0 +1,126 @@
+"""By which network NCCL would go, and what it needs for it, on made-up trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.tools.fabric.picks import table_of_picks
+from nccl_doctor.tools.fabric.ports import rdma_ports
+from nccl_doctor.tools.fabric.road import Access, Road, admitted, choose_road
+from nccl_doctor.tools.fabric.verbs import barred_devices, ibverbs_error
+from nccl_doctor.tools.nccl.conf import Setting
+from tests import fabrics
+
+
+def told(**settings: str) -> dict[str, Setting]:
+    return {name: Setting(value, "environment") for name, value in settings.items()}
+
+
+def ports(root: Path, **settings: str) -> list[dict[str, Any]]:
+    return admitted(told(**settings), rdma_ports(root / "sys/class/infiniband"))
+
+
+BOTH = ("mlx5_0:1", "mlx5_1:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "road"),
+    [
+        ({}, Road("infiniband", "a verbs port is active", BOTH)),
+        ({"NCCL_IB_HCA": "mlx5_1"}, Road("infiniband", "NCCL_IB_HCA=mlx5_1", ("mlx5_1:1",))),
+        ({"NCCL_IB_DISABLE": "1"}, Road("sockets", "NCCL_IB_DISABLE=1")),
+        ({"NCCL_IB_DISABLE": "true"}, Road("infiniband", "a verbs port is active", BOTH)),
+        ({"NCCL_IB_HCA": "=mlx5"}, Road("sockets", "no verbs port is active and admitted")),
+        ({"NCCL_NET": "Socket"}, Road("sockets", "NCCL_NET=Socket")),
+        ({"NCCL_NET": "AWS Libfabric"}, Road("plugin", "NCCL_NET=AWS Libfabric")),
+        ({"NCCL_NET": "ib"}, Road("infiniband", "a verbs port is active", BOTH)),
+        (
+            {"NCCL_NET": "ib", "NCCL_IB_DISABLE": "1"},
+            Road("none", "NCCL_NET=ib, and NCCL_IB_DISABLE=1"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_host_with_two_ports(tmp_path: Path, settings: dict[str, str], road: Road) -> None:
+    have = ports(fabrics.connectx7(tmp_path, 2), **settings)
+    assert choose_road(told(**settings), have) == road
+
+
+@pytest.mark.parametrize(
+    ("access", "name", "lacks", "reason"),
+    [
+        (Access(library="no such file"), "sockets", "library", "libibverbs cannot be loaded"),
+        (Access(barred={"mlx5_0": "a", "mlx5_1": "b"}), "sockets", "access", "(mlx5_0: a)"),
+        (Access(barred={"mlx5_0": "a"}), "infiniband", "", "a verbs port is active"),
+        (Access(plugin="libnccl-net.so"), "infiniband", "", "a verbs port is active"),
+    ],
+)
+def test_what_a_process_may_not_use(
+    tmp_path: Path, access: Access, name: str, lacks: str, reason: str
+) -> None:
+    road = choose_road({}, ports(fabrics.connectx7(tmp_path, 2)), access)
+    assert (road.name, road.lacks) == (name, lacks)
+    assert reason in road.reason
+    assert "mlx5_0:1" not in road.ports or not access.barred
+
+
+@pytest.mark.parametrize(
+    ("settings", "plugin", "road"),
+    [
+        ({}, None, "efa"),
+        ({}, "libnccl-net.so", "efa"),
+        ({}, "", "sockets"),
+        ({"NCCL_NET_PLUGIN": "none"}, None, "sockets"),
+        ({"NCCL_NET": "Socket"}, None, "sockets"),
+        ({"NCCL_NET": "AWS Libfabric"}, None, "plugin"),
+        ({"NCCL_NET": "IB"}, None, "none"),
+    ],
+)
+def test_efa_needs_a_plug_in(
+    tmp_path: Path, settings: dict[str, str], plugin: str | None, road: str
+) -> None:
+    have = ports(fabrics.efa(tmp_path), **settings)
+    found = choose_road(told(**settings), have, Access(plugin=plugin))
+    assert found.name == road
+    assert bool(found.ports) == (road == "efa")
+    assert table_of_picks(told(**settings), found, have, tmp_path)["rows"][0][1] == road
+
+
+def test_the_table_of_a_host_with_infiniband(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path, 3)
+    fabrics.add_device(tmp_path, "mlx5_3", state="1: DOWN", pci="0000:2a:00.0")
+    have = ports(tmp_path)
+    road = choose_road({}, have, Access(barred={"mlx5_2": "no"}))
+    table = table_of_picks({}, road, have, tmp_path)
+    rows = {row[0]: row[1:] for row in table["rows"]}
+    assert rows["data between hosts"] == ["infiniband", "a verbs port is active"]
+    assert rows["ports"] == ["mlx5_0:1, mlx5_1:1", f"2 of InfiniBand {fabrics.NDR}"]
+    assert rows["ports left out"] == ["mlx5_2:1, mlx5_3:1", "1 DOWN, 1 cannot be opened"]
+    assert rows["GPUDirect RDMA"] == ["none", "no NVIDIA driver"]
+    assert all(len(row) == len(table["columns"]) for row in table["rows"])
+
+
+def test_the_table_of_a_host_without_devices(tmp_path: Path) -> None:
+    road = choose_road({}, [])
+    table = table_of_picks({}, road, [], tmp_path)
+    assert table["rows"][0] == [
+        "data between hosts",
+        "sockets",
+        "no verbs port is active and admitted",
+    ]
+
+
+def test_devices_are_opened_for_real(tmp_path: Path) -> None:
+    fabrics.add_device(tmp_path, "mlx5_0")
+    fabrics.add_device(tmp_path, "mlx5_1", opens=False, pci="0000:1b:00.0")
+    assert barred_devices(["mlx5_0", "mlx5_1", "mlx5_9"], tmp_path) == {
+        "mlx5_1": "/dev/infiniband/uverbs1: No such file or directory",
+        "mlx5_9": "no uverbs device in sysfs (module ib_uverbs)",
+    }
+
+
+def test_the_library_is_loaded_for_real() -> None:
+    assert ibverbs_error(("nothing-of-the-kind.so", "libc.so.6")) == ""
+    assert "cannot open shared object" in ibverbs_error(("nothing-of-the-kind.so",))
