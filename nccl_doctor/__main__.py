@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 import sys
 import traceback
 
@@ -12,19 +10,18 @@ import click
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.words import PROGRAM
 from nccl_doctor.profiles import profile_of, unable
+from nccl_doctor.streams import CannotPrint, protect
 
 
 def main() -> None:
     """Run the command line; every error is one line on stderr.
 
-    Exits with 2 on a usage or configuration error, 130 after Ctrl-C at the command line itself; in
-    an exit profile, with what that system takes for "not known".
+    Exits with 2 on a usage or configuration error, 3 where stdout cannot be written, 130 after
+    Ctrl-C at the command line itself; in an exit profile, with what that system takes for "not
+    known". A reader of stdout that left changes nothing.
     """
     profile = profile_of(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal or pipe that cannot show a character must not cost the report.
-            stream.reconfigure(errors="backslashreplace")
+    protect()
     try:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
@@ -35,10 +32,9 @@ def main() -> None:
     except click.Abort:
         click.echo(f"{PROGRAM}: interrupted", err=True)
         code = _unable(profile, "interrupted", 130)
-    except BrokenPipeError:
-        # The reader of a pipe had enough. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = _unable(profile, "", 1)
+    except CannotPrint as error:
+        click.echo(f"{PROGRAM}: error: cannot write to stdout: {error.strerror}", err=True)
+        code = _unable(profile, "", 3)
     except Exception as error:
         if profile == "native":
             raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -18,48 +19,78 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert, summary
 from nccl_doctor.report.text import render as render_text
+from nccl_doctor.report.text import safe
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
     from nccl_doctor.launch import Launch
 
 _PIPE_WIDTH = 100
+_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def save(report: Report, form: str, path: str) -> None:
     """Write a report in one format; `-` is stdout. A reader sees the old file or the whole new one.
 
     Raises:
-        OSError: the folder is not there or not writable.
+        OSError: the folder is not there or not writable, or the disk is full.
     """
     rendered = renderer(form)(report)
     if path == "-":
         _put(sys.stdout, rendered)
         return
-    write_whole(path, rendered)
+    try:
+        write_whole(path, rendered)
+    except BrokenPipeError:
+        if path not in _STDOUT:  # whose reader may leave, as that of `-` may
+            raise
+
+
+@dataclass(frozen=True)
+class Covered:
+    """A report as it may be seen, and what is said beside it, with the same pseudonyms.
+
+    `problem` says why nobody will know what the pseudonyms stand for, where that is so.
+    """
+
+    report: Report
+    said: tuple[str, ...] = ()
+    problem: str = ""
 
 
 def covered(
-    report: Report, options: Options, outputs: Mapping[str, str], *, made_of: str = "-"
-) -> Report:
+    report: Report,
+    options: Options,
+    outputs: Mapping[str, str],
+    *,
+    made_of: str = "-",
+    said: Sequence[str] = (),
+) -> Covered:
     """The report as it may be seen: with pseudonyms, where that was asked for.
 
     Their private map is written beside the first file of `outputs`, or beside the file that the
     report was `made_of`; where there is neither, stderr says that nobody keeps it.
 
     Raises:
-        OSError: the key cannot be read, or the map not be written.
+        OSError: the key cannot be read.
         ValueError: the key file holds no key.
     """
     if not options.redact:
-        return report
+        return Covered(report, tuple(said))
     path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
     cover = Cover(path, options.redact_key)
     redacted = cover.of_report(report)
+    text = cover.text_of(report)
+    said = tuple(map(text.replaced, said))
+    cover.keep(text.book)
     if path is None and not report.redacted:
         _complain("what the pseudonyms stand for is kept nowhere: no file was asked for (--json)")
-    cover.write()
-    return redacted
+    try:
+        cover.write()
+    except OSError as error:
+        words = f"what the pseudonyms stand for was not saved: {path}: {error.strerror or error}"
+        return Covered(redacted, said, words)
+    return Covered(redacted, said)
 
 
 def print_report(report: Report, options: Options, stream: TextIO) -> None:
@@ -94,8 +125,7 @@ def say(report: Report, options: Options, stream: TextIO, code: int) -> int:
         print_report(report, options, stream)
         return code
     if told.line:
-        stream.write(f"{told.line}\n")
-        stream.flush()
+        _put(stream, f"{told.line}\n")
     return told.code
 
 
@@ -114,32 +144,93 @@ def leave(departure: Departure, launch: Launch, options: Options) -> int:
     report = departure.report
     if report is None:
         return departure.code
-    if report.exit_code == 2:
-        for problem in launch.problems:
-            _complain(problem.message)
+    problems = launch.problems if report.exit_code == 2 else ()
+    said = [problem.message for problem in problems]
     if departure.aside and launch.local_rank not in (0, None):
-        told = [f"{found.kind.title}: {found.message}" for found in report.root_causes[:1]]
-        _complain(f"rank {launch.rank}: {' '.join(told) or report.summary}")
+        for words in () if options.redact else said:
+            _complain(words)
+        told = [
+            found.kind.title if options.redact else f"{found.kind.title}: {found.message}"
+            for found in report.root_causes[:1]
+        ]
+        _complain(f"rank {launch.rank}: {' '.join(told) or report.verdict.upper()}")
         return code_of(report, options, departure.code)
     outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
-    code = departure.code
+    return give(report, options, outputs, departure.code, said=said, aside=departure.aside)
+
+
+def give(
+    report: Report,
+    options: Options,
+    outputs: Mapping[str, str],
+    code: int,
+    *,
+    made_of: str = "-",
+    said: Sequence[str] = (),
+    aside: bool = False,
+) -> int:
+    """Write a report where it was asked for, and print it unless stdout is taken.
+
+    What cannot be written costs one line on stderr and exit code 3, and nothing else: the verdict
+    is told in any case.
+
+    Args:
+        report: what to give, redacted here where `options` say so.
+        options: how it was asked for.
+        outputs: format → path.
+        code: the doctor's exit code so far.
+        made_of: the file that the report comes from, which the map then belongs beside.
+        said: what else to say on stderr; names in it become pseudonyms too.
+        aside: the report is the own view of one host, and goes to stderr.
+
+    Returns: the exit code, in the words of the exit profile.
+    """
     try:
-        report = covered(report, options, outputs)
+        seen = covered(report, options, outputs, made_of=made_of, said=said)
     except (OSError, ValueError) as error:
-        _complain(f"the report was not redacted, and is kept to ourselves: {error}")
+        verdict = report.verdict.upper()
+        _complain(f"{verdict}; the report was not redacted, and is kept to ourselves: {error}")
         return code_of(report, options, max(code, 3))
+    report = seen.report
+    for words in filter(None, (seen.problem, *seen.said)):
+        _complain(words)
+    lost = bool(seen.problem)
     for form, path in outputs.items():
-        try:
-            save(report, form, path)
-        except OSError as error:
-            _complain(f"the report was not saved: {path}: {error.strerror or error}")
-            code = max(code, 3)
-    if departure.aside or "-" not in outputs.values():
-        code = say(report, options, sys.stderr if departure.aside else sys.stdout, code)
-    else:
-        code = code_of(report, options, code)
-    annotate(report, options, outputs, aside=departure.aside)
-    return code
+        if problem := _saved(report, form, path):
+            _complain(
+                _unprinted(report, problem)
+                if path == "-"
+                else f"the report was not saved: {path}: {problem}"
+            )
+            lost = True
+    code = max(code, 3) if lost else code
+    try:
+        if aside or "-" not in outputs.values():
+            made = say(report, options, sys.stderr if aside else sys.stdout, code)
+        else:
+            made = code_of(report, options, code)
+        annotate(report, options, outputs, aside=aside)
+    except OSError as error:
+        _complain(_unprinted(report, error.strerror or str(error)))
+        made = code_of(report, options, max(code, 3))
+    return made
+
+
+def _unprinted(report: Report, problem: str) -> str:
+    """One line in place of what stdout should have shown."""
+    verdict = f"{report.verdict.upper()}: {safe(report.summary)}"
+    return f"the report was not printed: {problem}; the verdict is {verdict}"
+
+
+def _saved(report: Report, form: str, path: str) -> str:
+    """Write a report in one format; returns what went wrong, or the empty string."""
+    try:
+        save(report, form, path)
+    except OSError as error:
+        return error.strerror or str(error)
+    except Exception as error:  # one format that breaks must not cost the others
+        return f"cannot be written as {form}: {error!r}"
+    return ""
 
 
 def annotate(

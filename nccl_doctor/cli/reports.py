@@ -96,8 +96,8 @@ def show(
     outputs = {} if format_ == "text" else {format_: "-"}
     profile = check_profile(exit_profile, outputs)
     options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose, **redaction)
-    code = give(saved, outputs, options, made_of=file)
-    sys.exit(0 if exit_profile is None else code)
+    code = 0 if exit_profile is None else saved.exit_code
+    sys.exit(give(saved, outputs, options, made_of=file, code=code))
 
 
 @report.command(

@@ -31,9 +31,13 @@ _WORDS = {
 
 
 class NotSaved(click.ClickException):
-    """The report could not be written."""
+    """What was asked for could not be written."""
 
     exit_code = 3
+
+
+LARGEST = 1 << 30
+"""Bytes of a report that is read: those of some ten thousand ranks. /dev/zero has no end."""
 
 
 def read_report(file: str) -> Report:
@@ -45,15 +49,25 @@ def read_report(file: str) -> Report:
     from nccl_doctor.record import Report
 
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        data = _read(file)
     except OSError as error:
         raise click.UsageError(f"cannot read {file}: {error.strerror}") from error
+    if len(data) > LARGEST:
+        raise click.UsageError(f"cannot read {file}: longer than {LARGEST >> 20} MiB")
     try:
         return Report.from_json(json.loads(data))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.UsageError(f"{file} is not JSON: {error}") from error
     except ValueError as error:
         raise click.UsageError(f"{file} is not a report of nccl-doctor: {error}") from error
+
+
+def _read(file: str) -> bytes:
+    """All of a file, or one byte more than a report may have."""
+    if file == "-":
+        return sys.stdin.buffer.read(LARGEST + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(LARGEST + 1)
 
 
 def output_options(function: F) -> F:
@@ -138,43 +152,23 @@ def _check_path(name: str, path: str) -> None:
         raise click.UsageError(f"--{name} {path}: the folder {folder} is not writable")
 
 
-def give(saved: Report, outputs: Mapping[str, str], options: Options, *, made_of: str = "-") -> int:
+def give(
+    saved: Report,
+    outputs: Mapping[str, str],
+    options: Options,
+    *,
+    made_of: str = "-",
+    code: int | None = None,
+) -> int:
     """Write a report where it was asked for, and print it unless stdout is taken.
 
     Where it is redacted and no file is written, the map belongs beside the file it was `made_of`.
+    What cannot be written is said on stderr.
 
-    Returns: the exit code, in the words of the exit profile.
-
-    Raises:
-        NotSaved: it could not be written.
+    Returns: the exit code, which is that of the report unless `code` is given, in the words of the
+        exit profile; 3 where something could not be written.
     """
-    from nccl_doctor.output import annotate, code_of, covered, say
+    from nccl_doctor.output import give
 
-    try:
-        saved = covered(saved, options, outputs, made_of=made_of)
-    except (OSError, ValueError) as error:
-        raise NotSaved(f"the report was not redacted: {error}") from error
-    for name, path in outputs.items():
-        save_report(saved, name, path)
-    if "-" in outputs.values():
-        code = code_of(saved, options, saved.exit_code)
-    else:
-        code = say(saved, options, sys.stdout, saved.exit_code)
-    annotate(saved, options, outputs)
-    return code
-
-
-def save_report(saved: Report, form: str, path: str) -> None:
-    """Write a report in one format; `-` is stdout.
-
-    Raises:
-        NotSaved: it could not be written.
-    """
-    from nccl_doctor.output import save
-
-    try:
-        save(saved, form, path)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise NotSaved(f"the report was not saved: {path}: {error.strerror}") from error
+    start = saved.exit_code if code is None else code
+    return give(saved, options, outputs, start, made_of=made_of)

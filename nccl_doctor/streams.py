@@ -1,0 +1,75 @@
+"""stdout and stderr of a program whose reader may leave, and whose disk may be full.
+
+A reader that had enough (`nccl-doctor run | head -1`) is no error: what it does not read goes
+nowhere, and the exit code stays what it is.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import BinaryIO
+
+
+class CannotPrint(OSError):
+    """stdout took no more, and not because its reader left."""
+
+
+class _Stream(io.TextIOWrapper):
+    """A text stream that shows what it can, and after an error swallows what follows."""
+
+    def write(self, text: str, /) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Lead the descriptor elsewhere: what is in the buffers, and what comes, is not missed."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        self._tell(error)
+
+    def _tell(self, error: OSError) -> None:
+        """What the error means to the program: on stderr, nothing."""
+
+
+class _Stdout(_Stream):
+    def _tell(self, error: OSError) -> None:
+        if not isinstance(error, BrokenPipeError):
+            raise CannotPrint(error.errno, error.strerror)
+
+
+def protect() -> None:
+    """Give this process a stdout and a stderr that bear whatever happens to them, once.
+
+    A stream that was closed before we started leads nowhere: the next file that is opened would
+    else get its descriptor, and the report be written into that.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = _protected(_Stdout, sys.stdout, 1)
+    sys.stderr = _protected(_Stream, sys.stderr, 2)
+
+
+def _protected(made: type[_Stream], stream: object, number: int) -> _Stream:
+    if not isinstance(stream, io.TextIOWrapper):  # closed, and so None
+        return made(open(number, "wb", closefd=False), "utf-8", "backslashreplace")
+    encoding, by_line = stream.encoding, stream.line_buffering
+    buffer: BinaryIO = stream.detach()  # type: ignore[assignment]
+    # A terminal or pipe that cannot show a character must not cost the report.
+    return made(buffer, encoding, "backslashreplace", line_buffering=by_line)
