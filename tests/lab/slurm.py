@@ -26,6 +26,8 @@ PROGRAMS = {
 CPUS = 4
 """Of every node, whatever the machine has: tasks are placed by them, and bound to none."""
 START_S = 20.0
+_ETC = "/etc/slurm"
+"""Of every host; what slurmd calls has no SLURM_CONF, so slurm.conf stands where it is expected."""
 _CONFIG = """
 ClusterName=lab
 SlurmctldHost={first}
@@ -75,17 +77,15 @@ class Slurm:
         self.lab = lab
         self.folder = lab.folder / "slurm"
         (self.folder / "state").mkdir(parents=True)
+        self.etc = self.folder / "etc"
+        self.etc.mkdir()
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        config = self.folder / "slurm.conf"
-        names = ",".join(lab.names)
-        config.write_text(
-            _CONFIG.format(first=lab.names[0], folder=self.folder, names=names, cpus=CPUS)
-        )
-        self.env = {"SLURM_CONF": str(config)}
+        self.configure("")
         self.daemons: list[Process] = []
         for host in lab.hosts:
+            host.call("mount", "--bind", str(self.etc), _ETC)
             host.call("mount", "-t", "tmpfs", "tmpfs", "/run")
             host.call("mkdir", "-m", "755", "/run/munge")
             log = self.folder / f"munge.{host.name}.log"
@@ -100,8 +100,29 @@ class Slurm:
             self._start(host.name, "slurmd", "-D", "-N", host.name)
         self._await_nodes()
 
+    def configure(self, more: str) -> None:
+        """Write slurm.conf, with these lines too; `reconfigure` makes running daemons read it."""
+        lab = self.lab
+        (self.etc / "slurm.conf").write_text(
+            _CONFIG.format(
+                first=lab.names[0], folder=self.folder, names=",".join(lab.names), cpus=CPUS
+            )
+            + more
+        )
+
+    def reconfigure(self, more: str) -> None:
+        """Give all daemons a slurm.conf with these lines.
+
+        Raises:
+            LabError: they were not told.
+        """
+        self.configure(more)
+        done = self.client("scontrol", "reconfigure")
+        if done.poll() != 0:
+            raise LabError(f"scontrol reconfigure: {done.stderr}\n{self.logs()}")
+
     def _start(self, host: str, *command: str) -> None:
-        self.daemons.append(self.lab[host].run(command, self.env))
+        self.daemons.append(self.lab[host].run(command))
 
     def _await_nodes(self) -> None:
         end = time.monotonic() + START_S
@@ -131,7 +152,7 @@ class Slurm:
         timeout_s: float = 10.0,
     ) -> Process:
         """Run one of Slurm's commands on the first host, to its end."""
-        process = self.lab.hosts[0].run(command, {**self.env, **(env or {})}, folder)
+        process = self.lab.hosts[0].run(command, env, folder)
         if not self.lab.wait([process], timeout_s):
             raise LabError(f"{command} took longer than {timeout_s} s: {process.stderr}")
         return process

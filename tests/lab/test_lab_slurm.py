@@ -1,12 +1,9 @@
-"""Real Slurm: `srun` without any flag, the batch script and the health check of docs/slurm.md."""
+"""Real Slurm: `srun` without any flag, and the batch script of docs/slurm.md."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,9 @@ from tests.lab import slurm
 from tests.lab.lab import Lab
 from tests.lab.reading import check_cause, check_healthy
 from tests.lab.slurm import Slurm
-from tests.nvml.stand_in import build, h100s, uuid, write
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-PYTHON = Path(sys.executable).parent
 TRAIN = """
 import os
 for name in ("SLURM_PROCID", "MASTER_ADDR", "MASTER_PORT"):
@@ -39,15 +34,13 @@ def _can_run() -> None:
         pytest.skip(reason)
 
 
-def test_slurm(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+def test_slurm(make_lab: Callable[..., Lab]) -> None:
     """One cluster for all of it: it takes longer to start than to use."""
     cluster = Slurm(make_lab("nd0", "nd1"))
     srun_without_any_flag(cluster)
     a_flag_against_srun(cluster)
     a_fault_on_one_host(cluster)
     the_batch_script(cluster)
-    if shutil.which("cc") and importlib.util.find_spec("pynvml"):
-        the_health_check(cluster, tmp_path)
 
 
 def srun_without_any_flag(cluster: Slurm) -> None:
@@ -112,28 +105,3 @@ def the_batch_script(cluster: Slurm) -> None:
     (output,) = folder.glob("slurm-*.out")
     assert done.poll() == 2, output.read_text()
     assert "SLURM_PROCID" not in output.read_text(), "the job does not start"
-
-
-def the_health_check(cluster: Slurm, folder: Path) -> None:
-    """As slurmd runs it, where a stand-in for NVIDIA's library has lost a GPU on nd1 alone."""
-    library = build(folder)
-    (script,) = [text for text in SCRIPTS if "nccl-doctor-health.sh" in text]
-    assert "PATH=/opt/nccl-doctor/bin:" in script
-    file = folder / "health.sh"
-    file.write_text(script.replace("/opt/nccl-doctor/bin:", f"{PYTHON}:"))
-    env = {**cluster.env, "LD_LIBRARY_PATH": str(library.parent), "PATH": "/usr/bin:/bin"}
-    machine = h100s()
-    descriptions = {"nd0": write(machine, folder / "healthy")}
-    machine["6"]["nvmlDeviceGetTemperature.0"] = "!15"
-    descriptions["nd1"] = write(machine, folder / "lost")
-    runs = [
-        cluster.lab[name].run(["/bin/sh", str(file)], {**env, "NVML_STAND_IN": str(description)})
-        for name, description in descriptions.items()
-    ]
-    for run in runs:
-        assert run.wait(60.0) == 0, "whatever it finds"
-        assert (run.stdout, run.stderr) == ("", "")
-    state = cluster.state_of("nd1")
-    assert "State=IDLE+DRAIN" in state
-    assert f"Reason=nccl-doctor: gpu-lost: {uuid(6)}: the driver says" in state
-    assert "DRAIN" not in cluster.state_of("nd0")
