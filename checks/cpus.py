@@ -33,7 +33,8 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 from nccl_doctor.api import (
     Check,
@@ -69,13 +70,14 @@ class Cpus(Check):
     layer = Layer.HOST
     scope = Scope.RANK
     kinds = (CPU_LIMIT_LOW,)
+    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them; `allowed`: how
         many there are for the control group; `quota`: CPUs' worth of time, or None.
         """
         mine = sorted(os.sched_getaffinity(0))
-        limits = cgroup_limits()
+        limits = cgroup_limits(self.root)
         return {
             "affinity": number_range(mine),
             "count": len(mine),

@@ -6,7 +6,8 @@ Once torch is imported: the file of libnccl, libcudart, libcublas, libcudnn, lib
 libamdhip64 that this process has mapped, its version by its own word or else its file name, size,
 fingerprint (a hash over the size and the first and last MiB), and whether a wheel, LD_PRELOAD,
 LD_LIBRARY_PATH, the environment or the system brings it; `-v` shows the table. They are compared
-with the wheels and with the other ranks. No GPU is touched.
+with the wheels and with the other ranks; another build of the same version is only mentioned. No
+GPU is touched.
 
 Why it matters
 --------------
@@ -63,6 +64,7 @@ from nccl_doctor.api import (
     mapped_nccl,
     nccl_version,
     number_range,
+    odd_ones_out,
     own_version,
     place_of,
     release,
@@ -160,6 +162,7 @@ class Libraries(Check):
         for group in groups.values():
             yield from _replaced(group)
             yield from _differ(group)
+            yield from _builds(group)
 
 
 class _Seen(NamedTuple):
@@ -287,6 +290,30 @@ def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
             place_of(ranks[seat] for seat in odd.places),
             {"ranks": sides},
         )
+
+
+def _builds(group: Sequence[_Seen]) -> Iterator[Finding]:
+    """Files of one version that are not the same; what stands in for a wheel's is told already."""
+    prints: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+    ranks = {one.rank.seat: one.rank for one in group}
+    for one in group:
+        for each in one.libraries:
+            own = not each["wheel"] or each["from"] == "wheel"
+            if own and each["version"] and each["fingerprint"]:
+                prints[each["library"], each["version"]][one.rank.seat] = each["fingerprint"]
+    for (name, version), seats in prints.items():
+        odd = odd_ones_out(seats)
+        if odd is not None:
+            sides: dict[str, list[Rank]] = defaultdict(list)
+            for seat, print_ in seats.items():
+                sides[print_].append(ranks[seat])
+            yield Finding(
+                DIFFERS,
+                f"{name} {version} in {len(sides)} builds, by fingerprint",
+                place_of(ranks[seat] for seat in odd.places),
+                {"builds": {print_: _numbers(those) for print_, those in sides.items()}},
+                severity=Severity.INFO,
+            )
 
 
 def _listed(versions: Mapping[str, str]) -> str:

@@ -40,7 +40,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nccl_doctor.api import (
     Check,
@@ -53,7 +53,9 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Where,
+    admitted,
     cgroup_limits,
+    choose_road,
     master_host,
     nccl_settings,
     rdma_ports,
@@ -121,9 +123,10 @@ class Limits(Check):
     name = "limits"
     layer = Layer.HOST
     kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES)
+    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Soft (and hard) limits, None for unlimited. `rdma`: active devices that NCCL would use.
+        """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
         `tasks`: those of this user, None where they do not count. `pids`: of the control group.
         `addresses`: bytes of address space.
         """
@@ -136,10 +139,10 @@ class Limits(Check):
             "files": soft,
             "files_hard": hard,
             "locked": None if "ipc_lock" in capable else _limit(resource.RLIMIT_MEMLOCK)[0],
-            "rdma": _rdma(ctx),
+            "rdma": _rdma(ctx, self.root),
             "processes": processes,
             "tasks": _tasks() if counts else None,
-            "pids": cgroup_limits()["pids"],
+            "pids": cgroup_limits(self.root)["pids"],
             "addresses": _limit(resource.RLIMIT_AS)[0],
             "local_ranks": ctx.launch.local_world_size or 1,
         }
@@ -188,12 +191,12 @@ def _tasks() -> int | None:
     return count or None
 
 
-def _rdma(ctx: Context) -> list[str]:
-    settings = nccl_settings(ctx.env)
-    off = "NCCL_IB_DISABLE" in settings and settings["NCCL_IB_DISABLE"].value == "1"
-    if ctx.backend != "nccl" or off or not any(Path("/dev/infiniband").glob("uverbs*")):
+def _rdma(ctx: Context, root: Path) -> list[str]:
+    if ctx.backend != "nccl" or not any((root / "dev/infiniband").glob("uverbs*")):
         return []
-    return sorted({port["device"] for port in rdma_ports() if port["state"] == "ACTIVE"})
+    settings = nccl_settings(ctx.env)
+    ports = admitted(settings, rdma_ports(root / "sys/class/infiniband"))
+    return sorted({name.partition(":")[0] for name in choose_road(settings, ports).ports})
 
 
 # Judging ------------------------------------------------------------------------------------------

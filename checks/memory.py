@@ -44,6 +44,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
     cgroup_limits,
+    memory_kills,
 )
 
 MEMORY_LIMIT_LOW = Kind(
@@ -73,7 +74,7 @@ class Memory(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on the
-        machine, or None; `oom_kills`: a count, or None.
+        machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
         """
         limits = cgroup_limits(self.root)
         available = _available(self.root / "proc/meminfo")
@@ -81,7 +82,7 @@ class Memory(Check):
             raise Untested("neither /proc/meminfo nor a memory control group can be read")
         return {
             "group": limits["memory"],
-            "oom_kills": limits["oom_kills"],
+            **memory_kills(self.root),
             "available": available,
             "local_ranks": ctx.launch.local_world_size or 1,
         }

@@ -3,7 +3,8 @@
 What it checks
 --------------
 The error counters that the kernel shows for every RDMA port that NCCL may use: link errors
-(symbol_error, link_downed, port_rcv_errors, …) and, of mlx5, packets that nobody acknowledged.
+(symbol_error, link_downed, port_rcv_errors, …), of mlx5 packets that nobody acknowledged, and of
+EFA peers that did not answer and requests that failed.
 They are read at the start (check `fabric_ports`) and again at the end, after the collectives and
 the speed tests; where the first reading is missing, twice with two seconds between. Nothing is
 sent.
@@ -23,8 +24,8 @@ When it is wrong
 ----------------
 A fabric on which nothing moved may fail under load: with gloo as the backend, or without GPUs, this
 examination sends nothing over RDMA. Other jobs on the host move the counters too.
-port_xmit_discards also counts what is dropped in congestion. Virtual functions and EFA lack most
-counters.
+port_xmit_discards also counts what is dropped in congestion. Virtual functions lack most counters,
+and EFA of the first generations has only those of failed requests.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References

@@ -24,7 +24,9 @@ When it is wrong
 How much NCCL takes depends on the GPUs: on hosts with NVSwitch, where ranks reach each other
 directly, less is expected of it. Since 2.24 it takes host memory from CUDA instead, where that
 works (check `numa_calls`). Where collectives were seen to work with too little room, that is a
-warning only. gloo needs nothing there; DataLoader without workers neither.
+warning only. gloo needs nothing there; DataLoader without workers neither. In a container that
+shares /dev/shm with others, files of their living processes look left over: then that is said as a
+possibility.
 
 References
 ----------
@@ -97,6 +99,8 @@ _WORKERS = 16 * _MIB
 """A few batches of DataLoader workers."""
 _OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-")
 _NAMED = 5
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Its inode, on every machine (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
 
 
 class SharedMemory(Check):
@@ -107,24 +111,26 @@ class SharedMemory(Check):
     kinds = (SHM_TOO_SMALL, SHM_STALE)
     folder: ClassVar[Path] = Path("/dev/shm")
     root: ClassVar[Path] = Path("/")
+    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Bytes: `size` and `free` of the file system, `needed` of the backend at least; `error` of
         an allocation of that much, or empty. `stale`: names and bytes of files that no process that
-        can be seen has open.
+        can be seen has open; `sees_all`: whether all processes of the machine can be seen.
         """
         needed = _needed(ctx)
         facts: dict[str, Any] = {"size": None, "free": None, "needed": needed}
         try:
             room = os.statvfs(self.folder)
         except OSError as error:
-            return {**facts, "error": _words(error), "stale": []}
+            return {**facts, "error": _words(error), "stale": [], "sees_all": True}
         facts |= {"size": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
         went_wrong = _no_memory(cgroup_limits(self.root)["memory"], needed)
         if not went_wrong:
             ctx.breadcrumb("allocating shared memory", bytes=max(needed, 1))
             went_wrong = _allocate(self.folder, max(needed, 1))
-        return {**facts, "error": went_wrong, "stale": _stale(self.folder)}
+        stale = _stale(self.folder, self.proc)
+        return {**facts, "error": went_wrong, "stale": stale, "sees_all": _sees_all(self.proc)}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Too little for the backend, or for comfort; and what is left over."""
@@ -150,14 +156,15 @@ class SharedMemory(Check):
                 names = [name for name, _ in facts["stale"]]
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 total = sum(size for _, size in facts["stale"])
+                blind = "" if facts.get("sees_all", True) else ", as far as this container sees"
                 yield Finding(
                     SHM_STALE,
-                    f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}",
+                    f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}{blind}",
                     where,
                     {"files": facts["stale"][: 4 * _NAMED]},
                     # They are the cause where there would be room without them.
                     severity=severity if _is_filled(facts) else None,
-                    confidence=Confidence.LIKELY,
+                    confidence=Confidence.POSSIBLE if blind else Confidence.LIKELY,
                 )
 
 
@@ -209,10 +216,11 @@ def _allocate(folder: Path, size: int) -> str:
     return ""
 
 
-def _stale(folder: Path) -> list[tuple[str, int]]:
-    """Our own files of NCCL and torch that no process we can see has open or mapped: name, bytes.
+def _stale(folder: Path, proc: Path) -> list[tuple[str, int]]:
+    """Files of NCCL and torch that no process we can see has open or mapped: name, bytes.
 
-    Where /dev/shm is shared with other containers, their processes are not seen.
+    Our own; as root, who can look into every process, those of all users. Where /dev/shm is shared
+    with other containers, their processes are not seen.
     """
     found: dict[str, tuple[str, int]] = {}
     for path in folder.iterdir():
@@ -220,12 +228,20 @@ def _stale(folder: Path) -> list[tuple[str, int]]:
             stat = path.lstat()
         except OSError:  # gone by now
             continue
-        if _OURS.match(path.name) and stat.st_uid == os.getuid():
+        if _OURS.match(path.name) and os.geteuid() in (0, stat.st_uid):
             found[str(path)] = path.name, stat.st_blocks * 512
-    for process in Path("/proc").glob("[0-9]*") if found else ():
+    for process in proc.glob("[0-9]*") if found else ():
         for name in _in_use(process) & found.keys():
             del found[name]
     return sorted(found.values())
+
+
+def _sees_all(proc: Path) -> bool:
+    """Whether this is the first PID namespace of the machine, which holds all processes."""
+    try:
+        return os.stat(proc / "self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
 
 
 def _in_use(process: Path) -> set[str]:

@@ -111,7 +111,7 @@ from nccl_doctor.tools.hosts import (
     spans_machines,
 )
 from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
-from nccl_doctor.tools.machine.cgroup import cgroup_limits
+from nccl_doctor.tools.machine.cgroup import cgroup_limits, memory_kills
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
 from nccl_doctor.tools.machine.gpuplaces import HOW_NEAR, pci_address, place_on_host
 from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rate_figures, rates_table
@@ -429,6 +429,7 @@ __all__ = [
     "may_bind",
     "meet_engine",
     "meet_trainer",
+    "memory_kills",
     "mesh_in_words",
     "mesh_on_hosts",
     "mesh_proxy",

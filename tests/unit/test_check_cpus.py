@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.cpus import Cpus
+from tests import fabrics
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 
@@ -65,3 +67,19 @@ def test_a_small_machine_is_a_risk_with_nccl_only(small: dict[str, Any]) -> None
 def test_this_process() -> None:
     seen = CHECK.observe(Context(launch=Launch(), env={}))
     assert seen["count"] == len(os.sched_getaffinity(0)) <= seen["allowed"]
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/cgroup.controllers": "cpu cpuset\n",
+        "sys/fs/cgroup/cpu.max": "50000 100000\n",
+        "sys/fs/cgroup/cpuset.cpus.effective": "0-7\n",
+    }.items():
+        fabrics.write(tmp_path, name, text)
+
+    class Here(Cpus):
+        root = tmp_path
+
+    seen = Here().observe(Context(launch=Launch(), env={}))
+    assert (seen["quota"], seen["allowed"]) == (0.5, 8)

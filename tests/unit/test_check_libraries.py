@@ -139,6 +139,14 @@ class TestDiffers:
         )
         assert found.message == "a tie, by rank: libcudnn 9.10.2 on 0, 9.8.0 on 1"
 
+    def test_another_build_of_the_same_version_is_mentioned(self) -> None:
+        mine = [*NCCL[:-1], "bb"]
+        other = facts(mine, row("libcudart", "12.8", CUDART), row("libcudnn", "9.10.2", CUDNN))
+        found = only(cluster_of(FINE, FINE, other), "library-differs", hosts=["nd2"], ranks=[2])
+        assert found.level is Severity.INFO
+        assert found.message == "libnccl 2.27.5 in 2 builds, by fingerprint"
+        assert found.evidence["builds"] == {"aa": "0–1", "bb": "2"}
+
     def test_with_another_torch_it_is_no_news(self) -> None:
         other = {**self.OTHER, "torch": "2.8.0 12.8"}
         assert judge(cluster_of(FINE, FINE, other)) == []

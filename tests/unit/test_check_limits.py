@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.limits import Limits
+from tests import fabrics
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 
@@ -110,6 +113,45 @@ def test_a_report_that_does_not_know_of_addresses() -> None:
     old = {name: value for name, value in NOTHING.items() if name != "addresses"}
     made = make_cluster(["nd0"], check="limits", by_host={"nd0": old}, backend="nccl")
     assert judge(CHECK, made) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "env", "devices"),
+    [
+        (fabrics.connectx7, {}, ["mlx5_0", "mlx5_1"]),
+        (fabrics.connectx7, {"NCCL_IB_HCA": "=mlx5_1"}, ["mlx5_1"]),
+        (fabrics.connectx7, {"NCCL_IB_DISABLE": "2"}, []),
+        (fabrics.connectx7, {"NCCL_NET": "Socket"}, []),
+        (fabrics.efa, {}, ["rdmap0s0", "rdmap1s0"]),  # it locks its buffers too
+    ],
+)
+def test_which_devices_lock_memory(
+    tmp_path: Path, tree: Callable[[Path, int], Path], env: dict[str, str], devices: list[str]
+) -> None:
+    class Here(Limits):
+        root = tree(tmp_path, 2)
+
+    told = {"NCCL_CONF_FILE": "/nonexistent", **env}
+    assert Here().observe(Context(launch=Launch(), env=told, backend="nccl"))["rdma"] == devices
+
+
+def test_the_limit_of_a_control_group_counts(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/self/cgroup": "0::/\n",
+        "sys/fs/cgroup/cgroup.controllers": "pids\n",
+        "sys/fs/cgroup/pids.max": "100\n",
+        "sys/fs/cgroup/pids.current": "95\n",
+    }.items():
+        fabrics.write(tmp_path, name, text)
+
+    class Here(Limits):
+        root = tmp_path
+
+    seen = Here().observe(Context(launch=Launch(), env={}))
+    assert seen["pids"] == {"limit": 100, "used": 95}
+    made = make_cluster(["nd0"], check="limits", by_host={"nd0": {**NOTHING, "pids": seen["pids"]}})
+    found = only(CHECK, made, "process-limit-low", hosts=["nd0"])
+    assert (found.level, "pids.max" in found.message) == (Severity.FAIL, True)
 
 
 def test_this_process() -> None:

@@ -73,6 +73,7 @@ def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   2048 kB\n")
     expected = {"group": None, "oom_kills": None, "available": 2 * MIB, "local_ranks": 4}
+    expected["machine_kills"] = None
     assert CHECK.observe(context) == expected
 
 

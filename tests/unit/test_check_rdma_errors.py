@@ -105,3 +105,22 @@ def test_hosts_without_devices_or_counters_are_no_pass(tmp_path: Path) -> None:
         late(fabrics.efa(tmp_path))
     with pytest.raises(Skip, match="does not use NCCL"):
         late(tmp_path, nccl=False)
+
+
+def test_counters_of_efa(tmp_path: Path) -> None:
+    fabrics.efa(tmp_path, 2)
+    folder = "sys/class/infiniband/rdmap1s0/ports/1/hw_counters"
+    for name in ("unresponsive_remote_events", "retrans_pkts"):
+        fabrics.write(tmp_path, f"{folder}/{name}", "3")
+    before = early(tmp_path)
+    for name in ("unresponsive_remote_events", "retrans_pkts"):
+        fabrics.write(tmp_path, f"{folder}/{name}", "5")
+    found = only(
+        CHECK,
+        cluster((before, late(tmp_path))),
+        "rdma-errors-rising",
+        hosts=["nd0"],
+        interfaces=["rdmap1s0:1"],
+    )
+    assert "unresponsive_remote_events +2" in found.message
+    assert "retrans_pkts" not in found.message  # rises in congestion too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.shared_memory import SharedMemory
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
@@ -196,3 +197,35 @@ def test_files_that_somebody_has_open_are_not_stale(folder: Path) -> None:
     assert [name for name, _ in stale] == ["nccl-dead", "torch_1_2"]
     assert all(size >= 5000 for _, size in stale)
     assert sorted(os.listdir(folder)) == ["mine.txt", "nccl-dead", "nccl-held", "torch_1_2"]
+
+
+def test_where_not_all_processes_are_seen_nothing_is_certain(folder: Path, tmp_path: Path) -> None:
+    (folder / "nccl-dead").write_bytes(b"x" * 5000)
+    namespace = tmp_path / "proc/self/ns"
+    namespace.mkdir(parents=True)
+    (namespace / "pid").write_text("")
+
+    class InContainer(Here):
+        proc = tmp_path / "proc"
+
+    InContainer.folder = folder
+    seen = InContainer().observe(Context(launch=Launch(), env={}, backend="gloo"))
+    assert seen["sees_all"] is False
+    stale = {"stale": [["nccl-dead", 5 * MIB]]}
+    found = only(CHECK, cluster(facts(**stale, sees_all=False)), "shm-stale", hosts=["nd1"])
+    assert found.confidence is Confidence.POSSIBLE
+    assert found.message.endswith("as far as this container sees")
+    sure = only(CHECK, cluster(facts(**stale)), "shm-stale", hosts=["nd1"])
+    assert sure.confidence is Confidence.LIKELY
+
+
+def test_a_mapped_file_is_in_use_though_nobody_has_it_open(folder: Path) -> None:
+    path = folder / "nccl-mapped"
+    path.write_bytes(b"x" * 5000)
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    try:
+        assert observe()["stale"] == []
+    finally:
+        mapped.close()
+    assert [name for name, _ in observe()["stale"]] == ["nccl-mapped"]

@@ -298,7 +298,7 @@ CODES = """
     net-plugin-missing net-plugin-differs deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
-    process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable clock-skew
+    out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable clock-skew
     listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
@@ -316,6 +316,7 @@ CODES = """
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     gpu-lost gpu-busy gpu-throttled pcie-degraded nvlink-down nvlink-errors fabric-manager-down
+    gpu-clocks-limited gpu-p2p-unavailable nvswitch-error gpu-virtual
     group-init-failed group-init-hang mesh-does-not-divide mesh-crosses-hosts
     gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing

@@ -18,11 +18,20 @@ LINK_COUNTERS = (
     "port_xmit_discards",
 )
 """Of the port, under counters/: on a healthy link they stand still, whatever is sent."""
-LOSS_COUNTERS = ("local_ack_timeout_err", "req_transport_retries_exceeded", "rnr_nak_retry_err")
-"""Of mlx5, under hw_counters/: packets that had to be sent again, as nobody acknowledged them.
+LOSS_COUNTERS = (
+    "local_ack_timeout_err",
+    "req_transport_retries_exceeded",
+    "rnr_nak_retry_err",
+    "unresponsive_remote_events",
+    "impaired_remote_conn_events",
+    "rdma_read_wr_err",
+    "rdma_write_wr_err",
+)
+"""Under hw_counters/: of mlx5, packets that had to be sent again, as nobody acknowledged them; of
+EFA, peers that did not answer, and requests that failed.
 
 Those that also move on a healthy fabric with adaptive routing or congestion control
-(out_of_sequence, np_cnp_sent, …) are left out.
+(out_of_sequence, np_cnp_sent, retrans_pkts, …) are left out.
 """
 
 

@@ -31,6 +31,14 @@ def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
+def memory_kills(root: Path = Path("/")) -> dict[str, int | None]:
+    """Processes killed for lack of memory so far: `oom_kills` in this process's group, and
+    `machine_kills` since boot. None where that is not counted, or cannot be read.
+    """
+    group = next(map(_oom_kills, _Groups(root).folders("memory")))
+    return {"oom_kills": group, "machine_kills": _table(root / "proc/vmstat").get("oom_kill")}
+
+
 class _Groups:
     """Where the groups of this process are mounted."""
 
