@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
 from typing import Any
+
+import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.ipc_namespaces import IpcNamespaces
@@ -56,3 +62,35 @@ def test_this_process_and_the_name_that_nccl_is_told() -> None:
     told = CHECK.observe(Context(launch=Launch(), env={**quiet, "NCCL_HOSTID": "rack7"}))
     assert told["host"] != mine["host"]
     assert "rack7" not in told["host"]
+
+
+def test_a_container_of_its_own_on_the_same_host() -> None:
+    """Real namespaces: what one that was started apart sees, against this process."""
+    program = (
+        "import json; from nccl_doctor.api import Context, Launch;"
+        "from nccl_doctor.checks.ipc_namespaces import IpcNamespaces;"
+        "env = {'NCCL_CONF_FILE': '/nonexistent'};"
+        "print(json.dumps(dict(IpcNamespaces().observe(Context(launch=Launch(), env=env)))))"
+    )
+    apart = ["unshare", "--ipc", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
+    may = shutil.which("unshare") and subprocess.run(apart[:4] + ["true"], check=False)
+    if not may or may.returncode:
+        pytest.skip("needs the right to make namespaces")
+    done = subprocess.run(apart, capture_output=True, text=True, timeout=60, check=True)
+    other = json.loads(done.stdout)
+    here = dict(CHECK.observe(Context(launch=Launch(), env={"NCCL_CONF_FILE": "/nonexistent"})))
+    assert other["host"] == here["host"]  # NCCL takes both for one host
+    found = only(
+        CHECK,
+        make_cluster(
+            ["nd0"],
+            4,
+            check="ipc_namespaces",
+            by_rank={0: here, 1: here, 2: other, 3: here},
+            backend="nccl",
+        ),
+        "ipc-namespace-split",
+        hosts=["nd0"],
+        ranks=[2],
+    )
+    assert found.message == "4 ranks in different IPC namespaces, PID namespaces"
