@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.api import (
-    ALONE,
-    Cluster,
     Confidence,
     Outcome,
     OutcomeStatus,
@@ -16,110 +14,19 @@ from nccl_doctor.api import (
 from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.tools.gpu.nvml import STEP
-from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
-from tests.gpu_facts import H100
 from tests.gpu_facts import facts as seen_by_torch
+from tests.gpu_states import (
+    cluster_of,
+    every,
+    gpu,
+    lost,
+    state,
+    torch_sees,
+    with_backend,
+)
 
 CHECK, BACKEND = GpuState(), BackendDevice()
-GIB = 1 << 30
-
-
-def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
-    """A healthy H100; an argument changes a field."""
-    made = {
-        "index": index,
-        "lost": False,
-        "refused": {},
-        "uuid": f"GPU-{node}-{index}",
-        "bus_id": f"0000:{0x18 + index:02x}:00.0",
-        "name": H100,
-        "numa": 0,
-        "vbios": "96.00.99.00.01",
-        "persistence": 1,
-        "compute_mode": 0,
-        "pstate": 0,
-        "temperature": 31,
-        "slowdown_temperature": 92,
-        "power_mw": 70_000,
-        "power_limit_mw": 700_000,
-        "default_power_limit_mw": 700_000,
-        "sm_clock_mhz": 1980,
-        "max_sm_clock_mhz": 1980,
-        "max_memory_clock_mhz": 2619,
-        "pcie_generation": 5,
-        "max_pcie_generation": 5,
-        "pcie_width": 16,
-        "max_pcie_width": 16,
-        "pcie_replays": 0,
-        "ecc_corrected": 0,
-        "ecc_uncorrected": 0,
-        "ecc_uncorrected_lifetime": 0,
-        "retired_pages_pending": None,
-        "retired_pages": None,
-        "memory": {"total": 80 * GIB, "used": GIB},
-        "processes": [],
-        "ecc": [1, 1],
-        "mig": [0, 0],
-        "remapped": {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0},
-        "throttle": 1,
-        "recovery_action": "NONE",
-        "nvlinks": [1] * 18,
-        "nvlink_errors": {"replay": 0, "recovery": 0, "crc_flit": 0},
-        "fabric": {"state": "COMPLETED", "status": 0, "degraded": False},
-    }
-    return {**made, **changes}
-
-
-def lost(index: int) -> dict[str, Any]:
-    refused = {"GPU_IS_LOST": ["handle"]}
-    return {"index": index, "lost": True, "refused": refused}
-
-
-def state(node: int, gpus: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
-    """What a host with eight healthy GPUs observes."""
-    made = [gpu(node, index) for index in range(8)] if gpus is None else gpus
-    return {
-        "error": None,
-        "on_pci": 8,
-        "driver": "580.95.05",
-        "nvml": "13.580.95.05",
-        "cuda": "13.0",
-        "count": len(made),
-        "gpus": made,
-        "p2p": {},
-        "nearest": {},
-        "kernel_log": {"source": "/dev/kmsg", "reason": "", "xids": []},
-        "own": [],
-        **changes,
-    }
-
-
-def every(node: int, **changes: Any) -> dict[str, Any]:
-    return state(node, [gpu(node, index, **changes) for index in range(8)])
-
-
-def cluster_of(*hosts: Any, nproc: int = 8, **fields: Any) -> Cluster:
-    names = [f"nd{node}" for node in range(len(hosts))]
-    by_host = dict(zip(names, hosts, strict=True))
-    fields = {"backend": "nccl", **fields}
-    return make_cluster(names, nproc, check="gpu_state", by_host=by_host, **fields)
-
-
-def with_backend(cluster: Cluster, by_rank: dict[int, Any]) -> Cluster:
-    """The same with what `backend_device` observed at some ranks."""
-    for seat, seen in by_rank.items():
-        facts = {"backend_device": {ALONE: outcome(seen)}}
-        cluster = change_rank(cluster, seat, facts=facts)
-    return cluster
-
-
-def torch_sees(hosts: int, **changes: Any) -> dict[int, Any]:
-    return {
-        node * 8 + local: seen_by_torch(node, local, **changes)
-        for node in range(hosts)
-        for local in range(8)
-    }
 
 
 def test_healthy_hosts_are_fine_whatever_else_is_known() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +25,8 @@ CHECK = GpuState()
 GIB = 1 << 30
 DEADLINE_S = 2.0
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
+LATER_S = 6.0
+"""What is kept of the deadline for what comes after the GPUs."""
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +52,17 @@ def root(tmp_path: Path) -> Path:
 def see(library: Path, root: Path, tmp_path: Path) -> Callable[[Machine], Outcome]:
     def seen(machine: Machine, deadline_s: float = 20.0) -> Outcome:
         file = write(machine, tmp_path / "machine")
-        return observe(library, file, lambda crumb: gather_gpus(crumb, root), deadline_s)
+        until = time.monotonic() + deadline_s + LATER_S
+        left = functools.partial(_left, until)
+        return observe(
+            library, file, lambda crumb: gather_gpus(crumb, root, left), deadline_s + LATER_S
+        )
 
     return seen
+
+
+def _left(until: float) -> float:
+    return until - time.monotonic()
 
 
 def two_hosts(of_second: Outcome, of_first: Outcome | None = None, **fields: Any) -> Cluster:
@@ -105,6 +117,14 @@ def break_gpu(index: int, **calls: Any) -> Callable[[Machine], None]:
     return change
 
 
+def lonely(machine: Machine) -> None:
+    """GPU 6 reaches no other."""
+    for one in range(8):
+        for other in range(one + 1, 8):
+            if 6 in (one, other):
+                machine[str(one)][f"nvmlDeviceGetP2PStatus.{other}.0"] = 1
+
+
 def link_down(machine: Machine) -> None:
     machine["5"].update({f"nvmlDeviceGetNvLinkState.{link}": 0 for link in (3, 4)})
 
@@ -126,6 +146,12 @@ def link_down(machine: Machine) -> None:
         (break_gpu(4, throttle=0x48, **{"nvmlDeviceGetTemperature__0": 93}),
          "gpu-throttled 4 warn", "too hot (hardware)"),
         (break_gpu(4, throttle=0x88), "gpu-throttled 4 warn", "power brake"),
+        (break_gpu(4, nvmlDeviceGetApplicationsClock__1=1095), "gpu-clocks-limited 4 warn",
+         "applications clocks: SM clock at most 1095 of 1980 MHz"),
+        (break_gpu(4, throttle=0x02), "gpu-clocks-limited 4 warn", "that somebody set, unlike"),
+        (break_gpu(4, nvmlDeviceGetVirtualizationMode=2), "gpu-virtual 4 info", "vGPU"),
+        (lonely, "gpu-p2p-unavailable 6 warn", "GPU 6: no other GPU of the host (the driver: the "
+         "chipset does not support it)"),
         (link_down, "nvlink-down 5 warn", "16 NVLinks are up, 18 on another GPU"),
         (break_gpu(5, nvmlDeviceGetNvLinkErrorCounter__2__1=9), "nvlink-errors 5 warn",
          "recovered 9 times"),
@@ -195,27 +221,62 @@ def test_a_gpu_off_the_bus_has_no_handle_and_its_xid_is_told(see: Any, root: Pat
 
 
 @pytest.mark.parametrize("how", ["!wedge", "!die"])
-def test_a_call_that_never_returns_costs_only_the_deadline_and_is_named(see: Any, how: str) -> None:
+def test_a_call_that_never_returns_costs_the_deadline_of_its_gpu_and_the_others_go_on(
+    see: Any, how: str
+) -> None:
     machine = h100s()
     machine["3"]["nvmlDeviceGetPersistenceMode"] = how
+    machine["5"]["nvmlDeviceGetRemappedRows"] = "0 1 0 1"
     started = time.monotonic()
     outcome = see(machine, DEADLINE_S)
     assert time.monotonic() - started < DEADLINE_S + SLACK_S
-    assert outcome.status is (OutcomeStatus.HUNG if how == "!wedge" else OutcomeStatus.DIED)
-    last = outcome.breadcrumbs[-1]
-    assert (last["step"], last["call"], last["gpu"]) == (STEP, "nvmlDeviceGetPersistenceMode", 3)
-    cluster = two_hosts(outcome, see(h100s()))
-    found = only(CHECK, cluster, "gpu-lost", hosts=["nd1"], devices=[uuid(3)])
-    assert "nvmlDeviceGetPersistenceMode " in found.message
-    assert found.level is Severity.FAIL
+    assert outcome.status is OutcomeStatus.OK, outcome
+    gpus = outcome.facts["gpus"]
+    assert [gpu["index"] for gpu in gpus] == list(range(8))
+    assert [gpu.get("name") is None for gpu in gpus] == [index == 3 for index in range(8)]
+    stuck = gpus[3]["wedged"]
+    assert stuck["call"] == "nvmlDeviceGetPersistenceMode"
+    assert len(outcome.facts["p2p"]["OK"]) == 21  # each two of the seven
+    findings = judge(CHECK, two_hosts(outcome, see(h100s())))
+    assert {(found.code, found.where.devices) for found in findings} == {
+        ("gpu-lost", (uuid(3),)),
+        ("gpu-unhealthy", (uuid(5),)),
+    }
+    (lost,) = [found for found in findings if found.code == "gpu-lost"]
+    assert lost.where.hosts == ("nd1",)
+    assert lost.level is Severity.FAIL
+    words = "did not return within" if how == "!wedge" else "killed the process, SIGABRT"
+    assert lost.message.startswith(f"nvmlDeviceGetPersistenceMode {words}")
+    assert ("process state S" in lost.message) is (how == "!wedge")
 
 
-def test_a_library_that_never_starts_is_of_the_host(see: Any) -> None:
+def test_nothing_of_a_wedged_gpu_is_left_behind(see: Any) -> None:
+    machine = h100s(2)
+    machine["1"]["nvmlDeviceGetName"] = "!wedge"
+    see(machine, 1.0)
+    mine = Path("/proc/self/task").glob("*/children")
+    assert [path.read_text() for path in mine if path.read_text()] == []
+
+
+def test_a_library_that_never_starts_is_of_the_host(
+    library: Path, root: Path, tmp_path: Path
+) -> None:
     machine = h100s()
     machine["-"]["nvmlInitWithFlags"] = "!wedge"
-    outcome = see(machine, DEADLINE_S)
+    file = write(machine, tmp_path / "machine")
+    outcome = observe(library, file, lambda crumb: gather_gpus(crumb, root), DEADLINE_S)
+    assert outcome.status is OutcomeStatus.HUNG
+    last = outcome.breadcrumbs[-1]
+    assert (last["step"], last["call"]) == (STEP, "nvmlInit")
     found = only(CHECK, two_hosts(outcome), "gpu-unhealthy", hosts=["nd1"])
     assert "nvmlInit did not return" in found.message
+
+
+def test_a_library_that_kills_the_process_is_of_the_host(see: Any) -> None:
+    machine = h100s()
+    machine["-"]["nvmlInitWithFlags"] = "!die"
+    found = only(CHECK, two_hosts(see(machine)), "gpu-unhealthy", hosts=["nd1"])
+    assert found.message == "nvmlInit: killed the process, SIGABRT"
 
 
 @pytest.mark.parametrize(
@@ -277,13 +338,26 @@ def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
         return gather_gpus(crumb, tmp_path)
 
     libc = Path("libc.so.6")  # any library: nothing stands in here
+
+    def without_bindings(crumb: Callable[..., None]) -> Mapping[str, Any]:
+        sys.modules["pynvml"] = None  # type: ignore[assignment]
+        return gather_gpus(crumb, tmp_path)
+
+    reason = observe(libc, tmp_path / "none", without_bindings).reason
+    assert (
+        reason == "no NVIDIA GPU here, and nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    )
     outcome = observe(libc, tmp_path / "none", look)
     assert outcome.status is OutcomeStatus.SKIPPED
     assert outcome.reason == "no NVIDIA GPU here, and libnvidia-ml.so.1 is not here"
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/kfd").write_text("")
     (tmp_path / "dev/dri/renderD128").write_text("")
-    assert observe(libc, tmp_path / "none", look).reason.startswith("AMD GPUs")
+    outcome = observe(libc, tmp_path / "none", look)
+    assert outcome.status is OutcomeStatus.SKIPPED
+    assert outcome.reason.startswith("AMD GPUs: their state (amdsmi) is not examined")
+    (tmp_path / "dev/nvidia0").write_text("")  # an AMD CPU with graphics, and a GPU of NVIDIA
+    assert "libnvidia-ml.so.1 is not here" in observe(libc, tmp_path / "none", look).reason
 
 
 def test_the_check_itself_observes_this_machine() -> None:

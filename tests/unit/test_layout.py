@@ -132,7 +132,7 @@ def test_a_tool_knows_the_records_alone(path: Path):
 TOUCHING = {  # rooms of tools that judge, and what in them touches the system
     "binding": {"deepspeed"},
     "deepspeed": {"host"},
-    "gpu": {"fields", "gather", "kernlog", "nvml"},
+    "gpu": {"apart", "fabricmanager", "fields", "gather", "kernlog", "nvml"},
     "groups": {"exercise", "forming", "making", "recorder", "witness"},
     "history": {"reading"},
     "isolation": set(),

@@ -13,6 +13,15 @@ from nccl_doctor.tools.versions import Difference, differences
 
 Gpu = Mapping[str, Any]
 _ON = {0: "off", 1: "on"}
+NEAREST = {
+    "INTERNAL": "on one board",
+    "SINGLE": "behind one PCIe switch",
+    "MULTIPLE": "behind several PCIe switches",
+    "HOSTBRIDGE": "below one host bridge",
+    "NODE": "in one NUMA node",
+    "SYSTEM": "in different NUMA nodes",
+}
+"""NVML_TOPOLOGY_* in words, from near to far."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,10 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
     for alike in by_model.values():
         for severity, traits in _TRAITS:
             stacks = {
-                key: _common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus])
+                key: {
+                    **_common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus]),
+                    **_between(hosts[key], gpus, severity),
+                }
                 for key, gpus in alike.items()
             }
             yield from _told(differences(stacks), severity, "the other hosts have")
@@ -88,11 +100,18 @@ def _speed(gpu: Gpu) -> dict[str, str]:
             "highest SM clock": gpu["max_sm_clock_mhz"] and f"{gpu['max_sm_clock_mhz']} MHz",
             "highest memory clock": gpu["max_memory_clock_mhz"]
             and f"{gpu['max_memory_clock_mhz']} MHz",
+            "SM clock set": _clock_set(gpu),
             "PCIe": gpu["max_pcie_generation"]
             and gpu["max_pcie_width"]
             and f"generation {gpu['max_pcie_generation']} x{gpu['max_pcie_width']}",
         }
     )
+
+
+def _clock_set(gpu: Gpu) -> str:
+    """One below the default is said of the GPU itself."""
+    now, usual = gpu.get("set_sm_clock_mhz"), gpu.get("default_sm_clock_mhz")
+    return f"{now} MHz" if now and usual and now >= usual else ""
 
 
 def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
@@ -101,8 +120,41 @@ def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
     return {"NVLinks": f"{sum(links)} of {len(links)} up"} if links else {}
 
 
+def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) -> dict[str, str]:
+    """How the GPUs of a host are joined; single pairs are the affair of `hostwide`.
+
+    Of a host with a GPU that does not answer, nobody knows all pairs.
+    """
+    if len(gpus) < len(facts["gpus"]):
+        return {}
+    if severity is Severity.INFO:
+        nodes = sorted(Counter(gpu["numa"] for gpu in gpus if gpu["numa"] is not None).items())
+        levels = {level: len(pairs) for level, pairs in facts["nearest"].items()}
+        return _known(
+            {
+                "GPUs by NUMA node": ", ".join(f"{count} on {node}" for node, count in nodes),
+                "pairs by common bus": ", ".join(
+                    f"{levels[level]} {words}"
+                    for level, words in NEAREST.items()
+                    if level in levels
+                ),
+            }
+        )
+    total, able = sum(map(len, facts["p2p"].values())), len(facts["p2p"].get("OK", ()))
+    words = {0: "no pair", total: "every pair"}.get(able, "") if total else ""
+    return _known({"GPUs that reach each other's memory": words})
+
+
 def _make(gpu: Gpu) -> dict[str, str]:
-    return _known({"VBIOS": gpu["vbios"], "persistence mode": _ON.get(gpu["persistence"])})
+    mode = gpu["compute_mode"]
+    return _known(
+        {
+            "VBIOS": gpu["vbios"],
+            "persistence mode": _ON.get(gpu["persistence"]),
+            # Prohibited is said of the GPU itself.
+            "compute mode": {0: "Default", 3: "Exclusive Process"}.get(mode),
+        }
+    )
 
 
 _TRAITS = ((Severity.WARN, _speed), (Severity.INFO, _make))

@@ -33,6 +33,11 @@ _NUMBERS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "sm_clock_mhz": ("nvmlDeviceGetClockInfo", (_SM,)),
     "max_sm_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (_SM,)),
     "max_memory_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (_MEMORY,)),
+    "set_sm_clock_mhz": ("nvmlDeviceGetApplicationsClock", (_SM,)),
+    "default_sm_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (_SM,)),
+    "set_memory_clock_mhz": ("nvmlDeviceGetApplicationsClock", (_MEMORY,)),
+    "default_memory_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (_MEMORY,)),
+    "virtualization": ("nvmlDeviceGetVirtualizationMode", ()),
     "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration", ()),
     "max_pcie_generation": ("nvmlDeviceGetMaxPcieLinkGeneration", ()),
     "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", ()),
@@ -52,11 +57,13 @@ _RECOVERY = "NVML_GPU_RECOVERY_ACTION_"
 def read_gpu(library: Library, index: int, root: Path) -> Asked:
     """Ask one GPU everything.
 
-    Returns: the facts of a GPU. Beside the numbers above: `name`, `uuid`, `bus_id` (as the kernel
-    writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes, name}]` of
-    those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped` `{corrected,
-    uncorrected, pending, failed}`, `retired_pages`, `throttle` (bits), `recovery_action`,
-    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`.
+    Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
+    that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
+    (as the kernel writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes,
+    name}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
+    `{corrected, uncorrected, pending, failed}`, `retired_pages`, `throttle` (bits),
+    `recovery_action`, `nvlinks` (one state for each link) and `nvlink_errors` (sums over the
+    links), `fabric`.
     """
     asked = Asked(library, index)
     asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))

@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.contract import Skip, Untested
+from nccl_doctor.tools.gpu.apart import Ended, each_apart
+from nccl_doctor.tools.gpu.fabricmanager import read_fabric_manager
 from nccl_doctor.tools.gpu.fields import read_gpu
-from nccl_doctor.tools.gpu.kernlog import read_xids
-from nccl_doctor.tools.gpu.nvml import Crumb, Library, Refused, read_pairs, read_system, start
+from nccl_doctor.tools.gpu.health import is_readable
+from nccl_doctor.tools.gpu.kernlog import read_kernel_log
+from nccl_doctor.tools.gpu.nvml import LOST, Crumb, Refused, read_pairs, read_system, start
 from nccl_doctor.tools.machine.gpus import host_gpus
 
 MOST_GPUS = 64
+_RESERVE_S = 6.0
+"""Of the deadline: for pairs of GPUs, for the kernel log, and for reporting."""
+_PAIRS_S = 3.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
-def gather_gpus(crumb: Crumb, root: Path = Path("/")) -> dict[str, Any]:
-    """Everything that the rules of `health` and `drift` read.
+def gather_gpus(
+    crumb: Crumb, root: Path = Path("/"), left: Callable[[], float] = lambda: float("inf")
+) -> dict[str, Any]:
+    """Everything that the rules of `health`, `hostwide` and `drift` read.
+
+    Each GPU is asked by a process of its own: one whose driver never answers is `wedged`, and the
+    others are described all the same.
 
     Args:
         crumb: told each call before it is made.
         root: folder in which `dev`, `proc`, `sys` and `var` lie.
+        left: seconds until this process is killed.
 
     Returns: `error`: None, or `{call, name}` of the call without which nothing can be read;
     `on_pci`: NVIDIA GPUs that the kernel sees on the bus and that no other driver has;
     `driver`, `nvml`, `cuda`, `count` of `read_system`; `gpus`, those of `read_gpu` in the order of
-    NVML; `p2p` and `nearest` of `read_pairs`; `kernel_log` of `read_xids`; `own`: process ids of
-    this examination.
+    NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`;
+    `p2p` and `nearest` of `read_pairs`; `kernel_log` of `read_kernel_log`; `fabric_manager` of
+    `read_fabric_manager`; `own`: process ids of this examination.
 
     Raises:
         Skip: there is no NVIDIA GPU, or nothing to read it by.
@@ -45,47 +59,104 @@ def gather_gpus(crumb: Crumb, root: Path = Path("/")) -> dict[str, Any]:
         "gpus": [],
         "p2p": {},
         "nearest": {},
-        "kernel_log": {"source": None, "reason": "", "xids": []},
         "own": [],
     }
+    # For ever: then this process misses its own deadline, and says with which call.
+    (system,) = each_apart([_system], float("inf"), crumb)
+    error = _error(system)
+    if error is None:
+        facts |= system.value["system"]
+        if not facts["count"]:
+            raise Skip("the NVIDIA driver shows no GPU here")
+        facts |= _all(min(facts["count"], MOST_GPUS), root, crumb, left)
+    elif error["name"] == _NO_BINDINGS:
+        raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))
+    else:
+        _give_up(error, on_host, on_pci)
+        facts["error"] = error
+    return {
+        **facts,
+        "kernel_log": read_kernel_log(root, crumb),
+        "fabric_manager": read_fabric_manager(root, crumb),
+    }
+
+
+_NO_BINDINGS = "no bindings"
+
+
+def _system(crumb: Crumb) -> dict[str, Any]:
     try:
-        library = start(crumb)
-        facts |= read_system(library)
+        return {"system": read_system(start(crumb))}
     except ImportError:
-        raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))  # noqa: B904
+        return {"error": {"call": "import pynvml", "name": _NO_BINDINGS}}
     except Refused as refused:
-        _give_up(refused, on_host, on_pci)
-        return {
-            **facts,
-            "error": {"call": refused.call, "name": refused.name},
-            "kernel_log": read_xids(root, crumb),
-        }
-    if not facts["count"]:
-        raise Skip("the NVIDIA driver shows no GPU here")
-    return {**facts, **_all(library, min(facts["count"], MOST_GPUS), root, crumb)}
+        return {"error": {"call": refused.call, "name": refused.name}}
 
 
-def _all(library: Library, count: int, root: Path, crumb: Crumb) -> dict[str, Any]:
-    asked = [read_gpu(library, index, root) for index in range(count)]
-    gpus = [one.facts for one in asked]
+def _error(system: Ended) -> dict[str, str] | None:
+    if system.how:
+        return {"call": str(system.crumb.get("call", "nvmlInit")), "name": system.how}
+    error: dict[str, str] | None = system.value.get("error")
+    return error
+
+
+def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dict[str, Any]:
+    works = [partial(_one, index, root) for index in range(count)]
+    limit_s = max(1.0, left() - _RESERVE_S)
+    gpus = [
+        _wedged(index, ended) if ended.how else ended.value
+        for index, ended in enumerate(each_apart(works, limit_s, crumb))
+    ]
+    readable = [gpu for gpu in gpus if is_readable(gpu)]
+    pairs = each_apart([partial(_pairs, readable)] if readable else [], _PAIRS_S, crumb)
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
     return {
         "gpus": gpus,
-        **read_pairs(library, asked),
-        "kernel_log": read_xids(root, crumb),
+        **(pairs[0].value or {} if pairs else {}),
         "own": sorted(pid for pid in pids if _is_own(pid, root)),
     }
 
 
+def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
+    try:
+        library = start(crumb)
+    except Refused as refused:
+        lost = refused.name == LOST
+        return {"index": index, "lost": lost, "refused": {refused.name: ["handle"]}}
+    return read_gpu(library, index, root).facts
+
+
+def _wedged(index: int, ended: Ended) -> dict[str, Any]:
+    """What is known of a GPU whose process did not return."""
+    told = str(ended.crumb.get("device", ""))
+    known = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
+    how = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
+    call = str(ended.crumb.get("call", "the driver"))
+    return {
+        "index": index,
+        **known,
+        "lost": False,
+        "refused": {},
+        "wedged": {"call": call, **how},
+    }
+
+
+def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
+    try:
+        return dict(read_pairs(start(crumb), gpus))
+    except Refused:
+        return {}
+
+
 def _nothing(on_host: Mapping[str, Any], reason: str) -> str:
-    if on_host["kfd"]:
-        return "AMD GPUs: this check reads NVIDIA's library alone"
+    if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
+        return "AMD GPUs: their state (amdsmi) is not examined, only that of NVIDIA's"
     return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
 
 
-def _give_up(refused: Refused, on_host: Mapping[str, Any], on_pci: int) -> None:
+def _give_up(error: Mapping[str, str], on_host: Mapping[str, Any], on_pci: int) -> None:
     """Raise where the refusal says nothing about the health of a GPU."""
-    name = refused.name
+    name = error["name"]
     if name == "LIBRARY_NOT_FOUND":
         reason = "libnvidia-ml.so.1 is not here"
         if on_host["nodes"]:
@@ -99,7 +170,7 @@ def _give_up(refused: Refused, on_host: Mapping[str, Any], on_pci: int) -> None:
             f"libnvidia-ml.so.1 is not of the version of the kernel driver {on_host['driver']}"
         )
     if name in ("NO_PERMISSION", "FUNCTION_NOT_FOUND"):
-        raise Untested(f"NVML refuses: {refused}")
+        raise Untested(f"NVML refuses: {error['call']}: {name}")
 
 
 def _on_pci(root: Path) -> Iterator[str]:

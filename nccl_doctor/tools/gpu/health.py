@@ -8,15 +8,17 @@ from typing import Any
 
 from nccl_doctor.model import Confidence, Kind, Severity
 from nccl_doctor.tools.gpu.kinds import (
+    CLOCKS_LIMITED,
     GPU_BUSY,
     GPU_LOST,
     GPU_THROTTLED,
+    GPU_VIRTUAL,
     NVLINK_DOWN,
     NVLINK_ERRORS,
     PCIE_DEGRADED,
 )
 from nccl_doctor.tools.gpu.nvml import LOST
-from nccl_doctor.tools.gpu.xid import xid_of
+from nccl_doctor.tools.gpu.xid import asks_for_nothing, xid_of
 from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN, GPU_UNHEALTHY
 
 Gpu = Mapping[str, Any]
@@ -45,6 +47,9 @@ _ASKS = {
 """What the driver asks for: with the last two the GPU works, at less than its full capacity."""
 _MPS = "nvidia-cuda-mps"
 _PROHIBITED = 2
+_BY_HAND = 0x02
+"""The bit of nvmlClocksEventReason* for clocks that somebody set (`nvidia-smi -ac` or `-lgc`)."""
+_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 _MOST_RETIRED = 60
 """Retired pages from which on NVIDIA replaces a GPU; 64 is all that there can be."""
 _SOME_BYTES = 2 << 30
@@ -64,7 +69,7 @@ class Trouble:
 
 def is_readable(gpu: Gpu) -> bool:
     """Whether the driver answers for it."""
-    return "uuid" in gpu and not gpu["lost"]
+    return "uuid" in gpu and not gpu["lost"] and not gpu.get("wedged")
 
 
 def troubles_of(
@@ -80,6 +85,12 @@ def troubles_of(
     """
     if gpu["lost"]:
         yield Trouble(GPU_LOST, f"the driver says {LOST}{_last_words(xids)}")
+        return
+    if gpu.get("wedged"):
+        stuck = gpu["wedged"]
+        state = f", process state {stuck['state']}" if stuck["state"] else ""
+        text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
+        yield Trouble(GPU_LOST, text)
         return
     if not is_readable(gpu):
         broken = [name for name in gpu["refused"] if name in _BROKEN]
@@ -99,6 +110,7 @@ def troubles_of(
     yield from _fabric(gpu)
     yield from _busy(gpu, own)
     yield from _throttled(gpu)
+    yield from _clocks(gpu, alike)
     yield from _pcie(gpu, alike)
     yield from _nvlink(gpu, alike)
 
@@ -126,6 +138,8 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
             "its compute mode is Prohibited: no process may use it",
             "nvidia-smi -c DEFAULT",
         )
+    if gpu.get("virtualization") == _VGPU:
+        yield Trouble(GPU_VIRTUAL, "the driver says that it is a vGPU")
 
 
 def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
@@ -163,7 +177,7 @@ def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
     """Of a GPU that answers: it may have been reset since, so nobody can be certain."""
     for seen in xids:
         row = xid_of(seen["xid"])
-        if row is None or row.severity is Severity.INFO:
+        if row is None or row.severity is Severity.INFO or asks_for_nothing(seen):
             continue
         yield Trouble(
             GPU_UNHEALTHY,
@@ -234,6 +248,28 @@ def _throttled(gpu: Gpu) -> Iterator[Trouble]:
         reasons = ["the GPU is too hot"]
     if reasons:
         yield Trouble(GPU_THROTTLED, "; ".join(reasons))
+
+
+def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """Limits that somebody set. Locked clocks cannot be asked for: the driver only says that it
+    holds to some, and on some models always; so that counts only against its peers.
+    """
+    set_lower = []
+    for name, words in (("sm", "SM"), ("memory", "memory")):
+        now, usual = gpu.get(f"set_{name}_clock_mhz"), gpu.get(f"default_{name}_clock_mhz")
+        most = gpu[f"max_{name}_clock_mhz"]
+        if now and usual and now < usual:
+            set_lower.append(f"{words} clock at most {now} of {most or usual} MHz")
+    if set_lower:
+        yield Trouble(CLOCKS_LIMITED, f"applications clocks: {', '.join(set_lower)}")
+    elif (gpu["throttle"] or 0) & _BY_HAND:
+        held = [other for other in alike if (other["throttle"] or 0) & _BY_HAND]
+        if 2 * len(held) < len(alike):
+            yield Trouble(
+                CLOCKS_LIMITED,
+                "the driver holds to clocks that somebody set, unlike on most GPUs of the host",
+                confidence=Confidence.LIKELY,
+            )
 
 
 def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:

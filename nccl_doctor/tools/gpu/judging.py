@@ -9,14 +9,20 @@ from typing import Any
 
 from nccl_doctor.cluster import ALONE, Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.tools.fabric.direct import redirecting_bridges, translating
 from nccl_doctor.tools.gpu.drift import across_hosts, within_host
 from nccl_doctor.tools.gpu.health import Trouble, is_readable, troubles_of
+from nccl_doctor.tools.gpu.hostwide import Between, troubles_between
 from nccl_doctor.tools.gpu.kinds import (
+    CLOCKS_LIMITED,
     GPU_BUSY,
     GPU_LOST,
     GPU_THROTTLED,
+    GPU_VIRTUAL,
     NVLINK_DOWN,
     NVLINK_ERRORS,
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
     PCIE_DEGRADED,
 )
 from nccl_doctor.tools.gpu.nvml import STEP, device_name
@@ -30,9 +36,13 @@ GPU_STATE_KINDS = (
     FABRIC_MANAGER_DOWN,
     GPU_BUSY,
     GPU_THROTTLED,
+    CLOCKS_LIMITED,
     PCIE_DEGRADED,
     NVLINK_DOWN,
     NVLINK_ERRORS,
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
+    GPU_VIRTUAL,
     GPU_DIFFERS,
 )
 _SYSTEM_NOT_READY = 802  # CUresult: the fabric manager has not set NVSwitch up
@@ -57,7 +67,7 @@ def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
     """Hosts, by id, of which a GPU is lost: there CUDA may not start at all, and that is why."""
     found = {item.rank.host.id for item in _ended(cluster) if "gpu" in item.outcome.breadcrumbs[-1]}
     for rank, facts in cluster.facts(CHECK):
-        if any(gpu["lost"] for gpu in facts["gpus"]):
+        if any(gpu["lost"] or gpu.get("wedged") for gpu in facts["gpus"]):
             found.add(rank.host.id)
     return frozenset(found)
 
@@ -122,6 +132,11 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
     readable = [gpu for gpu in gpus if is_readable(gpu)]
     cuda = _cuda_error(cluster, host)
     same: dict[Trouble, list[Mapping[str, Any]]] = defaultdict(list)
+    between = list(
+        troubles_between(
+            facts, cuda_starts=_cuda_starts(cluster, host), hints=_p2p_hints(cluster, host)
+        )
+    )
     for gpu in gpus:
         for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own):
             same[one].append(gpu)
@@ -132,6 +147,9 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             # As in a virtual machine that was given one GPU, without its NVLinks.
             text = f"{one.text}; CUDA starts all the same"
             one = replace(one, text=text, severity=Severity.WARN, confidence=Confidence.LIKELY)
+        for more in [more for more in between if more.kind is one.kind]:
+            between.remove(more)
+            one = replace(one, text=f"{one.text}; {more.text}", fix=one.fix or more.fix)
         buses = ",".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
         yield Finding(
             one.kind,
@@ -142,10 +160,37 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             one.severity,
             one.confidence,
         )
+    yield from (_finding(cluster, host, one, gpus) for one in between)
     for drift in within_host(gpus):
         odd = [gpu for gpu in gpus if gpu["index"] in drift.places]
         where = _place(cluster, host, odd)
         yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+
+
+def _finding(
+    cluster: Cluster, host: Host, one: Between, gpus: Sequence[Mapping[str, Any]]
+) -> Finding:
+    where = _place(cluster, host, [gpu for gpu in gpus if gpu["index"] in one.gpus])
+    return Finding(
+        one.kind,
+        one.text,
+        where | Where(devices=one.devices),
+        dict(one.evidence),
+        one.fix,
+        one.severity,
+        one.confidence,
+    )
+
+
+def _p2p_hints(cluster: Cluster, host: Host) -> tuple[str, ...]:
+    """What may keep GPUs of a host from each other's memory, as `gpu_direct` saw it."""
+    for rank, facts in cluster.facts("gpu_direct"):
+        if rank.host.id == host.id:
+            acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
+            hints = [f"ACS is on on {acs} PCIe bridges"] if acs else []
+            hints += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
+            return tuple(hints)
+    return ()
 
 
 def _xids_of(

@@ -1,4 +1,4 @@
-"""Xids in the kernel log since this machine was started, where one may read it."""
+"""Xids and SXids in the kernel log since this machine was started, where one may read it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)\): (\d+)(?:, (.*))?")
+_SXID = re.compile(
+    r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): 0*(\d+), (Fatal|Non-fatal),? ?"
+    r"(?:Link (\d+) ?)?(.*)"
+)
 _KMSG = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)")
 _DMESG = re.compile(r"\[ *(\d+)\.\d+\]")
 _BOOT = re.compile(r"Linux version \d")
@@ -23,8 +27,10 @@ Record = tuple[float | None, str]
 """(seconds after the start of the kernel, text); the first is None where the log has wall time."""
 
 
-def read_xids(root: Path = Path("/"), crumb: Callable[..., None] | None = None) -> dict[str, Any]:
-    """What the driver wrote of its GPUs.
+def read_kernel_log(
+    root: Path = Path("/"), crumb: Callable[..., None] | None = None
+) -> dict[str, Any]:
+    """What the drivers of GPUs and of NVSwitches wrote.
 
     Args:
         root: folder in which `dev/kmsg` and `var/log` lie.
@@ -33,7 +39,8 @@ def read_xids(root: Path = Path("/"), crumb: Callable[..., None] | None = None) 
     Returns: `source`, the file read, or None; `reason` why others were not; `xids`, one for each
     GPU and number, oldest first: `{bus, xid, count, age_s, text}`, the bus as the kernel writes it
     without the function (`0000:1b:00`), age and text of the last, the age None where the log does
-    not tell.
+    not tell; `sxids`, the same of each NVSwitch and number: `{switch, bus, sxid, fatal, link,
+    count, age_s, text}`, the link None where none is named.
     """
     refused = []
     for name in ("dev/kmsg", *_FILES):
@@ -41,32 +48,58 @@ def read_xids(root: Path = Path("/"), crumb: Callable[..., None] | None = None) 
         if crumb is not None:
             crumb("reading the kernel log", file=str(path))
         try:
-            records = _kmsg(path) if name == "dev/kmsg" else _syslog(path)
-            return {"source": f"/{name}", "reason": "", "xids": _xids(records, time.monotonic())}
+            records = list(_kmsg(path) if name == "dev/kmsg" else _syslog(path))
         except OSError as error:
             refused.append(f"/{name}: {error.strerror or error}")
-    return {"source": None, "reason": "; ".join(refused), "xids": []}
-
-
-def _xids(records: Iterable[Record], now: float) -> list[dict[str, Any]]:
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    for at_s, text in records:
-        match = _XID.search(text)
-        if match is None:
             continue
-        # Some drivers write the function (`.0`) or a long domain, some do not.
-        domain, _, rest = match.group(1).lower().split(".")[0].partition(":")
-        bus = f"{int(domain, 16):04x}:{rest}" if ":" in rest else f"0000:{domain}:{rest}"
-        key = bus, int(match.group(2))
-        count = found[key]["count"] + 1 if key in found else 1
+        now = time.monotonic()
+        found = {"xids": _counted(records, now, _xid), "sxids": _counted(records, now, _sxid)}
+        return {"source": f"/{name}", "reason": "", **found}
+    return {"source": None, "reason": "; ".join(refused), "xids": [], "sxids": []}
+
+
+def _counted(
+    records: Iterable[Record], now: float, read: Callable[[str], dict[str, Any] | None]
+) -> list[dict[str, Any]]:
+    """What `read` sees in the records: the last of each place and number, and how many."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for at_s, text in records:
+        seen = read(text)
+        if seen is None:
+            continue
+        key = seen["bus"], seen.get("xid"), seen.get("sxid"), seen.get("fatal")
         found[key] = {
-            "bus": bus,
-            "xid": key[1],
-            "count": count,
+            **seen,
+            "count": found[key]["count"] + 1 if key in found else 1,
             "age_s": None if at_s is None else round(max(0.0, now - at_s)),
-            "text": (match.group(3) or "")[:_TEXT],
         }
     return list(found.values())[-_MOST:]
+
+
+def _xid(text: str) -> dict[str, Any] | None:
+    match = _XID.search(text)
+    if match is None:
+        return None
+    # Some drivers write the function (`.0`) or a long domain, some do not.
+    domain, _, rest = match.group(1).lower().split(".")[0].partition(":")
+    bus = f"{int(domain, 16):04x}:{rest}" if ":" in rest else f"0000:{domain}:{rest}"
+    return {"bus": bus, "xid": int(match.group(2)), "text": (match.group(3) or "")[:_TEXT]}
+
+
+def _sxid(text: str) -> dict[str, Any] | None:
+    """The line that says whether it is fatal; further ones hold registers."""
+    match = _SXID.search(text)
+    if match is None:
+        return None
+    switch, bus, number, fatal, link, words = match.groups()
+    return {
+        "switch": int(switch),
+        "bus": bus.lower(),
+        "sxid": int(number),
+        "fatal": fatal == "Fatal",
+        "link": None if link is None else int(link),
+        "text": words[:_TEXT],
+    }
 
 
 def _kmsg(path: Path) -> Iterator[Record]:

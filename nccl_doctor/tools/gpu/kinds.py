@@ -57,3 +57,41 @@ NVLINK_ERRORS = Kind(
     "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU looked at.",
     Severity.WARN,
 )
+CLOCKS_LIMITED = Kind(
+    "gpu-clocks-limited",
+    Layer.DEVICE,
+    "The clocks of a GPU are limited by hand",
+    "All ranks wait for the slowest GPU. A limit that somebody set for a test, or to save power, "
+    "stays until the driver is loaded anew.",
+    "as root: nvidia-smi --reset-gpu-clocks; nvidia-smi --reset-applications-clocks",
+    Severity.WARN,
+)
+P2P_UNAVAILABLE = Kind(
+    "gpu-p2p-unavailable",
+    Layer.DEVICE,
+    "Two GPUs of a host cannot reach each other's memory, where others can",
+    "NCCL sends what goes between them through the memory of the host: all ranks wait for it.",
+    "nvidia-smi topo -p2p r; look at IOMMU and ACS, at the options of the driver's module, and at "
+    "the slots of these GPUs.",
+    Severity.WARN,
+)
+NVSWITCH_ERROR = Kind(
+    "nvswitch-error",
+    Layer.DEVICE,
+    "An NVSwitch had a fatal error",
+    "What goes through it stalls: GPUs of this host hang in their next collective, or NCCL goes "
+    "without NVLink.",
+    "drain the host and reset all its GPUs together (nvidia-smi --gpu-reset), or reboot it; if it "
+    "comes back, have the NVSwitch board looked at.",
+    Severity.WARN,
+    drains=True,
+)
+GPU_VIRTUAL = Kind(
+    "gpu-virtual",
+    Layer.DEVICE,
+    "The GPU is a vGPU",
+    "CUDA's unified memory, which NCCL needs, is off in a vGPU unless it is turned on: NCCL then "
+    "ends with `operation not supported`.",
+    "on the hypervisor: enable_uvm=1 among the plugin parameters of the vGPU",
+    Severity.INFO,
+)

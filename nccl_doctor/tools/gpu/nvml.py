@@ -8,6 +8,7 @@ call is announced before it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 STEP = "asking the GPU driver"
@@ -159,13 +160,23 @@ def read_system(library: Library) -> dict[str, Any]:
     return {**found, "count": library.call("nvmlDeviceGetCount")}
 
 
-def read_pairs(library: Library, asked: Iterable[Asked]) -> dict[str, dict[str, list[list[int]]]]:
-    """What the driver says of each two GPUs that answer.
+def read_pairs(
+    library: Library, gpus: Iterable[Mapping[str, Any]]
+) -> dict[str, dict[str, list[list[int]]]]:
+    """What the driver says of each two of these GPUs.
+
+    Args:
+        library: started.
+        gpus: facts of those that answer.
 
     Returns: `p2p`: NVML_P2P_STATUS_<name> for reading → pairs of indices; `nearest`:
-    NVML_TOPOLOGY_<name> of their common ancestor → pairs. Pairs that are refused are left out.
+        NVML_TOPOLOGY_<name> of their common ancestor → pairs. Pairs that are refused are left out.
     """
-    there = [one for one in asked if one.handle is not None and not one.facts["lost"]]
+    there = []
+    for gpu in gpus:
+        with suppress(Refused):
+            handle = library.call("nvmlDeviceGetHandleByIndex", gpu["index"], gpu=gpu)
+            there.append((gpu, handle))
     constants = vars(library.nvml)
     # 0 is the index of reads; the constant of pynvml is a tuple, by a stray comma.
     asks: dict[str, tuple[str, tuple[Any, ...], str]] = {
@@ -179,15 +190,13 @@ def read_pairs(library: Library, asked: Iterable[Asked]) -> dict[str, dict[str, 
             if name.startswith(prefix):
                 names.setdefault(value, name.removeprefix(prefix))
         sides: dict[str, list[list[int]]] = {}
-        for number, one in enumerate(there):
-            for other in there[number + 1 :]:
+        for number, (one, handle) in enumerate(there):
+            for other, peer in there[number + 1 :]:
                 try:
-                    answer = library.call(
-                        function, one.handle, other.handle, *arguments, gpu=one.facts
-                    )
+                    answer = library.call(function, handle, peer, *arguments, gpu=one)
                 except Refused:
                     continue
-                pair = [one.facts["index"], other.facts["index"]]
+                pair = [one["index"], other["index"]]
                 sides.setdefault(names.get(answer, str(answer)), []).append(pair)
         found[field] = sides
     return found

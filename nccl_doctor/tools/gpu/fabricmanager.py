@@ -1,0 +1,76 @@
+"""Whether NVIDIA's fabric manager, which sets the NVSwitches up, runs and fits the driver.
+
+Sources: NVIDIA Fabric Manager user guide (its version must equal the driver's; log file
+/var/log/fabricmanager.log). Switches of the fourth generation (HGX B200) have no device files of
+their own, and are not counted here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_COMM = "nv-fabricmanage"  # as long as the kernel keeps it
+_SWITCH = re.compile(r"nvidia-nvswitch\d+")
+_MISFIT = re.compile(
+    r"[Ff]abric [Mm]anager NVIDIA GPU driver interface version (\d+[\d.]*\d) (?:don't|doesn't|does "
+    r"not) match with driver version (\d+[\d.]*\d)"
+)
+_LOGS = ("var/log/fabricmanager.log", "var/log/syslog", "var/log/messages")
+_TAIL_BYTES = 1 << 20
+
+
+def read_fabric_manager(
+    root: Path = Path("/"), crumb: Callable[..., None] | None = None
+) -> dict[str, Any]:
+    """What this host shows of it, without root.
+
+    Args:
+        root: folder in which `dev`, `proc` and `var` lie.
+        crumb: told each file of the logs before it is opened.
+
+    Returns: `switches`: NVSwitches by their device files; `running`: whether its process is there,
+    None in a container, where processes of the host cannot be seen; `misfit`: None, or `[its
+    version, the driver's]`, the last that it complained of in a log that may be read.
+    """
+    dev = root / "dev"
+    switches = [path for path in dev.glob("nvidia-nvswitch*") if _SWITCH.fullmatch(path.name)]
+    facts: dict[str, Any] = {"switches": len(switches), "running": None, "misfit": None}
+    if switches:
+        facts["running"] = _running(root / "proc")
+        facts["misfit"] = _misfit(root, crumb)
+    return facts
+
+
+def _running(proc: Path) -> bool | None:
+    for path in proc.glob("[0-9]*/comm"):
+        if _text(path) == _COMM:
+            return True
+    # Kernel threads are only seen from the first PID namespace.
+    return False if _text(proc / "2/comm") == "kthreadd" else None
+
+
+def _misfit(root: Path, crumb: Callable[..., None] | None) -> list[str] | None:
+    for name in _LOGS:
+        if crumb is not None:
+            crumb("reading a log of the fabric manager", file=f"/{name}")
+        try:
+            with (root / name).open("rb") as file:
+                file.seek(0, os.SEEK_END)
+                file.seek(max(0, file.tell() - _TAIL_BYTES))
+                found = _MISFIT.findall(file.read().decode("utf-8", "replace"))
+        except OSError:
+            continue
+        if found:
+            return list(found[-1])
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,174 @@
+"""What is wrong between the GPUs of one host: pairs, NVSwitches, the fabric manager. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.model import Confidence, Kind, Severity
+from nccl_doctor.tools.gpu.drift import NEAREST
+from nccl_doctor.tools.gpu.kinds import NVSWITCH_ERROR, P2P_UNAVAILABLE
+from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN
+
+_WHY = {
+    "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it
+    "CHIPSET_NOT_SUPPORTED": "the chipset does not support it",
+    "GPU_NOT_SUPPORTED": "the GPU does not support it",
+    "IOH_TOPOLOGY_NOT_SUPPORTED": "the link between the sockets does not support it",
+    "DISABLED_BY_REGKEY": "an option of the driver's module turns it off",
+    "NOT_SUPPORTED": "it is not supported",
+    "UNKNOWN": "unknown",
+}
+_DAY_S, _HOUR_S = 86_400, 3_600
+
+
+@dataclass(frozen=True)
+class Between:
+    """One thing that is wrong on a host.
+
+    `gpus` are indices of the GPUs concerned; `devices` are names of what is no GPU.
+    """
+
+    kind: Kind
+    text: str
+    gpus: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: Confidence = Confidence.CERTAIN
+
+
+def troubles_between(
+    facts: Mapping[str, Any], *, cuda_starts: bool, hints: Sequence[str]
+) -> Iterator[Between]:
+    """What is wrong on one host beside its single GPUs.
+
+    Args:
+        facts: of `gather_gpus`.
+        cuda_starts: whether a rank of the host uses a GPU all the same.
+        hints: clauses that may explain why GPUs do not reach each other.
+    """
+    yield from _unreachable(facts, hints)
+    yield from _switches(facts["kernel_log"].get("sxids", ()))
+    yield from _fabric_manager(facts, cuda_starts)
+
+
+# Pairs --------------------------------------------------------------------------------------------
+
+
+def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Between]:
+    """Pairs that cannot, where most pairs that are as near each other can."""
+    why = {_pair(pair): reason for reason, pairs in facts["p2p"].items() for pair in pairs}
+    bad: dict[tuple[int, int], str] = {}
+    for level, pairs in facts["nearest"].items():
+        known = [pair for pair in map(_pair, pairs) if pair in why]
+        cannot = [pair for pair in known if why[pair] != "OK"]
+        if 2 * len(cannot) < len(known):
+            bad |= dict.fromkeys(cannot, level)
+    # One GPU that reaches none of the others is the culprit, not each of its pairs.
+    every = {index for pair in why for index in pair}
+    alone = [
+        index
+        for index in sorted(every)
+        if len(every) > 2 and all(pair in bad for pair in why if index in pair)
+    ]
+    if alone:
+        pairs = [pair for pair in bad if set(pair) & set(alone)]
+        who = _listed("GPU", alone)
+        yield _cannot(f"{who}: no other GPU of the host", pairs, why, hints, tuple(alone))
+    left = [pair for pair in bad if not set(pair) & set(alone)]
+    by_level: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for pair in left:
+        by_level[bad[pair]].append(pair)
+    for level, pairs in by_level.items():
+        who = ", ".join(f"GPU {one} and GPU {other}" for one, other in pairs[:8])
+        who += f", and {len(pairs) - 8} more pairs" if len(pairs) > 8 else ""
+        near = NEAREST.get(level, level)
+        gpus = tuple(sorted({index for pair in pairs for index in pair}))
+        yield _cannot(f"{who}, where most pairs {near} can", pairs, why, hints, gpus)
+
+
+def _cannot(
+    who: str,
+    pairs: Sequence[tuple[int, int]],
+    why: Mapping[tuple[int, int], str],
+    hints: Sequence[str],
+    gpus: tuple[int, ...],
+) -> Between:
+    reasons = sorted({_WHY.get(why[pair], why[pair]) for pair in pairs})
+    return Between(
+        P2P_UNAVAILABLE,
+        "; ".join([f"{who} (the driver: {', '.join(reasons)})", *hints]),
+        gpus,
+        evidence={"pairs": [list(pair) for pair in pairs]},
+    )
+
+
+def _pair(pair: Sequence[int]) -> tuple[int, int]:
+    return min(pair), max(pair)
+
+
+def _listed(noun: str, numbers: Iterable[int]) -> str:
+    return ", ".join(f"{noun} {number}" for number in numbers)
+
+
+# NVSwitches ---------------------------------------------------------------------------------------
+
+
+def _switches(sxids: Sequence[Mapping[str, Any]]) -> Iterator[Between]:
+    """Fatal errors; they may be older than a reset, so nobody can be certain."""
+    fatal = [seen for seen in sxids if seen["fatal"]]
+    if not fatal:
+        return
+    words = [_in_words(seen) for seen in fatal[-4:]]
+    words += [f"and {len(fatal) - 4} more"] if len(fatal) > 4 else []
+    yield Between(
+        NVSWITCH_ERROR,
+        f"kernel log: {'; '.join(words)}",
+        devices=tuple(sorted({str(seen["bus"]) for seen in fatal})),
+        evidence={"sxids": [dict(seen) for seen in fatal]},
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _in_words(seen: Mapping[str, Any]) -> str:
+    link = "" if seen["link"] is None else f" on link {seen['link']}"
+    times = f", {seen['count']} times" if seen["count"] > 1 else ""
+    ago = "" if seen["age_s"] is None else f", {_age(seen['age_s'])} ago"
+    said = f": {seen['text']}" if seen["text"] else ""
+    return f"SXid {seen['sxid']} of NVSwitch {seen['switch']}{link}{said}{times}{ago}"
+
+
+def _age(seconds: int) -> str:
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds // _DAY_S} days"
+    return f"{seconds // _HOUR_S} h" if seconds >= _HOUR_S else f"{seconds // 60} min"
+
+
+# The fabric manager -------------------------------------------------------------------------------
+
+
+def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Between]:
+    seen = facts.get("fabric_manager") or {"switches": 0}
+    if not seen["switches"] or seen["running"]:
+        return
+    severity = Severity.WARN if cuda_starts else None
+    # What the log says of another driver was so before an upgrade.
+    if seen["misfit"] and seen["misfit"][1] == facts["driver"]:
+        its, driver = seen["misfit"]
+        yield Between(
+            FABRIC_MANAGER_DOWN,
+            f"fabric manager {its} does not fit driver {driver}, and did not start",
+            fix=f"install fabric manager {driver}, and systemctl restart nvidia-fabricmanager",
+            severity=severity,
+        )
+    elif seen["running"] is False:
+        yield Between(
+            FABRIC_MANAGER_DOWN,
+            f"{seen['switches']} NVSwitches, and no process nv-fabricmanager",
+            severity=severity,
+            confidence=Confidence.LIKELY,
+        )
