@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
-from nccl_doctor.privacy import MAP, Cover, map_beside
+from nccl_doctor.privacy import MAP, Cover, key_in, map_beside
 from nccl_doctor.profiles import tell
 from nccl_doctor.record import Report
 from nccl_doctor.report.facts import render as render_facts
@@ -78,7 +78,8 @@ def covered(
     if not options.redact:
         return Covered(report, tuple(said))
     path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
-    cover = Cover(path, options.redact_key)
+    shared = None if options.output_dir is None else key_in(options.output_dir)
+    cover = Cover(path, options.redact_key or shared)
     redacted = cover.of_report(report)
     text = cover.text_of(report)
     said = tuple(map(text.replaced, said))

@@ -19,6 +19,8 @@ from nccl_doctor.record import Report
 
 MAP = ".map.json"
 """Behind the name of what is redacted."""
+PRIVATE = ".private"
+"""In a folder that hosts share: a folder that its owner alone can read."""
 _LEAST = 8
 """Bytes of a key file: less can be guessed."""
 
@@ -71,17 +73,18 @@ class Cover:
         for kind, names in pseudonyms.items():
             self._kinds.setdefault(kind, {}).update(names)
 
-    def write(self) -> str | None:
+    def write(self, path: Path | None = None) -> str | None:
         """Write the map, mode 0600, in one piece; returns where, or None where none is kept.
 
         Raises:
             OSError: the folder is not writable.
         """
-        if self._path is None or not self._kinds:
+        target = path or self._path
+        if target is None or not self._kinds:
             return None
         data = {**Book(self.key).to_json(), "pseudonyms": self._kinds}
-        write_private(self._path, json.dumps(data, indent=1, sort_keys=True) + "\n")
-        return str(self._path)
+        write_private(target, json.dumps(data, indent=1, sort_keys=True) + "\n")
+        return str(target)
 
 
 def read_key(path: str) -> bytes:
@@ -96,6 +99,37 @@ def read_key(path: str) -> bytes:
     if len(found) < _LEAST:
         raise ValueError(f"it has to hold at least {_LEAST} characters that nobody can guess")
     return found
+
+
+def key_in(folder: str | Path) -> str:
+    """The file of a key that all hosts use which share a folder; whoever comes first makes it.
+
+    Raises:
+        OSError: the folder is not writable.
+    """
+    private = private_folder(folder)
+    path = private / "key"
+    if not path.exists():
+        made = private / f"key.{secrets.token_hex(8)}"
+        write_private(made, secrets.token_hex(32) + "\n")
+        try:
+            os.link(made, path)  # whole, or not at all, and never over another one
+        except FileExistsError:
+            pass
+        finally:
+            made.unlink()
+    return str(path)
+
+
+def private_folder(folder: str | Path) -> Path:
+    """The private folder in one that hosts share, made where it is not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    private = Path(folder) / PRIVATE
+    private.mkdir(mode=0o700, exist_ok=True)
+    return private
 
 
 def map_beside(outputs: Mapping[str, str]) -> str | None:

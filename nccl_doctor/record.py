@@ -89,9 +89,13 @@ class Report:
         verdict = root.get("verdict", str)
         if verdict not in VERDICTS:
             raise ValueError(f'report.verdict is "{verdict}", not one of {", ".join(VERDICTS)}')
+        exit_code = root.get("exit_code", int)
+        if exit_code not in range(4):
+            raise ValueError(f"report.exit_code is {exit_code}, not one of 0, 1, 2, 3")
+        _Node("report.run", root.get("run", dict)).get("options", dict, {})
         report = cls(
             verdict=verdict,
-            exit_code=root.get("exit_code", int),
+            exit_code=exit_code,
             summary=root.get("summary", str),
             run=root.get("run", dict),
             root_causes=root.each("root_causes", _finding),
@@ -354,7 +358,9 @@ def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
 
 def _launch(path: str, data: Mapping[str, Any]) -> Launch:
     try:
-        return Launch.from_json(data)
+        launch = Launch.from_json(data)
+        _Node(f"{path}.launch", data).get("sources", dict, {})
+        return launch
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
 
@@ -366,8 +372,10 @@ def _facts(node: _Node) -> Mapping[str, Any]:
         for name in rounds:
             outcome = _Node(f"{place.path}.{name}", place.get(name, dict))
             outcome.choice("status", OutcomeStatus)
-            outcome.get("facts", dict, {})
-            outcome.get("breadcrumbs", list, [])
-            outcome.get("reason", str, "")
+            for key in ("facts", "witness"):
+                outcome.get(key, dict, {})
+            outcome.many("breadcrumbs", dict)
+            for key in ("reason", "stack", "state", "wchan", "log_tail"):
+                outcome.get(key, str, "")
             outcome.get("duration_s", float, 0.0)
     return facts

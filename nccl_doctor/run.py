@@ -100,7 +100,8 @@ def prepare(
         progress=Progress(
             shown=watched,
             deadline=deadline,
-            told=launch.local_rank in (0, None) and not options.quiet,
+            # What is told on the way names hosts, before anybody knows all their names.
+            told=launch.local_rank in (0, None) and not options.quiet and not options.redact,
         ),
         past=past,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,6 @@ from nccl_doctor.layout import Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
-from nccl_doctor.record import Report
 from nccl_doctor.verdict import judge_all
 from nccl_doctor.views import Views
 
@@ -60,7 +60,12 @@ class Supervisor:
         self._letter: dict[str, Any] = {}
         self._is_second = False
         self._box: Mailbox | None = None
-        self._views = Views(run.options.output_dir, run.options.join_timeout_s)
+        self._views = Views(
+            run.options.output_dir,
+            run.options.join_timeout_s,
+            redact=run.options.redact,
+            redact_key=run.options.redact_key,
+        )
         self._guardian = Guardian(run.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
@@ -73,7 +78,8 @@ class Supervisor:
         if not self._guardian.stand_down():
             time.sleep(LAST_WORDS_S)  # the guardian is writing, and ends the process
         code = self._write(departure)
-        self._leave_view(departure.report)
+        if not self._leave_last_view(departure) and run.options.exit_profile == "native":
+            code = max(code, 3)
         with contextlib.suppress(MailboxLost):  # the report is written; nobody is left to be told
             departure.finish(code)
         run.door.close()
@@ -230,14 +236,30 @@ class Supervisor:
         report = self._run.judge(self._ledger, complete=False, extra=extra)
         return Departure(report.exit_code, report, aside=self._is_aside())
 
-    def _leave_view(self, report: Report | None = None) -> None:
+    def _leave_view(self) -> None:
         """Leave what is known so far in the folder that the hosts share, if there is one."""
+        if self._speaks_in_folder():
+            report = self._run.judge(self._ledger, complete=False)
+            self._views.write(self._run.launch.node_rank, report)  # said once, when it leaves
+
+    def _leave_last_view(self, departure: Departure) -> bool:
+        """Leave there what stays; returns whether this participant has answered for itself.
+
+        One that follows leaves with the code of all, whether its own view is there or not.
+        """
+        if not self._speaks_in_folder():
+            return True
         run = self._run
-        if run.options.output_dir is None or run.launch.local_rank not in (0, None):
-            return
-        report = report or run.judge(self._ledger, complete=False)
-        if problem := self._views.write(run.launch.node_rank, report):
-            run.progress.tell(problem)
+        report = departure.report or run.judge(self._ledger, complete=False)
+        problem = self._views.leave(run.launch.node_rank, report, heard=not departure.aside)
+        if problem:
+            sys.stderr.write(f"nccl-doctor: {problem}\n")
+            sys.stderr.flush()
+        return not problem or departure.report is None
+
+    def _speaks_in_folder(self) -> bool:
+        run = self._run
+        return run.options.output_dir is not None and run.launch.local_rank in (0, None)
 
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""

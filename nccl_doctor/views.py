@@ -4,6 +4,9 @@ be heard.
 Each host writes its file when it starts, and again when it knows more. The coordinator reads
 there what the hosts say that did not sign in. Ages are compared by the file server's clock alone:
 hosts may disagree about the time.
+
+Where the report is to have pseudonyms, hosts hear each other in a private folder, and what lies
+beside it is redacted, with one key for all.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from nccl_doctor.files import write_whole
+from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder, write_private
 from nccl_doctor.record import Report
 
 _POLL_S = 0.1
@@ -24,27 +28,60 @@ _POLL_S = 0.1
 class Views:
     """The folder, as one host of the run sees it; without a folder nothing is written or read."""
 
-    def __init__(self, folder: str | None, join_timeout_s: float) -> None:
-        self._folder = None if folder is None else Path(folder)
+    def __init__(
+        self,
+        folder: str | None,
+        join_timeout_s: float,
+        *,
+        redact: bool = False,
+        redact_key: str | None = None,
+    ) -> None:
+        """`redact`: what stays is redacted, with the key in a file, or one that the hosts share."""
+        self._open = None if folder is None else Path(folder)
+        self._redact, self._redact_key = redact, redact_key
+        self._folder = self._open
+        if redact and self._open is not None:
+            self._folder = self._open / PRIVATE
+            with contextlib.suppress(OSError):  # `write` will say so
+                private_folder(self._open)
         # Hosts may have started earlier than this one, but not by more than they would wait.
         self._oldest = self._now() - join_timeout_s
 
     def write(self, node_rank: int | None, report: Report) -> str:
-        """Leave a host's own view, as `node<K>.json`; where another host has claimed that node rank
-        in this run, as `node<K>.<host>.json`.
+        """Leave a host's own view for the coordinator, as `node<K>.json`; where another host has
+        claimed that node rank in this run, as `node<K>.<host>.json`.
 
         Returns: what went wrong, or the empty string.
         """
         if self._folder is None or node_rank is None:
             return ""
-        path = self._folder / f"node{node_rank}.json"
-        mine, there = report.hosts[0], self._read(node_rank)
-        if there is not None and there.hosts and there.hosts[0].get("key") != mine.get("key"):
-            path = self._folder / f"node{node_rank}.{mine['host']}.json"
+        path = self._path(self._folder, node_rank, report)
         try:
-            write_whole(path, json.dumps(report.to_json(), indent=1) + "\n")
+            (write_private if self._redact else write_whole)(path, _text(report))
         except OSError as error:
             return f"the own view was not saved: {path}: {error.strerror}"
+        return ""
+
+    def leave(self, node_rank: int | None, report: Report, *, heard: bool) -> str:
+        """A host's last word, which stays. `heard`: the coordinator has no more need of its names.
+
+        Returns: what went wrong, or the empty string.
+        """
+        if self._open is None or self._folder is None or node_rank is None:
+            return ""
+        if not self._redact:
+            return self.write(node_rank, report)
+        try:
+            cover = Cover(None, self._redact_key or key_in(self._open))
+            seen = cover.of_report(report)
+            path = self._path(self._open, node_rank, seen)
+            cover.write(self._folder / f"{path.name}{MAP}")
+            write_whole(path, _text(seen))
+            if heard:
+                self._path(self._folder, node_rank, report).unlink(missing_ok=True)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            return f"the own view was not saved: {self._open}: {why}"
         return ""
 
     def of(self, nodes: Collection[int], patience_s: float) -> list[Report]:
@@ -57,13 +94,29 @@ class Views:
             found = {node: view for node in nodes if (view := self._read(node)) is not None}
             told = [view for view in found.values() if any(host["facts"] for host in view.hosts)]
             if len(told) == len(nodes) or time.monotonic() > until or self._folder is None:
+                self._forget(found)
                 return [found[node] for node in sorted(found)]
             time.sleep(_POLL_S)
 
-    def _read(self, node: int) -> Report | None:
-        if self._folder is None:
+    def _forget(self, nodes: Iterable[int]) -> None:
+        """Names that were heard need not lie there any longer."""
+        if self._folder is not None and self._redact:
+            for node in nodes:
+                with contextlib.suppress(OSError):
+                    (self._folder / f"node{node}.json").unlink()
+
+    def _path(self, folder: Path, node: int, report: Report) -> Path:
+        """Where a host's view belongs: aside, where another host's lies under that node rank."""
+        mine, there = report.hosts[0], self._read(node, folder)
+        if there is not None and there.hosts and there.hosts[0].get("key") != mine.get("key"):
+            return folder / f"node{node}.{mine['host']}.json"
+        return folder / f"node{node}.json"
+
+    def _read(self, node: int, folder: Path | None = None) -> Report | None:
+        folder = folder or self._folder
+        if folder is None:
             return None
-        path = self._folder / f"node{node}.json"
+        path = folder / f"node{node}.json"
         try:
             if path.stat().st_mtime < self._oldest:
                 return None
@@ -77,3 +130,7 @@ class Views:
             with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=self._folder) as file:
                 return Path(f"/proc/self/fd/{file.fileno()}").stat().st_mtime
         return time.time()
+
+
+def _text(report: Report) -> str:
+    return json.dumps(report.to_json(), indent=1) + "\n"

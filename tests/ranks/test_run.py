@@ -232,3 +232,29 @@ def test_own_views_number_the_participants_as_the_report_does(tmp_path: Path) ->
     assert seats == {0: 0, 1: 1}
     view = json.loads((views / "node1.json").read_text())
     assert {rank["rank"]: rank["seat"] for rank in view["ranks"]} == {1: 1}
+
+
+def test_redacted_views_say_no_name_and_go_with_the_report(tmp_path: Path) -> None:
+    views = tmp_path / "views"
+    views.mkdir()
+    options = ["--select", "own_address", "--redact", "--output-dir", str(views)]
+    nodes = {
+        rank: {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank), "NNODES": "2"}
+        for rank in (0, 1)
+    }
+    ranks = Ranks(tmp_path, 2, options, changes=nodes)
+    ranks.wait(START_S + 30)
+    report = ranks.report()
+    seen = [json.loads((views / f"node{node}.json").read_text()) for node in (0, 1)]
+    assert [view["redacted"] for view in (report, *seen)] == [True] * 3
+    assert {view["run"]["redacted_with"] for view in (report, *seen)} == {
+        report["run"]["redacted_with"]
+    }
+    name = socket.gethostname().lower()
+    for text in (json.dumps(report), *map(json.dumps, seen)):
+        assert f'"{name}"' not in text
+    assert {path.name for path in (views / ".private").iterdir()} == {
+        "key",
+        "node0.json.map.json",
+        "node1.json.map.json",
+    }

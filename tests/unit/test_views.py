@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor import registry
+from nccl_doctor.merge import merge
 from nccl_doctor.record import Report
 from nccl_doctor.verdict import conclude
 from nccl_doctor.views import Views
@@ -72,3 +75,79 @@ def test_without_a_folder_nothing_is_written_or_read() -> None:
     views = Views(None, 10)
     assert views.write(0, view("nd0")) == ""
     assert views.of([0], 5.0) == []
+
+
+# --- with pseudonyms ---
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    """Every file below a folder, and who may read it."""
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path: Path) -> None:
+    one, other = (Views(str(tmp_path), 10, redact=True) for _ in range(2))
+    assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
+    (heard,) = one.of([1], 0.0)
+    assert heard.hosts[0]["host"] == "bilbo", "hosts hear each other by their real names"
+    assert one.leave(0, view("gandalf"), heard=True) == ""
+    assert other.leave(1, view("bilbo"), heard=False) == ""
+    assert stat.S_IMODE((tmp_path / ".private").stat().st_mode) == 0o700
+    assert files_in(tmp_path) == {
+        ".private/key": 0o600,
+        ".private/node0.json.map.json": 0o600,
+        ".private/node1.json.map.json": 0o600,
+        "node0.json": 0o644,
+        "node1.json": 0o644,
+    }
+    texts = [path.read_text() for path in sorted(tmp_path.glob("*.json"))]
+    assert "gandalf" not in "".join(texts)
+    assert "bilbo" not in "".join(texts)
+    both = merge([Report.from_json(json.loads(text)) for text in texts], registry.load(["ranks"]))
+    assert both.redacted
+    assert len(both.hosts) == 2
+    names = json.loads((tmp_path / ".private" / "node1.json.map.json").read_text())["pseudonyms"]
+    (host,) = json.loads(texts[1])["hosts"]
+    assert names["host"] == {host["host"]: "bilbo"}
+
+
+def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
+    shut_out = Views(str(tmp_path), 10, redact=True)
+    shut_out.write(3, view("gandalf"))
+    assert shut_out.leave(3, view("gandalf"), heard=False) == ""
+    assert files_in(tmp_path)[".private/node3.json"] == 0o600
+    assert "gandalf" not in (tmp_path / "node3.json").read_text()
+    (heard,) = Views(str(tmp_path), 10, redact=True).of([3], 0.0)
+    assert heard.hosts[0]["host"] == "gandalf"
+    assert ".private/node3.json" not in files_in(tmp_path)
+
+
+def test_two_hosts_of_one_node_rank_keep_their_redacted_views(tmp_path: Path) -> None:
+    views = Views(str(tmp_path), 10, redact=True)
+    for host in ("gandalf", "bilbo"):
+        assert views.leave(0, view(host), heard=True) == ""
+    names = [path.name for path in sorted(tmp_path.glob("*.json"))]
+    assert len(names) == 2
+    assert not [name for name in names if "gandalf" in name or "bilbo" in name]
+
+
+def test_with_a_key_of_ones_own_and_with_one_that_is_not_there(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("a phrase that nobody guesses")
+    seen = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        views = Views(str(tmp_path / name), 10, redact=True, redact_key=str(key))
+        assert views.leave(0, view("gandalf"), heard=True) == ""
+        seen.append((tmp_path / name / "node0.json").read_text())
+    assert seen[0] == seen[1]
+    lost = Views(str(tmp_path / "one"), 10, redact=True, redact_key=str(tmp_path / "no"))
+    assert "No such file" in lost.leave(7, view("nd7"), heard=True)
+    assert not (tmp_path / "one" / "node7.json").exists()
+    gone = Views(str(tmp_path / "gone"), 10, redact=True)
+    assert "No such file" in gone.write(0, view("nd0"))
+    assert "No such file" in gone.leave(0, view("nd0"), heard=True)
