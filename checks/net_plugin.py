@@ -13,6 +13,7 @@ Why it matters
 A plug-in that cannot be loaded is no error to NCCL: it says so at NCCL_DEBUG=INFO only, and goes
 over sockets, many times slower. Where NCCL_NET names the network, it fails instead. Where one host
 has the plug-in and the others have not, they speak different languages, and NCCL fails or hangs.
+One that crashes or hangs while it is loaded takes the rank with it.
 
 How to fix
 ----------
@@ -46,6 +47,7 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    OutcomeStatus,
     Severity,
     Skip,
     Where,
@@ -78,6 +80,17 @@ DIFFERS = Kind(
     Severity.WARN,
 )
 
+CRASHES = Kind(
+    "net-plugin-crashes",
+    Layer.ENV,
+    "A network plug-in of NCCL ends or stops the process that loads it",
+    "NCCL loads it in every rank, whatever NCCL_NET says: the rank dies, or hangs, at its first "
+    "communicator.",
+    "export NCCL_NET_PLUGIN=none on every host, or install a build of the plug-in that fits this "
+    "image (NCCL, libfabric, UCX)",
+)
+_LOAD = "load "
+
 
 class NetPlugin(Check):
     """Load the plug-in as NCCL would, and compare hosts."""
@@ -85,7 +98,7 @@ class NetPlugin(Check):
     name = "net_plugin"
     layer = Layer.ENV
     cost = "seconds"
-    kinds = (MISSING, DIFFERS)
+    kinds = (MISSING, DIFFERS, CRASHES)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`asked`: the variables that want a plug-in, `tried`: (library, error) in NCCL's order,
@@ -108,6 +121,7 @@ class NetPlugin(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Every host by itself; then those that lack what others have without being asked."""
+        yield from _crashes(cluster)
         seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
         told = set()
         for host, facts in seen:
@@ -130,6 +144,25 @@ class NetPlugin(Check):
                 # With EFA the plug-in has a fabric, and does not give way.
                 severity=Severity.FAIL if efa else None,
                 confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
+            )
+
+
+def _crashes(cluster: Cluster) -> Iterator[Finding]:
+    for each in cluster.evidence("net_plugin"):
+        end = each.outcome
+        hung = end.status is OutcomeStatus.HUNG and end.state not in ("T", "t")
+        died = end.status is OutcomeStatus.DIED and end.signal != "SIGKILL"
+        if end.last_step.startswith(_LOAD) and (hung or died):
+            library = end.last_step.removeprefix(_LOAD)
+            how = f"did not load within {end.duration_s:.0f} s"
+            if died:
+                how = f"ended the process that loaded it, by {end.signal or end.exit_code}"
+            yield Finding(
+                CRASHES,
+                f"{library} {how}",
+                _place([each.host]),
+                {"stack": end.stack, "wchan": end.wchan, "log_tail": end.log_tail},
+                confidence=Confidence.CERTAIN if died else Confidence.LIKELY,
             )
 
 

@@ -73,7 +73,7 @@ def test_a_container_of_its_own_on_the_same_host() -> None:
         "print(json.dumps(dict(IpcNamespaces().observe(Context(launch=Launch(), env=env)))))"
     )
     apart = ["unshare", "--ipc", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program]
-    may = shutil.which("unshare") and subprocess.run(apart[:4] + ["true"], check=False)
+    may = shutil.which("unshare") and subprocess.run([*apart[:4], "true"], check=False)
     if not may or may.returncode:
         pytest.skip("needs the right to make namespaces")
     done = subprocess.run(apart, capture_output=True, text=True, timeout=60, check=True)

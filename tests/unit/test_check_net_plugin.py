@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +15,17 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Context,
+    Launch,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+)
 from nccl_doctor.tools.nccl.plugin import NET_PLUGIN, plugin_candidates
 from tests import findings
 from tests.clusters import make_cluster, outcome
@@ -43,6 +56,7 @@ def cluster_of(*facts: Mapping[str, Any]) -> Cluster:
     return make_cluster(hosts, 1, check=CHECK.name, by_host=by_host, backend="nccl")
 
 
+LOADING = ({"step": "load libnccl-net.so", "at_s": 1.0},)
 PLAIN = facts_of()
 OFI = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi", loaded="libnccl-net-ofi.so")
 
@@ -99,6 +113,53 @@ class TestMissing:
         lacking = facts_of("NCCL_NET=AWS Libfabric", net="AWS Libfabric", plugin=plugin)
         finding = only(cluster_of(lacking), "net-plugin-missing", hosts=["nd0"])
         assert finding.level is Severity.FAIL
+
+
+class TestCrashes:
+    @pytest.mark.parametrize(
+        ("end", "words", "confidence"),
+        [
+            (
+                Outcome(OutcomeStatus.DIED, signal="SIGSEGV", breadcrumbs=LOADING),
+                "ended the process that loaded it, by SIGSEGV",
+                Confidence.CERTAIN,
+            ),
+            (
+                Outcome(OutcomeStatus.HUNG, state="S", duration_s=10.0, breadcrumbs=LOADING),
+                "did not load within 10 s",
+                Confidence.LIKELY,
+            ),
+        ],
+    )
+    def test_on_one_host(self, end: Outcome, words: str, confidence: Confidence) -> None:
+        by_host = {"nd0": PLAIN, "nd1": end, "nd2": PLAIN}
+        made = make_cluster(list(by_host), 1, check=CHECK.name, by_host=by_host, backend="nccl")
+        finding = only(made, "net-plugin-crashes", hosts=["nd1"])
+        assert finding.message == f"libnccl-net.so {words}"
+        assert (finding.level, finding.confidence) == (Severity.FAIL, confidence)
+
+    @pytest.mark.parametrize(
+        "end",
+        [
+            Outcome(OutcomeStatus.DIED, signal="SIGKILL", breadcrumbs=LOADING),  # no memory?
+            Outcome(OutcomeStatus.HUNG, state="T", breadcrumbs=LOADING),  # somebody stopped it
+            Outcome(OutcomeStatus.HUNG),
+        ],
+    )
+    def test_what_may_have_another_reason(self, end: Outcome) -> None:
+        made = make_cluster(["nd0"], 1, check=CHECK.name, by_host={"nd0": end}, backend="nccl")
+        assert judge(made) == []
+
+    def test_a_library_that_really_does(self, tmp_path: Path) -> None:
+        """In a process of its own, as this one has to live on."""
+        source = """#include <stdlib.h>
+        __attribute__((constructor)) static void start(void) { abort(); }
+        int ncclNetPlugin_v9;"""
+        library = compiled(tmp_path / "libnccl-net-bad.so", source)
+        program = "from nccl_doctor.tools.nccl.plugin import load_plugin as load; "
+        program += f"load({str(library)!r})"
+        done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+        assert done.returncode == -signal.SIGABRT
 
 
 class TestDiffers:
