@@ -164,7 +164,7 @@ def main(arguments: list[str]) -> int:
         sys.stdout.write(f"wrote {path.relative_to(given.root)}\n")
     sys.stdout.write(
         "It compares the kernel release between hosts. Change the question, the facts and the\n"
-        "judgement; then: make test ARGS=tests/unit && make lint\n"
+        "judgement; then: make docs && make test ARGS=tests/unit && make lint\n"
     )
     return 0
 

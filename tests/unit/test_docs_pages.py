@@ -7,14 +7,21 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import click
 import pytest
 
 from nccl_doctor import registry
+from nccl_doctor.api import Check, Confidence, Context, Launch, Layer, Level, Severity, Skip
+from nccl_doctor.cli import cli
 from nccl_doctor.manual import check_page, code_page, shown
+from nccl_doctor.model import Status
 from tests.cli.program import program
+from tests.unit.test_readme import doctor, options
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -158,3 +165,127 @@ def test_every_relative_link_leads_somewhere(path: Path) -> None:
         assert target.exists(), f"{file} is not there"
         assert target.is_relative_to(ROOT)
         assert not fragment or fragment in anchors(target.read_text("utf-8")), f"#{fragment}"
+
+
+def test_every_page_stands_in_the_navigation_and_on_the_start_page() -> None:
+    yaml = pytest.importorskip("yaml")
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+
+    def named(nav: Any) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        for inner in (
+            nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ()
+        ):
+            yield from named(inner)
+
+    pages = {str(path.relative_to(DOCS)) for path in [*BY_HAND, *WRITTEN] if DOCS in path.parents}
+    kept_out = {page for page in pages if re.match(r"(checks|codes)/(?!README)", page)}
+    assert sorted(named(site["nav"])) == sorted(pages - kept_out)
+    assert (ROOT / site["docs_dir"]) == DOCS
+    start = {file for file, _ in links(DOCS / "README.md")}
+    assert pages - kept_out - start == {"README.md", "examples/nccl-doctor-hello/README.md"}
+    assert "docs/README.md" in {file for file, _ in links(ROOT / "README.md")}
+
+
+# --- what is written by hand speaks of the program as it is ---
+
+HANDS = ["README", "start", "reports", "launchers", "verdicts", "writing-a-check"]
+hands = pytest.mark.parametrize("name", HANDS)
+
+
+def text_of(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text("utf-8")
+
+
+@hands
+def test_every_command_on_a_page_exists(name: str) -> None:
+    for words in doctor(text_of(name)):
+        command: click.Command = cli
+        rest = [word for word in words if word not in ("…", "...")]
+        while isinstance(command, click.Group) and rest and re.fullmatch(r"[a-z]+", rest[0]):
+            command = command.commands[rest.pop(0)]
+        own = rest[: rest.index("--")] if "--" in rest else rest
+        given = {word.partition("=")[0] for word in own if word.startswith("--")}
+        assert given <= options(command, hidden=False), words
+        for option in ("--select", "--ignore"):
+            if option in own:
+                registry.load(own[own.index(option) + 1].split(","))
+
+
+@hands
+def test_every_option_and_code_on_a_page_exists(name: str) -> None:
+    text, found = text_of(name), registry.load()
+    told = {span.split()[0] for span in re.findall(r"`(--[a-z][a-z-]+[^`]*)`", text)}
+    known = options(cli.commands["run"], hidden=False) | {"--help"}
+    assert told <= known
+    codes = set(re.findall(r"^[✗!] .* \[([a-z-]+)\]$", text, re.MULTILINE))
+    codes |= set(re.findall(r"(?:explained|blocked) by ([a-z]+-[a-z-]+)", text))
+    codes |= set(re.findall(r"\(`([a-z]+-[a-z-]+)`\)", text))
+    assert codes <= set(found.kinds)
+
+
+@pytest.mark.parametrize("name", ["start", "reports"])
+def test_every_check_in_a_sample_exists(name: str) -> None:
+    blocks = re.findall(r"^```\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    assert blocks
+    names = {check.name for check in registry.load().checks}
+    for block in blocks:
+        for entry in re.findall(r"^  [?·] ([a-z_, \n]+): ", block, re.MULTILINE):
+            told = {word for word in re.split(r"[,\s]+", entry) if word}
+            assert told <= names
+
+
+def test_the_levels_and_exit_codes_are_told() -> None:
+    text = text_of("start")
+    assert re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE) == [level.value for level in Level]
+    assert re.findall(r"^\| (\d) \|", text, re.MULTILINE) == ["0", "1", "2", "3"]
+
+
+def test_statuses_verdicts_severities_and_layers_are_told() -> None:
+    report, verdicts = text_of("reports"), text_of("verdicts")
+    rows = re.findall(r"^\| (\w+) \| [✓!✗?·] \|", report, re.MULTILINE)
+    assert rows == [status.value for status in Status]
+    for severity in Severity:
+        assert f"\n| {severity.value} | " in verdicts
+    assert " → ".join(layer.value for layer in Layer) in verdicts
+    for confidence in Confidence:
+        assert confidence.value in report
+
+
+def test_every_attribute_of_a_check_is_told() -> None:
+    section = text_of("writing-a-check").partition("**The class** says:")[2].partition("\n\n**")[0]
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]+?)`? \|", section, re.MULTILINE))
+    assert set(told) == set(Check.__annotations__)
+    for name, default in told.items():
+        if not hasattr(Check, name):
+            assert default == "must be given"
+            continue
+        value = getattr(Check, name)
+        shown_as = str(value) if isinstance(value, Enum) else repr(value).replace("'", '"')
+        assert default == shown_as
+
+
+def test_the_example_of_a_check_and_its_test_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", text_of("writing-a-check"), re.M | re.DOTALL)
+    page, test = blocks
+    name = "nccl_doctor.checks.data_folder"
+    (tmp_path / "data_folder.py").write_text(page, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, tmp_path / "data_folder.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    scope: dict[str, Any] = {}
+    exec(compile(test, "the test of the page", "exec"), scope)
+    for function in [value for key, value in scope.items() if key.startswith("test_")]:
+        function()
+    check = scope["CHECK"]
+    assert check_page(check).startswith("data_folder\n===")
+    there = Context(launch=Launch(), env={"DATA_DIR": str(tmp_path)})
+    assert check.observe(there) == {"folder": str(tmp_path), "there": True}
+    with pytest.raises(Skip):
+        check.observe(Context(launch=Launch(), env={}))
