@@ -1,17 +1,16 @@
-"""docs/ci.md and action.yml: well formed, and about the program as it is.
-
-The published schemas of GitHub and GitLab are not part of this repository: what they demand of the
-few keys that are used here is asserted by hand.
-"""
+"""docs/ci.md and action.yml: valid by the published schemas, and about the program as it is."""
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from nccl_doctor.cli import cli
@@ -33,6 +32,76 @@ BLOCKS = {
 WORKFLOW, GITLAB = (yaml.safe_load(text) for text in BLOCKS["yaml"])
 (PIPELINE,) = BLOCKS["groovy"]
 STEPS = ACTION["runs"]["steps"]
+
+
+def on_as_github_reads_it(workflow: dict[Any, Any]) -> dict[Any, Any]:
+    """YAML 1.1 takes the key `on` for true, GitHub does not."""
+    return {"on" if key is True else key: value for key, value in workflow.items()}
+
+
+VALID = {  # what is validated, and by which definition of which file of tests/schemas
+    "action.yml": (ACTION, "github-action.json", "Action"),
+    "the workflow": (on_as_github_reads_it(WORKFLOW), "github-workflow.json", "Workflow"),
+    "the GitLab job": (GITLAB, "gitlab-ci.json", "Pipeline"),
+}
+PLANTED = {  # a mistake in each, at a place and with a value
+    "action.yml": [
+        (("inputs", "gpus", "descripton"), "x"),
+        (("inputs", "level", "default"), 1),
+        (("runs", "steps", 0, "shell"), None),
+        (("runs", "steps", 0, "timeout-minutes"), 3),
+        (("runs", "using"), "compound"),
+        (("outputs", "verdict", "value"), None),
+    ],
+    "the workflow": [
+        (("on",), ["pushed"]),
+        (("jobs", "gpus", "runs-on"), ["gpu"]),
+        (("jobs", "gpus", "timeout"), 10),
+        (("jobs", "gpus", "steps"), []),
+        (("jobs", "gpus", "steps", 0, "use"), "x"),
+        (("jobs", "gpus", "steps", 0, "shell"), "bash"),
+        (("jobs", "1st"), {"runs-on": "ubuntu-latest"}),
+    ],
+    "the GitLab job": [
+        (("gpu-smoke-test", "artifact"), {}),
+        (("gpu-smoke-test", "artifacts", "when"), "ever"),
+        (("gpu-smoke-test", "artifacts", "reports", "junits"), "x.xml"),
+        (("gpu-smoke-test", "script"), []),
+        (("gpu-smoke-test", "timeout"), 10),
+        (("gpu-smoke-test", "tags"), "gpu"),
+    ],
+}
+
+
+def validate(item: Any, file: str, name: str) -> None:
+    text = (ROOT / "tests" / "schemas" / file).read_text(encoding="utf-8")
+    schema = {**json.loads(text), "$ref": f"#/$defs/{name}"}
+    jsonschema.Draft202012Validator(schema).validate(item)
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_it_is_valid_by_the_published_schema(name: str):
+    item, file, definition = VALID[name]
+    validate(json.loads(json.dumps(item)), file, definition)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [(name, path, value) for name, mistakes in PLANTED.items() for path, value in mistakes],
+    ids=str,
+)
+def test_a_mistake_in_it_is_seen(name: str, path: tuple[Any, ...], value: Any):
+    """`None`: the key is missing."""
+    item, file, definition = VALID[name]
+    item = inner = copy.deepcopy(item)
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is None:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    with pytest.raises(jsonschema.ValidationError):
+        validate(item, file, definition)
 
 
 def check_step(step: dict[str, Any]) -> None:

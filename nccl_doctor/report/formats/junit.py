@@ -63,7 +63,8 @@ def render(report: Report) -> str:
         "skipped": counts["skipped"],
         "time": _seconds(report.run.get("duration_s")),
     }
-    root = ElementTree.Element("testsuites", total)
+    # Jenkins' xUnit refuses a file whose root counts what was skipped.
+    root = ElementTree.Element("testsuites", {k: v for k, v in total.items() if k != "skipped"})
     suite = ElementTree.SubElement(root, "testsuite", {**total, **_origin(report)})
     for case in cases:
         _add(suite, case)
