@@ -120,11 +120,11 @@ def bundle(
         _pack(packed, cover.of_report(saved), pieces, text)
         cover.keep(text.book)
     about = {"redacted": cover is not None, "verdict": saved.verdict, "run": saved.run.get("id")}
+    kept = _write_map(cover) if cover else None  # first: without it the archive is half an answer
     try:
         packed.write(path, about)
     except OSError as error:
         raise NotSaved(f"the bundle was not written: {path}: {error.strerror}") from error
-    kept = _write_map(cover) if cover else None
     said = f"; what the pseudonyms stand for: {kept}" if kept else ""
     click.echo(f"{path}: {len(packed)} files and a manifest{said}")
 

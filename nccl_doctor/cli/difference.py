@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
-from nccl_doctor.cli.saving import read_report
+from nccl_doctor.cli.redaction import cover_of, redact_options, redaction_of
+from nccl_doctor.cli.saving import NotSaved, read_report
+
+if TYPE_CHECKING:
+    from nccl_doctor.record import Report
 
 _PIPE_WIDTH = 100
 
@@ -21,6 +27,7 @@ _PIPE_WIDTH = 100
         0: "Done, whatever has changed, unless --strict is given.",
         1: "With --strict: something is worse.",
         2: READ_EXITS[2],
+        3: READ_EXITS[3],
     },
     examples=(
         ("The run that worked, and today's", "nccl-doctor report diff monday.json report.json"),
@@ -46,11 +53,13 @@ _PIPE_WIDTH = 100
     help="Exit with 1 if a failure or warning is new, graver or in more places, or a host is gone. "
     "Speeds do not count: two runs cannot tell a change from noise.",
 )
+@redact_options
 @click.option("--verbose", "-v", count=True, help="Show speeds that hardly changed, too.")
-def diff(old: str, new: str, format_: str, strict: bool, verbose: int) -> None:
+def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: Any) -> None:
     """What changed between two runs: findings, hosts, versions, settings, speeds.
 
-    OLD and NEW are saved reports; one of them may be - for stdin.
+    OLD and NEW are saved reports; one of them may be - for stdin. With --redact both get the same
+    pseudonyms; what they stand for is kept in NEW.map.json.
     """
     from nccl_doctor import registry
     from nccl_doctor.history import difference
@@ -59,7 +68,10 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int) -> None:
 
     if old == new == "-":
         raise click.UsageError("OLD and NEW are both -: only one of them can have stdin")
+    redaction = redaction_of(given)
     before, now = read_report(old), read_report(new)
+    if redaction["redact"]:
+        before, now = _redacted(old, before, new, now, redaction["redact_key"])
     found = difference(before, now, registry.load().checks)
     if format_ == "json":
         sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n")
@@ -71,3 +83,22 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int) -> None:
         sys.stdout.write(render(found, places, width=width, verbose=verbose > 0, ascii=plain))
     sys.stdout.flush()
     sys.exit(1 if strict and found.is_worse else 0)
+
+
+def _redacted(
+    old: str, before: Report, new: str, now: Report, key: str | None
+) -> tuple[Report, Report]:
+    """Both reports with pseudonyms of one key: the one given, or that of a map beside them."""
+    from nccl_doctor.privacy import MAP
+
+    maps = [f"{file}{MAP}" for file in (new, old) if file != "-"]
+    there = [path for path in maps if os.path.isfile(path)]
+    cover = cover_of(maps[0], key or (there[0] if there else None))
+    seen = cover.of_report(before), cover.of_report(now)
+    try:
+        cover.write()
+    except OSError as error:
+        raise NotSaved(
+            f"what the pseudonyms stand for was not saved: {maps[0]}: {error.strerror}"
+        ) from error
+    return seen
