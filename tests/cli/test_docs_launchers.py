@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -136,7 +137,12 @@ def test_the_line_of_deepspeed_runs(folder: Path) -> None:
     assert said == ["job 0 of 2", "job 1 of 2"]
 
 
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+needs_accelerate = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="accelerate is not installed"
+)
+
+
+@needs_accelerate
 def test_the_line_of_accelerate_runs(folder: Path) -> None:
     """With --cpu: without a GPU and without it, accelerate starts one process on its own terms."""
     line = line_of("accelerate", "launch train.py").replace("train.py", "--cpu train.py")
@@ -145,6 +151,55 @@ def test_the_line_of_accelerate_runs(folder: Path) -> None:
     assert done.returncode == 0, done
     assert done.stdout.startswith("nccl-doctor: PASS: ")
     assert done.stdout.splitlines()[-1] == "job"
+
+
+@needs_accelerate
+def test_the_line_of_accelerate_with_several_ranks_runs(folder: Path) -> None:
+    line = line_of("accelerate", "--num_processes 8")
+    two = f"--num_processes 2 --main_process_port {free_port()}"  # several tests at once
+    line = line.replace("--num_processes 8", two)
+    done = type_in(line, folder, "--backend", "gloo", *QUICK)
+    assert done.returncode == 0, done
+    assert done.stdout.startswith("nccl-doctor: PASS: ")
+    assert "1 host · 2 ranks" in done.stdout
+    said = sorted(word for word in done.stdout.splitlines() if word.startswith("job "))
+    assert said == ["job 0 of 2", "job 1 of 2"]
+
+
+UNDER = {
+    "deepspeed": ("--hostfile hosts", "--no_ssh_check --master_addr 127.0.0.1 --master_port"),
+    "accelerate": ("launch", "--multi_gpu --num_processes 2 --main_process_port"),
+}
+"""Page: the words of its line behind which two ranks and a free port are asked for."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_line_under_the_launcher_runs(page: str, folder: Path) -> None:
+    pytest.importorskip(page)
+    (line,) = (line for line in lines_of(page) if line.startswith(f"{page} "))
+    words, more = UNDER[page]
+    (folder / "hosts").write_text("localhost slots=2\n")
+    line = line.replace(words, f"{words} {more} {free_port()}")
+    done = subprocess.run(
+        [*shlex.split(line), "--json", "report.json", "--backend", "gloo", *QUICK],
+        cwd=folder,
+        env={
+            **CLEAN,
+            "PATH": PATH,
+            "HOME": str(folder),
+            "CUDA_VISIBLE_DEVICES": "",
+            "DS_ACCELERATOR": "cpu",
+            "PYTHONPATH": str(DOCS.parent),
+        },
+        timeout=100.0,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done
+    assert "PASS: " in done.stdout
+    report = json.loads((folder / "report.json").read_text())
+    assert [rank["rank"] for rank in report["ranks"] if rank["reported"]] == [0, 1]
 
 
 def test_the_failure_that_the_page_of_deepspeed_shows(folder: Path) -> None:
