@@ -4,8 +4,9 @@ What it checks
 --------------
 Whether torch is built with CUDA (or ROCm) and NCCL, whether the driver starts, how many GPUs the
 host has, how many of them CUDA_VISIBLE_DEVICES leaves, which GPU each rank would take (by UUID),
-whether the build holds code for that GPU, and whether hosts have the same GPUs. GPUs are counted
-and asked for their names; no kernel is run.
+and which torch would take by itself, whether LOCAL_RANK is among the visible ones, whether the
+build holds code for the GPU, and whether hosts have the same GPUs. GPUs are counted and asked for
+their names; no kernel is run.
 
 Why it matters
 --------------
@@ -21,7 +22,9 @@ torch.cuda.set_device(LOCAL_RANK) before init_process_group.
 When it is wrong
 ----------------
 The GPU of a rank is taken to be LOCAL_RANK modulo the visible GPUs, which is what torch 2.15 and
-most scripts do; a script that chooses otherwise is not seen. Several ranks on one GPU are right
+most scripts do; a script that chooses otherwise is not seen. That older torch guesses in a barrier
+counts only for scripts that call one before they set a device. Parts of one GPU (MIG) are known by
+its PCI address, which check `gpu_affinity` sees. Several ranks on one GPU are right
 where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own for each rank, says that it is
 meant; that is reported as information. Without persistence mode a driver may need longer to start
 than this check waits.
@@ -38,14 +41,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nccl_doctor.api import (
     ALONE,
     DRIVER_MISMATCH,
     FABRIC_MANAGER_DOWN,
     GPU_DIFFERS,
+    GPU_GUESSED,
+    GPU_HIDDEN,
+    GPU_SHARED,
     GPU_UNHEALTHY,
+    LOCAL_RANK_BEYOND,
     OLDEST_DRIVER,
     VISIBLE,
     Check,
@@ -56,19 +63,21 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     OutcomeStatus,
-    Rank,
     Scope,
+    SeenByRank,
     Severity,
     Where,
     arch_runs_on,
     count_gpus,
     host_gpus,
     hosts_without_gpu,
+    judge_mapping,
     major,
     odd_ones_out,
     place_of,
     public,
     see_gpus,
+    sharing_is_meant,
     torch_build,
 )
 
@@ -96,22 +105,6 @@ MISSING = Kind(
     "A rank without a GPU of its own fails, or takes another rank's.",
     "Start as many ranks as the host has GPUs, or bring the missing GPU back: look for Xid in "
     "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, ask for all GPUs.",
-)
-HIDDEN = Kind(
-    "gpu-hidden",
-    Layer.DEVICE,
-    "A variable hides GPUs from ranks",
-    "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered anew from 0.",
-    "Set one CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or unset it.",
-)
-SHARED = Kind(
-    "gpu-shared-by-ranks",
-    Layer.DEVICE,
-    "Several ranks on one GPU",
-    "NCCL refuses two ranks of one communicator on one GPU (`Duplicate GPU detected`); the ranks "
-    "that do not notice hang.",
-    "Give each rank of a host its own LOCAL_RANK, and call torch.cuda.set_device(LOCAL_RANK) "
-    "before init_process_group.",
 )
 ARCH = Kind(
     "arch-unsupported",
@@ -155,8 +148,10 @@ class BackendDevice(Check):
         MISMATCH,
         NO_NCCL,
         MISSING,
-        HIDDEN,
-        SHARED,
+        GPU_HIDDEN,
+        GPU_SHARED,
+        LOCAL_RANK_BEYOND,
+        GPU_GUESSED,
         GPU_UNHEALTHY,
         DRIVER_MISMATCH,
         ARCH,
@@ -190,8 +185,8 @@ class BackendDevice(Check):
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.evidence(self.name, ALONE))
-        hosts: dict[int, list[_Seen]] = defaultdict(list)
-        for one in (_Seen(rank, facts) for rank, facts in cluster.facts(self.name)):
+        hosts: dict[int, list[SeenByRank]] = defaultdict(list)
+        for one in (SeenByRank(rank, facts) for rank, facts in cluster.facts(self.name)):
             hosts[one.rank.host.id].append(one)
             for found in (_backend(cluster, one), _arch(cluster, one)):
                 if found is not None:
@@ -204,28 +199,8 @@ class BackendDevice(Check):
             elif all(one.facts["devices"] for one in mine):
                 fit.append(mine)
         if cluster.backend == "nccl":
-            for mine in fit:
-                yield from _visible_differs(mine)
-            yield from _shared(one for mine in fit for one in mine)
+            yield from judge_mapping(cluster, fit)
         yield from _models(fit)
-
-
-class _Seen(NamedTuple):
-    """A rank and what it observed."""
-
-    rank: Rank
-    facts: Mapping[str, Any]
-
-    @property
-    def own(self) -> Mapping[str, Any] | None:
-        """The GPU that this rank would take."""
-        index = self.facts["device"]
-        return None if index is None else dict(self.facts["devices"][index])
-
-    @property
-    def hiding(self) -> str:
-        """The variables that hide GPUs, as people type them."""
-        return " ".join(f"{name}={value!r}" for name, value in self.facts["visible"].items())
 
 
 def _for_gpus(cluster: Cluster) -> Severity:
@@ -250,7 +225,7 @@ def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
             )
 
 
-def _backend(cluster: Cluster, one: _Seen) -> Finding | None:
+def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     """What keeps one rank from using the backend; the lowest cause only. The place is added."""
     facts, gpus = one.facts, count_gpus(one.facts["host_gpus"])
     build, accelerated = f"torch {facts['torch']}", facts["cuda"] or facts["rocm"]
@@ -275,7 +250,7 @@ def _backend(cluster: Cluster, one: _Seen) -> Finding | None:
         return None
     if gpus and facts["visible"]:
         fix = f"unset {' '.join(facts['visible'])}"
-        return Finding(HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
+        return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
     if gpus:
         return Finding(MISSING, f"none of {gpus} GPUs is usable: the driver reports no device")
     fix = "docker run --gpus all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo"
@@ -299,7 +274,7 @@ def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     return Finding(kind, text, fix=fix, severity=_for_gpus(cluster), evidence=dict(error))
 
 
-def _arch(cluster: Cluster, one: _Seen) -> Finding | None:
+def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:
     own, built = one.own, one.facts["arch_list"]
     if own is None or not built:
         return None
@@ -312,19 +287,13 @@ def _arch(cluster: Cluster, one: _Seen) -> Finding | None:
     return Finding(ARCH, text, where, fix=fix, severity=_for_gpus(cluster))
 
 
-def _on_host(mine: Iterable[_Seen]) -> dict[str, str]:
+def _on_host(mine: Iterable[SeenByRank]) -> dict[str, str]:
     """UUID → model, over what all ranks of one host see together."""
     devices = [device for one in mine for device in one.facts["devices"]]
     return {device["uuid"] or f"cuda:{device['index']}": device["name"] for device in devices}
 
 
-def _sharing_is_meant(ranks: Sequence[Rank]) -> bool:
-    allowed = all(rank.env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" for rank in ranks)
-    ids = {rank.env["NCCL_HOSTID"] for rank in ranks if "NCCL_HOSTID" in rank.env}
-    return allowed or len(ids) == len(ranks)
-
-
-def _too_few(cluster: Cluster, mine: Sequence[_Seen]) -> Finding | None:
+def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
     """Fewer GPUs than local ranks, or than the configuration expects.
 
     Nothing where nccl sees none at all: then every rank has its own finding.
@@ -332,7 +301,7 @@ def _too_few(cluster: Cluster, mine: Sequence[_Seen]) -> Finding | None:
     facts, host = mine[0].facts, mine[0].rank.host
     gpus, all_gpus = len(_on_host(mine)), count_gpus(facts["host_gpus"])
     ranks, wanted = cluster.ranks_on(host), int(cluster.expected.get("gpus_per_host", 0))
-    per_rank = cluster.backend == "nccl" and not _sharing_is_meant(ranks)
+    per_rank = cluster.backend == "nccl" and not sharing_is_meant(ranks)
     need = max(len(ranks) if per_rank else 0, wanted)
     if gpus >= need or (cluster.backend == "nccl" and not gpus):
         return None
@@ -342,46 +311,13 @@ def _too_few(cluster: Cluster, mine: Sequence[_Seen]) -> Finding | None:
     evidence = {"visible": gpus, "needed": need, "host_gpus": facts["host_gpus"]}
     if facts["visible"] and all_gpus >= need:
         text = f"{mine[0].hiding} leaves {gpus} of {all_gpus} GPUs; {who}"
-        return Finding(HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
+        return Finding(GPU_HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
     text = f"{gpus} visible {'GPU' if gpus == 1 else 'GPUs'}, {who}"
     fix = f"--nproc-per-node {gpus}, or: {MISSING.fix}" if per_rank else ""
     return Finding(MISSING, text, where, evidence, fix)
 
 
-def _visible_differs(mine: Sequence[_Seen]) -> Iterator[Finding]:
-    said = {one.rank.seat: one.hiding or "unset" for one in mine}
-    odd = odd_ones_out(said)
-    taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
-    if odd is not None and len(taken) == len(mine):  # else they share a GPU: that says it
-        sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
-        text = f"differs between ranks of one host: {', '.join(sides)}"
-        where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
-        yield Finding(HIDDEN, text, where, severity=Severity.WARN)
-
-
-def _shared(seen: Iterable[_Seen]) -> Iterator[Finding]:
-    users: dict[tuple[str, str], list[_Seen]] = defaultdict(list)
-    for one in seen:
-        if one.own is not None and one.own["uuid"]:
-            users[one.own["uuid"], one.own["name"]].append(one)
-    for (uuid, model), sharers in users.items():
-        ranks = [one.rank for one in sharers]
-        # Two hosts with one GPU are two containers of a machine: NCCL may tell them apart.
-        severity = Severity.FAIL if len({rank.host.id for rank in ranks}) == 1 else Severity.WARN
-        if len(ranks) > 1:
-            yield Finding(
-                SHARED,
-                f"{len(ranks)} ranks use the same {model}",
-                Where(devices=(uuid,)) | place_of(ranks),
-                {
-                    "local_ranks": [rank.local_rank for rank in ranks],
-                    "visible": [one.facts["visible"] for one in sharers],
-                },
-                severity=Severity.INFO if _sharing_is_meant(ranks) else severity,
-            )
-
-
-def _models(hosts: Iterable[Sequence[_Seen]]) -> Iterator[Finding]:
+def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
     """Hosts whose GPUs are unlike the others'."""
     gpus: dict[int, str] = {}
     labels = {}

@@ -1,33 +1,40 @@
-"""Does each rank run near its GPU?
+"""Does each rank run near its GPU, and is a NIC near it, too?
 
 What it checks
 --------------
 On every rank, the CPUs that it may run on, the NUMA node of the GPU that it would take (LOCAL_RANK
 modulo the visible ones) and the CPUs beside it, and how near the host's network devices are to that
-GPU. With -v the nearest ones are shown as a table.
+GPU. With -v the nearest ones are shown as a table. Of InfiniBand and RoCE ports: whether NCCL may
+use the one beside the GPU (it is up, and NCCL_IB_HCA admits it), whether a rank's is farther away
+than those of most ranks of its host, and whether local ranks of all hosts are beside the same
+ports, in NCCL's order.
 
 Why it matters
 --------------
 A rank that is bound to the CPUs of another socket reaches its GPU through the link between the
 sockets: copies to the GPU, NCCL's proxy threads and its buffers in host memory all cross it, and so
-does what comes from the network. Nothing fails; each step is slower, on some ranks only.
+does what comes from the network. Nothing fails; each step is slower, on some ranks only. The same
+is so where the NIC beside a GPU cannot be used: its traffic then shares the NIC of another rank.
 
 How to fix
 ----------
 Bind each rank to the node of its GPU: torchrun --numa-binding=node (where torchrun has it),
-srun --gpu-bind=closest, numactl --cpunodebind=N --preferred=N, or no binding at all.
+srun --gpu-bind=closest, numactl --cpunodebind=N --preferred=N, or no binding at all. Bring the NIC
+up that is named, or let NCCL_IB_HCA admit it; the same CUDA_VISIBLE_DEVICES on all hosts.
 
 When it is wrong
 ----------------
 A program that binds its ranks itself, later, is not seen. Nothing is said of a rank that may run
 both near its GPU and far from it, nor where the firmware or a virtual machine says nothing about
-nodes. A job that hardly uses the CPU may not notice.
+nodes. A job that hardly uses the CPU may not notice. Hosts of one kind may be wired differently on
+purpose; those with another number of ranks or ports are not compared.
 Not validated on hardware: tested with recorded folders of sysfs; no run on a GPU is on record yet.
 
 References
 ----------
 Kernel documentation, ABI/testing/sysfs-bus-pci (numa_node, local_cpulist); sched_setaffinity(2);
-CUDA driver API (cuDeviceGetPCIBusId); numactl(8); PyTorch documentation, torchrun.
+CUDA driver API (cuDeviceGetPCIBusId); numactl(8); PyTorch documentation, torchrun; NCCL user guide
+(NCCL_IB_HCA, NCCL_CROSS_NIC).
 """
 
 from __future__ import annotations
@@ -39,6 +46,8 @@ from typing import Any, ClassVar
 
 from nccl_doctor.api import (
     HOW_NEAR,
+    NIC_FAR,
+    NIC_PAIRS,
     Check,
     Cluster,
     Context,
@@ -50,10 +59,14 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
+    judge_nics,
+    nccl_settings,
+    nics_beside,
     number_range,
     pci_address,
     place_of,
     place_on_host,
+    rails_of,
     see_gpus,
     torch_build,
 )
@@ -76,7 +89,7 @@ class GpuAffinity(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
-    kinds = (FAR,)
+    kinds = (FAR, NIC_FAR, NIC_PAIRS)
     deadline_s = 45.0  # as long as a driver may take to start
     root: ClassVar[Path] = Path("/")
 
@@ -95,12 +108,14 @@ class GpuAffinity(Check):
         address = pci_address(own["index"])
         if address is None:
             raise Untested("the driver does not say where the GPU is")
-        return self.look(own["uuid"], address, os.sched_getaffinity(0))
+        return self.look(own["uuid"], address, os.sched_getaffinity(0), ctx.env)
 
-    def look(self, uuid: str | None, address: str, mine: set[int]) -> dict[str, Any]:
-        """`uuid`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of the rank and
-        those beside the GPU, as text (`0–31, 64–95`); `shared`: how many are both; `places`: the
-        same with the nearest network devices, as a table.
+    def look(
+        self, uuid: str | None, address: str, mine: set[int], env: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """`uuid`, `address`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of the
+        rank and those beside the GPU, as text (`0–31, 64–95`); `shared`: how many are both;
+        `places`: the same with the nearest network devices, as a table; `rdma`: of `nics_beside`.
         """
         place = place_on_host(address, self.root)
         nearest = [nic for nic in place["nics"] if nic["near"] == place["nics"][0]["near"]]
@@ -117,15 +132,17 @@ class GpuAffinity(Check):
         columns = ["GPU", "NUMA node", "CPUs beside it", "CPUs of the rank", "nearest NIC", "how"]
         return {
             "uuid": uuid,
+            "address": address,
             "numa": place["numa"],
             "cpus": cpus,
             "beside": beside,
             "shared": len(mine & set(place["cpus"])),
             "places": {"columns": columns, "rows": [row]},
+            "rdma": nics_beside(place, rails_of(nccl_settings(env), self.root)),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Ranks of which no CPU is beside the GPU."""
+        """Ranks of which no CPU is beside the GPU; then GPUs and NICs."""
         for rank, facts in cluster.facts(self.name):
             if facts["shared"] or not facts["beside"]:
                 continue
@@ -141,3 +158,4 @@ class GpuAffinity(Check):
                 {"cpus": facts["cpus"], "beside": facts["beside"], "numa": node},
                 fix=fix,
             )
+        yield from judge_nics(cluster.facts(self.name))

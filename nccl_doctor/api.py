@@ -89,6 +89,15 @@ from nccl_doctor.tools.firewall.portrules import (
 from nccl_doctor.tools.firewall.rulesets import read_rules
 from nccl_doctor.tools.gpu.gather import gather_gpus
 from nccl_doctor.tools.gpu.judging import GPU_STATE_KINDS, hosts_without_gpu, judge_gpus
+from nccl_doctor.tools.gpu.mapping import (
+    GPU_GUESSED,
+    GPU_HIDDEN,
+    GPU_SHARED,
+    LOCAL_RANK_BEYOND,
+    SeenByRank,
+    judge_mapping,
+    sharing_is_meant,
+)
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of, has_entered
 from nccl_doctor.tools.groups.culprits import (
     is_open,
@@ -113,7 +122,7 @@ from nccl_doctor.tools.hosts import (
 from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.machine.cgroup import cgroup_limits, memory_kills
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
-from nccl_doctor.tools.machine.gpuplaces import HOW_NEAR, pci_address, place_on_host
+from nccl_doctor.tools.machine.gpuplaces import pci_address, place_on_host
 from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rate_figures, rates_table
 from nccl_doctor.tools.machine.gpus import (
     VISIBLE,
@@ -138,6 +147,13 @@ from nccl_doctor.tools.machine.libraries import (
     own_version,
     shared_files,
     wheels,
+)
+from nccl_doctor.tools.machine.nicplaces import (
+    HOW_NEAR,
+    NIC_FAR,
+    NIC_PAIRS,
+    judge_nics,
+    nics_beside,
 )
 from nccl_doctor.tools.meeting.c10d import endpoint_host, is_host_told, matches_machine
 from nccl_doctor.tools.meeting.road import knock
@@ -262,6 +278,9 @@ __all__ = [
     "FABRIC_MANAGER_DOWN",
     "GID_SETTINGS",
     "GPU_DIFFERS",
+    "GPU_GUESSED",
+    "GPU_HIDDEN",
+    "GPU_SHARED",
     "GPU_SLOW",
     "GPU_STATE_KINDS",
     "GPU_STEPS",
@@ -273,8 +292,11 @@ __all__ = [
     "IBVERBS",
     "IMPORT_DEEPSPEED",
     "LIBRARY_COLUMNS",
+    "LOCAL_RANK_BEYOND",
     "NCCL_LIBRARIES",
     "NEW_GROUP",
+    "NIC_FAR",
+    "NIC_PAIRS",
     "OLDEST_DRIVER",
     "PORT_BLOCKED",
     "SEARCHES_SINCE",
@@ -330,6 +352,7 @@ __all__ = [
     "Road",
     "Round",
     "Scope",
+    "SeenByRank",
     "Severity",
     "Skip",
     "Sorted",
@@ -411,6 +434,8 @@ __all__ = [
     "judge_gpus",
     "judge_groups",
     "judge_isolation",
+    "judge_mapping",
+    "judge_nics",
     "judge_side_groups",
     "judge_timeouts",
     "judge_variables",
@@ -442,6 +467,7 @@ __all__ = [
     "nearest_meshes",
     "needs_control",
     "nic_speed",
+    "nics_beside",
     "number_range",
     "odd_ones_out",
     "origin",
@@ -482,6 +508,7 @@ __all__ = [
     "see_gpus",
     "see_other_gpus",
     "shared_files",
+    "sharing_is_meant",
     "side_group_names",
     "side_helper",
     "slow_ones",

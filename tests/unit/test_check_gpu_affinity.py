@@ -101,7 +101,7 @@ def seen(machine: Path, address: str, cpus: set[int], uuid: str | None = "GPU-1"
     class Here(GpuAffinity):
         root = machine
 
-    return Here().look(uuid, address, cpus)
+    return Here().look(uuid, address, cpus, {})
 
 
 def cluster(*ranks: dict[str, Any]) -> Any:

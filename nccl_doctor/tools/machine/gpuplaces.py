@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.tools.machine.nicplaces import HOW_NEAR
+
 MOST_NICS = 64
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-HOW_NEAR = ("same PCIe switch", "same root complex", "same NUMA node", "another NUMA node")
-"""From near to far. GPUs of a virtual machine often seem to be in one root complex with all."""
 
 
 def pci_address(index: int) -> str | None:
@@ -56,14 +56,19 @@ def place_on_host(address: str, root: Path = Path("/")) -> dict[str, Any]:
 
     Returns: `numa`: number of its node, or None where there is one node or the firmware says
     nothing; `cpus`: numbers of the CPUs beside it, none where unknown; `nics`: network devices, the
-    nearest first, each `{"name", "numa", "near"}` with `near` an index of `HOW_NEAR`, or None where
-    that is unknown.
+    nearest first, each `{"name", "pci", "numa", "near"}` with `near` an index of `HOW_NEAR`, or
+    None where that is unknown.
     """
     folder = root / "sys/bus/pci/devices" / address
     numa = _number(folder / "numa_node")
     path = _buses(folder)
     nics = [
-        {"name": name, "numa": _number(nic / "numa_node"), "near": _near(path, numa, nic)}
+        {
+            "name": name,
+            "pci": nic.name,
+            "numa": _number(nic / "numa_node"),
+            "near": _near(path, numa, nic),
+        }
         for name, nic in _nics(root)
     ]
     far = len(HOW_NEAR)
