@@ -239,6 +239,15 @@ def test_the_plug_in_of_node_problem_detector() -> None:
     assert config["pluginConfig"]["max_output_length"] == 80
 
 
+def test_the_plug_in_of_the_page_on_monitoring() -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    config = json.loads(block)
+    validate(config, "node-problem-detector.json", "CustomPluginConfig")
+    (rule,), (condition,) = config["rules"], config["conditions"]
+    assert rule["condition"] == condition["type"]
+
+
 def test_the_termination_message_is_what_the_tool_writes() -> None:
     mib = 1 << 20
     room = {"size": 16384 * mib, "free": 16384 * mib, "needed": 587 * mib, "error": "", "stale": []}

@@ -1,15 +1,24 @@
-"""Metrics for the textfile collector: read back by the grammar of the exposition format."""
+"""Metrics for the textfile collector: read back by Prometheus' own client, and by the grammar of
+the exposition format, which is stricter. docs/monitoring.md shows them as they are.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+import stat
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nccl_doctor.api import Finding, Where
+from nccl_doctor.record import Report
 from nccl_doctor.report.formats import prometheus
-from tests.ci import GROUP, HOSTILE, PORT, RISK, report_of
+from tests import pages
+from tests.ci import GROUP, HOSTILE, PORT, RISK, SHM, report_of
+from tests.cli.program import program
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
@@ -103,3 +112,115 @@ def test_hostile_text_stays_in_its_label():
         prometheus.render(odd).encode()
         more, fewer = 1, 2  # a check; neither a start nor a duration
         assert len(samples(odd)) == len(samples(report)) + more - fewer
+
+
+# --- read back by another program ---
+
+Sample = tuple[str, tuple[tuple[str, str], ...], float]
+
+
+def families(text: str) -> dict[str, list[Sample]]:
+    """Metric → samples, as Prometheus' own client reads them; asserts that all are gauges."""
+    parser = pytest.importorskip("prometheus_client.parser")
+    found: dict[str, list[Sample]] = {}
+    for family in parser.text_string_to_metric_families(text):
+        assert family.name not in found, "all samples of a metric stand together"
+        assert (family.type, family.unit) == ("gauge", "")
+        assert family.documentation
+        assert family.samples
+        assert all(sample.timestamp is None for sample in family.samples), "node_exporter refuses"
+        found[family.name] = [
+            (sample.name, tuple(sample.labels.items()), sample.value) for sample in family.samples
+        ]
+    return found
+
+
+def odd_reports() -> Iterator[Report]:
+    yield report_of()
+    yield report_of(absent_nodes=[1])
+    yield from (pages.broken(), pages.healthy(), pages.hostile(), pages.EMPTY)
+    report = report_of(Finding(PORT, HOSTILE, Where(hosts=(HOSTILE,))))
+    (check,) = report.checks
+    for name in (HOSTILE, 'a"b\\c\nd', "\\", '"', "é", ""):
+        yield replace(report, tool={"version": name}, checks=(check, replace(check, name=name)))
+
+
+def test_prometheus_client_reads_the_very_same():
+    for report in odd_reports():
+        text = prometheus.render(report)
+        told = [sample for found in families(text).values() for sample in found]
+        assert len(told) == len(set(told)) == len(samples(report))
+        assert all(math.isfinite(value) for _, _, value in told)
+        by_grammar = {
+            (name, *(v.replace('\\"', '"').replace("\\\\", "\\") for v in values)): value
+            for (name, *values), value in samples(report).items()
+        }
+        assert {(n, *(v for _, v in labels)): value for n, labels, value in told} == by_grammar
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_labels_are_bounded(count):
+    """As many series for three hosts as for three hundred, all of them with findings."""
+    hosts = tuple(f"gpu{i:03}" for i in range(count))
+    findings = [
+        Finding(kind, f"{i} MiB", Where(hosts=(host,), devices=(f"GPU-{i}",)), fix=f"fix {host}")
+        for i, host in enumerate(hosts)
+        for kind in (SHM, RISK)
+    ]
+    text = prometheus.render(report_of(*findings, hosts=hosts))
+    found = families(text)
+    assert sum(map(len, found.values())) == 15
+    assert dict(labels_and_values(found["nccl_doctor_findings"])) == {
+        ("a-risk", "route", "warn", "false"): count,
+        ("shm-small", "host", "fail", "true"): count,
+    }
+    assert "gpu" not in text.lower()
+    assert "MiB" not in text
+
+
+def labels_and_values(found: list[Sample]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for _, labels, value in found:
+        yield tuple(text for _, text in labels), value
+
+
+def test_a_run_replaces_the_file_of_the_collector(tmp_path):
+    target = tmp_path / "nccl_doctor.prom"
+    target.write_text("of the last run\n")
+    with target.open() as scrape:  # which had begun to read it
+        done = program("env", "--select", "temp_dir", "--quiet", "--prometheus", str(target))
+        assert done.returncode == 0, done
+        assert scrape.read() == "of the last run\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["nccl_doctor.prom"]
+    assert stat.S_IMODE(target.stat().st_mode) == 0o644, "node_exporter is another user"
+    found = families(target.read_text("utf-8"))
+    assert dict(labels_and_values(found["nccl_doctor_verdict"]))[("pass",)] == 1
+    assert [labels[0] for labels, _ in labels_and_values(found["nccl_doctor_check_status"])] == [
+        "temp_dir"
+    ]
+
+
+# --- docs/monitoring.md ---
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+
+
+def test_the_page_names_the_metrics_that_there_are():
+    yaml = pytest.importorskip("yaml")
+    text = PAGE.read_text("utf-8")
+    found = families(prometheus.render(report_of(Finding(PORT, "m", Where(hosts=("nd0",))))))
+    rows = dict(re.findall(r"^\| (`nccl_doctor_.*?) \| (.*?) \|", text, re.MULTILINE))
+    labels = {
+        name: set(re.findall(r"`(\w+)`", words)) - {"expected", "reported"}
+        for names, words in rows.items()
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert labels == {
+        name: {label for _, labels, _ in samples_ for label, _ in labels}
+        for name, samples_ in found.items()
+    }
+    (block,) = re.findall(r"^```yaml\n(groups:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    (group,) = yaml.safe_load(block)["groups"]
+    for rule in group["rules"]:
+        assert set(re.findall(r"nccl_doctor_\w+", rule["expr"])) <= found.keys()
+        assert rule["alert"]
+        assert rule["annotations"]["summary"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -101,7 +102,10 @@ class TestSlurm:
     def test_the_kinds_that_drain(self) -> None:
         # Each takes a node out of service: the list is short, and every addition a decision.
         found = {code for code, kinds in registry.load().kinds.items() if kinds[0].drains}
-        assert found == {"gpu-lost", "gpu-unhealthy", "fabric-manager-down"}
+        assert found == {"gpu-lost", "gpu-unhealthy", "fabric-manager-down", "nvswitch-error"}
+        page = (DOCS / "slurm.md").read_text(encoding="utf-8")
+        (named,) = re.findall(r"of a kind that drains, (.*?);", page)
+        assert set(re.findall(r"`([\w-]+)`", named)) == found
 
 
 class TestNodeProblemDetector:
@@ -229,18 +233,18 @@ USAGE_ERRORS = {
 
 @pytest.mark.parametrize(("profile", "code"), [("slurm", 0), ("npd", 2), ("nagios", 3)])
 def test_usage_errors(
-    saved: Path,
-    profile: str,
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    saved: Path, profile: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for line, words in USAGE_ERRORS.items():
         given = line.format(profile).replace("SAVED", str(saved)).split()
         monkeypatch.setattr(sys, "argv", ["nccl-doctor", *given])
+        streams = {"stdout": io.BytesIO(), "stderr": io.BytesIO()}
+        for name, stream in streams.items():  # which `main` takes for its own
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(stream, "utf-8"))
         with pytest.raises(SystemExit) as left:
             main()
-        out, err = capsys.readouterr()
+        sys.stderr.flush()
+        out, err = (stream.getvalue().decode() for stream in streams.values())
         assert left.value.code == code, line
         assert words in err
         assert len(out.splitlines()) == (0 if profile == "slurm" else 1), line
@@ -308,6 +312,14 @@ ENDS = {
     "killed": "kill -9 $$",
     "not installed": "exit 127",
 }
+
+
+@pytest.mark.parametrize("name", ["nccl-doctor-health.sh", "nccl-doctor-prolog.sh"])
+def test_a_doctor_that_hangs_is_ended_and_drains_nothing(name: str, tmp_path: Path) -> None:
+    text, times = re.subn(r"timeout -k \d+ \d+", "timeout -k 0.2 0.2", script(name))
+    assert times == 1
+    hangs = f"trap '' TERM; echo \"{REASON}\"; while :; do sleep 0.1; done"
+    assert run_script(text, tmp_path, hangs) == (0, [])
 
 
 @pytest.mark.parametrize("doctor", ENDS.values(), ids=ENDS)
