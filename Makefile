@@ -17,7 +17,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-gpu accuracy docs lint format new-check clean
+.PHONY: help doctor test test-wide test-gpu accuracy docs zipapp lint format new-check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy
 
 docs: $(VENV)/.doctor ## write the pages of docs/ that are made from the checks and from --help
 	@$(BIN)/python scripts/docs.py
+
+zipapp: $(VENV)/.dev ## dist/nccl-doctor.pyz: all of it in one file, which needs Python and torch
+	@$(BIN)/python scripts/make_zipapp.py
 
 lint: $(VENV)/.dev ## ruff, formatting, types
 	$(BIN)/ruff check .

@@ -1,0 +1,176 @@
+"""The one file, and what is done with it where there is no torch. Real ranks: tests/ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nccl_doctor import __version__
+from tests.cli.program import error_of, program
+from tests.zipapp import ROOT, build, make_venv, make_zipapp, run
+
+PLUG_IN = ROOT / "docs" / "examples" / "nccl-doctor-hello" / "nccl_doctor_hello"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("zipapp")
+
+
+@pytest.fixture(scope="module")
+def pyz(folder: Path) -> Path:
+    return build(folder / "shared" / "nccl-doctor.pyz")
+
+
+@pytest.fixture(autouse=True)
+def nothing_beside(pyz: Path) -> Iterator[None]:
+    """It may lie in a folder that is read-only."""
+    yield
+    assert list(pyz.parent.iterdir()) == [pyz]
+
+
+@pytest.fixture(scope="module")
+def python(folder: Path) -> Path:
+    """One that has nothing but the standard library."""
+    return make_venv(folder / "venv")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("zipping", ROOT / "scripts" / "make_zipapp.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- what it is ---
+
+
+def test_two_builds_give_the_same_bytes(pyz: Path, folder: Path) -> None:
+    assert build(folder / "again.pyz").read_bytes() == pyz.read_bytes()
+    assert pyz.stat().st_mode & 0o777 == 0o755
+
+
+def test_it_holds_what_a_wheel_would_and_what_that_requires(pyz: Path) -> None:
+    held = zipfile.ZipFile(pyz)
+    names = held.namelist()
+    tree = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "nccl_doctor").rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    tree |= {f"nccl_doctor/checks/{path.name}" for path in (ROOT / "checks").glob("*.py")}
+    assert {name for name in names if name.startswith("nccl_doctor/")} == tree
+    others = {name.split("/")[0] for name in names} - {"nccl_doctor", "__main__.py", "LICENSE"}
+    assert {name for name in others if "." not in name} == {"click", "tabulate", "tomli"}
+    assert {name for name in others if "." in name} == {
+        f"{name}-{held_version(names, name)}.dist-info" for name in ("click", "tabulate", "tomli")
+    }
+    for name in ("click", "tabulate", "tomli"):
+        assert any(re.match(rf"{name}-.*/licenses/LICENSE", each) for each in names)
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+
+
+def held_version(names: list[str], name: str) -> str:
+    pinned = re.search(rf"^{name}==(.*)$", (ROOT / "constraints-dev.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert f"{name}-{pinned[1]}.dist-info/METADATA" in names
+    return pinned[1]
+
+
+def test_a_dependency_that_is_not_the_pinned_one_is_refused(script: ModuleType) -> None:
+    with pytest.raises(script.Refused, match=r"click .* is installed, constraints-dev\.txt says 1"):
+        script.files_of("click", "1")
+    with pytest.raises(script.Refused, match="never-was is not installed in "):
+        script.files_of("never-was", "1")
+    with pytest.raises(script.Refused, match=r"constraints-dev\.txt says None"):
+        script.files_of("click", None)
+
+
+def test_no_half_file_where_it_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "taken.pyz").mkdir()
+    (tmp_path / "file").touch()
+    for target in (tmp_path / "taken.pyz", tmp_path / "file" / "x.pyz"):
+        done = make_zipapp(target)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.fullmatch(r"zipapp: \[Errno \d+\] .*\n", done.stderr)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken.pyz"]
+
+
+def test_make_runs_the_script() -> None:
+    done = run("make", "--dry-run", "--directory", ROOT, "zipapp")
+    assert done.returncode == 0, done
+    assert "scripts/make_zipapp.py" in done.stdout
+
+
+# --- without torch ---
+
+
+def test_it_starts_by_python_and_by_itself(python: Path, pyz: Path, tmp_path: Path) -> None:
+    path = {"PATH": f"{python.parent}:/usr/bin:/bin"}
+    named = shutil.copy(pyz, tmp_path / "nccl-doctor")
+    for words in ([python, pyz], [python, "-I", pyz], [python, named], [pyz], [named]):
+        done = run(*words, "--version", cwd=tmp_path, env=path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout == f"nccl-doctor {__version__}\n"
+
+
+def test_an_old_python_is_told_so(pyz: Path) -> None:
+    # A newer one that takes itself for 3.9; what stands in __main__ is written for both.
+    code = f"import runpy, sys; sys.version_info = (3, 9, 1); runpy.run_path({str(pyz)!r})"
+    line = error_of(run(sys.executable, "-c", code))
+    assert line == f"Python 3.10 or newer is needed; this is 3.9, {sys.executable}"
+
+
+def test_a_wrong_option_is_one_line(python: Path, pyz: Path) -> None:
+    assert "--wordl-size" in error_of(run(python, pyz, "run", "--wordl-size", "2"))
+
+
+@pytest.mark.parametrize("words", [("explain", "peer-blocked"), ("schema",), ("checks",)])
+def test_it_says_what_the_module_says(words: tuple[str, ...], python: Path, pyz: Path) -> None:
+    done = run(python, pyz, *words, env={"COLUMNS": "100"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == program(*words, env={"COLUMNS": "100"}).stdout
+
+
+def test_what_lies_beside_the_code_is_read(python: Path, pyz: Path, tmp_path: Path) -> None:
+    """Tables, style sheet, issue form; and facts without psutil: `env` fails on no check."""
+    report = tmp_path / "report.json"
+    done = run(python, pyz, "env", "--json", report, env={"NCCL_DEBGU": "INFO"})
+    read = json.loads(report.read_text())
+    found = {finding["code"] for finding in read["findings"]}
+    assert {"torch-missing", "env-unknown-variable"} <= found, done
+    assert not found & {"check-broke", "check-unusable"}
+    status = {check["name"]: check["status"] for check in read["checks"]}
+    assert status["interfaces"] == "pass"
+    assert "<style>" in run(python, pyz, "report", "show", "--format", "html", report).stdout
+    assert "### " in run(python, pyz, "report", "issue", "pytorch", report).stdout
+    judged = run(python, pyz, "report", "judge", "--json", "-", report)
+    again = json.loads(judged.stdout)
+    assert judged.returncode == done.returncode == again["exit_code"]
+    assert [f["code"] for f in again["findings"]] == [f["code"] for f in read["findings"]]
+
+
+def test_a_plug_in_is_found(python: Path, pyz: Path, tmp_path: Path) -> None:
+    """Installed as pip leaves it: the module, and a folder with its entry points."""
+    shutil.copytree(PLUG_IN, tmp_path / PLUG_IN.name)
+    info = tmp_path / "nccl_doctor_hello-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: nccl-doctor-hello\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[nccl_doctor.checks]\ndataset_folder = nccl_doctor_hello.dataset_folder\n"
+    )
+    done = run(python, pyz, "explain", "dataset-missing", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done
+    assert "DATASET_DIR" in done.stdout

@@ -1,0 +1,89 @@
+"""The one file, and an environment that has torch and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from tests.cli.program import CLEAN
+
+ROOT = Path(__file__).resolve().parents[1]
+BARE = {name: value for name, value in CLEAN.items() if not name.startswith("PYTHON")}
+TORCHRUN = """\
+#!{python}
+import sys
+from torch.distributed.run import main
+sys.exit(main())
+"""
+
+
+def make_zipapp(target: Path) -> subprocess.CompletedProcess[str]:
+    """What `make zipapp` runs."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(target)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def build(target: Path) -> Path:
+    done = make_zipapp(target)
+    assert done.returncode == 0, done
+    return target
+
+
+def run(
+    *command: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 60.0,
+) -> subprocess.CompletedProcess[str]:
+    """Without what the Python of the tests was told."""
+    return subprocess.run(
+        [str(word) for word in command],
+        env={**BARE, "CUDA_VISIBLE_DEVICES": "", **(env or {})},
+        cwd=cwd,
+        timeout=timeout_s,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def make_venv(folder: Path, distributions: Sequence[str] = ()) -> Path:
+    """An environment with these distributions of ours, and what they require; its Python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    python = folder / "bin" / "python"
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    links = folder / "links"
+    links.mkdir()
+    seen: set[str] = set()
+    for top in {top for name in distributions for top in _tops(name, seen)}:
+        (links / top.name).symlink_to(top)
+    (site / "links.pth").write_text(f"{links}\n")
+    if "torch" in distributions:
+        (folder / "bin" / "torchrun").write_text(TORCHRUN.format(python=python))
+        (folder / "bin" / "torchrun").chmod(0o755)
+    return python
+
+
+def _tops(name: str, seen: set[str]) -> Iterator[Path]:
+    """Files and folders in site-packages of a distribution and all that it requires."""
+    if name in seen:
+        return
+    seen.add(name)
+    distribution = metadata.distribution(name)
+    for file in distribution.files or ():
+        if file.parts[0] not in ("..", "__pycache__"):
+            yield Path(str(distribution.locate_file(file.parts[0])))
+    for text in distribution.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield from _tops(requirement.name, seen)
