@@ -70,6 +70,7 @@ class DriverLibraries(Check):
     name = "driver_libraries"
     layer = Layer.DEVICE
     scope = Scope.RANK
+    cost = "seconds"  # it loads what may break the process that does
     kinds = (DRIVER_MISMATCH,)
     root: ClassVar[Path] = Path("/")
 

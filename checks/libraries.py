@@ -122,6 +122,7 @@ class Libraries(Check):
     name = "libraries"
     layer = Layer.ENV
     scope = Scope.RANK
+    cost = "seconds"  # it loads what may break the process that does
     kinds = (COLLIDE, REPLACED, TWICE, DIFFERS)
     deadline_s = 60.0  # a cold import from a network file system
 

@@ -88,6 +88,7 @@ class NcclLibrary(Check):
     name = "nccl_library"
     layer = Layer.ENV
     scope = Scope.RANK
+    cost = "seconds"  # it loads what may break the process that does
     kinds = (COLLIDE, REPLACED)
     deadline_s = 60.0  # a cold import from a network file system
 

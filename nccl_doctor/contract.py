@@ -118,7 +118,8 @@ class Check:
         name: snake_case, the name of the file.
         layer: where its question lives.
         scope: once per host, or by every rank.
-        cost: `instant`, `seconds` or `minutes`, for the table of checks.
+        cost: `instant`, `seconds` or `minutes`. The instant ones of a host share one child, so they
+            must leave it as they found it: no thread, no library loaded for a trial.
         kinds: every kind of finding that `judge` may yield.
         deadline_s: of one `observe` that observes alone.
         level: the lowest run level that includes it.

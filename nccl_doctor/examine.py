@@ -218,7 +218,7 @@ def observing(check: Check, context: Context, deadline: float, grace_s: float = 
         told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
         return check.observe(told)
 
-    return probe.Job(check.name, work, deadline + grace_s)
+    return probe.Job(check.name, work, deadline + grace_s, shared=check.cost == "instant")
 
 
 def take_place(run: Run, place: Place, box: Mailbox) -> None:

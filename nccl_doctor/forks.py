@@ -89,12 +89,17 @@ def settle(name: str, parent: int) -> None:
     _die_with(parent)
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
+    rename(name)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     living.clear()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+
+
+def rename(name: str) -> None:
+    """Give this process a name by which it is found in a list of processes."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
 
 
 def _die_with(parent: int) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -149,6 +150,100 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
     assert time.monotonic() - started < DEADLINE_S + SLACK_S
     ok = OutcomeStatus.OK
     assert [o.status for o in outcomes] == [ok, ok, OutcomeStatus.HUNG, ok, ok]
+
+
+def shared(*works: Callable[[Any], Any], deadline_s: float = 10.0) -> list[Outcome]:
+    end = time.monotonic() + deadline_s
+    outcomes = probe.run([probe.Job(f"n{n}", w, end, shared=True) for n, w in enumerate(works)])
+    assert not forks.living
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    return outcomes
+
+
+def who(line: Any) -> dict[str, Any]:
+    """Work that says which process did it."""
+    with open("/proc/self/comm") as file:
+        return {"pid": os.getpid(), "name": file.read().strip()}
+
+
+def test_shared_jobs_are_served_by_one_child_under_the_name_of_each() -> None:
+    first, second = shared(who, who)
+    assert first.facts["pid"] == second.facts["pid"] != os.getpid()
+    assert (first.facts["name"], second.facts["name"]) == ("ncd:n0", "ncd:n1")
+    alone = [probe.Job("own", who, time.monotonic() + 10) for _ in range(2)]
+    assert len({outcome.facts["pid"] for outcome in probe.run(alone)}) == 2
+
+
+def test_shared_jobs_keep_their_words_apart() -> None:
+    def talks(line: Any) -> dict[str, Any]:
+        line.breadcrumb("first")
+        print("what the first one said")
+        return {}
+
+    def fails(line: Any) -> dict[str, Any]:
+        line.breadcrumb("second")
+        print("what the second one said")
+        raise ValueError("no good")
+
+    first, second, third = shared(talks, fails, who)
+    assert [crumb["step"] for crumb in first.breadcrumbs] == ["first"]
+    assert [crumb["step"] for crumb in second.breadcrumbs] == ["second"]
+    assert second.status is OutcomeStatus.RAISED
+    assert second.log_tail == "what the second one said"
+    assert third.status is OutcomeStatus.OK
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_crash_in_a_shared_child_costs_only_its_own_job(place: int) -> None:
+    def dies(line: Any) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return {}
+
+    works = [who, who]
+    works.insert(place, dies)
+    outcomes = shared(*works)
+    died = outcomes.pop(place)
+    assert (died.status, died.signal) == (OutcomeStatus.DIED, "SIGSEGV")
+    assert "in dies" in died.stack
+    assert [outcome.status for outcome in outcomes] == [OutcomeStatus.OK] * 2
+
+
+def test_what_another_job_left_behind_is_not_blamed_on_the_next() -> None:
+    def leaves_a_bomb(line: Any) -> dict[str, Any]:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return {}
+
+    def victim(line: Any) -> dict[str, Any]:
+        time.sleep(0.5)
+        return {"survived": True}
+
+    first, second = shared(leaves_a_bomb, victim)
+    assert first.status is OutcomeStatus.OK
+    assert (second.status, second.facts) == (OutcomeStatus.OK, {"survived": True})
+
+
+def test_nothing_waits_behind_a_shared_job_that_is_slow() -> None:
+    def slow(line: Any) -> dict[str, Any]:
+        time.sleep(probe.PATIENCE_S + 0.7)
+        return {"pid": os.getpid()}
+
+    def stuck(line: Any) -> dict[str, Any]:
+        time.sleep(1000)
+        return {}
+
+    def when(line: Any) -> dict[str, Any]:
+        return {"at": time.monotonic()}
+
+    started = time.monotonic()
+    deadline_s = probe.PATIENCE_S + 2.0
+    first, hung, *rest = shared(slow, stuck, when, when, deadline_s=deadline_s)
+    assert time.monotonic() - started < deadline_s + SLACK_S
+    assert first.status is OutcomeStatus.OK
+    assert hung.status is OutcomeStatus.HUNG
+    assert "in stuck" in hung.stack
+    for outcome in rest:
+        assert outcome.facts["at"] - started < probe.PATIENCE_S + 0.7
 
 
 @contextlib.contextmanager

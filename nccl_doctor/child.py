@@ -1,0 +1,308 @@
+"""One forked child that serves one piece of work, or several in turn, as seen from both its ends.
+
+The child announces every step before it blocks (a breadcrumb), and sends what it found as one JSON
+line. Before it takes the next piece of work it waits for the word of whoever forked it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.contract import Skip, Untested
+from nccl_doctor.forks import end, fork, living, rename, settle
+
+MAX_MESSAGE_BYTES = 8 << 20
+"""More than this from one piece of work is a fault of the check, not a fact."""
+MAX_BREADCRUMBS = 40
+LOG_TAIL_BYTES = 4000
+STACK_BYTES = 16000
+STACK_WAIT_S = 0.3
+FILES = 4
+"""Open files of the parent for each child, which the later ones inherit."""
+_MUTE = ("T", "t", "Z", "")
+"""State letters of processes that answer no signal."""
+_GO_ON, _LEAVE = b"+", b"-"
+
+Work = Callable[["Line"], Mapping[str, Any]]
+"""Runs in the child: is given the line to whoever waits, returns the facts."""
+
+
+@dataclass
+class Job:
+    """One piece of work.
+
+    `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
+    given each breadcrumb as it comes. One that is `shared` may run in the child of others.
+    """
+
+    name: str
+    work: Work
+    deadline: float
+    heard: Callable[[Mapping[str, Any]], None] = lambda crumb: None
+    shared: bool = False
+
+
+@dataclass
+class Told:
+    """What the child has said of the job that it is at; `since` is when it took it."""
+
+    since: float
+    log_from: int = 0
+    received: int = 0
+    breadcrumbs: deque[dict[str, Any]] = field(
+        default_factory=lambda: deque(maxlen=MAX_BREADCRUMBS)
+    )
+    witness: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] | None = None
+
+
+class Child:
+    """The parent's end. `jobs` are those it has yet to do, the first of them is under way."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        """Fork it."""
+        self.jobs = deque(jobs)
+        self.alone = len(self.jobs) == 1
+        name = self.job.name
+        self.pipe, write_end = os.pipe()
+        go_read, self._go = os.pipe()
+        self._log = os.memfd_create(f"{name}-log")
+        self._stack = os.memfd_create(f"{name}-stack")
+        self._state = self._wchan = ""
+        self._buffer = bytearray()
+        self._told = Told(time.monotonic())
+        pid, parent = fork()
+        if pid == 0:
+            os.close(self.pipe)
+            os.close(self._go)
+            _serve(self, write_end, go_read, parent)
+        os.close(write_end)
+        os.close(go_read)
+        self._pid = pid
+        with contextlib.suppress(OSError):  # the child does it too: whoever comes first
+            os.setpgid(pid, pid)
+        living.add(pid)
+
+    @property
+    def job(self) -> Job:
+        """What it is at."""
+        return self.jobs[0]
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that it has been at it."""
+        return time.monotonic() - self._told.since
+
+    def pump(self) -> bool:
+        """Read what the child has sent. Returns False when it will send no more."""
+        told = self._told
+        data = os.read(self.pipe, 1 << 16)
+        told.received += len(data)
+        if told.received > MAX_MESSAGE_BYTES:
+            told.result = {"raised": f"sent more than {MAX_MESSAGE_BYTES} bytes"}
+            return False
+        self._buffer += data
+        if b"\n" not in data:
+            return bool(data)
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        for line in lines:
+            message = json.loads(line)
+            if "crumb" in message:
+                told.breadcrumbs.append(message["crumb"])
+                self.job.heard(message["crumb"])
+            elif "witness" in message:
+                told.witness.update(message["witness"])
+            else:
+                told.result = message
+        return bool(data)
+
+    @property
+    def ready(self) -> bool:
+        """It has answered, and waits to be sent on to its next job."""
+        return self._told.result is not None and len(self.jobs) > 1
+
+    def send_on(self) -> Outcome:
+        """Send it on to its next job. Returns: how the last one ended."""
+        outcome = self._outcome(late=False, status=None)
+        self.jobs.popleft()
+        self._told = Told(time.monotonic(), log_from=os.fstat(self._log).st_size)
+        self._say(_GO_ON)
+        return outcome
+
+    def relieve(self) -> list[Job]:
+        """Let it do no more than what it is at. Returns: the rest."""
+        rest = list(self.jobs)[1:]
+        if rest:
+            self.jobs = deque([self.job])
+            self._say(_LEAVE)
+        return rest
+
+    def _say(self, word: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which its own pipe tells
+            os.write(self._go, word)
+
+    def ask(self) -> None:
+        """Look at a stuck child as it is, then make it write its Python stack, if it can answer."""
+        self._state, self._wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+        if self._state not in _MUTE:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGUSR1)
+
+    def conclude(self, *, late: bool) -> Outcome:
+        """End the child and say how it ended; a `late` one was asked what it is doing."""
+        if late:
+            self._await_stack()
+        status = end(self._pid, patient=not late)
+        living.discard(self._pid)
+        outcome = self._outcome(late, status)
+        for fd in (self.pipe, self._go, self._log, self._stack):
+            os.close(fd)
+        return outcome
+
+    def _await_stack(self) -> None:
+        if self._state not in _MUTE:
+            until = time.monotonic() + STACK_WAIT_S
+            while time.monotonic() < until and not os.fstat(self._stack).st_size:
+                time.sleep(0.01)
+            time.sleep(0.02)  # the handler writes thread by thread
+
+    @property
+    def fell(self) -> bool:
+        """It has ended without an answer, while it had other jobs before or after this one."""
+        return self._told.result is None and not self.alone
+
+    def _outcome(self, late: bool, status: int | None) -> Outcome:
+        told = self._told
+        common: dict[str, Any] = {
+            "breadcrumbs": tuple(told.breadcrumbs),
+            "duration_s": self.busy_s,
+        }
+        result = told.result
+        if result is not None and "facts" in result:
+            return Outcome(OutcomeStatus.OK, facts=result["facts"], **common)
+        if result is not None and "skip" in result:
+            return Outcome(OutcomeStatus.SKIPPED, reason=result["skip"], **common)
+        if result is not None and "untested" in result:
+            return Outcome(OutcomeStatus.UNTESTED, reason=result["untested"], **common)
+        common["log_tail"] = _tail(self._log, told.log_from)
+        if result is not None:
+            return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)
+        common["stack"] = _text(self._stack, 0, STACK_BYTES)
+        common["witness"] = told.witness
+        if late:
+            return Outcome(OutcomeStatus.HUNG, state=self._state, wchan=self._wchan, **common)
+        if status is not None and os.WIFSIGNALED(status):
+            name = _signal_name(os.WTERMSIG(status))
+            return Outcome(OutcomeStatus.DIED, signal=name, **common)
+        code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        return Outcome(OutcomeStatus.DIED, exit_code=code, **common)
+
+
+def _serve(child: Child, pipe: int, go: int, parent: int) -> NoReturn:
+    """Body of the child; never returns."""
+    code = 1
+    try:
+        settle(child.job.name, parent)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(child._log, 1)
+        os.dup2(child._log, 2)
+        # Line by line: what a child said before it hung must not be lost in a buffer.
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        faulthandler.enable(file=child._stack, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=child._stack, all_threads=True)
+        while True:
+            line = Line(pipe)
+            line.send(_result(child.job.work, line))
+            child.jobs.popleft()
+            if not child.jobs or os.read(go, 1) != _GO_ON:
+                break
+            rename(child.job.name)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _result(work: Work, line: Line) -> dict[str, Any]:
+    try:
+        return {"facts": work(line)}
+    except Skip as reason:
+        return {"skip": str(reason)}
+    except Untested as reason:
+        return {"untested": str(reason)}
+    except Exception:  # the boundary that turns whatever a check did into a fact
+        return {"raised": traceback.format_exc(limit=-8)[-LOG_TAIL_BYTES:]}
+
+
+class Line:
+    """The child's end of the pipe; whole messages, from any thread."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._started = time.monotonic()
+        self._lock = threading.Lock()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """One message: `{"facts"}`, `{"crumb"}`, …"""
+        try:
+            line = json.dumps(message)
+        except (TypeError, ValueError) as error:
+            line = json.dumps({"raised": f"the facts are not JSON: {error}"})
+        data = memoryview(line.encode() + b"\n")
+        with self._lock:
+            while data:
+                data = data[os.write(self._pipe, data) :]
+
+    def breadcrumb(self, step: str, **details: Any) -> None:
+        """Say what comes next, before it may block."""
+        at_s = round(time.monotonic() - self._started, 4)
+        self.send({"crumb": {"step": step, "at_s": at_s, **details}})
+
+    def witness(self, name: str, value: Any) -> None:
+        """Say something of this child's own state; the last value of a name holds."""
+        self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
+
+
+def _proc_text(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""
+
+
+def _proc_state(pid: int) -> str:
+    """State letter of /proc/PID/stat; the process name before it may hold any character."""
+    after_name = _proc_text(pid, "stat").rpartition(")")[2].split()
+    return after_name[0] if after_name else ""
+
+
+def _tail(fd: int, start: int) -> str:
+    """The end of what was written since `start`."""
+    return _text(fd, max(start, os.fstat(fd).st_size - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
+
+
+def _text(fd: int, start: int, limit: int) -> str:
+    return os.pread(fd, limit, start).decode("utf-8", "replace").strip()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
