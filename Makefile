@@ -13,8 +13,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := -c constraints-dev.txt
 
-# A resolver that does not answer costs a test seconds for each new connection.
-TEST_ENV := RES_OPTIONS="timeout:1 attempts:1"
+# A resolver that does not answer costs a test seconds for each new connection; and thousands of
+# processes that may not keep what they compile would each spend half a second on it.
+TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help doctor test test-wide test-gpu accuracy docs zipapp lint format new-check clean
