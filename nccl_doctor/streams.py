@@ -69,7 +69,8 @@ def protect() -> None:
 def _protected(made: type[_Stream], stream: object, number: int) -> _Stream:
     if not isinstance(stream, io.TextIOWrapper):  # closed, and so None
         return made(open(number, "wb", closefd=False), "utf-8", "backslashreplace")
-    encoding, by_line = stream.encoding, stream.line_buffering
+    encoding = stream.encoding
+    by_line = stream.line_buffering or stream.write_through  # the latter by PYTHONUNBUFFERED
     buffer: BinaryIO = stream.detach()  # type: ignore[assignment]
     # A terminal or pipe that cannot show a character must not cost the report.
     return made(buffer, encoding, "backslashreplace", line_buffering=by_line)

@@ -186,7 +186,9 @@ def test_the_deadline_holds_whatever_is_awaited(tmp_path: Path) -> None:
 def test_torch_on_a_file_system_that_hangs(tmp_path: Path, launched: bool) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(1000)")
-    env = rank_env(0, 2, free_port(), PYTHONPATH=str(tmp_path))
+    # What is said last must get out in either case, though the process leaves without a farewell.
+    unbuffered = "" if launched else "1"
+    env = rank_env(0, 2, free_port(), PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED=unbuffered)
     for name in () if launched else ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         del env[name]
     started = time.monotonic()
