@@ -298,7 +298,8 @@ CODES = """
     net-plugin-missing net-plugin-differs net-plugin-crashes deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
-    out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable clock-skew
+    out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
+    clock-skew
     listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
