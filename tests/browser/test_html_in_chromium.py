@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from itertools import permutations
@@ -18,13 +17,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.report.formats.html import render
+from tests.browser.chromium import OPTIONS, TIME_LIMIT_S, browser, environment
 from tests.pages import broken, hostile
 
 pytestmark = pytest.mark.browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SHELLS = ("chromium-headless-shell", "chrome-headless-shell")
-TIME_LIMIT_S = 60
 PHONE = 390
 
 FRAMES = f"""<!doctype html><meta charset="utf-8"><title>frames</title>
@@ -93,14 +90,6 @@ class Seen:
     picture: bytes
 
 
-def browser() -> list[str]:
-    """The command of a browser without a window."""
-    for name in (*BROWSERS, *SHELLS):
-        if path := shutil.which(name):
-            return [path] if name in SHELLS else [path, "--headless=new"]
-    pytest.skip("there is no Chromium (scripts/browser_tools.sh installs one as root on Debian)")
-
-
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     command = browser()
@@ -112,12 +101,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     done = subprocess.run(
         [
             *command,
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--disable-background-networking",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--no-first-run",
+            *OPTIONS,
             f"--user-data-dir={folder / 'profile'}",
             "--allow-file-access-from-files",
             "--enable-logging=stderr",
@@ -131,7 +115,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
         text=True,
         timeout=TIME_LIMIT_S,
         check=False,
-        env={"HOME": str(folder), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        env=environment(folder),
     )
     result = re.search(r'<pre id="result">(.+?)</pre>', done.stdout, re.DOTALL)
     assert result, done
