@@ -17,6 +17,7 @@ import pytest
 from nccl_doctor import forks, probe
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.tools.groups.stacks import main_stack
 from tests.ranks.ranks import gone
 
 DEADLINE_S = 1.0
@@ -93,6 +94,7 @@ def test_hang_is_stopped_at_the_deadline_and_says_where_it_was() -> None:
     assert outcome.last_step == "all_reduce"
     assert outcome.state == "S"
     assert "in stuck_here" in outcome.stack
+    assert main_stack(outcome.stack).splitlines()[-1].startswith("stuck_here (")  # no frame of ours
     assert "the last thing it said" in outcome.log_tail
 
 

@@ -36,7 +36,7 @@ Thread 0x{0x7E00 + number:016x} (most recent call first):
 Current thread 0x{0x7D00 + number:016x} (most recent call first):
   File "{torch}", line {3000 + number} in {inner}
   File "/srv/checks/collectives.py", line 100 in observe
-  File "/srv/nccl_doctor/probe.py", line 300 in _result
+  File "/srv/nccl_doctor/child.py", line 300 in _result
   File "/srv/nccl_doctor/{"coordinator" if number == 0 else "supervisor"}.py", line 5 in conduct"""
 
 
