@@ -4,19 +4,24 @@ What it checks
 --------------
 Every rank makes a context on the GPU that it would take (LOCAL_RANK modulo the visible ones),
 multiplies matrices of which the product is known exactly (float32 and bfloat16), and copies memory
-there, within, and back. With --level full it keeps the GPU busy for some ten seconds, and measures
+there, within, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1.
+Each rank does so in a process of its own: a GPU that hangs costs the deadline, and the others go
+on. With --level full it keeps the GPU busy for some ten seconds, and measures
 twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory.
 
 Why it matters
 --------------
 A GPU that hangs, or that has fallen off the bus, stops the first collective of the whole job, and
 the other ranks say no more than that they wait. One that computes wrongly spoils a run without a
-word. One that is slow sets the pace of all.
+word. One that is slow sets the pace of all. With an IOMMU or ACS in the way, and on some boards for
+the desktop, what one GPU sends to another never arrives, or arrives changed: then NCCL hangs right
+after its start, or adds up wrong numbers.
 
 How to fix
 ----------
 Look for Xid and NVRM in `dmesg` of the host, run `nvidia-smi` and `dcgmi diag -r 3`; drain the
-host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` says what holds it back.
+host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` says what holds it back. Two GPUs that
+cannot send to each other: check `gpu_direct`; NCCL_P2P_DISABLE=1 goes around it, slower.
 
 When it is wrong
 ----------------
@@ -27,7 +32,8 @@ their median, and far outside their spread (copies from and to the host: twice a
 share switches and memory there). Fewer than three of a model are only compared with what the vendor
 publishes, and so are all where they are slow together: below 0.35 of the published rate of products
 or 0.6 of that of memory. A power limit set on purpose looks the same. Ranks that share a GPU are
-not compared.
+not compared. Only neighbours are copied between, by the way that torch takes: NCCL may take another
+one.
 Not validated on hardware: everything about GPUs here was written from sources, and tested with
 torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
 
@@ -39,7 +45,7 @@ CUDA runtime API (cudaError, cudaGetErrorString), NVIDIA Xid catalogue, PyTorch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,6 +54,7 @@ from nccl_doctor.api import (
     GPU_SLOW,
     GPU_STEPS,
     GPU_UNHEALTHY,
+    P2P_BROKEN,
     Check,
     Cluster,
     Confidence,
@@ -66,6 +73,8 @@ from nccl_doctor.api import (
     gpu_error,
     is_gpu_error,
     judge_gpu_rates,
+    judge_peers,
+    nccl_settings,
     rate_figures,
     rates_table,
     see_gpus,
@@ -90,12 +99,13 @@ class GpuWork(Check):
     scope = Scope.RANK
     cost = "seconds"
     level = Level.STANDARD
-    kinds = (GPU_UNHEALTHY, GPU_SLOW)
+    kinds = (GPU_UNHEALTHY, P2P_BROKEN, GPU_SLOW)
     deadline_s = 45.0  # as long as a driver may take to start
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns it;
-        `error`: None or `{"step", "text"}`; `tries`: two measurements, as `DeviceWork.measure`
+        `error`: None or `{"step", "text"}`; `peer`: None where there is no other GPU to copy to, or
+        `{"uuid", "wrong", "error"}`; `tries`: two measurements, as `DeviceWork.measure`
         returns them, or none; `rates`: the same as a table.
         """
         if ctx.backend != "nccl":
@@ -115,7 +125,8 @@ class GpuWork(Check):
         torch.set_num_threads(1)  # what hangs now must not be a pool of threads that was forked
         own = seen["devices"][(ctx.launch.local_rank or 0) % len(seen["devices"])]
         crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
-        return _work(ctx, own, DeviceWork(crumb, torch.device("cuda", own["index"])))
+        peer = _neighbour(ctx, seen["devices"], own)
+        return _work(ctx, own, peer, DeviceWork(crumb, torch.device("cuda", own["index"])))
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The GPU of each rank, and with --level full its rates."""
@@ -135,13 +146,28 @@ class GpuWork(Check):
                 yield from _ended(item)
             elif status is OutcomeStatus.OK:
                 yield from _faulty(item.where | _device(facts["uuid"]), facts)
+        yield from judge_peers(cluster)
         yield from judge_gpu_rates(cluster.facts(self.name))
 
 
 # Observing ----------------------------------------------------------------------------------------
 
 
-def _work(ctx: Context, own: Mapping[str, Any], work: DeviceWork) -> dict[str, Any]:
+def _neighbour(
+    ctx: Context, devices: Sequence[Mapping[str, Any]], own: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The GPU of the next rank of the host; None where there is none, or NCCL will not copy so."""
+    local, count = ctx.launch.local_rank or 0, ctx.launch.local_world_size or 1
+    off = nccl_settings(ctx.env).get("NCCL_P2P_DISABLE")
+    peer = devices[(local + 1) % count % len(devices)]
+    if count < 2 or peer["index"] == own["index"] or (off is not None and off.value == "1"):
+        return None
+    return peer
+
+
+def _work(
+    ctx: Context, own: Mapping[str, Any], peer: Mapping[str, Any] | None, work: DeviceWork
+) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "device": own["index"],
         "model": own["name"],
@@ -149,12 +175,15 @@ def _work(ctx: Context, own: Mapping[str, Any], work: DeviceWork) -> dict[str, A
         "context_s": None,
         "wrong": [],
         "error": None,
+        "peer": None,
         "tries": [],
     }
     try:
         facts["context_s"] = round(work.context(), 3)
         facts["wrong"] += work.products()
         facts["wrong"] += work.copies()
+        if peer is not None and not facts["wrong"]:
+            facts["peer"] = _copy_to(peer, work)
         if ctx.level is Level.FULL and not facts["wrong"]:
             facts["tries"] = _measure_twice(ctx, work)
             facts["wrong"] += work.products()  # once more, now that it is warm
@@ -168,6 +197,24 @@ def _work(ctx: Context, own: Mapping[str, Any], work: DeviceWork) -> dict[str, A
         facts["error"] = {"step": work.step, "text": text}
     if facts["tries"]:
         facts["rates"] = rates_table(facts["model"], facts["tries"])
+    return facts
+
+
+def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None:
+    """None where the other GPU has no room for us: then nothing is known."""
+    import torch
+
+    facts = {"uuid": peer["uuid"], "wrong": [], "error": None}
+    try:
+        facts["wrong"] = work.peer_copy(torch.device("cuda", peer["index"]), peer["uuid"])
+    except RuntimeError as error:
+        if not is_gpu_error(error):
+            raise
+        text = str(error).strip().splitlines()[0]
+        meaning = gpu_error(text)
+        if meaning is not None and meaning.healthy:
+            return None
+        facts["error"] = text
     return facts
 
 

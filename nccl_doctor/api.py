@@ -122,6 +122,7 @@ from nccl_doctor.tools.hosts import (
 from nccl_doctor.tools.isolation.judging import is_isolated, judge_isolation, rounds_of_isolation
 from nccl_doctor.tools.machine.cgroup import cgroup_limits, memory_kills
 from nccl_doctor.tools.machine.clocks import Offset, clock_is_synchronized, clock_offsets
+from nccl_doctor.tools.machine.gpupeers import P2P_BROKEN, judge_peers
 from nccl_doctor.tools.machine.gpuplaces import pci_address, place_on_host
 from nccl_doctor.tools.machine.gpurates import judge_gpu_rates, rate_figures, rates_table
 from nccl_doctor.tools.machine.gpus import (
@@ -298,6 +299,7 @@ __all__ = [
     "NIC_FAR",
     "NIC_PAIRS",
     "OLDEST_DRIVER",
+    "P2P_BROKEN",
     "PORT_BLOCKED",
     "SEARCHES_SINCE",
     "SIDE_BOUND",
@@ -436,6 +438,7 @@ __all__ = [
     "judge_isolation",
     "judge_mapping",
     "judge_nics",
+    "judge_peers",
     "judge_side_groups",
     "judge_timeouts",
     "judge_variables",

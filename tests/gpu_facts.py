@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 H100 = "NVIDIA H100 80GB HBM3"
+H200 = "NVIDIA H200"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
 
@@ -54,3 +55,18 @@ def cpu_facts(**changes: Any) -> dict[str, Any]:
         "devices": [],
     }
     return facts(0, 0, **{**cpu, **changes})
+
+
+def worked(rank: int, *tries: dict[str, float], **changes: Any) -> dict[str, Any]:
+    """What a rank observes whose GPU, one of four of its host, works."""
+    facts = {
+        "device": rank % 4,
+        "model": H200,
+        "uuid": f"GPU-{rank}",
+        "context_s": 1.2,
+        "wrong": [],
+        "error": None,
+        "peer": None,
+        "tries": list(tries),
+    }
+    return {**facts, **changes}

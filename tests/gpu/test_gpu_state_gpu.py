@@ -51,6 +51,13 @@ def test_every_gpu_is_described(facts: dict[str, Any]) -> None:
         assert not {"BAD_ANSWER", "INVALID_ARGUMENT"} & set(gpu["refused"]), gpu["refused"]
 
 
+def test_nobody_limited_the_clocks_of_a_healthy_gpu(facts: dict[str, Any]) -> None:
+    for gpu in facts["gpus"]:
+        assert gpu["set_sm_clock_mhz"] == gpu["default_sm_clock_mhz"]
+        assert not (gpu["throttle"] or 0) & 2, gpu
+    assert facts["fabric_manager"]["misfit"] is None
+
+
 def test_a_healthy_host_gives_no_failure(facts: dict[str, Any]) -> None:
     cluster = make_cluster(["nd0"], 1, check=GpuState.name, by_host={"nd0": facts}, backend="nccl")
     assert not [found for found in GpuState().judge(cluster) if found.level.value == "fail"]

@@ -65,6 +65,7 @@ def test_a_healthy_gpu_works_exactly() -> None:
     facts, steps = observe("gpu_work", "GpuWork")
     assert (facts["error"], facts["wrong"], facts["tries"]) == (None, [], [])
     assert facts["context_s"] > 0
+    assert facts["peer"] is None  # one rank: nobody to copy to
     assert [step for step, _ in steps].count("copying to the host") == 1
     assert judge("gpu_work", "GpuWork", facts) == []
 
@@ -102,6 +103,26 @@ else:
     if said == "no CUDA device":
         pytest.skip(said)
     assert said.startswith("element (17, 4) is ")
+
+
+def test_a_copy_to_the_next_gpu_arrives() -> None:
+    code = """
+import torch
+from nccl_doctor.tools.machine.gpuwork import DeviceWork
+if torch.cuda.device_count() > 1:
+    work = DeviceWork(lambda *_, **__: None, torch.device("cuda", 0))
+    work.context()
+    print(work.peer_copy(torch.device("cuda", 1), None))
+else:
+    print("no second CUDA device")
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    said = child.stdout.splitlines()[-1]
+    if said == "no second CUDA device":
+        pytest.skip(said)
+    assert said == "[]"
 
 
 def test_the_place_of_the_gpu_is_found() -> None:

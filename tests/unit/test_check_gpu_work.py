@@ -22,11 +22,11 @@ from nccl_doctor.api import (
 from nccl_doctor.checks.gpu_work import DRIVER, GpuWork
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.tools.machine.gpurates import rates_table
-from tests.clusters import change_rank, make_cluster
+from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
+from tests.gpu_facts import H200, worked
 
 CHECK = GpuWork()
-H200 = "NVIDIA H200"
 MULTIPLY = "multiplying matrices on the GPU"
 
 
@@ -36,19 +36,6 @@ def rates(
     """A healthy H200: TFLOP/s, then GB/s."""
     across = {"to_device": to_device * 1e9, "to_host": to_host * 1e9}
     return {"half": half * 1e12, "copy": copy * 1e9, **across}
-
-
-def worked(rank: int, *tries: dict[str, float], **changes: Any) -> dict[str, Any]:
-    facts = {
-        "device": rank % 4,
-        "model": H200,
-        "uuid": f"GPU-{rank}",
-        "context_s": 1.2,
-        "wrong": [],
-        "error": None,
-        "tries": list(tries),
-    }
-    return {**facts, **changes}
 
 
 def cluster(by_rank: dict[int, Any], hosts: int = 2) -> Cluster:
@@ -172,6 +159,70 @@ def test_a_wrong_product_is_a_failure() -> None:
     assert found.level is Severity.FAIL
     assert found.confidence is Confidence.CERTAIN
     assert found.message == "wrong product in bfloat16: 3 of 16 elements, element (0, 1) is 3"
+
+
+# Between GPUs -------------------------------------------------------------------------------------
+
+PEER = "copying to another GPU"
+
+
+def at_peer(rank: int, peer: int, **changes: Any) -> Outcome:
+    crumb = {"step": PEER, "at_s": 1.0, "uuid": f"GPU-{rank}", "peer": f"GPU-{peer}"}
+    return stuck(breadcrumbs=(crumb,), **changes)
+
+
+def to_peer(rank: int, peer: int, **changes: Any) -> dict[str, Any]:
+    return worked(rank, peer={"uuid": f"GPU-{peer}", "wrong": [], "error": None, **changes})
+
+
+def test_copies_that_arrive_are_fine() -> None:
+    assert judge(CHECK, cluster({rank: to_peer(rank, (rank + 1) % 4) for rank in range(4)})) == []
+
+
+def test_a_copy_that_never_arrives_names_both_gpus_and_no_third() -> None:
+    found = only(CHECK, cluster({1: at_peer(1, 2)}), "gpu-p2p-broken", hosts=["nd0"], ranks=[1],
+                 devices=["GPU-1", "GPU-2"])  # fmt: skip
+    assert found.level is Severity.FAIL
+    assert found.message == "copy from GPU-1 to GPU-2: no end within 45 s"
+    assert "NCCL_P2P_DISABLE=1" in found.kind.fix
+
+
+def test_a_copy_that_arrives_changed_is_certain() -> None:
+    wrong = {"what": "copy to another GPU", "count": 7, "of": 16, "example": "element (0) is 3"}
+    found = only(CHECK, cluster({6: to_peer(6, 7, wrong=[wrong])}), "gpu-p2p-broken",
+                 hosts=["nd1"], ranks=[6], devices=["GPU-6", "GPU-7"])  # fmt: skip
+    assert found.message == "copy from GPU-6 to GPU-7: 7 of 16 numbers changed, element (0) is 3"
+    assert found.confidence is Confidence.CERTAIN
+
+
+def test_an_error_between_two_gpus_is_told() -> None:
+    text = "CUDA error: peer access is not supported between these two devices"
+    found = only(CHECK, cluster({1: to_peer(1, 2, error=text)}), "gpu-p2p-broken", hosts=["nd0"],
+                 ranks=[1], devices=["GPU-1", "GPU-2"])  # fmt: skip
+    assert text in found.message
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [stuck(), worked(2, error={"step": MULTIPLY, "text": "CUDA error: gremlins"})],
+)
+def test_a_peer_that_is_sick_itself_is_the_one_that_is_named(peer: Any) -> None:
+    found = judge(CHECK, cluster({1: at_peer(1, 2), 2: peer}))
+    assert [(one.code, one.where.ranks) for one in found] == [("gpu-unhealthy", (2,))]
+
+
+def test_a_peer_that_the_driver_lost_is_not_said_twice() -> None:
+    made = cluster({1: at_peer(1, 2)})
+    gone = {"gpus": [{"index": 2, "uuid": "GPU-2", "lost": True}]}
+    hosts = tuple(replace(host, facts={"gpu_state": {ALONE: outcome(gone)}}) for host in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    assert judge(CHECK, replace(made, hosts=hosts, ranks=ranks)) == []
+
+
+@pytest.mark.parametrize("ended", [{"state": "T"}, {"status": OutcomeStatus.DIED,
+                                                    "signal": "SIGKILL", "state": ""}])  # fmt: skip
+def test_a_process_that_somebody_stopped_says_nothing_of_gpus(ended: dict[str, Any]) -> None:
+    assert judge(CHECK, cluster({1: at_peer(1, 2, **ended)})) == []
 
 
 # Who is slow --------------------------------------------------------------------------------------

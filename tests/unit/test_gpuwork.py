@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import time
 from typing import Any
 
 import pytest
 import torch
 
-from nccl_doctor.api import GPU_STEPS, DeviceWork, gpu_error, is_gpu_error
+from nccl_doctor import probe
+from nccl_doctor.api import (
+    GPU_STEPS,
+    DeviceWork,
+    Outcome,
+    OutcomeStatus,
+    gpu_error,
+    is_gpu_error,
+)
+from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
 from nccl_doctor.tools.machine.gpuwork import differences, operands
+from tests.clusters import make_cluster
+from tests.findings import only
+from tests.gpu_facts import worked
 
 
 @pytest.fixture
@@ -43,6 +57,44 @@ def test_work_on_the_cpu_is_exact_and_says_every_step(work: DeviceWork, said: li
     assert work.step == GPU_STEPS[-1]
     assert set(rates) == set(MEASURES)
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_copy_to_another_device_is_exact_and_says_so(work: DeviceWork, said: list[str]) -> None:
+    assert work.peer_copy(torch.device("cpu"), "GPU-1", 1 << 12) == []
+    assert said == ["copying to another GPU"]
+
+
+def test_one_gpu_that_hangs_costs_its_deadline_and_the_others_go_on() -> None:
+    """The real children of four ranks; in one of them a product never returns."""
+    deadline_s = 3.0
+
+    def rank(number: int) -> probe.Job:
+        def observe(line: probe.Line) -> dict[str, Any]:
+            torch.set_num_threads(1)
+            crumb = functools.partial(line.breadcrumb, uuid=f"GPU-{number}")
+            work = DeviceWork(crumb, torch.device("cpu"))
+            facts = {**worked(number), "context_s": work.context()}
+            if number == 2:
+                signal.signal(signal.SIGALRM, lambda *_: signal.pause())
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                while True:
+                    work.products(64)
+            facts["wrong"] = work.products(64) + work.copies(1 << 12)
+            return facts
+
+        return probe.Job("gpu_work", observe, time.monotonic() + deadline_s)
+
+    started = time.monotonic()
+    outcomes = [Outcome.from_json(one.to_json()) for one in probe.run(map(rank, range(4)))]
+    assert time.monotonic() - started < deadline_s + 2.5
+    statuses = [one.status for one in outcomes]
+    assert statuses == [OutcomeStatus.HUNG if n == 2 else OutcomeStatus.OK for n in range(4)]
+    assert [one.facts["wrong"] for one in outcomes if one.facts] == [[], [], []]
+    made = make_cluster(
+        ["nd0"], 4, check="gpu_work", by_rank=dict(enumerate(outcomes)), backend="nccl"
+    )
+    found = only(GpuWork(), made, "gpu-unhealthy", hosts=["nd0"], ranks=[2], devices=["GPU-2"])
+    assert found.message.startswith("wedged in multiplying matrices on the GPU: no end within 3 s")
 
 
 def test_a_measurement_keeps_to_its_time(work: DeviceWork) -> None:
@@ -121,6 +173,8 @@ def test_peaks_are_of_the_whole_name() -> None:
     assert found.of("half") == found.half
     assert found.of("to_host") == found.pcie
     assert "nvidia.com" in found.source
+    found = peaks_of("NVIDIA H100 NVL")
+    assert (found.half, found.copy) == (835e12, 3900e9)
     assert peaks_of("NVIDIA H200 NVL") is None
     assert peaks_of("NVIDIA H200 MIG 1g.18gb") is None
     assert peaks_of("") is None

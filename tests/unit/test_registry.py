@@ -318,7 +318,7 @@ CODES = """
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     gpu-lost gpu-busy gpu-throttled pcie-degraded nvlink-down nvlink-errors fabric-manager-down
     gpu-clocks-limited gpu-p2p-unavailable nvswitch-error gpu-virtual
-    local-rank-beyond-gpus gpu-guess-differs gpu-far-from-nic gpu-nic-pairs-differ
+    local-rank-beyond-gpus gpu-guess-differs gpu-far-from-nic gpu-nic-pairs-differ gpu-p2p-broken
     group-init-failed group-init-hang mesh-does-not-divide mesh-crosses-hosts
     gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from nccl_doctor.tools.machine.gpupeers import TO_PEER
+
 CONTEXT = "making a context on the GPU"
 MULTIPLY = "multiplying matrices on the GPU"
 TO_DEVICE = "copying to the GPU"
@@ -116,6 +118,30 @@ class DeviceWork:
         self._enter(TO_HOST, bytes=4 * count)
         back = second.cpu()
         return differences("copy to the GPU and back", back, numbers)
+
+    def peer_copy(self, peer: Any, uuid: str | None, count: int = 1 << 22) -> list[dict[str, Any]]:
+        """Copy numbers to another device, and from there to the host.
+
+        The way between the two is the one that the driver gives: directly where they reach each
+        other's memory, else through the host.
+
+        Args:
+            peer: the other, a `torch.device`.
+            uuid: its own, for the breadcrumb.
+            count: how many, of 32 bits each.
+
+        Returns: as `products`.
+        """
+        import torch
+
+        numbers = torch.arange(count, dtype=torch.int32) ^ 0x3C3C3C3C
+        here = numbers.to(self._device)
+        self._settle()
+        self._enter(TO_PEER, peer=uuid, bytes=4 * count)
+        there = here.to(peer)
+        if peer.type == "cuda":
+            torch.cuda.synchronize(peer)
+        return differences("copy to another GPU", there.cpu(), numbers)
 
     def measure(self, budget_s: float) -> dict[str, float]:
         """Keep the device busy for about `budget_s` seconds.
