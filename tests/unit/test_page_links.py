@@ -184,21 +184,37 @@ ODD = [
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:20])
 def test_facts_of_another_version_are_not_known(odd):
-    data = broken().to_json()
-    crumbs_ = [odd, {"step": odd, "at_s": odd, "group": odd, "sequence": odd}]
-    for place in (*data["hosts"], *data["ranks"]):
-        place["facts"] = json.loads(json.dumps(place["facts"]))
-        for check, rounds in place["facts"].items():
-            for outcome in rounds.values():
-                key = {"firewall": "peers", "links": "sent"}.get(check, "steps")
-                outcome["facts"] = {**outcome.get("facts", {}), key: odd}
-                outcome["breadcrumbs"] = crumbs_
-                outcome["group"] = odd
-                outcome["stack"] = odd
-    report = Report.from_json(data)
-    cells = page_of(report).cells()
+    def change(check, outcome):
+        key = {"firewall": "peers", "links": "sent"}.get(check, "steps")
+        outcome["facts"] = {**outcome.get("facts", {}), key: odd}
+        outcome["breadcrumbs"] = [{"step": odd, "at_s": odd, "sequence": odd}]
+
+    cells = page_of(Report.from_json(changed(change))).cells()
     assert len(cells) == 12
     assert all(cell.has("rn") and cell.has("bn") for cell in cells.values())
+
+
+@pytest.mark.parametrize("key", ["breadcrumbs", "group", "stack", "duration_s", "facts"])
+@pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:20])
+def test_outcomes_of_another_version_are_refused_or_drawn(odd, key):
+    data = changed(lambda _, outcome: outcome.update({key: odd}))
+    try:
+        report = Report.from_json(data)
+    except ValueError:
+        with pytest.raises(ValueError, match=rf"facts\.\w+\.[\w-]+\.{key}"):
+            Report.from_json(data)
+    else:
+        assert len(page_of(report).cells()) == 12
+
+
+def changed(change):
+    """A report as data, with each of its outcomes changed."""
+    data = json.loads(json.dumps(broken().to_json()))
+    for place in (*data["hosts"], *data["ranks"]):
+        for check, rounds in place["facts"].items():
+            for outcome in rounds.values():
+                change(check, outcome)
+    return data
 
 
 def test_a_record_of_another_version_is_not_known():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -194,3 +195,46 @@ def test_every_fact_is_in_a_fold(page):
     for each in section.under:
         if each.tag in ("dl", "table", "pre"):
             assert any(outer.tag == "details" for outer in each.inside)
+
+
+def test_every_fact_is_there():
+    """Each name and each value of what the checks gathered, and of launch and environment."""
+    report = broken()
+    section = page_of(report).section("facts")
+    assert section is not None
+    text = section.text
+    leaves = [
+        leaf
+        for place in (*report.hosts, *report.ranks)
+        for key in ("facts", "launch", "env")
+        for leaf in leaves_of(place.get(key) or {})
+    ]
+    ranks = next(each for each in section.under if each.under and each.text.startswith("Ranks (8)"))
+    rows = [[c.text for c in e.under if c.tag == "td"] for e in ranks.under if e.tag == "tr"]
+    assert rows[-1] == ["7", "nd3", "3", "1", "1007", "–"]
+    assert len(leaves) > 500
+    assert [leaf for leaf in leaves if leaf not in text] == []
+
+
+SHOWN_OTHERWISE = ("facts", "breadcrumbs", "at_s", "alone", "local_rank", "node_rank")
+"""Names that stand for a part of the page, or for a column."""
+
+
+def leaves_of(value):
+    """Names and scalar values, as the page writes them."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in ("group", "status", "sequence"):
+                continue  # said in words, or by the place
+            if not name.isdigit() and name not in SHOWN_OTHERWISE:
+                yield name
+            yield from leaves_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves_of(inner)
+    elif isinstance(value, float):
+        return  # durations are rounded
+    elif value is None or isinstance(value, bool):
+        yield json.dumps(value)
+    else:
+        yield str(value)

@@ -18,6 +18,7 @@ from nccl_doctor.report.tables import cell_text, is_table
 _MOST_DIFFERENT = 64
 """Different outcomes of one round that are shown."""
 _MOST_ITEMS = 256
+_MOST_RANKS = 1024
 _DEPTH = 12
 _LONGEST = 20_000
 _INLINE = 100
@@ -114,6 +115,8 @@ def _launch(report: Report) -> Iterator[Html]:
     ]
     if hosts:
         yield fold(f"Hosts ({len(report.hosts)})", table(("host", "addresses"), hosts))
+    if report.ranks:
+        yield _seats(report, names)
     for title, key in (("Launch", "launch"), ("Environment", "env")):
         alike: dict[str, list[Mapping[str, Any]]] = {}
         for rank in report.ranks:
@@ -134,6 +137,28 @@ def _launch(report: Report) -> Iterator[Html]:
         if parts:
             differing = f" ({len(alike)} different)" if len(alike) > 1 else ""
             yield fold(f"{title}{differing}", *parts)
+
+
+def _seats(report: Report, names: Mapping[Any, str]) -> Html:
+    """Which rank is where."""
+    rows = (
+        (
+            rank.get("rank"),
+            names.get(rank.get("host_id")),
+            mapping(rank.get("launch")).get("node_rank"),
+            rank.get("local_rank"),
+            rank.get("pid"),
+            rank.get("device"),
+        )
+        for rank in islice(report.ranks, _MOST_RANKS)
+    )
+    told = (["–" if cell is None else _text(cell) for cell in row] for row in rows)
+    more = len(report.ranks) - _MOST_RANKS
+    return fold(
+        f"Ranks ({len(report.ranks)})",
+        table(("rank", "host", "node", "local rank", "pid", "device"), told),
+        element("p", f"and {more} more (see the JSON report)") if more > 0 else None,
+    )
 
 
 def _number(value: Any) -> int:
