@@ -129,6 +129,8 @@ def test_with_local_rank_or_the_older_backend_it_does_not() -> None:
     assert judge(CHECK, cyclic(NEW, told=True)) == []
     off = judge(CHECK, cyclic(NEW, env={"TORCH_DIST_USE_NCCL2": "0"}))
     assert {(one.code, one.level) for one in off} == {("gpu-guess-differs", Severity.INFO)}
+    on = judge(CHECK, cyclic("2.14.1+cu132", env={"TORCH_DIST_USE_NCCL2": "1"}))
+    assert {(one.code, one.level) for one in on} == {("gpu-shared-by-ranks", Severity.FAIL)}
 
 
 def test_older_torch_guesses_in_a_barrier_that_comes_too_early() -> None:

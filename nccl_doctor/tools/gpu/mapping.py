@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.cluster import Cluster, Rank
 from nccl_doctor.model import Finding, Kind, Layer, Severity, Where, number_range
 from nccl_doctor.tools.blame import odd_ones_out
+from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group
 from nccl_doctor.tools.versions import place_of, public, release
 
 GPU_HIDDEN = Kind(
@@ -47,8 +48,6 @@ GPU_GUESSED = Kind(
     "init_process_group",
     Severity.WARN,
 )
-_BINDS_SINCE = (2, 15)
-"""torch from which on init_process_group chooses a GPU by itself."""
 _KNOWS_PARTS_SINCE = (2, 30, 3)
 """NCCL that tells MIG instances of one GPU from each other."""
 
@@ -193,8 +192,7 @@ def _guess(
 
 def _binds(one: SeenByRank) -> bool:
     """Whether init_process_group("nccl") chooses a GPU by itself."""
-    off = one.rank.env.get("TORCH_DIST_USE_NCCL2") == "0"
-    return release(one.facts["torch"])[:2] >= _BINDS_SINCE and not off
+    return process_group(one.facts["torch"], one.rank.env.get(USE_NCCL2)) == "nccl2"
 
 
 def _binds_by_number(one: SeenByRank) -> bool:

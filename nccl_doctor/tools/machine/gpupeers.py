@@ -18,7 +18,6 @@ P2P_BROKEN = Kind(
     "COMPLETE`, or adds up wrong numbers without a word.",
     "export NCCL_P2P_DISABLE=1 shows whether this is the cause; boot with iommu=pt, turn ACS off, "
     "upgrade the driver",
-    drains=True,
 )
 CHECK = "gpu_work"
 """Name of the check whose facts these are."""
