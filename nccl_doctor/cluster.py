@@ -89,26 +89,33 @@ class Outcome:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
-        """Inverse of `to_json`.
+        """Inverse of `to_json`; what is of another type than here, as in another version, is not
+        known.
 
         Raises:
             ValueError: the status is not one of `OutcomeStatus`.
         """
+        witness = data.get("witness")
         return cls(
             status=OutcomeStatus(data["status"]),
             facts=data.get("facts", {}),
-            reason=data.get("reason", ""),
-            breadcrumbs=tuple(data.get("breadcrumbs", ())),
-            stack=data.get("stack", ""),
-            state=data.get("state", ""),
-            wchan=data.get("wchan", ""),
-            log_tail=data.get("log_tail", ""),
-            witness=data.get("witness", {}),
+            reason=_text(data, "reason"),
+            breadcrumbs=tuple(c for c in data.get("breadcrumbs", ()) if isinstance(c, Mapping)),
+            stack=_text(data, "stack"),
+            state=_text(data, "state"),
+            wchan=_text(data, "wchan"),
+            log_tail=_text(data, "log_tail"),
+            witness=witness if isinstance(witness, Mapping) else {},
             exit_code=data.get("exit_code"),
             signal=data.get("signal"),
             duration_s=data.get("duration_s", 0.0),
             group=data.get("group"),
         )
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data.get(key, "")
+    return value if isinstance(value, str) else ""
 
 
 Facts = Mapping[str, Mapping[str, Mapping[str, Any]]]

@@ -81,17 +81,18 @@ def covered(
     shared = None if options.output_dir is None else key_in(options.output_dir)
     cover = Cover(path, options.redact_key or shared)
     redacted = cover.of_report(report)
-    text = cover.text_of(report)
-    said = tuple(map(text.replaced, said))
-    cover.keep(text.book)
+    if said:
+        text = cover.text_of(report)
+        said = tuple(map(text.replaced, said))
+        cover.keep(text.book)
     if path is None and not report.redacted:
         _complain("what the pseudonyms stand for is kept nowhere: no file was asked for (--json)")
     try:
         cover.write()
     except OSError as error:
         words = f"what the pseudonyms stand for was not saved: {path}: {error.strerror or error}"
-        return Covered(redacted, said, words)
-    return Covered(redacted, said)
+        return Covered(redacted, tuple(said), words)
+    return Covered(redacted, tuple(said))
 
 
 def print_report(report: Report, options: Options, stream: TextIO) -> None:

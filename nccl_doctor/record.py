@@ -372,10 +372,8 @@ def _facts(node: _Node) -> Mapping[str, Any]:
         for name in rounds:
             outcome = _Node(f"{place.path}.{name}", place.get(name, dict))
             outcome.choice("status", OutcomeStatus)
-            for key in ("facts", "witness"):
-                outcome.get(key, dict, {})
-            outcome.many("breadcrumbs", dict)
-            for key in ("reason", "stack", "state", "wchan", "log_tail"):
-                outcome.get(key, str, "")
+            outcome.get("facts", dict, {})
+            outcome.get("breadcrumbs", list, [])
+            outcome.get("reason", str, "")
             outcome.get("duration_s", float, 0.0)
     return facts

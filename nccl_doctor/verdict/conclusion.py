@@ -58,7 +58,8 @@ def conclude(
         cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
     )
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
-    verdict = _verdict(findings, results, strict=strict, complete=cluster.complete or alone)
+    heard = alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
+    verdict = _verdict(findings, results, strict=strict, complete=heard)
     roots = root_causes(findings)
     hosts, ranks = record(cluster)
     return Report(

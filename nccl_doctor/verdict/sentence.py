@@ -52,6 +52,8 @@ def summary(
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
     if not (cluster.complete or alone):
         reasons.append(_not_heard(cluster))
+    elif not alone and not reasons and len(cluster.present) < cluster.world_size:
+        reasons.append(f"{len(cluster.present)} of {_count(cluster.world_size, 'rank')} signed in")
     for status in (Status.UNKNOWN, Status.BLOCKED):
         reasons += [f"{r.name}: {r.reason}" for r in results if r.status is status]
     if not reasons:
