@@ -14,9 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nccl_doctor.cli import cli
+from nccl_doctor.report.formats import formats
 from nccl_doctor.report.formats import json as json_format
+from nccl_doctor.verdict import conclude
 from tests.cli.program import program
+from tests.clusters import make_cluster
 from tests.planted import leaks, secret_report
+from tests.reports import RUN
 
 NCCL_LOG = """\
 bilbo17:1:2 [0] NCCL INFO Bootstrap: Using eth0:10.20.30.42<0>
@@ -89,19 +93,47 @@ def test_show_redacted_keeps_the_map_beside_the_report(saved):
     assert leaks(again.output) == []
 
 
-def test_judge_redacted_writes_every_format_and_one_map(saved):
-    done = invoke(
-        *("report", "judge", "saved.json", "--redact"),
-        *("--json", "out.json", "--markdown", "out.md", "--html", "out.html"),
-    )
-    for name in ("out.json", "out.md", "out.html"):
-        assert leaks(Path(name).read_text()) == []
+@pytest.mark.parametrize("command", ["judge", "merge"])
+def test_redacted_in_every_format_with_one_map(saved, command):
+    outputs = [word for form in formats() for word in (f"--{form}", f"out.{form}")]
+    summary = {"GITHUB_STEP_SUMMARY": "summary.md"}
+    done = invoke(*("report", command, "saved.json", "--redact", "--github", *outputs), env=summary)
+    for name in (*(f"out.{form}" for form in formats()), "summary.md"):
+        text = Path(name).read_text()
+        assert text
+        assert leaks(text) == [], name
     assert leaks(done.output) == []
+    assert "::error title=port-made" in done.stdout
     assert sorted(path.name for path in Path().glob("*.map.json")) == ["out.json.map.json"]
     assert json.loads(Path("out.json").read_text())["redacted"] is True
     # What is redacted can be shown and judged like any other report.
     assert invoke("report", "judge", "out.json").exit_code == done.exit_code
     assert invoke("report", "show", "out.json").exit_code == 0
+
+
+def test_diff_redacted(saved):
+    cluster = make_cluster(("gandalf", "bilbo18.shire.example.com"))
+    now = conclude(cluster, [], run={**RUN, "id": "now"})
+    Path("now.json").write_text(json_format.render(now))
+    for form in ("text", "json"):
+        command = ("report", "diff", "saved.json", "now.json", "-v", "--format", form)
+        assert leaks(invoke(*command).output)
+        done = invoke(*command, "--redact")
+        assert done.exit_code == 0
+        assert leaks(done.output) == []
+    names = names_in(Path("now.json.map.json"))["host"]
+    assert {"gandalf", "bilbo17", "bilbo18"} <= set(names.values())
+    assert not Path("saved.json.map.json").exists()
+    # One of them redacted before: with its key the names agree.
+    Path("now.json.map.json").unlink()
+    invoke("report", "judge", "saved.json", "--redact", "--json", "given.json")
+    done = invoke("report", "diff", "given.json", "now.json", "--redact")
+    assert "no name in them agrees" not in done.output
+    assert leaks(done.output) == []
+    rows = [line for line in done.output.splitlines() if line.startswith("host-")]
+    assert len(rows) == 2, "one gone and one new: the third is the same host"
+    lost = invoke("report", "diff", "saved.json", "now.json", "--redact-key", "x")
+    assert lost.exit_code == 2
 
 
 def test_stdin_has_no_place_for_a_map(saved):

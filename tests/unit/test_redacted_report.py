@@ -7,14 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor import registry
+from nccl_doctor import profiles, registry
 from nccl_doctor.api import Finding, Where
+from nccl_doctor.history import difference
 from nccl_doctor.merge import merge
 from nccl_doctor.pseudonyms import redact
-from nccl_doctor.record import Report
-from nccl_doctor.report import issue
+from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.report import github, issue
+from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
+from nccl_doctor.report.places import Places
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.verdict import conclude, judge_again
 from tests.clusters import make_cluster, shut_out
@@ -26,10 +29,35 @@ PLAIN = secret_report()
 REDACTED, BOOK = redact(PLAIN, KEY)
 NO_CHECKS = registry.Registry((), (), {})
 
+REGISTRY = registry.load()
+
+
+def changed(report):
+    """The same cluster in another run, without any finding and with one host gone."""
+    cluster = cluster_of(report)
+    hosts = (cluster.hosts[0], replace(cluster.hosts[1], reported=False))
+    made = conclude(replace(cluster, hosts=hosts), [], run={**report.run, "id": "other"})
+    return replace(made, redacted=report.redacted)
+
+
 RENDERED = {
     **{name: renderer(name) for name in formats()},
     "text": lambda report: render_text(report, verbose=True),
+    "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
+    "annotations": github.commands,
+    "step summary": github.summary,
+    **{
+        f"profile {name}": lambda report, name=name: profiles.tell(report, name, 1).line
+        for name in profiles.PROFILES
+        if name != "native"
+    },
+    "diff": lambda report: render_diff(
+        difference(report, changed(report), REGISTRY.checks), Places(report), verbose=True
+    ),
+    "diff as json": lambda report: json.dumps(
+        difference(changed(report), report, REGISTRY.checks).to_json()
+    ),
     **{
         f"issue {name}": lambda report, name=name: issue.fill(issue.form_of(name), report)
         for name in issue.projects()
@@ -44,6 +72,8 @@ def test_the_secrets_are_there_before():
 @pytest.mark.parametrize("form", RENDERED)
 def test_no_secret_in_any_format(form):
     assert leaks(RENDERED[form](REDACTED)) == []
+    if form not in ("prometheus", "profile slurm", "profile npd", "profile nagios"):
+        assert leaks(RENDERED[form](PLAIN)), "which without redaction it would hold"
 
 
 def test_versions_and_the_doctors_own_words_stay():
