@@ -1,18 +1,28 @@
-"""Links that work, badly: a rate limit, a loss; and machines that are only busy.
+"""Links that work, badly: a rate limit, a loss, less than in the runs before; and machines that are
+only busy.
 
 All of it happens on the switch, where no host can see it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.links import Links
+from nccl_doctor.history import read_past
+from tests.lab import sshd
 from tests.lab.faults import lossy_pair, on_the_path, slow_pair, slow_port
 from tests.lab.lab import Lab, Run
 from tests.lab.reading import check_clean, loud
+from tests.lab.sshd import Ssh
 
 THREE = ("nd0", "nd1", "nd2")
 
@@ -120,3 +130,75 @@ def test_the_exchange_is_short(make_lab: Callable[..., Lab], hosts: int, seconds
     assert loud(run.report) == [], str(run)
     # Twice as long on a machine that does something else besides.
     assert exchange(run) < 2 * seconds, str(run)
+
+
+# --- against one's own earlier runs ---
+
+RATE = 100
+"""Mbit/s of each road, as it was: the switch holds them to it, so that they are steady as cables,
+and little CPU is needed.
+"""
+LEFT = 0.82
+EARLIER = 6
+CHECKS = ("--select", "links,software")
+
+
+def road(lab: Lab, name: str, rate: float) -> None:
+    """What the switch sends to a host, in Mbit/s."""
+    limit = ("rate", f"{rate:g}mbit", "burst", "64k", "latency", "50ms")
+    lab.in_switch("tc", "qdisc", "replace", "dev", f"p{lab[name].index}", "root", "tbf", *limit)
+
+
+def steady(start: Callable[[], Run]) -> Run:
+    """Run it; again where it says that the machine was busy while it measured bandwidth."""
+    for _ in range(5):
+        run = start()
+        assert run.report is not None, str(run)
+        (one,) = read_past(str(run.folder / "report.json"), [Links()]).runs
+        rates = [f for f in one.sheet.numbers.values() if f.name == "bandwidth" and f.counts]
+        if len(rates) == 2:
+            return run
+    pytest.skip("the machine is too busy to measure anything")
+
+
+def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
+    """−18 % on one road, by the ranks' own report and by that of `--hostfile`."""
+    past = tmp_path / "past"
+    past.mkdir()
+    for name in lab.names:
+        road(lab, name, RATE)
+    for number in range(EARLIER):
+        run = steady(partial(lab.plain_doctor, *CHECKS))
+        shutil.copy(run.folder / "report.json", past / f"{number}.json")
+    beside = (*CHECKS, "--baseline", str(past))
+    ways = [partial(lab.plain_doctor, *beside)]
+    if not (reason := sshd.impossible() or sshd.missing()):
+        ssh = Ssh(lab)
+        ssh.serve(*lab.names)
+        ways.append(partial(ssh.run, *beside))
+    elif os.environ.get("CI", "").lower() == "true":
+        pytest.fail(f"CI=true, so ssh must run: {reason}", pytrace=False)
+    for way in ways:
+        run = steady(way)
+        assert run.report is not None
+        told = run.report["run"]["baseline"]["text"]
+        assert re.match(rf"{EARLIER} earlier runs in {past}; [234] of 4 speeds judged", told), told
+        assert loud(run.report) == [], str(run)
+    road(lab, "nd1", LEFT * RATE)
+    for way in ways:
+        found = check_warned(steady(way), "slower-than-before", edges=[{"nd0", "nd1"}])
+        assert found["where"]["links"] == [["nd0", "nd1"]], "in one direction"
+        assert found["confidence"] == "possible", f"{EARLIER} runs are few"
+        change = re.match(r"bandwidth −(\d+) %: .* Gbit/s, the median of 6 e", found["message"])
+        assert change, found
+        assert 14 <= int(change[1]) <= 22, found
+
+
+def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path) -> None:
+    """It ends before anything is started anywhere: nobody serves ssh here."""
+    if reason := sshd.impossible() or sshd.missing():
+        pytest.skip(reason)
+    run = Ssh(lab).run(*CHECKS, "--baseline", str(tmp_path / "no.json"))
+    assert (run.codes, run.report) == ([2], None)
+    (line,) = run.done[0].stderr.splitlines()
+    assert line.startswith("nccl-doctor: error: --baseline: cannot read "), line
