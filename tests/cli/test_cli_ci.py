@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.cli.program import CLEAN, program
+from tests.ranks.test_bad_plugin import MISTAKES, install
 from tests.reports import validate
 
 yaml = pytest.importorskip("yaml")
@@ -22,8 +24,13 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 DEFAULTS = {name: given.get("default", "") for name, given in ACTION["inputs"].items()}
 
 
-def act(folder: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
-    """The last step of the action as GitHub's runner starts it; the process and the outputs."""
+def act(
+    folder: Path, *, path: Path | None = None, **inputs: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    """The last step of the action as GitHub's runner starts it; the process and the outputs.
+
+    `path` is one more folder of modules for Python.
+    """
     step = ACTION["runs"]["steps"][-1]
     given = {**DEFAULTS, "python": sys.executable, **inputs}
     env = {
@@ -43,6 +50,7 @@ def act(folder: Path, **inputs: str) -> tuple[subprocess.CompletedProcess[str], 
             "GITHUB_ACTIONS": "true",
             "GITHUB_OUTPUT": str(output),
             "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+            **({} if path is None else {"PYTHONPATH": f"{ROOT}:{path}"}),
         },
         timeout=150,
         capture_output=True,
@@ -130,6 +138,56 @@ def test_the_action_is_red_where_nothing_could_be_asked(tmp_path: Path):
         assert told["verdict"] == "unknown"
         assert told["report"] == told["junit"] == ""
         (tmp_path / "output").unlink()
+
+
+RED = {  # what happens on a runner → more options, exit code
+    "nothing was measured": ("--select roce_gids --level quick --nproc-per-node 1", 3),
+    "a check broke": ("--select bad,own_address --nproc-per-node 1", 3),
+    "fewer hosts than asked for": (
+        "--select ranks --nproc-per-node 1 --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 "
+        "--master-port PORT --join-timeout 2",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RED)
+def test_the_action_fails_closed(tmp_path: Path, case: str):
+    options, code = RED[case]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "plugin").mkdir()
+    plugin = install(tmp_path / "plugin", MISTAKES["raised"])
+    done, told = act(tmp_path, path=plugin, gpus="0", args=options.replace("PORT", str(port)))
+    assert done.returncode == code, done
+    assert told["verdict"] == ("fail" if code == 1 else "unknown")
+    assert told["exit-code"] == str(code)
+    kind = "failure" if code == 1 else "error"
+    assert outcomes(tmp_path / told["junit"])["nccl_doctor.verdict verdict"] == kind
+    assert "\n::error title=" in done.stdout
+    mark = "❌" if code == 1 else "❓"
+    assert (tmp_path / "summary.md").read_text().startswith(f"## {mark} nccl-doctor: ")
+
+
+def test_the_step_that_installs_asks_the_python_of_the_job_for_this_source(tmp_path: Path):
+    step = ACTION["runs"]["steps"][0]
+    python = tmp_path / "a python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    script = tmp_path / "step.sh"
+    script.write_text(step["run"])
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", str(script)],
+        env={**CLEAN, "PYTHON": str(python), "SOURCE": "/where the/action is"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = done.stdout.splitlines()
+    assert words[:3] == ["-m", "pip", "install"]
+    assert words[-1] == "/where the/action is"
+    assert (ROOT / "pyproject.toml").is_file(), "which is what pip is given"
 
 
 def test_the_lines_for_gitlab_and_jenkins_are_red_without_the_gpus(tmp_path: Path):
