@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,12 +41,14 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
     Rank,
     Scope,
     Severity,
+    Where,
     cgroup_limits,
     number_range,
     place_of,
@@ -84,6 +86,13 @@ class Cpus(Check):
             "allowed": limits["cpuset"] or os.cpu_count() or len(mine),
             "quota": limits["cpus"],
         }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """What the control group allows to each host."""
+        for rank, facts in cluster.facts(self.name):
+            quota = "" if facts["quota"] is None else f", {facts['quota']:g} CPUs' worth of time"
+            said = f"{facts['allowed']}{quota}"
+            yield Figure("CPUs allowed", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Of each host, the CPUs of all its ranks together."""

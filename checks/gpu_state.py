@@ -53,8 +53,10 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
+    Figure,
     Finding,
     Layer,
+    Where,
     gather_gpus,
     judge_gpus,
 )
@@ -75,6 +77,27 @@ class GpuState(Check):
         """
         return gather_gpus(ctx.breadcrumb, left=ctx.left)
 
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Which GPU is in which slot, and how it is set."""
+        for rank, facts in cluster.facts(self.name):
+            for gpu in facts["gpus"]:
+                if gpu.get("bus_id"):
+                    where = Where(hosts=(rank.host.label,))
+                    yield Figure(f"GPU {gpu['bus_id']}", _in_words(gpu), where)
+
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """By the rules of `nccl_doctor.tools.gpu.judging`."""
         yield from judge_gpus(cluster)
+
+
+def _in_words(gpu: Mapping[str, Any]) -> str:
+    """What somebody has to change before it is another one: the GPU itself, VBIOS and settings."""
+    limit, modes = gpu.get("power_limit_mw"), (("ECC", gpu.get("ecc")), ("MIG", gpu.get("mig")))
+    said = [
+        gpu.get("name"),
+        gpu.get("uuid"),
+        f"VBIOS {gpu['vbios']}" if gpu.get("vbios") else None,
+        *(f"{name} {'on' if mode[0] else 'off'}" for name, mode in modes if mode),
+        f"power limit {limit / 1000:g} W" if limit else None,
+    ]
+    return ", ".join(str(each) for each in said if each)

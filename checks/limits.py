@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -146,6 +147,18 @@ class Limits(Check):
             "addresses": _limit(resource.RLIMIT_AS)[0],
             "local_ranks": ctx.launch.local_world_size or 1,
         }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The limits themselves."""
+        for rank, facts in cluster.facts(self.name):
+            where = Where(hosts=(rank.host.label,))
+            for name, limit, unit in (
+                ("limit of open files", facts["files"], 1),
+                ("limit of locked memory, MiB", facts["locked"], _MIB),
+                ("limit of processes", facts["processes"], 1),
+            ):
+                said = "unlimited" if limit is None else f"{limit / unit:.16g}"
+                yield Figure(name, said, where)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Host by host; the store is on rank 0's."""

@@ -56,6 +56,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -161,6 +162,16 @@ class Rdma(Check):
             "picks": table_of_picks(settings, road, ports, self.root),
             "settings": {name: list(each) for name, each in told.items()},
         }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The network that NCCL would use, and every port."""
+        for rank, facts in cluster.facts(self.name):
+            where = Where(hosts=(rank.host.label,))
+            yield Figure("NCCL's network", facts["road"], where)
+            for port in facts["ports"]:
+                words = (port["state"], port["link"], port["rate"])
+                said = ", ".join(str(word) for word in words if word)
+                yield Figure(f"RDMA port {port['device']}:{port['port']}", said, where)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Hosts that cannot use what they have, then those that stand alone."""

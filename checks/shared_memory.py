@@ -39,7 +39,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    Figure,
     Finding,
     Kind,
     Layer,
@@ -93,7 +94,8 @@ _MARGIN = 64 * _MIB
 """What the control group must have left beside, lest the kernel kill a rank of this very run."""
 _SMALLEST = 4_194_660
 """Bytes of the file that NCCL's user guide shows: what it makes where GPUs are joined directly."""
-_COMFORT = 1 << 30
+_GIB = 1 << 30
+_COMFORT = _GIB
 """Below it, more channels, groups or DataLoader workers are likely to find no room."""
 _WORKERS = 16 * _MIB
 """A few batches of DataLoader workers."""
@@ -131,6 +133,15 @@ class SharedMemory(Check):
             went_wrong = _allocate(self.folder, max(needed, 1))
         stale = _stale(self.folder, self.proc)
         return {**facts, "error": went_wrong, "stale": stale, "sees_all": _sees_all(self.proc)}
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """How large the file system is."""
+        for rank, facts in cluster.facts(self.name):
+            size = facts["size"]
+            # Two digits: half of the memory, which it is by default, differs a little each boot.
+            if size is not None:
+                said = f"{size / _GIB:.2g} GiB" if size >= _GIB else _mib(size)
+                yield Figure("size of /dev/shm", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Too little for the backend, or for comfort; and what is left over."""

@@ -7,19 +7,26 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import Check, Cluster, Confidence, Figure, Job, Where
+from nccl_doctor.checks.cpus import Cpus
 from nccl_doctor.checks.environment import Environment
+from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.checks.interfaces import Interfaces
+from nccl_doctor.checks.limits import Limits
 from nccl_doctor.checks.links import Links
 from nccl_doctor.checks.nccl_library import NcclLibrary
+from nccl_doctor.checks.rdma import Rdma
+from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.checks.software import Software
+from nccl_doctor.history import difference
 from nccl_doctor.history.places import slower_places
 from nccl_doctor.history.sheet import sheet_of
 from nccl_doctor.history.usual import Change
 from tests import environments, exchanges, peers
 from tests.clusters import make_cluster
 from tests.pasts import held_against, of, saved
+from tests.reports import made_check
 from tests.unit.test_check_gpu_work import H200, cluster, rates, worked
 from tests.unit.test_check_group_speed import BUSY, held, hosts
 
@@ -37,8 +44,13 @@ def named(check: Check, cluster: Cluster) -> dict[str, Figure]:
 # --- what checks say ---
 
 
+SETUP = (Limits(), SharedMemory(), Cpus(), Rdma(), GpuState())
+
+
 @pytest.mark.parametrize(
-    "check", [Links(), SPEED, GpuWork(), Software(), Environment(), Interfaces(), NcclLibrary()]
+    "check",
+    [Links(), SPEED, GpuWork(), Software(), Environment(), Interfaces(), NcclLibrary(), *SETUP],
+    ids=lambda check: check.name,
 )
 def test_without_facts_there_is_nothing(check):
     assert figures(check, make_cluster()) == []
@@ -186,3 +198,73 @@ def test_what_is_good_is_no_place():
     assert slower_places([change("x", link("a", "b"), worse=False)]) == []
     (one,) = slower_places([change("x", Where())])
     assert (one.where, one.echo) == (Where(), False)
+
+
+# --- what hosts are given, and how they are set ---
+
+GPU = {
+    "bus_id": "0000:18:00.0",
+    "uuid": "GPU-1",
+    "name": "NVIDIA H100 80GB HBM3",
+    "vbios": "96.00.99.00.01",
+    "ecc": [1, 1],
+    "mig": [0, 0],
+    "power_limit_mw": 700000,
+}
+PORT = {"device": "mlx5_0", "port": "1", "state": "ACTIVE", "link": "InfiniBand"}
+GIVEN = {
+    "limits": {"files": 1024, "locked": None, "processes": 4096},
+    "shared_memory": {"size": 25276502016},
+    "cpus": {"allowed": 64, "quota": None},
+    "rdma": {"road": "infiniband", "ports": [{**PORT, "rate": "400 Gb/sec (4X NDR)"}]},
+    "gpu_state": {"gpus": [GPU, {"index": 1, "uuid": None, "wedged": {"call": "x"}}]},
+}
+SAID = {
+    "limit of open files": "1024",
+    "limit of locked memory, MiB": "unlimited",
+    "limit of processes": "4096",
+    "size of /dev/shm": "24 GiB",
+    "CPUs allowed": "64",
+    "NCCL's network": "infiniband",
+    "RDMA port mlx5_0:1": "ACTIVE, InfiniBand, 400 Gb/sec (4X NDR)",
+    "GPU 0000:18:00.0": "NVIDIA H100 80GB HBM3, GPU-1, VBIOS 96.00.99.00.01, ECC on, MIG off, "
+    "power limit 700 W",
+}
+CHANGED = {
+    "limits": {"files": 1024, "locked": 64 << 10, "processes": None},
+    "shared_memory": {"size": 64 << 20},
+    "cpus": {"allowed": 64, "quota": 6.5},
+    "rdma": {"road": "sockets", "ports": [{**PORT, "state": "DOWN", "rate": ""}]},
+    "gpu_state": {"gpus": [{**GPU, "uuid": "GPU-7", "ecc": None, "power_limit_mw": 300000}]},
+}
+NOW = {
+    "limit of locked memory, MiB": "0.0625",
+    "limit of processes": "unlimited",
+    "size of /dev/shm": "64 MiB",
+    "CPUs allowed": "64, 6.5 CPUs' worth of time",
+    "NCCL's network": "sockets",
+    "RDMA port mlx5_0:1": "DOWN, InfiniBand",
+    "GPU 0000:18:00.0": "NVIDIA H100 80GB HBM3, GPU-7, VBIOS 96.00.99.00.01, MIG off, power limit "
+    "300 W",
+}
+
+
+@pytest.mark.parametrize("check", SETUP, ids=lambda check: check.name)
+def test_what_a_host_is_given_and_what_changed_there(check):
+    def made(of_second):
+        facts = {"nd0": GIVEN[check.name], "nd1": of_second[check.name]}
+        return make_cluster(check=check.name, by_host=facts)
+
+    # Nothing here judges: the rules of these checks want more facts than these.
+    then, now, nobody = made(GIVEN), made(CHANGED), [made_check(check.name)]
+    for figure in figures(check, then):
+        assert figure.value == SAID[figure.name]
+        assert len(figure.where.hosts) == 1
+    changed = difference(saved(then, 1, nobody), saved(now, 2, nobody), [check]).words
+    words = {word.name: (word.before, word.now) for word in changed}
+    assert words == {name: (SAID[name], NOW[name]) for name in NOW if name in named(check, then)}
+    assert {word.where.hosts for word in changed} == {("nd1",)}
+    runs = [saved(then, day, nobody) for day in range(1, 5)]
+    (found,) = of(held_against(now, runs, [check]).findings, "setup-changed")
+    assert found.where.hosts == ("nd1",)
+    assert of(held_against(then, runs, [check]).findings, "setup-changed") == []
