@@ -57,7 +57,9 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 def missing() -> str | None:
     """What to install for these tests, or None."""
     packages = {p for name, p in PROGRAMS.items() if not shutil.which(name, path=PATH)}
-    return f"needs {' '.join(sorted(packages))}: apt-get install" if packages else None
+    if packages:
+        return f"needs {' '.join(sorted(packages))}: apt-get install"
+    return None if Path(_ETC).is_dir() else f"this Slurm looks for slurm.conf elsewhere than {_ETC}"
 
 
 def impossible() -> str | None:
