@@ -1,0 +1,240 @@
+"""Paths that cannot be written, a disk that is full, and a reader of stdout that leaves: for every
+subcommand of `report`, every format, `env` and `run`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nccl_doctor.cli import cli
+from nccl_doctor.report.formats import formats
+from tests.cli.program import CLEAN, program
+from tests.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the good report in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "GOOD").write_text(SAVED)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", formats())
+@pytest.mark.parametrize("name", GIVES)
+def test_a_path_that_cannot_be_written(there, name, form):
+    for path in ("no/such/file", ".", "", "GOOD/file"):
+        with pytest.raises(click.UsageError, match=f"^--{form} ") as caught:
+            cli.main(["report", *GIVES[name], f"--{form}={path}"], standalone_mode=False)
+        assert caught.value.exit_code == 2
+        assert "\n" not in caught.value.format_message()
+    assert files_in(there) == {"GOOD": SAVED.encode()}
+
+
+@pytest.mark.parametrize("form", formats())
+@pytest.mark.parametrize("name", GIVES)
+def test_a_path_that_is_full(there, name, form):
+    """One line, exit code 3, the verdict, and the other formats all the same."""
+    other = "json" if form != "json" else "junit"
+    arguments = [*GIVES[name], f"--{form}", "/dev/full", f"--{other}", "kept"]
+    done = CliRunner().invoke(cli, ["report", *arguments])
+    assert done.exit_code == 3, done.output
+    assert done.stdout.startswith(f"nccl-doctor: {SUMMARY}")
+    assert done.stderr == (
+        "nccl-doctor: the report was not saved: /dev/full: No space left on device\n"
+    )
+    assert set(files_in(there)) == {"GOOD", "kept"}
+
+
+def test_env_and_run_say_the_same(tmp_path):
+    few = ("--select", "own_address", "--backend", "gloo")
+    for command in (("env",), ("run", "--nproc-per-node", "1")):
+        done = program(*command, *few, "--json", "/dev/full", "--html", "kept", cwd=tmp_path)
+        assert done.returncode == 3, done
+        assert done.stdout.startswith("nccl-doctor: PASS")
+        assert done.stderr == (
+            "nccl-doctor: the report was not saved: /dev/full: No space left on device\n"
+        )
+        assert (tmp_path / "kept").read_text().startswith("<!doctype html>")
+        (tmp_path / "kept").unlink()
+
+
+def on_a_full_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a folder where `full` is a disk without any room, but with an old
+    report.json; prints what is on it afterwards.
+    """
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a mount namespace of one's own is not allowed here")
+    (folder / "full").mkdir()
+    lines = (
+        "mount -t tmpfs -o size=64k tmpfs full",
+        "echo old > full/report.json",
+        "dd if=/dev/zero of=full/fill bs=4k 2>/dev/null || true",
+        script,
+        "cd full; ls -A; cat report.json",
+    )
+    return subprocess.run(
+        ["unshare", "-m", "sh", "-c", "\n".join(lines), "sh", sys.executable],
+        cwd=folder,
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+
+
+def test_nothing_half_is_left_on_a_full_disk(there):
+    outputs = " ".join(f"--{form} full/report.{form}" for form in formats())
+    done = on_a_full_disk(there, f'"$1" -m nccl_doctor report judge GOOD {outputs}; echo code $?')
+    verdict, code, left = done.stdout.partition("code 3\n")
+    assert verdict.startswith(f"nccl-doctor: {SUMMARY}"), done
+    assert code
+    assert left.splitlines() == ["fill", "report.json", "old"]
+    said = done.stderr.splitlines()
+    assert len(said) == len(formats())
+    for form, line in zip(formats(), said, strict=True):
+        assert line == (
+            f"nccl-doctor: the report was not saved: full/report.{form}: No space left on device"
+        )
+
+
+def test_neither_archive_nor_map_is_left_half_on_a_full_disk(there):
+    for arguments in (
+        "bundle --no-tools --output full/x.tar.gz",
+        "bundle --no-tools --no-redact --output full/x.tar.gz",
+    ):
+        done = on_a_full_disk(there, f'"$1" -m nccl_doctor report {arguments} GOOD; echo code $?')
+        assert done.stdout.splitlines() == ["code 3", "fill", "report.json", "old"], done
+        (line,) = done.stderr.splitlines()
+        assert line.endswith("No space left on device")
+        (there / "full").rmdir()
+    for arguments in ("issue nccl", "show --redact", "diff --redact full/GOOD"):
+        script = f'ln -s ../GOOD full/GOOD; "$1" -m nccl_doctor report {arguments} full/GOOD'
+        done = on_a_full_disk(there, f"{script}; echo code $?; rm full/GOOD")
+        assert "code 3\nfill\nreport.json\nold\n" in done.stdout, done
+        (line,) = done.stderr.splitlines()
+        assert line.endswith("No space left on device")
+        assert "gandalf" not in done.stdout
+        (there / "full").rmdir()
+
+
+def test_a_run_whose_folders_are_full_is_no_success(there):
+    options = "--nproc-per-node 1 --backend gloo --select own_address"
+    outputs = "--json full/report.json --output-dir full"
+    done = on_a_full_disk(
+        there, f'"$1" -m nccl_doctor run {options} {outputs} --no-github; echo code $?'
+    )
+    verdict, code, left = done.stdout.partition("code 3\n")
+    assert verdict.startswith("nccl-doctor: PASS"), done
+    assert code
+    assert left.splitlines() == ["fill", "report.json", "old"]
+    assert done.stderr.splitlines() == [
+        "nccl-doctor: the report was not saved: full/report.json: No space left on device",
+        "nccl-doctor: the own view was not saved: full/node0.json: No space left on device",
+    ]
+
+
+def test_a_step_summary_that_is_full_costs_no_verdict(there):
+    done = program(
+        *("report", "judge", "GOOD", "--github"),
+        cwd=there,
+        env={"GITHUB_STEP_SUMMARY": "/dev/full"},
+    )
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"nccl-doctor: {SUMMARY}")
+    assert "\n::error title=port-made" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("nccl-doctor: the step summary was not written: /dev/full: ")
+
+
+# --- stdout ---
+
+
+def printed_to(stdout: int, folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of the program with a certain stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nccl_doctor", *arguments],
+        cwd=folder,
+        env=CLEAN,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def expected_code(arguments: list[str]) -> int:
+    if "nagios" in arguments:
+        return 2
+    return 1 if arguments[0] in ("judge", "merge") else 0
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_a_reader_that_leaves_changes_nothing(there, name):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        told = printed_to(writing, there, "report", *PRINTS[name])
+    finally:
+        os.close(writing)
+    assert told == (expected_code(PRINTS[name]), "")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["explain host-absent", "checks", "schema", "run --help", "--version"]
+)
+def test_a_reader_that_leaves_a_page_changes_nothing(tmp_path, arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert printed_to(writing, tmp_path, *arguments.split()) == (0, "")
+    finally:
+        os.close(writing)
+
+
+def test_a_reader_that_leaves_a_run_does_not_change_its_verdict(tmp_path):
+    (tmp_path / "nccl-doctor.toml").write_text("[expected]\ngpus-per-host = 99\n")
+    few = ("--select", "backend_device", "--backend", "gloo")
+    for command in (("env",), ("run", "--nproc-per-node", "2")):
+        reading, writing = os.pipe()
+        os.close(reading)
+        try:
+            told = printed_to(writing, tmp_path, *command, *few, "--json", "kept", "--github")
+        finally:
+            os.close(writing)
+        assert told == (1, "")
+        assert json.loads((tmp_path / "kept").read_text())["exit_code"] == 1
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_stdout_that_is_full_is_one_line_and_no_success(there, name):
+    with open("/dev/full", "wb") as full:
+        code, said = printed_to(full.fileno(), there, "report", *PRINTS[name])
+    (line,) = said.splitlines()
+    assert "No space left on device" in line
+    if name.startswith(("show", "judge", "merge")):
+        assert f"; the verdict is {SUMMARY}" in line
+    assert code == 3
+    assert "Traceback" not in said
+
+
+def test_stdout_that_is_closed_is_taken_by_no_file(there):
+    """Its descriptor would be the next one that is opened: the report would be written there."""
+    script = '"$1" -m nccl_doctor report judge GOOD --json kept 0<&- >&- 2>err; echo $? > code'
+    subprocess.run(
+        ["sh", "-c", script, "sh", sys.executable], cwd=there, env=CLEAN, check=True, timeout=MOST_S
+    )
+    assert (there / "code").read_text() == "1\n"
+    assert (there / "err").read_text() == ""
+    assert json.loads((there / "kept").read_text())["exit_code"] == 1
