@@ -93,6 +93,8 @@ class Clock(Check):
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all hosts, rank 0's first; a second one where they are many."""
+        if max(cluster.nnodes, len(cluster.hosts)) < 2:
+            raise Skip("one host: one clock")
         master = master_host(cluster)
         hosts = sorted(cluster.present_hosts, key=lambda host: host is not master)
         first = [cluster.first_on(host) for host in hosts]
@@ -100,7 +102,7 @@ class Clock(Check):
         groups = tuple(tuple(seats[i : i + _GROUP]) for i in range(0, len(seats), _GROUP))
         if not groups:
             return ()
-        params = {"hosts": max(cluster.nnodes, len(cluster.hosts)), "present": len(seats)}
+        params = {"present": len(seats)}
         rounds = [Round(_ALL, groups, _DEADLINE_S, params, may_shrink=True)]
         if len(groups) > 1:
             heads = tuple(group[0] for group in groups)
@@ -112,8 +114,6 @@ class Clock(Check):
         posting, the same after hearing the others, seats that were not heard]. `synchronized`: as
         the kernel says. `c10d`: whether torchrun's c10d rendezvous is seen to be used.
         """
-        if ctx.params.get("hosts", 1) < 2:
-            raise Skip("one host: one clock")
         if ctx.peers is None or ctx.params["present"] < 2:
             raise Untested("no other host signed in")
         exchanges, quickest = [], float("inf")

@@ -125,13 +125,10 @@ class DeepspeedGroups(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Import it everywhere; where that was good, a group of torch's and one of DeepSpeed's.
-
-        Where it does not apply, one rank is asked, to say why the check is skipped.
-        """
-        world = tuple(rank.seat for rank in cluster.present)
+        """Import it everywhere; where that was good, a group of torch's and one of DeepSpeed's."""
         if reason := _reason_to_skip(cluster):
-            return [Round(IMPORT, (world[:1],), _IMPORT_S, {"skip": reason})] if world else []
+            raise Skip(reason)
+        world = tuple(rank.seat for rank in cluster.present)
         rounds = [Round(IMPORT, (world,), _IMPORT_S)]
         imports = cluster.evidence(self.name, IMPORT)
         good = [item for item in imports if _has_it(item)]
@@ -161,8 +158,6 @@ class DeepspeedGroups(Check):
         where it is not installed; of the later rounds `size`, as `describe_default`, of torch's
         group also as `hand_over`; and as `Exercise.facts`.
         """
-        if reason := ctx.params.get("skip"):
-            raise Skip(str(reason))
         if lacking := ctx.params.get("lacking"):
             raise Untested(f"DeepSpeed is not installed on ranks {lacking}")
         if find_spec("deepspeed") is None:

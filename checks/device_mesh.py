@@ -93,7 +93,7 @@ MESH_CROSSES_HOSTS = Kind(
     later=True,
 )
 
-_MESH, _AT_ONCE, _UNASKED = "mesh", "at-once", "no-mesh"
+_MESH, _AT_ONCE = "mesh", "at-once"
 _ELEMENTS = (1, 4096)
 
 
@@ -111,12 +111,12 @@ class DeviceMesh(Check):
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One dimension after the other; once that was good, all at once."""
+        if not cluster.job.mesh:
+            raise Skip("no --mesh says which device mesh the job will build")
         deadline_s = cluster.collective_timeout_s
         world = tuple(rank.seat for rank in cluster.present)
         if not (world and cluster.complete):
             return []
-        if not cluster.job.mesh:
-            return [Round(_UNASKED, (world[:1],), deadline_s)]  # so that the report says why
         if mesh_size(cluster.job.mesh) != cluster.world_size or cluster.absent:
             return []
         held = attempts_of(cluster, self.name)
@@ -134,8 +134,6 @@ class DeviceMesh(Check):
         """
         # The coordinator's: ranks that were told of another mesh would never meet in its groups.
         mesh = [(name, size) for name, size in ctx.params.get("mesh", ())]
-        if not mesh:
-            raise Skip("no --mesh says which device mesh the job will build")
         if mesh_size(mesh) != len(ctx.group):
             raise Untested(f"{mesh_in_words(mesh)} does not fit {len(ctx.group)} ranks")
         device = form_world(ctx)

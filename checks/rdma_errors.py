@@ -86,17 +86,17 @@ class RdmaErrors(Check):
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Every host by itself."""
+        if "nccl" not in cluster.backend:
+            raise Skip("the job does not use NCCL")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
         groups = tuple((rank.seat,) for rank in first if rank is not None)
         read = {rank.seat for rank, _ in cluster.facts(_FIRST)}
         again = any((seat not in read) for (seat,) in groups)
-        params = {"nccl": "nccl" in cluster.backend, "pause_s": _PAUSE_S if again else 0.0}
+        params = {"pause_s": _PAUSE_S if again else 0.0}
         return (Round(_ROUND, groups, 10.0, params),) if groups else ()
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`counters`, read at `at_s`; `before`: those of the same round, where it read twice."""
-        if not ctx.params.get("nccl", True):
-            raise Skip("the job does not use NCCL")
         ctx.breadcrumb("read error counters in /sys/class/infiniband")
         before = error_counters(self.root)
         if not before:

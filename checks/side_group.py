@@ -80,7 +80,6 @@ from nccl_doctor.api import (
     side_helper,
 )
 
-_NOT_ASKED = "not-asked"
 _ELEMENTS = (4096,)
 _TURNS = 2
 
@@ -98,15 +97,14 @@ class SideGroup(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Every variant once, once more what hung for no reason, and the control if it is needed.
-
-        Where the job has no side group, one rank is asked, to say why the check is skipped.
-        """
+        """Every variant; once more what hung for no reason; and the control if it is needed."""
+        if reason := _reason_to_skip(cluster):
+            raise Skip(reason)
         world = cluster.present
+        if not world:
+            return []
         seats = tuple(rank.seat for rank in world)
         deadline_s = cluster.collective_timeout_s
-        if reason := _reason_to_skip(cluster):
-            return [Round(_NOT_ASKED, (seats[:1],), deadline_s, {"skip": reason})] if seats else []
         params = {
             "one_host": world[0].host.id == world[-1].host.id,
             "engine_addresses": list(world[-1].host.addresses),
@@ -133,8 +131,6 @@ class SideGroup(Check):
             Skip: this job has no side group.
             Untested: this torch has no helper to form one.
         """
-        if reason := ctx.params.get("skip"):
-            raise Skip(str(reason))
         side_helper()  # or nobody forms any group
         variant = ctx.round.partition("-")[0]  # of `bound-again` too
         ours, side = side_group_names(ctx.round)

@@ -18,7 +18,7 @@ from nccl_doctor.model import Figure, Finding, Kind, Layer, Level, Round, Scope
 
 
 class Skip(Exception):
-    """Raised by `observe`: the check does not apply here. The text is the reason."""
+    """Raised by `observe` or `plan`: the check does not apply here. The text is the reason."""
 
 
 class Untested(Exception):
@@ -153,6 +153,9 @@ class Check:
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Rounds to hold, given what is known. Asked again after each batch, until it names no
         round that has not been held; so a later round may depend on the outcome of an earlier.
+
+        Raises:
+            Skip: there is nothing in this cluster or this job to try together.
         """
         return ()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
-from nccl_doctor.contract import Check
+from nccl_doctor.contract import Check, Skip
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
@@ -72,6 +72,8 @@ class Coordinator:
             return ()  # what is due and was not held, the verdict calls unknown
         try:
             return tuple(check.plan(self._cluster()))
+        except Skip:
+            return ()
         except Exception:  # a plug-in's mistake costs its own answer; the verdict will name it
             return ()
 
@@ -136,15 +138,7 @@ class Coordinator:
         Silence blocks as well: a group with a participant that no longer answers cannot meet.
         """
         cluster = self._cluster()
-        findings, _ = judge_all(cluster, self._run.registry.checks)
-        in_the_way = [
-            finding
-            for finding in findings
-            if finding.level is Severity.FAIL
-            and finding.kind.layer in check.needs
-            and not finding.kind.later  # it breaks the job, not what is tried here
-            and finding.check != check.name  # a variant that hangs does not stop the next one
-        ]
+        in_the_way = self._in_the_way(check, cluster)
         for group in round_.groups:
             silent = self._silent & set(group)
             blocker = next((f for f in in_the_way if touches(f, cluster, group)), None)
@@ -154,6 +148,20 @@ class Coordinator:
             self._note_untested(group, out, check, round_, reason)
             if left := tuple(seat for seat in group if seat not in out):
                 yield left
+
+    def _in_the_way(self, check: Check, cluster: Cluster) -> list[Finding]:
+        """Known failures of the layers that a check needs."""
+        if not check.needs:
+            return []  # judging takes longer than many a round
+        findings, _ = judge_all(cluster, self._run.registry.checks)
+        return [
+            finding
+            for finding in findings
+            if finding.level is Severity.FAIL
+            and finding.kind.layer in check.needs
+            and not finding.kind.later  # it breaks the job, not what is tried here
+            and finding.check != check.name  # a variant that hangs does not stop the next one
+        ]
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.cluster import ALONE, Cluster, OutcomeStatus, Rank
-from nccl_doctor.contract import Check
+from nccl_doctor.contract import Check, Skip
 from nccl_doctor.model import Scope, Where, number_range
 from nccl_doctor.verdict.judging import in_words, view_for
 from nccl_doctor.verdict.place import host_where, is_of_a_group, rank_where
@@ -91,6 +91,9 @@ class Account:
         due = {}
         try:
             rounds = tuple(self.check.plan(cluster))
+        except Skip as reason:
+            self.skips.append(str(reason))
+            rounds = ()
         except Exception as error:  # as in judge_all
             self.broken = f"plan raised {in_words(error)}"
             rounds = ()

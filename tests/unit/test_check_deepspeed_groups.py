@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.deepspeed_groups import IMPORT, OWN, WRAPS, DeepspeedGroups
 from tests.clusters import change_rank, make_cluster
 from tests.findings import judge, only
@@ -249,10 +249,9 @@ class TestPlan:
         return [round_.name for round_ in CHECK.plan(cluster)]
 
     def test_a_job_without_it_is_not_examined_but_for_a_full_run(self) -> None:
-        (round_,) = CHECK.plan(cluster_of({}, Job()))
-        assert round_.groups == ((0,),)
-        assert "does not use DeepSpeed" in round_.params["skip"]
-        assert "skip" not in CHECK.plan(cluster_of({}, Job(), level=Level.FULL))[0].params
+        with pytest.raises(Skip, match="does not use DeepSpeed"):
+            CHECK.plan(cluster_of({}, Job()))
+        assert self.names(cluster_of({}, Job(), level=Level.FULL)) == [IMPORT]
 
     def test_the_groups_come_after_the_import_with_time_for_another(self) -> None:
         assert self.names(cluster_of({})) == [IMPORT]

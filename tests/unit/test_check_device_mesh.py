@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Job, Launch, Layer, Severity, Skip, Where
+from nccl_doctor.api import Cluster, Job, Layer, Severity, Skip, Where
 from nccl_doctor.checks.device_mesh import DeviceMesh
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model import Finding, Status
@@ -131,16 +131,13 @@ def test_a_mesh_that_does_not_fit_explains_no_hang_and_no_absent_host_explains_i
 # --- what is held ---
 
 
-def test_without_a_mesh_one_rank_says_that_nobody_asked():
+def test_without_a_mesh_the_report_says_that_nobody_asked():
     cluster = bare(2, 2, mesh=())
-    (round_,) = CHECK.plan(cluster)
-    assert round_.groups == ((0,),)
     with pytest.raises(Skip, match="no --mesh"):
-        CHECK.observe(Context(Launch(), {}, params=round_.params))
-    skip = Outcome(OutcomeStatus.SKIPPED, reason="no --mesh")
-    told = change_rank(cluster, 0, facts={"device_mesh": {round_.name: skip.to_json()}})
-    (result,) = conclude(told, [CHECK], run=RUN).checks
-    assert (result.status, result.reason) == (Status.SKIPPED, "no --mesh")
+        CHECK.plan(cluster)
+    (result,) = conclude(cluster, [CHECK], run=RUN).checks
+    assert result.status is Status.SKIPPED
+    assert result.reason.startswith("no --mesh says")
     assert judge(CHECK, cluster) == []
 
 
@@ -158,7 +155,6 @@ def test_all_dimensions_at_once_only_after_each_was_good():
 def test_nothing_is_held_while_ranks_are_absent_or_nobody_called_them():
     assert CHECK.plan(bare(2, 2, absent_nodes=[1])) == []
     assert CHECK.plan(bare(2, 2, complete=False)) == []
-    assert CHECK.plan(bare(2, mesh=(), complete=False)) == []
 
 
 # --- hosts ---

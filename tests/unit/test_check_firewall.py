@@ -286,12 +286,12 @@ def test_nobody_else_listens() -> None:
 
 def test_one_host_has_no_peers() -> None:
     with pytest.raises(Skip, match="one host"):
-        CHECK.observe(context((0,), None, hosts=1))
+        CHECK.plan(make_cluster(["nd0"]))
 
 
 def test_one_host_of_several_has_not_been_tested() -> None:
     with pytest.raises(Untested, match="signed in"):
-        CHECK.observe(context((0,), None, hosts=2))
+        CHECK.observe(context((0,), None))
 
 
 def test_reading_rules_leaves_a_reason_or_rules() -> None:

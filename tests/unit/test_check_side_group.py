@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.side_group import SideGroup
 from nccl_doctor.model import Status
 from nccl_doctor.tools.sidegroup.meeting import serving_address
@@ -84,23 +84,21 @@ def test_all_ranks_take_part_once_with_gloo_and_once_more_bound_with_nccl() -> N
 
 def test_it_is_asked_for_by_the_job_or_by_the_level() -> None:
     for job in (Job(), Job(groups="many"), Job(groups="one"), Job(mesh=(("dp", 4),))):
-        (round_,) = CHECK.plan(make_cluster(job=job))
-        assert (round_.name, round_.groups) == ("not-asked", ((0,),))
-        assert "--groups weight-sync" in round_.params["skip"]
+        with pytest.raises(Skip, match="--groups weight-sync"):
+            CHECK.plan(make_cluster(job=job))
     assert rounds(make_cluster(level=Level.FULL)) == ["unbound"]
 
 
 def test_one_rank_cannot_be_a_trainer_and_an_engine() -> None:
-    (round_,) = CHECK.plan(make_cluster(["nd0"], 1, job=WEIGHT_SYNC))
-    assert "there is one" in round_.params["skip"]
-    assert CHECK.plan(make_cluster(["nd0"], 1, absent_nodes=[0], job=WEIGHT_SYNC)) == []
+    with pytest.raises(Skip, match="there is one"):
+        CHECK.plan(make_cluster(["nd0"], 1, job=WEIGHT_SYNC))
+    assert CHECK.plan(make_cluster(["nd0"], 2, absent_nodes=[0], job=WEIGHT_SYNC)) == []
 
 
 def test_a_check_that_was_not_asked_for_is_skipped_and_says_so() -> None:
-    skipped = Outcome(OutcomeStatus.SKIPPED, reason="the job has no side group", group=0)
-    made = make_cluster(check=CHECK.name, round_name="not-asked", by_rank={0: skipped})
-    (result,) = check_results(made, [CHECK], [])
-    assert (result.status, result.reason) == (Status.SKIPPED, "the job has no side group")
+    (result,) = check_results(make_cluster(), [CHECK], [])
+    assert result.status is Status.SKIPPED
+    assert "--groups weight-sync" in result.reason
 
 
 def test_a_hang_is_tried_again_with_the_same_parameters() -> None:
