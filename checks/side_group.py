@@ -101,7 +101,7 @@ class SideGroup(Check):
         if reason := _reason_to_skip(cluster):
             raise Skip(reason)
         world = cluster.present
-        if not world:
+        if len(world) < 2:
             return []
         seats = tuple(rank.seat for rank in world)
         deadline_s = cluster.collective_timeout_s
@@ -167,6 +167,6 @@ def _reason_to_skip(cluster: Cluster) -> str:
     """Why this job is not examined for a side group, or the empty string."""
     if cluster.job.groups != "weight-sync" and cluster.level is not Level.FULL:
         return "the job has no side group as far as is said (--groups weight-sync, --level full)"
-    if len(cluster.present) < 2:
+    if cluster.world_size < 2:
         return "a trainer and an engine are two ranks, and there is one"
     return ""

@@ -92,7 +92,7 @@ def test_it_is_asked_for_by_the_job_or_by_the_level() -> None:
 def test_one_rank_cannot_be_a_trainer_and_an_engine() -> None:
     with pytest.raises(Skip, match="there is one"):
         CHECK.plan(make_cluster(["nd0"], 1, job=WEIGHT_SYNC))
-    assert CHECK.plan(make_cluster(["nd0"], 2, absent_nodes=[0], job=WEIGHT_SYNC)) == []
+    assert CHECK.plan(make_cluster(["nd0", "nd1"], 1, absent_nodes=[1], job=WEIGHT_SYNC)) == []
 
 
 def test_a_check_that_was_not_asked_for_is_skipped_and_says_so() -> None:
