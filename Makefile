@@ -26,14 +26,13 @@ help: ## this list
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-# Rules and clusters of the lab wait more than they compute, so several at a time; real ranks and
-# what measures speed one by one.
+# Several at a time, but for what measures speed.
 test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli --ignore tests/cli/test_cli_quick.py
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/browser tests/cli/test_cli_quick.py tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli tests/browser --ignore tests/cli/test_cli_quick.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/cli/test_cli_quick.py tests/lab/test_lab_links.py
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 3 tests/lab tests/ranks tests/gpu --ignore tests/lab/test_lab_links.py
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)

@@ -19,7 +19,6 @@ from nccl_doctor.cli.words import PROGRAM, need_command
 @click.group(
     cls=ManualGroup,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
     exits=RUN_EXITS,
     examples=(
         ("This machine alone: one rank per GPU, or two gloo ranks", "nccl-doctor run"),

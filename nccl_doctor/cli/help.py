@@ -61,6 +61,7 @@ class _Manual(click.Command):
         **given: Any,
     ) -> None:
         super().__init__(*args, **given)
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
         self.exits = dict(exits or {})
         self.examples = tuple(Example(*example) for example in examples)
 

@@ -33,7 +33,7 @@ def test_bad_variable(tmp_path, name, value, code):
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "nccl_doctor", "run", "--json", str(path)]
     done = subprocess.run(
-        [*command, "--join-timeout=2", "--timeout=30"],
+        [*command, "--level=quick", "--join-timeout=2", "--timeout=30"],
         env=rank_env(0, 1, free_port(), **{name: value}),
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ranks.nursery import Forked, Nursery
 from tests.reports import validate
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
@@ -61,8 +63,18 @@ class Ended:
     seconds: float
 
 
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this test process."""
+    return Nursery(BASE)
+
+
 class Ranks:
-    """A job of the tool: one process per rank, plain environment."""
+    """A job of the tool: one process per rank, plain environment.
+
+    A rank whose environment a test changes is started afresh, as all are where `fresh`; the others
+    are forked from a process that has imported torch.
+    """
 
     def __init__(
         self,
@@ -73,11 +85,13 @@ class Ranks:
         changes: Mapping[int, Mapping[str, str | None]] | None = None,
         start: Sequence[int] | None = None,
         extra: Mapping[int, Sequence[str]] | None = None,
+        fresh: bool = False,
     ) -> None:
         """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
         self.report_path = folder / "report.json"
         self.port = free_port()
-        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.processes: dict[int, subprocess.Popen[str] | Forked] = {}
+        self._fresh = fresh
         self._folder, self._world, self._options = folder, world, options
         self._changes, self._extra = changes or {}, extra or {}
         self._started = time.monotonic()
@@ -87,16 +101,22 @@ class Ranks:
         """Start these ranks."""
         for index in indices:
             changes = self._changes.get(index, {})
+            env = rank_env(index, self._world, self.port, **changes)
+            arguments = [
+                *("run", "--json", str(self.report_path)),
+                *self._options,
+                *self._extra.get(index, ()),
+            ]
             out, err = self._outputs(index)
+            if not (changes or self._fresh):
+                self.processes[index] = Forked(
+                    nursery(), arguments, env, folder=self._folder, out=out, err=err
+                )
+                continue
             with out.open("w") as stdout, err.open("w") as stderr:
                 self.processes[index] = subprocess.Popen(
-                    [
-                        *(sys.executable, "-m", "nccl_doctor", "run"),
-                        *("--json", str(self.report_path)),
-                        *self._options,
-                        *self._extra.get(index, ()),
-                    ],
-                    env=rank_env(index, self._world, self.port, **changes),
+                    [sys.executable, "-m", "nccl_doctor", *arguments],
+                    env=env,
                     stdout=stdout,
                     stderr=stderr,
                     text=True,

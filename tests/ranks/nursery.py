@@ -1,0 +1,136 @@
+"""Ranks that are forked from a process that has imported torch already, as a launcher's might be.
+
+Importing it takes most of the time of a test with several ranks. A forked one starts in some 20 ms
+and is the same program from `main` on, with an environment, a folder and outputs of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Nursery:
+    """The process that they come from, and what it is asked for, one line each way."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ranks.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+            cwd=Path(__file__).parents[2],
+        )
+
+    def ask(self, **order: Any) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+class Forked:
+    """One rank, with what tests use of `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        folder: Path,
+        out: Path,
+        err: Path,
+    ) -> None:
+        self._nursery = nursery
+        self._code: int | None = None
+        self.pid: int = nursery.ask(
+            arguments=arguments, env=env, folder=str(folder), outputs=[str(out), str(err)]
+        )
+
+    def poll(self) -> int | None:
+        """The exit code, minus the signal of one that was killed; None while it runs."""
+        if self._code is None:
+            self._code = self._nursery.ask(poll=self.pid)
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _serve() -> None:
+    import torch.distributed  # noqa: F401
+
+    import nccl_doctor.__main__  # noqa: F401
+
+    assert threading.active_count() == 1
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "poll" in order:
+            pid, status = os.waitpid(order["poll"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _be_a_rank(order)
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+        sys.stdout.flush()
+
+
+def _be_a_rank(order: Mapping[str, Any]) -> None:
+    from nccl_doctor.__main__ import main
+
+    code: Any = 1
+    try:
+        os.chdir(order["folder"])
+        os.environ.clear()
+        os.environ.update(order["env"])
+        descriptors = [os.open(os.devnull, os.O_RDONLY)]
+        descriptors += [os.open(out, os.O_WRONLY | os.O_CREAT, 0o600) for out in order["outputs"]]
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, buffering=1, closefd=False)
+            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+        )
+        sys.argv = ["nccl-doctor", *order["arguments"]]
+        main()
+        code = 0
+    except SystemExit as leaves:
+        code = leaves.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+if __name__ == "__main__":
+    _serve()
