@@ -28,6 +28,9 @@ from tests.lab.run import Run
 MASTER_PORT = 29500
 EPHEMERAL = (32768, 60999)
 JOIN_S = 8.0
+"""As short as may be, for tests in which somebody is waited for in vain."""
+PATIENT = ("--join-timeout", "30")
+"""For those in which all come, however slowly they start on a machine that is busy."""
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")

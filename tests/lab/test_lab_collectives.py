@@ -10,6 +10,7 @@ from tests.lab.lab import Lab
 from tests.lab.reading import ROUND_S, SIGN_IN_S, check_cause, check_clean
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGKILL, "rank-crashed"), (signal.SIGSTOP, "rank-frozen")],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.lab.lab import Lab
+from tests.lab.lab import PATIENT, Lab
 from tests.lab.reading import check_healthy
 
 
 def test_two_hosts_under_torchrun(lab: Lab) -> None:
-    run = lab.torchrun_doctor(nproc=2)
+    run = lab.torchrun_doctor(*PATIENT, nproc=2)
     check_healthy(run, ranks=4)
     assert run.report is not None
     assert run.report["run"]["launcher"] == "torchrun"
@@ -21,7 +21,7 @@ def test_two_hosts_under_torchrun(lab: Lab) -> None:
 
 def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2", "nd3")
-    run = lab.plain_doctor(nproc=1)
+    run = lab.plain_doctor(*PATIENT, nproc=1)
     check_healthy(run, ranks=4)
     assert run.report is not None
     assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1", "nd2", "nd3"]
@@ -29,4 +29,4 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
 
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:
     for _ in range(2):
-        check_healthy(lab.plain_doctor(nproc=1), ranks=2)
+        check_healthy(lab.plain_doctor(*PATIENT, nproc=1), ranks=2)

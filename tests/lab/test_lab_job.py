@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import Lab
+from tests.lab.lab import PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean
 from tests.lab.run import Run
 
@@ -40,7 +40,7 @@ def script(lab: Lab) -> str:
 
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_the_job_follows(lab: Lab, rendezvous: str) -> None:
-    run = lab.own_doctor(nproc=2, job=[script(lab)], rendezvous=rendezvous)
+    run = lab.own_doctor(*PATIENT, nproc=2, job=[script(lab)], rendezvous=rendezvous)
     assert run.codes == [0, 0], str(run)
     assert run.report is not None, str(run)
     assert run.report["verdict"] == "pass", str(run)
@@ -55,7 +55,7 @@ def test_the_job_follows(lab: Lab, rendezvous: str) -> None:
 
 def test_the_job_does_not_follow_a_failure(lab: Lab) -> None:
     faults.drop_ephemeral(lab["nd1"])
-    run = lab.own_doctor(job=[script(lab)])
+    run = lab.own_doctor(*PATIENT, job=[script(lab)])
     check_clean(run)
     check_cause(
         run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd1"], links=[("nd0", "nd1")]

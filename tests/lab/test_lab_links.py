@@ -79,12 +79,14 @@ def test_collectives_are_slow_at_a_slow_port(make_lab: Callable[..., Lab]) -> No
     assert "MB/s bus bandwidth, measured twice" in found["message"]
 
 
+@pytest.mark.wide
 def test_one_slow_pair_is_one_slow_link(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(*THREE)
     slow_pair(lab, lab["nd0"], lab["nd2"])
     check_warned(examine(lab), "link-slow", edges=[{"nd0", "nd2"}])
 
 
+@pytest.mark.wide
 def test_one_lossy_pair(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(*THREE)
     lossy_pair(lab, lab["nd0"], lab["nd1"], 5)

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.lab.lab import Lab
+from tests.lab.lab import PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean, loud
 from tests.lab.run import Run
 
-PATIENT = ("--join-timeout", "20")
-"""Everybody comes; on a busy machine somebody comes late."""
 Shift = Callable[[int], dict[str, str]]
 
 needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import MASTER_PORT, Lab
+from tests.lab.lab import MASTER_PORT, PATIENT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
 from tests.lab.run import Run
 from tests.lab.test_lab_merge import check_merged
@@ -144,7 +144,7 @@ def test_a_name_that_comes_late_is_waited_for(lab: Lab) -> None:
 
 def test_a_host_that_does_not_reach_its_own_address(lab: Lab) -> None:
     faults.drop_own_address(lab["nd1"])
-    run = lab.plain_doctor(nproc=2)
+    run = lab.plain_doctor(*PATIENT, nproc=2)
     check_clean(run)
     root = check_cause(run, run.report, "own-address-blocked", hosts=["nd1"])
     assert lab["nd1"].address in root["message"], str(run)

@@ -18,18 +18,22 @@ from nccl_doctor import forks, probe
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.stacks import main_stack
-from tests.ranks.ranks import gone
+from tests.ranks.ranks import descendants, gone
 
 DEADLINE_S = 1.0
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
 
 
-def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
-    job = probe.Job("test", work, time.monotonic() + deadline_s)
-    (outcome,) = probe.run([job])
+def run_all(*jobs: probe.Job) -> list[Outcome]:
+    before = set(descendants(os.getpid()))
+    outcomes = probe.run(jobs)
     assert not forks.living
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)  # nothing is left to reap
+    assert set(descendants(os.getpid())) <= before  # nothing is left, not even to reap
+    return outcomes
+
+
+def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
+    (outcome,) = run_all(probe.Job("test", work, time.monotonic() + deadline_s))
     return outcome
 
 
@@ -156,11 +160,7 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
 
 def shared(*works: Callable[[Any], Any], deadline_s: float = 10.0) -> list[Outcome]:
     end = time.monotonic() + deadline_s
-    outcomes = probe.run([probe.Job(f"n{n}", w, end, shared=True) for n, w in enumerate(works)])
-    assert not forks.living
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
-    return outcomes
+    return run_all(*(probe.Job(f"n{n}", w, end, shared=True) for n, w in enumerate(works)))
 
 
 def who(line: Any) -> dict[str, Any]:

@@ -133,6 +133,16 @@ def test_numbers_as_strtoll_reads_them(text: str, number: int) -> None:
     assert as_strtoll(text) == number
 
 
+@pytest.mark.parametrize("name", ["NCCL_BUFFSIZE", "DEEPSPEED_TIMEOUT", "TORCH_NCCL_BLOCKING_WAIT"])
+@pytest.mark.parametrize("digit", ["7", "0"])
+def test_thousands_of_digits_are_no_number(name: str, digit: str) -> None:
+    text = digit * 5000  # more than Python turns into a number
+    wrong = misread(ROWS[name], text)
+    assert wrong is not None
+    assert wrong.says == "is longer than any number"
+    assert canonical(ROWS[name], text) == text
+
+
 @pytest.mark.parametrize(
     ("name", "text", "says", "meant"),
     [

@@ -18,6 +18,8 @@ _DECIMAL = re.compile(r"\s*([+-]?[0-9]+)")
 _YES = ("y", "yes", "1", "t", "true")
 _NO = ("n", "no", "0", "f", "false")
 _ON, _OFF = (*_YES, "on", "enable", "enabled"), (*_NO, "off", "disable", "disabled")
+_LONGEST = 80
+"""Characters; no number is longer, and Python refuses thousands of digits."""
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
 
@@ -49,7 +51,7 @@ def as_strtoll(text: str) -> int:
 
 def number_of(variable: Variable, text: str) -> int | None:
     """The number that the library sees, or None where it refuses the text or wants no number."""
-    if variable.kind not in ("int", "bool"):
+    if variable.kind not in ("int", "bool") or len(text) > _LONGEST:
         return None
     if variable.library == "nccl":
         return as_strtoll(text) if text else None
@@ -104,6 +106,8 @@ def misread(variable: Variable, text: str) -> Misread | None:
 
 
 def _bad_number(variable: Variable, text: str) -> Misread | None:
+    if len(text) > _LONGEST:
+        return Misread("is longer than any number", variable.raises)
     seen = number_of(variable, text)
     meant = _meant(variable, text)
     if seen is None:
