@@ -1,13 +1,19 @@
-"""Run the program as a user would: in a process of its own."""
+"""Run the program as a user would: in a process of its own.
+
+One that needs nothing special of its environment is forked from a process that has imported all.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.nursery import Forked
 
 # A launcher's variables around the tests would be taken for the job's.
 CLEAN = {
@@ -28,6 +34,8 @@ def program(
     timeout_s: float = 60.0,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
+    if env is None and not more:
+        return _forked(arguments, cwd or Path.cwd(), timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "nccl_doctor", *arguments],
         cwd=cwd,
@@ -38,6 +46,19 @@ def program(
         check=False,
         **more,
     )
+
+
+def _forked(
+    arguments: Sequence[str], folder: Path, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory() as outputs:
+        out, err = Path(outputs, "out"), Path(outputs, "err")
+        process = Forked(arguments, CLEAN, folder=folder, out=out, err=err)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:

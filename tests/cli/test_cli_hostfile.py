@@ -20,6 +20,7 @@ import pytest
 from nccl_doctor.fleet.relay import MARKER, letter
 from nccl_doctor.options import Options
 from tests.cli.program import CLEAN, error_of, program
+from tests.ranks.ranks import free_port
 from tests.reports import validate
 
 SSH = """#!/bin/sh
@@ -58,7 +59,8 @@ def run(tmp_path: Path, env: dict[str, str]) -> Run:
     def run_one(lines: str, *options: str, **more) -> subprocess.CompletedProcess[str]:
         (tmp_path / "hosts").write_text(lines)
         more = {"cwd": tmp_path, "timeout_s": 90, **more, "env": {**env, **more.get("env", {})}}
-        return program("run", "--hostfile", "hosts", *options, **more)
+        port = ("--master-port", str(free_port()))  # other tests run at the same time
+        return program("run", "--hostfile", "hosts", *port, *options, **more)
 
     return run_one
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.ranks.nursery import Forked, Nursery
+from tests.nursery import Forked
 from tests.reports import validate
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
@@ -63,12 +62,6 @@ class Ended:
     seconds: float
 
 
-@functools.cache
-def nursery() -> Nursery:
-    """The one of this test process."""
-    return Nursery(BASE)
-
-
 class Ranks:
     """A job of the tool: one process per rank, plain environment.
 
@@ -110,7 +103,7 @@ class Ranks:
             out, err = self._outputs(index)
             if not (changes or self._fresh):
                 self.processes[index] = Forked(
-                    nursery(), arguments, env, folder=self._folder, out=out, err=err
+                    arguments, env, folder=self._folder, out=out, err=err
                 )
                 continue
             with out.open("w") as stdout, err.open("w") as stderr:

@@ -1,12 +1,14 @@
-"""Ranks that are forked from a process that has imported torch already, as a launcher's might be.
+"""Calls of the program that are forked from a process that has imported it and torch already.
 
-Importing it takes most of the time of a test with several ranks. A forked one starts in some 20 ms
-and is the same program from `main` on, with an environment, a folder and outputs of its own.
+Importing takes most of the time of a test. A forked one starts in some 20 ms and is the same
+program from `main` on, with an environment, a folder and outputs of its own. What happens before,
+and what an environment does to torch as it is imported, needs a program that is started afresh.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -20,17 +22,23 @@ from pathlib import Path
 from typing import Any
 
 
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this test process."""
+    return Nursery()
+
+
 class Nursery:
     """The process that they come from, and what it is asked for, one line each way."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ranks.nursery"],
+            [sys.executable, "-m", "tests.nursery"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **env},
-            cwd=Path(__file__).parents[2],
+            env={**os.environ, "RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""},
+            cwd=Path(__file__).parents[1],
         )
 
     def ask(self, **order: Any) -> Any:
@@ -42,11 +50,10 @@ class Nursery:
 
 
 class Forked:
-    """One rank, with what tests use of `subprocess.Popen`."""
+    """One call, with what tests use of `subprocess.Popen`."""
 
     def __init__(
         self,
-        nursery: Nursery,
         arguments: Sequence[str],
         env: Mapping[str, str],
         *,
@@ -54,23 +61,22 @@ class Forked:
         out: Path,
         err: Path,
     ) -> None:
-        self._nursery = nursery
         self._code: int | None = None
-        self.pid: int = nursery.ask(
+        self.pid: int = nursery().ask(
             arguments=arguments, env=env, folder=str(folder), outputs=[str(out), str(err)]
         )
 
     def poll(self) -> int | None:
         """The exit code, minus the signal of one that was killed; None while it runs."""
         if self._code is None:
-            self._code = self._nursery.ask(poll=self.pid)
+            self._code = nursery().ask(poll=self.pid)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() > until:
-                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+                raise subprocess.TimeoutExpired("nccl-doctor", timeout or 0.0)
             time.sleep(0.01)
         return code
 
@@ -96,12 +102,12 @@ def _serve() -> None:
         else:
             answer = os.fork()
             if answer == 0:
-                _be_a_rank(order)
+                _be_the_program(order)
         sys.stdout.write(f"{json.dumps(answer)}\n")
         sys.stdout.flush()
 
 
-def _be_a_rank(order: Mapping[str, Any]) -> None:
+def _be_the_program(order: Mapping[str, Any]) -> None:
     from nccl_doctor.__main__ import main
 
     code: Any = 1
