@@ -13,22 +13,28 @@ from tests.ranks.ranks import free_port, rank_env
 
 BAD = [
     ("RANK", "x", "launch-bad-value"),
-    ("RANK", "", "launch-bad-value"),
-    ("RANK", "-1", "launch-bad-value"),
     ("RANK", "5", "rank-out-of-range"),
     ("WORLD_SIZE", "0", "launch-bad-value"),
+    ("LOCAL_RANK", "7", "local-rank-out-of-range"),
+    ("MASTER_PORT", "70000", "launch-bad-value"),
+    ("MASTER_ADDR", None, "launch-missing-variable"),
+]
+MORE = [
+    ("RANK", "", "launch-bad-value"),
+    ("RANK", "-1", "launch-bad-value"),
     ("WORLD_SIZE", "1e3", "launch-bad-value"),
     ("WORLD_SIZE", None, "launch-missing-variable"),
     ("LOCAL_RANK", "a", "launch-bad-value"),
-    ("LOCAL_RANK", "7", "local-rank-out-of-range"),
-    ("MASTER_PORT", "70000", "launch-bad-value"),
     ("MASTER_PORT", "abc", "launch-bad-value"),
     ("MASTER_ADDR", "", "launch-bad-value"),
-    ("MASTER_ADDR", None, "launch-missing-variable"),
 ]
+"""Of the same kinds; tests/unit/test_launch_problems.py has those of every variable."""
 
 
-@pytest.mark.parametrize(("name", "value", "code"), BAD)
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [*BAD, *(pytest.param(*each, marks=pytest.mark.wide) for each in MORE)],
+)
 def test_bad_variable(tmp_path, name, value, code):
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "nccl_doctor", "run", "--json", str(path)]

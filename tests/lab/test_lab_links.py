@@ -95,6 +95,7 @@ def test_one_lossy_pair(make_lab: Callable[..., Lab]) -> None:
     check_warned(run, "link-lossy", edges=[{"nd0", "nd1"}])
 
 
+@pytest.mark.wide
 def test_heavy_loss_is_the_one_cause_whatever_it_breaks(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab(*THREE)
     on_the_path(

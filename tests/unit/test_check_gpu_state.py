@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from nccl_doctor.api import (
     Confidence,
     Outcome,
@@ -42,6 +44,36 @@ def test_the_rank_of_a_sick_gpu_is_named_too() -> None:
     made = with_backend(cluster_of(state(0), state(1, sick), state(2)), torch_sees(3))
     found = only(CHECK, made, "gpu-unhealthy", hosts=["nd1"], ranks=[13], devices=["GPU-1-5"])
     assert found.fix.startswith("nvidia-smi --gpu-reset -i 0000:1d:00.0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({"retired_pages": 63}, Severity.WARN, "63 pages of its memory are retired"),
+        ({"retired_pages_pending": 1}, Severity.WARN, "is to be remapped at the next reset"),
+        (
+            {"retired_pages_pending": 1, "ecc_uncorrected": 3},
+            Severity.FAIL,
+            "3 uncorrected ECC errors, and bad memory in place",
+        ),
+    ],
+)
+def test_pages_that_an_older_gpu_retires(
+    changes: dict[str, Any], level: Severity, words: str
+) -> None:
+    sick = [gpu(1, index) for index in range(8)]
+    sick[2] = gpu(1, 2, remapped=None, **changes)
+    place = {"hosts": ["nd1"], "devices": ["GPU-1-2"]}
+    found = only(CHECK, cluster_of(state(0), state(1, sick)), "gpu-unhealthy", **place)
+    assert found.level is level
+    assert words in found.message
+
+
+def test_another_persistence_mode_is_only_mentioned() -> None:
+    made = cluster_of(state(0), state(1), every(2, persistence=0))
+    found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
+    assert found.level is Severity.INFO
+    assert "persistence mode off" in found.message
 
 
 def test_the_odd_host_is_named() -> None:
