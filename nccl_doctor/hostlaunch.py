@@ -7,6 +7,7 @@ they start; until then a host speaks as if all hosts were like itself.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,11 +20,34 @@ OWN = "nccl-doctor"
 DEFAULT_PORT = 29500
 """torchrun's."""
 
+_PORTS = 1000
 _DERIVED = "derived from the hosts' numbers of ranks"
 
 
-def host_launch(flags: Flags, nproc: int, *, is_master: bool = False) -> Launch:
+def free_port() -> int:
+    """A port for the store of one host, of which nobody else has to know; below the ephemeral ones.
+
+    Where to begin looking differs between processes: two that start together must not both find
+    the same one.
+    """
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    for step in range(_PORTS):
+        port = DEFAULT_PORT + (os.getpid() + step) % _PORTS
+        with socket.socket(family) as sock:
+            try:
+                sock.bind(("", port))
+            except OSError:
+                continue
+            return port
+    return DEFAULT_PORT
+
+
+def host_launch(
+    flags: Flags, nproc: int, *, is_master: bool = False, port: int = DEFAULT_PORT
+) -> Launch:
     """What a host says of itself as it signs in: its flags, and the rank of its first process.
+
+    `port` is for the store where the flags name none.
 
     Where the flags leave node ranks to the roll call (`flags.any_node_rank`), the master takes
     node 0 and the others have neither node rank nor rank yet.
@@ -39,7 +63,7 @@ def host_launch(flags: Flags, nproc: int, *, is_master: bool = False) -> Launch:
         local_world_size=nproc,
         nnodes=nnodes,
         master_addr=flags.master_addr or "localhost",
-        master_port=flags.master_port or DEFAULT_PORT,
+        master_port=flags.master_port or port,
         run_id=flags.run_id,
         sources={**sources, "local_world_size": "--nproc-per-node", "local_rank": OWN},
     )

@@ -13,7 +13,14 @@ from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.history import Past
-from nccl_doctor.hostlaunch import become, host_flags, host_launch, placed
+from nccl_doctor.hostlaunch import (
+    DEFAULT_PORT,
+    become,
+    free_port,
+    host_flags,
+    host_launch,
+    placed,
+)
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.layout import Address, Place
 from nccl_doctor.options import Flags, Options
@@ -59,7 +66,8 @@ def run(
     is_master = bool(flags.any_node_rank) and (
         identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
     )
-    host = host_launch(flags, nproc, is_master=is_master)
+    port = DEFAULT_PORT if (flags.nnodes or 1) > 1 else free_port()
+    host = host_launch(flags, nproc, is_master=is_master, port=port)
     if told is not None:
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 

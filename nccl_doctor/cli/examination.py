@@ -113,7 +113,11 @@ def _run_options(function: F) -> F:
     help="Ranks to start here. [default: auto: one per GPU, or 2 without any]",
 )
 @click.option("--master-addr", type=HostName(), help="Host of rank 0. [default: localhost]")
-@click.option("--master-port", type=Number(1, 65535), help="Port there. [default: 29500]")
+@click.option(
+    "--master-port",
+    type=Number(1, 65535),
+    help="Port there. [default: 29500; on one host, a free one]",
+)
 @click.option(
     "--hostfile",
     metavar="FILE",

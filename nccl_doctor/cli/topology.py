@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import click
 
 from nccl_doctor.fleet import exports, hostfile, relay, ssh
 from nccl_doctor.fleet.hostfile import Entry
-from nccl_doctor.hostlaunch import DEFAULT_PORT
+from nccl_doctor.hostlaunch import free_port
 from nccl_doctor.jobline import JobLine, JobLineError, read, which
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.options import Flags, Options, contradictions
@@ -119,7 +118,7 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
     _tell(line)
     alone = (merged["nnodes"] or 1) == 1
     if merged["master_port"] is None and alone:
-        merged["master_port"] = _free_port()
+        merged["master_port"] = free_port()
     return replace(
         flags,
         **merged,
@@ -133,18 +132,6 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
 def _tell(line: JobLine) -> None:
     for note in line.notes:
         click.echo(f"nccl-doctor: {note}", err=True)
-
-
-def _free_port() -> int:
-    """As a launcher would choose one for a job of one host; below the ephemeral ports."""
-    for port in range(DEFAULT_PORT, DEFAULT_PORT + 1000):
-        with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as s:
-            try:
-                s.bind(("", port))
-            except OSError:
-                continue
-            return port
-    return DEFAULT_PORT
 
 
 # --- this process as a rank or a host ---

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.nursery import Forked
 from tests.ranks.ranks import Ranks, descendants, free_port, gone, handles, probe_child, rank_env
 
 JOIN_S = 5.0
@@ -71,6 +72,19 @@ def test_own_launcher_on_one_host(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "3 ranks on 1 host" in done.stdout
+
+
+def test_runs_of_one_host_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "two", "three"):
+        report, out = tmp_path / f"{name}.json", tmp_path / name
+        words = ["run", "--nproc-per-node=2", "--select=ranks", f"--json={report}"]
+        env = {key: value for key, value in os.environ.items() if key != "MASTER_PORT"}
+        runs.append((report, Forked(words, env, folder=tmp_path, out=out, err=out)))
+    codes = [process.wait(START_S + 10) for _, process in runs]
+    assert codes == [0, 0, 0], [path.read_text() for path in tmp_path.glob("t*")]
+    launches = [json.loads(report.read_text())["ranks"][0]["launch"] for report, _ in runs]
+    assert len({launch["master_port"] for launch in launches}) == 3
 
 
 def test_rank_that_lacks_a_check_is_neither_silent_nor_passed_over(tmp_path: Path) -> None:
