@@ -85,7 +85,7 @@ class TestHealthy:
         cluster = make_cluster([f"nd{n}" for n in range(128)], 8)
         started = time.process_time()
         assert judge(cluster) == []
-        assert time.process_time() - started < 2.0
+        assert time.process_time() - started < 6.0
 
 
 class TestAbsent:
