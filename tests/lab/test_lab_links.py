@@ -194,7 +194,7 @@ def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
         assert found["confidence"] == "possible", f"{EARLIER} runs are few"
         change = re.match(r"bandwidth −(\d+) %: .* Gbit/s, the median of 6 e", found["message"])
         assert change, found
-        assert 14 <= int(change[1]) <= 22, found
+        assert 8 <= int(change[1]) <= 28, found  # the 18 % of the shaper, on a busy machine
 
 
 def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path) -> None:
