@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab import sshd
-from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
+from tests.lab.lab import COLLECTIVE_S, PATIENT, TOTAL_S, Lab
 from tests.lab.processes import PATH
 from tests.lab.reading import check_healthy
 from tests.lab.run import Run
@@ -40,7 +40,7 @@ def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) ->
     variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
     doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
     doctor += [sys.executable, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
-    doctor += ["--backend", "gloo", "--join-timeout", f"{JOIN_S:g}", "--timeout", f"{TOTAL_S:g}"]
+    doctor += ["--backend", "gloo", *PATIENT, "--timeout", f"{TOTAL_S:g}"]
     doctor += ["--collective-timeout", f"{COLLECTIVE_S:g}", *options]
     env = {
         "HOME": home,
