@@ -56,11 +56,10 @@ from nccl_doctor.api import (
     Skip,
     Where,
     error_counters,
-    nccl_settings,
     odd_ones_out,
     rdma_admits,
     rdma_devices,
-    rdma_off,
+    rdma_settings,
 )
 
 MISSING = Kind(
@@ -126,12 +125,7 @@ class FabricPorts(Check):
         """`devices`: as of `rdma_devices`, each port with `wanted`; `counters`: as of
         `error_counters`, read at the `time.monotonic()` second `at_s`.
         """
-        if ctx.backend != "nccl":
-            raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
-        off = rdma_off(settings)
-        if off:
-            raise Skip(f"{off} turns RDMA off")
+        settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
         devices = rdma_devices(self.root)
         if not devices:

@@ -48,9 +48,8 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
-    nccl_settings,
-    rdma_off,
     rdma_ports,
+    rdma_settings,
     speaks_verbs,
 )
 
@@ -92,12 +91,7 @@ class IbHca(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`hca`: the value and its `origin`; `net`: of NCCL_NET; `ports`: [device, port, state]."""
-        if ctx.backend != "nccl":
-            raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
-        off = rdma_off(settings)
-        if off:
-            raise Skip(f"{off} turns RDMA off")
+        settings = rdma_settings(ctx)
         if HCA not in settings or not HcaList.parse(settings[HCA].value).entries:
             raise Skip(f"{HCA} is not set")
         ctx.breadcrumb("read /sys/class/infiniband")

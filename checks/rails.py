@@ -55,10 +55,9 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
-    nccl_settings,
     odd_ones_out,
     rails_of,
-    rdma_off,
+    rdma_settings,
 )
 
 ORDER = Kind(
@@ -103,12 +102,7 @@ class Rails(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """As of `rails_of`; `table`: the rails for people; `hca`: the value of NCCL_IB_HCA."""
-        if ctx.backend != "nccl":
-            raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
-        off = rdma_off(settings)
-        if off:
-            raise Skip(f"{off} turns RDMA off")
+        settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
         found = rails_of(settings, self.root)
         if not found["rails"]:

@@ -60,11 +60,10 @@ from nccl_doctor.api import (
     fixed_index,
     gid_kind,
     gid_tables,
-    nccl_settings,
     odd_ones_out,
     pick_gid,
     rdma_admits,
-    rdma_off,
+    rdma_settings,
     release,
     wanted_kind,
 )
@@ -109,12 +108,7 @@ class RoceGids(Check):
         """`ports`: as of `gid_tables`, of the active ports that NCCL's settings admit; `fixed`: the
         index that the user set; `wanted`: [RoCE version, family]; `subnet`; `told`: the settings.
         """
-        if ctx.backend != "nccl":
-            raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
-        off = rdma_off(settings)
-        if off:
-            raise Skip(f"{off} turns RDMA off")
+        settings = rdma_settings(ctx)
         ctx.breadcrumb("read the GID tables in /sys/class/infiniband")
         hca = settings[HCA].value if HCA in settings else ""
         ports = [

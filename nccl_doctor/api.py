@@ -66,6 +66,7 @@ from nccl_doctor.tools.fabric.picks import table_of_picks
 from nccl_doctor.tools.fabric.ports import rdma_devices, rdma_ports, speaks_verbs
 from nccl_doctor.tools.fabric.rails import rails_of
 from nccl_doctor.tools.fabric.road import Access, Road, admitted, choose_road, port_name
+from nccl_doctor.tools.fabric.settings import rdma_settings
 from nccl_doctor.tools.fabric.verbs import IBVERBS, barred_devices, ibverbs_error
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
@@ -494,6 +495,7 @@ __all__ = [
     "rdma_devices",
     "rdma_off",
     "rdma_ports",
+    "rdma_settings",
     "read_calls",
     "read_gpu_direct",
     "read_measures",

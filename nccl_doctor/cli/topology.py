@@ -17,7 +17,6 @@ import click
 
 from nccl_doctor.fleet import exports, hostfile, relay, ssh
 from nccl_doctor.fleet.hostfile import Entry
-from nccl_doctor.hostlaunch import free_port
 from nccl_doctor.jobline import JobLine, JobLineError, read, which
 from nccl_doctor.launch import Launch, detect
 from nccl_doctor.options import Flags, Options, contradictions
@@ -117,8 +116,6 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
         merged[name] = own if own is not None else value
     _tell(line)
     alone = (merged["nnodes"] or 1) == 1
-    if merged["master_port"] is None and alone:
-        merged["master_port"] = free_port()
     return replace(
         flags,
         **merged,
