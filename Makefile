@@ -18,22 +18,22 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-gpu accuracy docs zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-gpu gpu-validation accuracy docs zipapp lint format new-check clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-# Several at a time, but for what measures speed.
+# Several at a time, but for what measures speed, and what shares a GPU.
+ALONE := tests/cli/test_cli_quick.py tests/lab/test_lab_links.py tests/ranks/test_group_speed.py tests/gpu
 test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 4 tests/unit tests/cli tests/browser --ignore tests/cli/test_cli_quick.py
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" tests/cli/test_cli_quick.py tests/lab/test_lab_links.py
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 3 tests/lab tests/ranks tests/gpu --ignore tests/lab/test_lab_links.py
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --maxschedchunk 1 tests $(ALONE:%=--ignore %)
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" $(ALONE)
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
@@ -42,8 +42,16 @@ test-wide: $(VENV)/.dev ## the tests that `make test` leaves to `make accuracy`,
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python -m pytest -m wide tests $(ARGS)
 
-test-gpu: $(VENV)/.dev ## only the tests that need a GPU
-	$(TEST_ENV) $(BIN)/python -m pytest -m gpu $(ARGS)
+# One after the other: they measure speed, and share the GPU's memory. All skipped is no success
+# where somebody says that there must be a GPU.
+GPU_TESTS = $(TEST_ENV) $(BIN)/python -m pytest -m gpu -n 0 --junitxml build/gpu.xml
+test-gpu: $(VENV)/.dev ## only the tests that need a GPU; with CI or GPU_REQUIRED=1 there must be one
+	GPU_REQUIRED="$(or $(GPU_REQUIRED),$(CI))" $(GPU_TESTS) $(ARGS)
+
+gpu-validation: $(VENV)/.dev ## the same, and what came out into docs/gpu-validation.md
+	@rm -f build/gpu.xml
+	-GPU_REQUIRED=1 $(GPU_TESTS)
+	$(BIN)/python scripts/gpu_validation.py build/gpu.xml --write docs/gpu-validation.md
 
 accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy.md
 	@scripts/lab_tools.sh

@@ -226,7 +226,7 @@ def _stock(cases: Sequence[Case], jobs: int, keep: Path | None) -> dict[str, Sto
 
 
 def _shown(case: Case, join_s: float) -> Result:
-    result = run(case, join_s)
+    result = run(case, join_s, fresh=True)
     mark = "right" if result.score.is_right else "WRONG"
     told = "" if result.score.is_right else "; ".join(map(str, result.score.reported)) or "nothing"
     print(f"{mark} {result.seconds:5.1f} s  {case.id}  {told}", flush=True)

@@ -3,10 +3,11 @@
 What it checks
 --------------
 Whether torch is built with CUDA (or ROCm) and NCCL, whether the driver starts, how many GPUs the
-host has, how many of them CUDA_VISIBLE_DEVICES leaves, which GPU each rank would take (by UUID),
-and which torch would take by itself, whether LOCAL_RANK is among the visible ones, whether the
-build holds code for the GPU, and whether hosts have the same GPUs. GPUs are counted and asked for
-their names; no kernel is run.
+host has (and whether nouveau holds them instead of NVIDIA's driver), how many of them
+CUDA_VISIBLE_DEVICES leaves, which GPU each rank would take (by UUID), and which torch would take by
+itself, whether LOCAL_RANK is among the visible ones, whether the build holds code for the GPU, and
+whether hosts have the same GPUs, and local ranks take them in the same order. GPUs are counted and
+asked for their names; no kernel is run.
 
 Why it matters
 --------------
@@ -17,17 +18,21 @@ is found late, because everything imports.
 How to fix
 ----------
 Start as many ranks per host as it has GPUs, give each its own LOCAL_RANK, and call
-torch.cuda.set_device(LOCAL_RANK) before init_process_group.
+torch.cuda.set_device(LOCAL_RANK) before init_process_group. NCCL alone carries no tensor of the CPU
+(`No backend type associated with device type cpu`): a job that sends such, too, needs
+init_process_group("cpu:gloo,cuda:nccl").
 
 When it is wrong
 ----------------
-The GPU of a rank is taken to be LOCAL_RANK modulo the visible GPUs, which is what torch 2.15 and
-most scripts do; a script that chooses otherwise is not seen. That older torch guesses in a barrier
-counts only for scripts that call one before they set a device. Parts of one GPU (MIG) are known by
-its PCI address, which check `gpu_affinity` sees. Several ranks on one GPU are right
-where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own for each rank, says that it is
-meant; that is reported as information. Without persistence mode a driver may need longer to start
-than this check waits.
+The GPU of a rank is taken to be LOCAL_RANK modulo the visible GPUs, as torch 2.15 and Accelerate
+have it; so every rank that sees one GPU takes that. A script that chooses otherwise is not seen.
+That older torch guesses in a barrier counts only for scripts that call one before they set a
+device. Parts of one GPU (MIG) are known by its PCI address, which check `gpu_affinity` sees.
+Several ranks on one GPU are right where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own
+for each rank, says that it is meant; that is reported as information. Without persistence mode a
+driver may need longer to start than this check waits.
+Another order of equal GPUs (gpu-order-differs) does no harm where all of them reach each other and
+the network alike. Where RDMA ports are known, check `gpu_affinity` compares those instead.
 Not validated on hardware: everything about GPUs here was written from sources and tested on
 made-up clusters; no run on a GPU is on record yet.
 
@@ -50,6 +55,7 @@ from nccl_doctor.api import (
     GPU_DIFFERS,
     GPU_GUESSED,
     GPU_HIDDEN,
+    GPU_ORDER,
     GPU_SHARED,
     GPU_UNHEALTHY,
     LOCAL_RANK_BEYOND,
@@ -71,7 +77,9 @@ from nccl_doctor.api import (
     count_gpus,
     host_gpus,
     hosts_without_gpu,
+    index_of_own,
     judge_mapping,
+    judge_orders,
     major,
     odd_ones_out,
     place_of,
@@ -152,6 +160,7 @@ class BackendDevice(Check):
         GPU_SHARED,
         LOCAL_RANK_BEYOND,
         GPU_GUESSED,
+        GPU_ORDER,
         GPU_UNHEALTHY,
         DRIVER_MISMATCH,
         ARCH,
@@ -169,7 +178,9 @@ class BackendDevice(Check):
             build,
             lambda call: ctx.breadcrumb(DRIVER_STEP, call=call, gpus=count_gpus(on_host)),
         )
-        own = local % len(seen["devices"]) if seen["devices"] and local is not None else None
+        own = None
+        if seen["devices"] and local is not None:
+            own = index_of_own(local, len(seen["devices"]))
         visible = {name: ctx.env[name] for name in VISIBLE if name in ctx.env}
         return {**build, **seen, "host_gpus": on_host, "visible": visible, "device": own}
 
@@ -200,6 +211,7 @@ class BackendDevice(Check):
                 fit.append(mine)
         if cluster.backend == "nccl":
             yield from judge_mapping(cluster, fit)
+            yield from judge_orders(cluster, fit)
         yield from _models(fit)
 
 
@@ -238,7 +250,8 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
         usable = len(facts["devices"]) or (0 if accelerated else gpus)
         text = f"backend gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
         text += "" if accelerated else f" and {build} is built without CUDA"
-        fix = "init_process_group(backend='nccl')" if accelerated else MISMATCH.fix
+        fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' where tensors of the CPU are "
+        fix = f"{fix}sent as well" if accelerated else MISMATCH.fix
         return Finding(MISMATCH, text, fix=fix, severity=Severity.WARN) if usable else None
     if not accelerated:
         text = f"backend nccl, but {build} is built without CUDA"
@@ -253,7 +266,14 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
         return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
     if gpus:
         return Finding(MISSING, f"none of {gpus} GPUs is usable: the driver reports no device")
-    fix = "docker run --gpus all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo"
+    nouveau = facts["host_gpus"].get("nouveau")
+    if nouveau and not facts["host_gpus"]["driver"]:
+        gpus_of = f"{nouveau} {'GPU' if nouveau == 1 else 'GPUs'} of NVIDIA"
+        text = f"no GPU: the kernel driver nouveau has {gpus_of}, and NVIDIA's own is not loaded"
+        fix = "install NVIDIA's driver, keep nouveau from being loaded (blacklist it), and reboot"
+        return Finding(MISSING, text, fix=fix)
+    fix = "load the driver (modprobe nvidia, then nvidia-smi); in a container docker run --gpus "
+    fix += "all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo on all hosts"
     return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
 
 

@@ -28,7 +28,9 @@ host out of the job and test its GPU and its links.
 When it is wrong
 ----------------
 A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
-looks like a hang. Raise that option and see whether the finding stays.
+looks like a hang. Raise that option and see whether the finding stays. Where the GPU driver starts
+anew for each process (no persistence mode), every attempt has as much more time as the slowest rank
+needed in `backend_device` and `gpu_work`, at most 60 s; 25 s where neither ran.
 Isolation takes a smaller group for good where it finishes. NCCL does not connect every pair of a
 group, so that of a broken link between hosts that are no neighbours it may say only that no
 smaller group fails. Confidence `certain` means: each place named fails with others that work.
@@ -48,6 +50,7 @@ from typing import Any
 
 from nccl_doctor.api import (
     GROUP_KINDS,
+    SIZES,
     Attempt,
     Check,
     Cluster,
@@ -58,6 +61,7 @@ from nccl_doctor.api import (
     Level,
     Round,
     Scope,
+    attempt_deadline,
     attempts_of,
     form_world,
     is_isolated,
@@ -66,12 +70,6 @@ from nccl_doctor.api import (
     rounds_again,
     rounds_of_isolation,
 )
-
-_SIZES = {  # elements of int64
-    Level.QUICK: (1,),
-    Level.STANDARD: (1, 4096, 262_144),
-    Level.FULL: (1, 4096, 262_144, 4_194_304),
-}
 
 
 class Collectives(Check):
@@ -90,7 +88,7 @@ class Collectives(Check):
         """World; then hosts and across hosts, and once more what hung for no reason; or, where the
         world went wrong and nobody is seen to be the cause, what isolates it.
         """
-        deadline_s = cluster.collective_timeout_s
+        deadline_s = attempt_deadline(cluster)
         attempts = attempts_of(cluster, self.name)
         world = tuple(rank.seat for rank in cluster.present)
         rounds = [Round("world", (world,), deadline_s)]
@@ -116,7 +114,7 @@ class Collectives(Check):
         Returns: as `Exercise.facts`.
         """
         tester = Exercise(ctx.breadcrumb, form_world(ctx))
-        tester.alone(ctx.round, None, ctx.position, len(ctx.group), _SIZES[ctx.level])
+        tester.alone(ctx.round, None, ctx.position, len(ctx.group), SIZES[ctx.level])
         return tester.facts()
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:

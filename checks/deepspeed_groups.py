@@ -80,6 +80,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     accelerator_of,
+    attempt_deadline,
     attempts_of,
     blame_binding,
     describe_default,
@@ -145,7 +146,7 @@ class DeepspeedGroups(Check):
         }
         slowest = max(item.outcome.facts["import_s"] for item in good)
         # Two at once may import more slowly than the time that it took before.
-        deadline_s = cluster.collective_timeout_s + 3 * slowest + _SPARE_S
+        deadline_s = attempt_deadline(cluster) + 3 * slowest + _SPARE_S
         rounds += [Round(name, (world,), deadline_s, params) for name in (WRAPS, OWN)]
         attempts = _groups_of(cluster)
         again = rounds_again(attempts, deadline_s)

@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
+    attempt_deadline,
     attempts_of,
     build_mesh,
     form_world,
@@ -113,7 +114,7 @@ class DeviceMesh(Check):
         """One dimension after the other; once that was good, all at once."""
         if not cluster.job.mesh:
             raise Skip("no --mesh says which device mesh the job will build")
-        deadline_s = cluster.collective_timeout_s
+        deadline_s = attempt_deadline(cluster)
         world = tuple(rank.seat for rank in cluster.present)
         if not (world and cluster.complete):
             return []

@@ -10,18 +10,22 @@ Why it matters
 --------------
 A driver that was upgraded while a container or the host kept running leaves a kernel module of the
 old release: `Failed to initialize NVML: Driver/library version mismatch`, and CUDA error 803. NCCL
-needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones.
+needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones. The libcuda of a
+`compat` folder, as images bring it for older drivers, makes CUDA tell another version of the
+driver, by which NCCL chooses how it moves data: all ranks must have it, or none.
 
 How to fix
 ----------
 Restart the container, so that it is given the host's libraries; on the host, reload the nvidia
-modules or reboot. Take stubs out of LD_LIBRARY_PATH.
+modules or reboot. Take stubs out of LD_LIBRARY_PATH. libcuda-differs: the same image and the same
+LD_LIBRARY_PATH on every rank.
 
 When it is wrong
 ----------------
-The libcuda of a folder `compat` is newer than the kernel module by intent, and is not judged. Nor
-is a file without a release in its name, as on Jetson and WSL. Where check `backend_device` has seen
-that the driver does not start, that is said instead.
+The libcuda of a folder `compat` is newer than the kernel module by intent: it is only compared with
+the other ranks. Releases of one driver branch are taken as equal. Not judged is a file without a
+release in its name, as on Jetson and WSL. Where check `backend_device` has seen that the driver
+does not start, that is said instead.
 Not validated on hardware: tested on made-up clusters, libraries and /proc trees.
 
 References
@@ -48,15 +52,28 @@ from nccl_doctor.api import (
     Context,
     Evidence,
     Finding,
+    Kind,
     Layer,
     Scope,
     Severity,
     Skip,
     Untested,
+    disagreement,
     file_version,
     host_gpus,
     library_row,
     mapped_libraries,
+)
+
+DIFFERS = Kind(
+    "libcuda-differs",
+    Layer.DEVICE,
+    "Some ranks load another libcuda than that of the driver, others do not",
+    "CUDA then tells each a version of the driver of its own, by which NCCL chooses how memory is "
+    "shared and data is moved: ranks that choose differently fail or wait for each other.",
+    "Take the `compat` folder into LD_LIBRARY_PATH on every rank, or on none; run one image.",
+    Severity.WARN,
+    between=True,
 )
 
 _NAMES = ("libcuda", "libnvidia-ml")
@@ -71,7 +88,7 @@ class DriverLibraries(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"  # it loads what may break the process that does
-    kinds = (DRIVER_MISMATCH,)
+    kinds = (DRIVER_MISMATCH, DIFFERS)
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -90,7 +107,7 @@ class DriverLibraries(Check):
         return {"kernel": kernel, "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows}}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Each rank alone, but those of which the driver itself has said it."""
+        """Each rank alone, but those of which the driver itself has said it; and all together."""
         told = {r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")}
         for rank, facts in cluster.facts(self.name):
             table = facts["loaded"]
@@ -102,6 +119,27 @@ class DriverLibraries(Check):
                         where=Evidence.rank_place(rank),
                         severity=None if cluster.backend == "nccl" else Severity.WARN,
                     )
+
+        claims = ((rank, _compat(facts["loaded"])) for rank, facts in cluster.facts(self.name))
+        story = disagreement(DIFFERS, "libcuda", claims, of_host=False)
+        if story is not None:
+            yield story.finding.replaced(
+                fix="",
+                severity=None if cluster.backend == "nccl" else Severity.INFO,
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _compat(table: Mapping[str, Any]) -> str | None:
+    """Which libcuda a rank has: of its driver, or that of a `compat` folder by its branch."""
+    for row in table["rows"]:
+        library = dict(zip(table["columns"], row, strict=True))
+        if library["library"] == "libcuda":
+            folders, version = library["path"].split("/"), library["version"] or ""
+            if "stubs" in folders:  # that is said of the rank itself
+                continue
+            return f"compat {version.split('.')[0]}" if "compat" in folders else "the driver's own"
+    return None
 
 
 def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:

@@ -6,14 +6,16 @@ Every environment variable of NCCL, torch's process groups, gloo, UCX, libfabric
 neighbours that is set on a rank, against a table of names, versions, defaults and allowed values,
 and against the other ranks. NCCL's configuration files count as they do for NCCL: what the
 environment does not set comes from NCCL_CONF_FILE or else ~/.nccl.conf, then from /etc/nccl.conf;
-findings name the file and the line. Values of all other variables are left alone.
+findings name the file and the line. Of proxies (http_proxy and the like) only whether they are set,
+and whether no_proxy excepts MASTER_ADDR. Values of all other variables are left alone.
 
 Why it matters
 --------------
 These libraries say nothing of a name that they do not know, and take most values that make no
 sense for 0: NCCL_IB_DISABLE=true leaves InfiniBand on. Other values end the job at its start. Where
 ranks differ in what decides how they talk, they wait for each other for ever. And what was set to
-find last month's fault still slows this month's training.
+find last month's fault still slows this month's training. torch and NCCL heed no proxy; agents that
+speak HTTP or gRPC between hosts do, and downloads stall rank 0 where its host alone has none.
 
 How to fix
 ----------
@@ -36,7 +38,8 @@ knowing. A plug-in or a program of one's own may read names with these prefixes.
 and files may differ between hosts, and are not compared. What the job's own code sets after its
 start is not seen, nor is what an NCCL_ENV_PLUGIN answers. Without a GPU the NCCL that the job will
 use is not known, so that nothing is said of versions. Variables that only the other backend reads
-are never a failure.
+are never a failure. CUDA_DEVICE_ORDER changes nothing where all GPUs of a host are of one model:
+then it is information. What CUDA makes of a value that it does not know is not documented.
 
 References
 ----------
@@ -121,13 +124,26 @@ DIFFERS = Kind(
 )
 
 
+PROXIED = Kind(
+    "proxy-covers-master",
+    Layer.ENV,
+    "A proxy is set that also stands before the job's own hosts",
+    "torch and NCCL never ask it. What speaks HTTP or gRPC between hosts does (launchers' agents, "
+    "Ray, etcd, servers of models and data), and waits for an answer of the proxy.",
+    "Name the hosts of the job in no_proxy.",
+    Severity.INFO,
+)
+
+
 class Environment(Check):
     """Variables, by every rank: the environment belongs to the process."""
 
     name = "environment"
     layer = Layer.ENV
     scope = Scope.RANK
-    kinds = (UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, TIMEOUT_TOO_SHORT)
+    kinds = (
+        UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
+    )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """What is set, where it was set, and what reads it; see `gather_variables`.

@@ -3,9 +3,9 @@
 What it checks
 --------------
 The RDMA ports that NCCL's settings admit (NCCL_IB_HCA), as the kernel of each host shows them:
-how many there are, link layer and subnet, rate, MTU (of RoCE), firmware of the adapter, and width
-and speed of its PCIe slot. Hosts are compared; nothing is sent. The error counters are read as
-well, for check `rdma_errors`.
+how many there are, link layer and subnet, rate, MTU (as check `rdma` hears it from libibverbs; of
+RoCE also by its interface), firmware of the adapter, and width and speed of its PCIe slot. Hosts
+are compared; nothing is sent. The error counters are read as well, for check `rdma_errors`.
 
 Why it matters
 --------------
@@ -18,15 +18,18 @@ How to fix
 ----------
 ibstat and ibv_devinfo show the ports. Fewer devices: `lspci | grep -i mellanox`, kernel log (it
 fell off the bus), container options. Rate: cable, transceiver, switch port. Link layer: mlxconfig
--d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet). MTU: ip link set dev <nic> mtu 4200 or
-9000 on every host. PCIe: reseat the adapter, or use another slot.
+-d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet). MTU: RoCE: ip link set dev <nic> mtu
+4200 or 9000 on every host; InfiniBand: ibv_devinfo shows active_mtu, which the partition of the
+subnet manager limits (opensm's partitions.conf: mtu=5 is 4096). PCIe: reseat the adapter, or use
+another slot.
 
 When it is wrong
 ----------------
 Clusters of several kinds of hosts differ on purpose. NICs that are not for training (storage,
-management) count as well, unless NCCL_IB_HCA leaves them out. The MTU of InfiniBand is not in
-sysfs. Subnets that a router joins are different on purpose. Where all hosts have the same fault,
-only the PCIe slot shows it.
+management) count as well, unless NCCL_IB_HCA leaves them out. The MTU of InfiniBand is known only
+where libibverbs can be loaded and the device opened. Subnets that a router joins are different on
+purpose. Where all hosts have the same fault, only the PCIe slot shows it. Where the ranks of a host
+have lists of their own, what any of them may use is compared.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -55,7 +58,9 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
+    as_ranks_want,
     error_counters,
+    lists_of_ranks,
     odd_ones_out,
     rdma_admits,
     rdma_devices,
@@ -90,9 +95,11 @@ RATE = Kind(
 MTU = Kind(
     "rdma-mtu-differs",
     Layer.ROUTE,
-    "RoCE ports have another MTU than on the other hosts",
+    "RDMA ports have another MTU than on the other hosts",
     "NCCL from 2.20 on may not agree on the smaller one: local length errors, or a hang.",
-    "ip link set dev <nic> mtu <the same value on every host and switch port>",
+    "RoCE: ip link set dev <nic> mtu <the same value on every host and switch port>; InfiniBand: "
+    "the same mtu for the partition and all its ports in the subnet manager (ibv_devinfo shows "
+    "active_mtu)",
     Severity.WARN,
 )
 FIRMWARE = Kind(
@@ -142,15 +149,30 @@ class FabricPorts(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """One thing after the other; what is missing or down is not compared."""
-        seen = {rank.host.label: facts["devices"] for rank, facts in cluster.facts(self.name)}
-        wanted = {host: list(_ports(devices)) for host, devices in seen.items()}
+        lists = lists_of_ranks(cluster)
+        seen = {
+            rank.host.label: as_ranks_want(facts["devices"], lists.get(rank.host.label, ()))
+            for rank, facts in cluster.facts(self.name)
+        }
+        heard = {rank.host.label: facts.get("mtus") for rank, facts in cluster.facts("rdma")}
+        wanted: dict[str, list[Mapping[str, Any]]] = {
+            host: [
+                {**port, "mtu": (heard.get(host) or {}).get(port["name"], port["mtu"])}
+                for port in _ports(devices)
+            ]
+            for host, devices in seen.items()
+        }
         used = {
             host: [port for port in ports if port["state"] == "ACTIVE"]
             for host, ports in wanted.items()
         }
         yield from _missing(wanted)
         used = {host: ports for host, ports in used.items() if ports}
-        yield from _fabrics(used)
+        layers = list(_layers(used))
+        yield from layers
+        if not layers:
+            yield from _subnets(used)
+        used = {host: _comparable(host, ports, layers) for host, ports in used.items()}
         for kind, field, unit in ((RATE, "rate", ""), (MTU, "mtu", "MTU ")):
             values = {
                 host: {port["name"]: f"{unit}{port[field]}" for port in ports if port[field]}
@@ -189,18 +211,36 @@ def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Find
             )
 
 
-def _fabrics(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Hosts that have no link layer, or no InfiniBand subnet, in common with most others."""
-    links = {host: frozenset(p["link"] for p in ports if p["link"]) for host, ports in used.items()}
-    apart = list(_apart(links, None))
+def _layers(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts that have no link layer in common with most others; else single ports of another."""
+    links = {
+        host: {port["name"]: port["link"] for port in ports if port["link"]}
+        for host, ports in used.items()
+    }
+    apart = list(_apart({host: frozenset(mine.values()) for host, mine in links.items()}, None))
     yield from apart
-    if not apart:
-        subnets = {
-            host: mine
-            for host, ports in used.items()
-            if (mine := frozenset(port["subnet"] for port in ports if port["subnet"]))
-        }
-        yield from _apart(subnets, Severity.WARN)
+    told = {host for finding in apart for host in finding.where.hosts}
+    rest = {host: mine for host, mine in links.items() if host not in told}
+    for finding in _unlike(FABRIC, rest):
+        yield finding.replaced(severity=Severity.WARN)
+
+
+def _subnets(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts that have no InfiniBand subnet in common with most others."""
+    subnets = {
+        host: mine
+        for host, ports in used.items()
+        if (mine := frozenset(port["subnet"] for port in ports if port["subnet"]))
+    }
+    yield from _apart(subnets, Severity.WARN)
+
+
+def _comparable(
+    host: str, ports: Iterable[Mapping[str, Any]], layers: Iterable[Finding]
+) -> list[Mapping[str, Any]]:
+    """Without those of another link layer: their rates are other ones anyhow."""
+    told = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
+    return [port for port in ports if not any(not names or port["name"] in names for names in told)]
 
 
 def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> Iterator[Finding]:

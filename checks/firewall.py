@@ -58,10 +58,11 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Suspects,
-    Untested,
     Where,
     call_others,
+    calls_deadline,
     follow_pairs,
+    hold_calls,
     host_labels,
     how_to_open,
     interfaces,
@@ -133,12 +134,6 @@ PEER_INTERCEPTED = Kind(
     '"false"), and look for redirect rules and duplicate addresses',
 )
 
-# Every host calls at about the same time, so nobody waits for more than a slow start of the others.
-_LISTEN_S = 10.0
-# A failed call takes 3.2 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
-_CALLS_S = 18.0
-_BATCH = 128
-_DONE_S = 20.0
 _RULES_S = 25.0
 
 _WAYS = {
@@ -172,8 +167,7 @@ class Firewall(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        deadline = _LISTEN_S + _CALLS_S + _DONE_S + 10 + 12 * (len(seats) // _BATCH)
-        rounds = [Round("matrix", (seats,), deadline, may_shrink=True)]
+        rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
         pairs = sample_for_rules(_Matrix(cluster).sorted.failed)
         ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
         if ends:
@@ -196,28 +190,12 @@ class Firewall(Check):
 
 
 def _observe_matrix(ctx: Context) -> Mapping[str, Any]:
-    if ctx.peers is None or len(ctx.group) < 2:
-        raise Untested("no other host signed in")
     ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
     choice = survey(ctx.env)
     doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
     ctx.breadcrumb("listening", addresses=list(doors))
     with Listeners(list(doors)) as listeners:
-        posted = [{**doors[door.address], **door.to_json()} for door in listeners.doors]
-        ctx.peers.post("listen", posted)
-        ctx.breadcrumb("waiting for the listeners of the other hosts")
-        theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
-        # Everybody starts with the next one in the group, so that nobody is called by all at once.
-        order = ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position]
-        entries = [(seat, entry) for seat in order for entry in theirs.get(seat, ())]
-        if not entries:
-            raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
-        ctx.breadcrumb("calling the other hosts", hosts=len(order), addresses=len(entries))
-        budget = min(_CALLS_S + 6 * (len(entries) // _BATCH), ctx.left() / 2)
-        peers = call_others(entries, budget)
-        ctx.breadcrumb("listening until every other host has finished its calls")
-        ctx.peers.post("done", True)
-        ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)))
+        peers = hold_calls(ctx, listeners, doors, call_others)
     return {
         "nccl_data": choice["nccl_data"],
         "port_range": list(port_range()),

@@ -28,7 +28,7 @@ A program that binds its ranks itself, later, is not seen. Nothing is said of a 
 both near its GPU and far from it, nor where the firmware or a virtual machine says nothing about
 nodes. A job that hardly uses the CPU may not notice. Hosts of one kind may be wired differently on
 purpose; those with another number of ranks or ports are not compared.
-Not validated on hardware: tested with recorded folders of sysfs; no run on a GPU is on record yet.
+Not validated on hardware: tested with made-up folders of sysfs; no run on a GPU is on record yet.
 
 References
 ----------
@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
+    index_of_own,
     judge_nics,
     nccl_settings,
     nics_beside,
@@ -104,7 +105,7 @@ class GpuAffinity(Check):
         seen = see_gpus(build, lambda call: ctx.breadcrumb("starting the GPU driver", call=call))
         if seen["driver_error"] or not seen["devices"]:
             raise Untested("torch sees no GPU")
-        own = seen["devices"][(ctx.launch.local_rank or 0) % len(seen["devices"])]
+        own = seen["devices"][index_of_own(ctx.launch.local_rank, len(seen["devices"]))]
         address = pci_address(own["index"])
         if address is None:
             raise Untested("the driver does not say where the GPU is")

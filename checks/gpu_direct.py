@@ -24,9 +24,11 @@ NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs.
 
 When it is wrong
 ----------------
-In a virtual machine ACS may be needed: there, it is only mentioned. DMA-BUF may still be refused by
-the driver of the NIC. GPUs that NVLink joins do not copy over PCIe. GeForce GPUs have no GPUDirect
-RDMA: nothing is said of them. EFA has a way of its own. Without root, ACS is not seen.
+In a virtual machine ACS may be needed: there, it is only mentioned, and so it is where neither NICs
+nor GPUs without NVLink depend on it, or where check `gpu_work` copied from GPU to GPU, and all
+arrived. DMA-BUF may still be refused by the driver of the NIC. GPUs that NVLink joins do not copy
+over PCIe. GeForce GPUs have no GPUDirect RDMA: nothing is said of them. EFA has a way of its own.
+Without root, and of a bridge that sleeps, ACS is not seen (`acs-not-read`).
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -49,14 +51,18 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Host,
     Kind,
     Layer,
     Severity,
     Skip,
+    Untested,
     Where,
+    copies_arrive,
     count_gpus,
     gpu_direct_road,
     host_gpus,
+    joined_by_pcie,
     nccl_settings,
     odd_ones_out,
     rdma_admits,
@@ -66,6 +72,7 @@ from nccl_doctor.api import (
     redirecting_bridges,
     speaks_verbs,
     translating,
+    unread_bridges,
 )
 
 MISSING = Kind(
@@ -81,8 +88,8 @@ IOMMU = Kind(
     Layer.DEVICE,
     "The IOMMU translates what GPUs and NICs send to each other",
     "It goes through the root complex: slow, and on some platforms it never arrives.",
-    "boot with iommu=pt, or turn the IOMMU off in the BIOS; to see whether it matters: "
-    "NCCL_P2P_DISABLE=1",
+    "boot with iommu=pt, or turn the IOMMU off in the BIOS; to see whether it matters: export "
+    "NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
     Severity.WARN,
 )
 ACS = Kind(
@@ -90,8 +97,18 @@ ACS = Kind(
     Layer.DEVICE,
     "PCIe bridges above GPUs or NICs have ACS on",
     "What goes from one device to another is sent up to the root complex: slow, or never arrives.",
-    "turn ACS off in the BIOS, or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000",
+    "turn ACS off in the BIOS, or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000; to "
+    "see whether it matters: export NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
     Severity.WARN,
+)
+UNREAD = Kind(
+    "acs-not-read",
+    Layer.DEVICE,
+    "Nobody could see whether PCIe bridges have ACS on",
+    "With ACS what goes from one device to another may be slow, or never arrive; this run can "
+    "neither say so nor rule it out.",
+    "as root on the host: lspci -vvv | grep -i acsctl (a + after ReqRedir or CmpltRedir is ACS on)",
+    Severity.INFO,
 )
 
 
@@ -100,7 +117,7 @@ class GpuDirect(Check):
 
     name = "gpu_direct"
     layer = Layer.DEVICE
-    kinds = (MISSING, IOMMU, ACS)
+    kinds = (MISSING, IOMMU, ACS, UNREAD)
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -125,6 +142,8 @@ class GpuDirect(Check):
         if not ports and count_gpus(gpus) < 2:
             raise Skip("one GPU, and no active RDMA port")
         facts = read_gpu_direct(self.root)
+        if not (facts["gpus_on_pci"] or ports):
+            raise Untested(f"{count_gpus(gpus)} GPUs here, and /sys/bus/pci shows none of them")
         road, why = gpu_direct_road(facts, settings)
         level = settings["NCCL_NET_GDR_LEVEL"].value if "NCCL_NET_GDR_LEVEL" in settings else ""
         return {
@@ -141,8 +160,8 @@ class GpuDirect(Check):
         """Hosts without GPUDirect RDMA; then what slows direct copies down, host by host."""
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
         yield from _missing(seen)
-        for host, facts in seen.items():
-            yield from _on_the_way(host, facts)
+        for rank, facts in cluster.facts(self.name):
+            yield from _on_the_way(cluster, rank.host, facts)
 
 
 def _missing(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
@@ -165,16 +184,20 @@ def _wants(facts: Mapping[str, Any]) -> bool:
     return bool(facts["verbs"]) and facts["level"].upper() not in ("LOC", "0") and not toys
 
 
-def _on_the_way(host: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    severity = None if facts["rdma"] and not facts["virtual"] else Severity.INFO
+def _on_the_way(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    gpus = joined_by_pcie(cluster, host) and not copies_arrive(cluster, host)
+    matters = bool(facts["rdma"] or gpus) and not facts["virtual"]
+    severity = None if matters else Severity.INFO
     translated = translating(facts)
     if translated:
         kinds = sorted({facts["iommu"][device] for device in translated})
+        boot = facts["boot"]
+        options = "/proc/cmdline cannot be read" if boot is None else " ".join(boot)
         yield Finding(
             IOMMU,
             f"IOMMU group type {', '.join(kinds)} for {len(translated)} GPUs and NICs; kernel "
-            f"options: {' '.join(facts['boot']) or 'none about it'}",
-            Where(hosts=(host,), devices=tuple(translated)),
+            f"options: {options or 'none about it'}",
+            Where(hosts=(host.label,), devices=tuple(translated)),
             severity=severity,
             confidence=Confidence.POSSIBLE,
         )
@@ -184,7 +207,19 @@ def _on_the_way(host: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             ACS,
             f"ACS control {', '.join(values)} on {len(bridges)} bridges",
-            Where(hosts=(host,), devices=tuple(bridges)),
+            Where(hosts=(host.label,), devices=tuple(bridges)),
             severity=severity,
             confidence=Confidence.POSSIBLE,
         )
+    elif matters:
+        yield from _unread(host, facts)
+
+
+def _unread(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    bridges, text = unread_bridges(facts), ""
+    if bridges:
+        text = f"ACS control of {len(bridges)} PCIe bridges above GPUs and NICs"
+    if facts.get("gpus_on_pci", 1) == 0:
+        text = f"ACS and IOMMU of {facts['gpus']} GPUs: /sys/bus/pci shows none of them"
+    if text:
+        yield Finding(UNREAD, text, Where(hosts=(host.label,)), {"bridges": bridges})

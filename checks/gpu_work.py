@@ -4,10 +4,14 @@ What it checks
 --------------
 Every rank makes a context on the GPU that it would take (LOCAL_RANK modulo the visible ones),
 multiplies matrices of which the product is known exactly (float32 and bfloat16), and copies memory
-there, within, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1.
+there, within, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1
+or a GPU that lets one process in at a time forbids it; where each rank sees its own GPU only, that
+cannot be tried, and gpu-p2p-untested says so.
 Each rank does so in a process of its own: a GPU that hangs costs the deadline, and the others go
 on. With --level full it keeps the GPU busy for some ten seconds, and measures
-twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory.
+twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory. In the midst
+of the products the driver is asked what the clock is, how hot the GPU is, and what holds it back
+(NVIDIA GPUs, with nvidia-ml-py).
 
 Why it matters
 --------------
@@ -30,10 +34,12 @@ A process that takes the GPU's memory or time meanwhile makes it fail or look sl
 of two measurements counts. A GPU is compared with those of the same model: 1.2 times slower than
 their median, and far outside their spread (copies from and to the host: twice as slow, for GPUs
 share switches and memory there). Fewer than three of a model are only compared with what the vendor
-publishes, and so are all where they are slow together: below 0.35 of the published rate of products
-or 0.6 of that of memory. A power limit set on purpose looks the same. Ranks that share a GPU are
-not compared. Only neighbours are copied between, by the way that torch takes: NCCL may take another
-one.
+publishes, and so are all where they are slow together: below 0.5 of the published rate of products
+or 0.7 of that of memory; and copies from and to the host below 0.3 of the PCIe link, where the
+driver says what it is, divided by the GPUs of the host that copy at once. A power limit set on
+purpose looks the same, and is named. Ranks that share a GPU are not compared. Only neighbours are
+copied between, by the way that torch takes: NCCL may take another one. Of a GPU with less than
+2 GiB of free memory, or in a run with too little time left, no speed is measured, and that is said.
 Not validated on hardware: everything about GPUs here was written from sources, and tested with
 torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
 
@@ -51,10 +57,13 @@ from typing import Any
 
 from nccl_doctor.api import (
     ALONE,
+    ASKING_NVML,
+    EXCLUSIVE_PROCESS,
     GPU_SLOW,
     GPU_STEPS,
     GPU_UNHEALTHY,
     P2P_BROKEN,
+    P2P_UNTESTED,
     Check,
     Cluster,
     Confidence,
@@ -65,12 +74,14 @@ from nccl_doctor.api import (
     Finding,
     Layer,
     Level,
+    LoadReader,
     OutcomeStatus,
     Scope,
     Skip,
     Untested,
     Where,
     gpu_error,
+    index_of_own,
     is_gpu_error,
     judge_gpu_rates,
     judge_peers,
@@ -99,14 +110,19 @@ class GpuWork(Check):
     scope = Scope.RANK
     cost = "seconds"
     level = Level.STANDARD
-    kinds = (GPU_UNHEALTHY, P2P_BROKEN, GPU_SLOW)
+    kinds = (GPU_UNHEALTHY, P2P_BROKEN, P2P_UNTESTED, GPU_SLOW)
     deadline_s = 45.0  # as long as a driver may take to start
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns it;
-        `error`: None or `{"step", "text"}`; `peer`: None where there is no other GPU to copy to, or
-        `{"uuid", "wrong", "error"}`; `tries`: two measurements, as `DeviceWork.measure`
-        returns them, or none; `rates`: the same as a table.
+        `start_s`, as `see_gpus` returns it; `error`: None or `{"step", "text"}`; `peer`: None where
+        there is no other GPU to copy to, or `{"uuid", "wrong", "error"}`; `tries`: two
+        measurements, as `DeviceWork.measure` returns them, or none; `under_load`: of each of them
+        what `LoadReader.read` returned; `rates`: the same as a table.
+
+        Raises:
+            Untested: the driver does not start, the GPU is taken, or all is well but its speed
+                could not be measured though it was asked for.
         """
         if ctx.backend != "nccl":
             raise Skip(f"the backend is {ctx.backend}: the job's collectives use no GPU")
@@ -123,10 +139,11 @@ class GpuWork(Check):
         import torch
 
         torch.set_num_threads(1)  # what hangs now must not be a pool of threads that was forked
-        own = seen["devices"][(ctx.launch.local_rank or 0) % len(seen["devices"])]
+        own = seen["devices"][index_of_own(ctx.launch.local_rank, len(seen["devices"]))]
         crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
         peer = _neighbour(ctx, seen["devices"], own)
-        return _work(ctx, own, peer, DeviceWork(crumb, torch.device("cuda", own["index"])))
+        work = DeviceWork(crumb, torch.device("cuda", own["index"]))
+        return {**_work(ctx, own, peer, work), "start_s": seen["start_s"]}
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The GPU of each rank, and with --level full its rates."""
@@ -162,7 +179,8 @@ def _neighbour(
     peer = devices[(local + 1) % count % len(devices)]
     if count < 2 or peer["index"] == own["index"] or (off is not None and off.value == "1"):
         return None
-    return peer
+    # A context of ours there would keep the rank out that the GPU belongs to.
+    return None if peer.get("compute_mode") == EXCLUSIVE_PROCESS else peer
 
 
 def _work(
@@ -177,7 +195,9 @@ def _work(
         "error": None,
         "peer": None,
         "tries": [],
+        "under_load": [],
     }
+    unmeasured = ""
     try:
         facts["context_s"] = round(work.context(), 3)
         facts["wrong"] += work.products()
@@ -185,7 +205,11 @@ def _work(
         if peer is not None and not facts["wrong"]:
             facts["peer"] = _copy_to(peer, work)
         if ctx.level is Level.FULL and not facts["wrong"]:
-            facts["tries"] = _measure_twice(ctx, work)
+            load = LoadReader(own["uuid"], work.breadcrumb)
+            try:
+                _measure_twice(ctx, work, load, facts)
+            except Untested as reason:
+                unmeasured = str(reason)
             facts["wrong"] += work.products()  # once more, now that it is warm
     except RuntimeError as error:
         if not is_gpu_error(error):
@@ -193,10 +217,15 @@ def _work(
         text = str(error).strip().splitlines()[0]
         meaning = gpu_error(text)
         if meaning is not None and meaning.healthy:
-            raise Untested(f"{meaning.means}: {text}") from error
-        facts["error"] = {"step": work.step, "text": text}
+            unmeasured = f"{meaning.means}: {text}"
+        else:
+            facts["error"] = {"step": work.step, "text": text}
+    peer_facts = facts["peer"] or {}
+    found = facts["wrong"] or facts["error"] or peer_facts.get("error") or peer_facts.get("wrong")
+    if unmeasured and not found:
+        raise Untested(unmeasured)
     if facts["tries"]:
-        facts["rates"] = rates_table(facts["model"], facts["tries"])
+        facts["rates"] = rates_table(facts["model"], facts["tries"], facts["under_load"])
     return facts
 
 
@@ -218,16 +247,24 @@ def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None
     return facts
 
 
-def _measure_twice(ctx: Context, work: DeviceWork) -> list[dict[str, float]]:
-    """Two measurements with a pause between; none where too little time is left."""
+def _measure_twice(ctx: Context, work: DeviceWork, load: LoadReader, facts: dict[str, Any]) -> None:
+    """Two measurements with a pause between, into `tries` and `under_load`.
+
+    Raises:
+        Untested: too little time is left, or too little memory free.
+    """
     import time
 
-    budget = min(_TRY_S, (ctx.left() - _RESERVE_S - _PAUSE_S) / 2)
+    left = ctx.left()
+    budget = min(_TRY_S, (left - _RESERVE_S - _PAUSE_S) / 2)
     if budget < _LEAST_S:
-        return []
-    first = work.measure(budget)
-    time.sleep(_PAUSE_S)
-    return [first, work.measure(budget)]
+        raise Untested(f"the speed of the GPU was not measured: {left:.0f} s were left for it")
+    tries: list[dict[str, float]] = []
+    seen: list[dict[str, int]] = []
+    for pause_s in (0.0, _PAUSE_S):
+        time.sleep(pause_s)
+        tries.append(work.measure(budget, lambda: seen.append(load.read())))
+    facts["tries"], facts["under_load"] = tries, seen
 
 
 # Judging ------------------------------------------------------------------------------------------
@@ -250,7 +287,7 @@ def _with_bad_driver(cluster: Cluster) -> set[int]:
 def _ended(item: Evidence) -> Iterator[Finding]:
     """A child that hung or died in a step that only the GPU or its driver can block."""
     end = item.outcome
-    if end.last_step not in (DRIVER, *GPU_STEPS):
+    if end.last_step not in (DRIVER, ASKING_NVML, *GPU_STEPS):
         return
     if end.state in ("T", "t") or end.signal == "SIGKILL":
         return  # somebody stopped or killed the process: that is not the GPU's doing

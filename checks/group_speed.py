@@ -56,9 +56,11 @@ from nccl_doctor.api import (
     Stopwatch,
     Where,
     algorithm_bandwidth,
+    attempt_deadline,
     blame_edges,
     bus_bandwidth,
     form_world,
+    own_device,
     ring,
     slow_ones,
     speed_figures,
@@ -110,7 +112,7 @@ class GroupSpeed(Check):
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """Each kind of group once; then again what stood out, with controls."""
-        deadline_s = cluster.collective_timeout_s
+        deadline_s = attempt_deadline(cluster)
         seen = Measured(cluster, self.name)
         world = tuple(rank.seat for rank in cluster.present)
         planned: dict[str, list[tuple[int, ...]]] = {"world": [world]}
@@ -135,8 +137,10 @@ class GroupSpeed(Check):
         """
         import torch
 
-        cuda = ctx.backend == "nccl"
-        device = torch.device("cuda", ctx.launch.local_rank or 0) if cuda else torch.device("cpu")
+        device = torch.device("cpu")
+        if ctx.backend == "nccl":
+            ctx.breadcrumb("set device")
+            device = own_device(ctx.launch.local_rank)
         watch = Stopwatch(ctx.breadcrumb, device, _BUDGET_S[ctx.level])
         facts: dict[str, Any] = {}
         if ctx.round in ("world", "again-ranks"):

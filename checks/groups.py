@@ -7,10 +7,13 @@ ranks once more, every second rank, one rank per host), in these variants: `in-o
 used as soon as it is formed; `in-turn`, all formed and then used alternately; `at-once`, with one
 collective in flight on each. With NCCL each variant is tried once more with a default group that is
 bound to a device (`-bound`: init_process_group with device_id). Gloo has no such variants: torch
-refuses a CPU as device_id. Each variant runs in processes of its own, under its own deadline, once
-the collectives of all ranks were good, and whatever the variants before it did. Integer results are
-checked exactly. What hangs for no visible reason is tried once more (`-again`); where it still
-cannot be told why, torch compares what each rank is about to run (`-compared`).
+refuses a CPU as device_id. Where the user says that the job forms several groups (`--mesh`,
+`--groups`), NCCL has one more, `beside-gloo`: further groups of gloo, used in turn with the default
+group, as checkpoints and data loading have them. Each variant runs in processes of its own, under
+its own deadline, once the collectives of all ranks were good, and whatever the variants before it
+did. Integer results are checked exactly. What hangs for no visible reason is tried once more
+(`-again`); where it still cannot be told why, torch compares what each rank is about to run
+(`-compared`).
 
 Why it matters
 --------------
@@ -23,12 +26,15 @@ How to fix
 Call new_group on every rank of the default group, in the same order, with the same lists, also on
 ranks that are not members. Where only `at-once` hangs: use the groups one after the other, or in
 the same order on every rank. Where only the `-bound` variants hang: form the default group without
-device_id. Where one rank is named: compare its torch, and what is put around it, with the others.
+device_id. Where only `beside-gloo` is bad: gloo goes by the address of the host's own name, or by
+GLOO_SOCKET_IFNAME, and not by what NCCL uses. Where one rank is named: compare its torch, and what
+is put around it, with the others.
 
 When it is wrong
 ----------------
 A machine that is so loaded that small collectives take longer than `--collective-timeout` looks
-like a hang. Raise that option and see whether the finding stays.
+like a hang. Raise that option and see whether the finding stays. Not every job has groups of gloo
+beside NCCL: what is bad in that variant is a warning.
 Not validated on hardware: the NCCL path has not run on a GPU yet.
 
 References
@@ -57,8 +63,10 @@ from nccl_doctor.api import (
     Maker,
     Round,
     Scope,
+    Severity,
     Skip,
     Untested,
+    attempt_deadline,
     attempts_of,
     form_world,
     is_open,
@@ -69,6 +77,10 @@ from nccl_doctor.api import (
 
 IN_ORDER, IN_TURN, AT_ONCE = "in-order", "in-turn", "at-once"
 BOUND = "-bound"
+BESIDE_GLOO = "beside-gloo"
+_VARIANTS = (
+    *(use + end for use in (IN_ORDER, IN_TURN, AT_ONCE) for end in ("", BOUND)), BESIDE_GLOO,
+)  # fmt: skip
 _TIMES = 2
 
 
@@ -87,7 +99,7 @@ class Groups(Check):
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all ranks per variant; and once more what hung for no reason."""
         world = tuple(rank.seat for rank in cluster.present)
-        deadline_s = cluster.collective_timeout_s
+        deadline_s = attempt_deadline(cluster)
         groups = _places(cluster, world)
         rounds = [
             Round(
@@ -96,6 +108,15 @@ class Groups(Check):
             for end in (("", BOUND) if cluster.backend == "nccl" else ("",))
             for use in (IN_ORDER, IN_TURN, AT_ONCE)
         ]
+        if cluster.backend == "nccl" and cluster.job.has_several_groups:
+            rounds.append(
+                Round(
+                    BESIDE_GLOO,
+                    (world,),
+                    deadline_s,
+                    {"groups": groups, "use": BESIDE_GLOO, "bind": False},
+                )
+            )
         attempts = attempts_of(cluster, self.name)
         params = {round_.name: round_.params for round_ in rounds}
         rounds += rounds_again(attempts, deadline_s, params)
@@ -125,8 +146,9 @@ class Groups(Check):
         device = form_world(ctx, bind=bind)
         tester, maker = Exercise(ctx.breadcrumb, device), Maker(ctx, device)
         mine = {}
+        gloo = "gloo" if use == BESIDE_GLOO else None
         for name, members in groups.items():
-            group = maker.make(name, members)
+            group = maker.make(name, members, gloo)
             if ctx.position in members:
                 mine[name] = (group, members.index(ctx.position), len(members))
                 if use == IN_ORDER:
@@ -134,10 +156,14 @@ class Groups(Check):
         for _ in range(_TIMES if use == IN_TURN else 0):
             for name, place in mine.items():
                 tester.reduce(name, *place)
+        for _ in range(_TIMES if gloo else 0):
+            for name, place in mine.items():
+                tester.reduce(name, *place, on_cpu=True)
+            tester.reduce(ctx.round, None, ctx.position, len(ctx.group))
         if use == AT_ONCE:
             tester.together(mine)
         for bad in tester.wrong:
-            bad["members"] = groups[bad["group"]]
+            bad["members"] = groups.get(bad["group"], list(range(len(ctx.group))))
         return {**tester.facts(), "made": maker.made}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -147,14 +173,11 @@ class Groups(Check):
         if not cluster.complete:
             return
         attempts = attempts_of(cluster, self.name)
-        variants = {
-            name: found[0]
-            for use in (IN_ORDER, IN_TURN, AT_ONCE)
-            for name in (use, use + BOUND)
-            if (found := attempts.get(name))
-        }
+        variants = {name: found[0] for name in _VARIANTS if (found := attempts.get(name))}
         told = set()
         for finding in judge_groups(attempts):
+            if finding.evidence.get("round") == BESIDE_GLOO and finding.level is Severity.FAIL:
+                finding = finding.replaced(severity=Severity.WARN)
             variant = variants.get(str(finding.evidence.get("round")))
             if variant is None or not is_open(variant):
                 yield finding
@@ -196,6 +219,8 @@ def _contrast(states: Mapping[str, str]) -> str:
     listed = f" (bad: {', '.join(bad)}; good: {', '.join(good)})"
     if all(name.endswith(BOUND) and name.removesuffix(BOUND) in good for name in bad):
         return "only with a default group that is bound to a device; unbound it is good" + listed
+    if bad == [BESIDE_GLOO]:
+        return "only with groups of gloo beside NCCL's; NCCL's own are good" + listed
     if all(name.startswith(AT_ONCE) for name in bad) and IN_TURN in good:
         return "only when groups are used at once; in turn they are good" + listed
     if all(not name.startswith(IN_ORDER) for name in bad) and IN_ORDER in good:

@@ -4,7 +4,8 @@ What it checks
 --------------
 NCCL_IB_HCA, from the environment and NCCL's configuration files, is read as NCCL reads it: `^`
 excludes, `=` (after it) wants whole names, else prefixes, and `:1` is a port. Every name is held
-against the ports that the kernel of the host shows (/sys/class/infiniband). Nothing is sent.
+against the ports that the kernel of the host shows (/sys/class/infiniband). Every rank is asked, as
+a wrapper may give each one a list of its own. Nothing is sent.
 
 Why it matters
 --------------
@@ -20,8 +21,9 @@ export NCCL_IB_HCA==mlx5_0:1,mlx5_3:1. Or unset it: NCCL then takes every active
 When it is wrong
 ----------------
 A list for several kinds of hosts names devices that this one has not: a name that is met on another
-host is not called wrong. A container may show devices in sysfs that it may not open. Plug-ins have
-rules of their own.
+host is not called wrong. A port that is named and down is told of even where the host can do
+without it. A container may show devices in sysfs that it may not open. Plug-ins have rules of their
+own.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -32,7 +34,9 @@ src/misc/utils.cc.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,11 +49,16 @@ from nccl_doctor.api import (
     HcaList,
     Kind,
     Layer,
+    Rank,
+    Scope,
     Severity,
     Skip,
     Where,
+    place_of,
+    ports_down,
     rdma_ports,
     rdma_settings,
+    seen_by_rdma,
     speaks_verbs,
 )
 
@@ -81,11 +90,23 @@ OVERMATCH = Kind(
 )
 
 
+@dataclass(frozen=True)
+class _List:
+    """A value of NCCL_IB_HCA, with the host and the ranks that have it; `told`: port → the code by
+    which check `rdma` tells why it is not active on this host.
+    """
+
+    where: Where
+    facts: Mapping[str, Any]
+    told: Mapping[str, str]
+
+
 class IbHca(Check):
-    """Read the list as NCCL does, host by host."""
+    """Read the list as NCCL does, by every rank: the environment belongs to the process."""
 
     name = "ib_hca"
     layer = Layer.ENV
+    scope = Scope.RANK
     kinds = (UNMATCHED, PORT_DOWN, OVERMATCH)
     root: ClassVar[Path] = Path("/")
 
@@ -109,17 +130,36 @@ class IbHca(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """What is left on each host; then single names, against what the other hosts have."""
-        seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
-        usable = {host: bool(_active(facts)) for host, facts in seen.items()}
+        """What every list leaves; then single names, against what the other hosts have."""
+        lists = list(_lists(cluster))
+        everywhere = {tuple(port) for each in lists for port in each.facts["ports"]}
         # A host that is not told, or that has RDMA by a list of its own, goes by RDMA as well.
         roads = [facts["road"] for _, facts in cluster.facts("rdma")]
-        somebody = any(usable.values()) or "infiniband" in roads
-        for host, facts in seen.items():
-            if not usable[host]:
-                yield from _nothing_left(host, facts, others_go=somebody)
+        somebody = any(_active(each.facts) for each in lists) or "infiniband" in roads
+        for each in lists:
+            if _active(each.facts):
+                yield from _single_names(each, everywhere)
             else:
-                yield from _single_names(host, facts, seen)
+                yield from _nothing_left(each, others_go=somebody)
+
+
+def _lists(cluster: Cluster) -> Iterator[_List]:
+    """Every list once for each host; where all ranks of a host have it, it is the host's."""
+    told: dict[str, dict[str, str]] = {}
+    for down in ports_down(seen_by_rdma(cluster)):
+        code = "rdma-port-unconfigured" if down.unconfigured else "rdma-port-down"
+        told.setdefault(down.host, {})[down.name] = code
+    same: dict[tuple[int, str], tuple[Mapping[str, Any], list[Rank]]] = {}
+    for rank, facts in cluster.facts("ib_hca"):
+        same.setdefault((rank.host.id, json.dumps(facts, sort_keys=True)), (facts, []))[1].append(
+            rank
+        )
+    for facts, ranks in same.values():
+        host = ranks[0].host
+        # Earlier versions asked each host once.
+        whole = "ib_hca" in host.facts or len(ranks) == len(cluster.ranks_on(host))
+        where = Where(hosts=(host.label,))
+        yield _List(where if whole else where | place_of(ranks), facts, told.get(host.label, {}))
 
 
 def _wanted(facts: Mapping[str, Any]) -> list[list[Any]]:
@@ -131,8 +171,9 @@ def _active(facts: Mapping[str, Any]) -> list[list[Any]]:
     return [port for port in _wanted(facts) if port[2] == "ACTIVE"]
 
 
-def _nothing_left(host: str, facts: Mapping[str, Any], *, others_go: bool) -> Iterator[Finding]:
+def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     """A list that leaves nothing: a failure where the others go by RDMA, or NCCL has to."""
+    facts = one.facts
     if not facts["ports"] and facts["others"]:
         return  # EFA alone, which this list does not choose
     told = f"{HCA}={facts['hca']} ({facts['origin']})"
@@ -144,50 +185,54 @@ def _nothing_left(host: str, facts: Mapping[str, Any], *, others_go: bool) -> It
         yield Finding(
             PORT_DOWN,
             f"{told} leaves {_names(wanted)}, and none is active; active: {_names(_up(facts))}",
-            Where(hosts=(host,), interfaces=tuple(f"{d}:{p}" for d, p, _ in wanted)),
+            one.where | Where(interfaces=tuple(f"{d}:{p}" for d, p, _ in wanted)),
             {"ports": facts["ports"]},
             severity=severity,
+            explained_by=None if severity else _why_down(one, wanted),
         )
     else:
         yield Finding(
             UNMATCHED,
             f"{told} admits no port; there are: {_names(facts['ports'])}",
-            Where(hosts=(host,)),
+            one.where,
             {"ports": facts["ports"]},
             severity=severity,
         )
+
+
+def _why_down(one: _List, ports: Iterable[Iterable[Any]]) -> str | None:
+    """The code that check rdma has for all of these ports."""
+    codes = {one.told.get(f"{device}:{port}") for device, port, _ in ports}
+    return codes.pop() if len(codes) == 1 else None
 
 
 def _has_to(facts: Mapping[str, Any]) -> bool:
     return bool(facts["net"].lower() == "ib")
 
 
-def _single_names(
-    host: str, facts: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Finding]:
+def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterator[Finding]:
+    facts = one.facts
     hca = HcaList.parse(facts["hca"])
     devices = {device for device, _, _ in facts["ports"]}
-    everywhere = [(d, p, state) for each in seen.values() for d, p, state in each["ports"]]
     listed = {entry.name for entry in hca.entries}
     told = f"{HCA}={facts['hca']} ({facts['origin']})"
     for entry in dict.fromkeys(hca.entries):
-        met = [(d, p, s) for d, p, s in everywhere if hca.hits(entry, d, p)]
-        if not met:
+        if not any(hca.hits(entry, device, port) for device, port, _ in everywhere):
             yield Finding(
                 UNMATCHED,
                 f"{told}: {entry} is on no host; there are: {_names(facts['ports'])}",
-                Where(hosts=(host,)),
+                one.where,
             )
-        # Up elsewhere: check rdma names the port. A prefix of many may mean some that are unused.
-        named = entry.name in devices and not hca.exclude
+        # A prefix of many may mean some that are unused.
         mine = [
             [d, p, s] for d, p, s in facts["ports"] if d == entry.name and hca.hits(entry, d, p)
         ]
-        if named and mine and not any(s == "ACTIVE" for d, _, s in met if d == entry.name):
+        if mine and not hca.exclude and not any(state == "ACTIVE" for _, _, state in mine):
             yield Finding(
                 PORT_DOWN,
                 f"{told}: {_names(mine)}",
-                Where(hosts=(host,), interfaces=tuple(f"{d}:{p}" for d, p, _ in mine)),
+                one.where | Where(interfaces=tuple(f"{d}:{p}" for d, p, _ in mine)),
+                explained_by=_why_down(one, mine),
             )
         more = sorted(d for d in devices - listed if d.startswith(entry.name))
         if entry.name in devices and more and not hca.exact:
@@ -195,7 +240,7 @@ def _single_names(
             yield Finding(
                 OVERMATCH,
                 f"{told}: {entry} {does} {', '.join(more)} as well",
-                Where(hosts=(host,), interfaces=tuple(more)),
+                one.where | Where(interfaces=tuple(more)),
                 fix=f"export {HCA}={'^' * hca.exclude}={','.join(map(str, hca.entries))}",
             )
 

@@ -3,10 +3,10 @@
 What it checks
 --------------
 What the launcher's variables say on each rank: missing, malformed, out of range, or contradicted by
-another launcher; several ranks on one host without LOCAL_RANK; and whether all hosts belong to one
-torchrun job. srun and mpirun set no MASTER_ADDR and MASTER_PORT: where nobody else does, the ranks
-of the examination meet on the first host of Slurm's list, or on mpirun's, at a port made of the
-number of the job, and a note says so.
+another launcher; several ranks on one host without LOCAL_RANK; whether all hosts belong to one
+torchrun job; and whether --backend names the same one on all hosts. srun and mpirun set no
+MASTER_ADDR and MASTER_PORT: where nobody else does, the ranks of the examination meet on the first
+host of Slurm's list, or on mpirun's, at a port made of the number of the job, and a note says so.
 
 Why it matters
 --------------
@@ -21,7 +21,8 @@ When it is wrong
 ----------------
 Only variables are read: a script that takes its rank from elsewhere may not need them. Where
 launchers are nested (torchrun within srun) the inner one counts, and the outer one's variables are
-compared with it only where both mean the same.
+compared with it only where both mean the same. A program that takes its backend from elsewhere does
+not mind what --backend says.
 
 References
 ----------
@@ -104,6 +105,14 @@ NOT_SET = Kind(
     "MASTER_PORT, before srun; mpirun -x MASTER_ADDR -x MASTER_PORT",
     Severity.INFO,
 )
+BACKEND = Kind(
+    "backend-option-differs",
+    Layer.LAUNCH,
+    "Hosts were told different backends",
+    "All ranks of a process group need one backend: a job that is started so fails, or waits until "
+    "its time-out, in init_process_group.",
+    "Give every host the same --backend, the one that the job's init_process_group names.",
+)
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
 """Launchers whose run id keeps jobs apart; our own has that of the torchrun that it stands for."""
 
@@ -121,6 +130,7 @@ class LaunchRecord(Check):
         OUT_OF_RANGE,
         LOCAL_OUT_OF_RANGE,
         RUN_ID,
+        BACKEND,
         NOT_SET,
     )
 
@@ -144,6 +154,7 @@ class LaunchRecord(Check):
             story = disagreement(RUN_ID, "--rdzv-id", claims, of_host=True)
             if story is not None:
                 yield story.finding
+            yield from _backends(cluster)
 
 
 def _problems(cluster: Cluster) -> Iterator[Finding]:
@@ -181,6 +192,16 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
             "; ".join(f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()),
             evidence={"derived_from": guessed},
             fix="export " + " ".join(f"{name}={values[name]}" for name in guessed),
+        )
+
+
+def _backends(cluster: Cluster) -> Iterator[Finding]:
+    """Backends that were told by name; what `auto` comes to is for check backend_device."""
+    claims = ((r, r.backend) for r in cluster.present if r.backend in ("nccl", "gloo"))
+    story = disagreement(BACKEND, "--backend", claims, of_host=False)
+    if story is not None:
+        yield story.finding.replaced(
+            message=f"{story.finding.message}; {cluster.backend} was examined"
         )
 
 

@@ -5,7 +5,8 @@ What it checks
 The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) against the world
 size, locked memory (RLIMIT_MEMLOCK) where there is an RDMA device that NCCL will use, processes and
 threads (RLIMIT_NPROC, and pids.max of the control group) against what is running already, and with
-NCCL the address space (RLIMIT_AS).
+NCCL the address space (RLIMIT_AS). A capability lifts a limit only where the kernel counts it: not
+within a user namespace (rootless Podman and Docker, enroot), whose root is a user of the host.
 
 Why it matters
 --------------
@@ -21,7 +22,9 @@ How to fix
 ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch;
 in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
 LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the
-daemon or of the shell (PropagateResourceLimits).
+daemon or of the shell (PropagateResourceLimits). Locked memory: in a pod or in Docker --cap-add=
+IPC_LOCK lifts it too. A container without root gets no more than its user has on the host: raise it
+there, and log in anew.
 
 When it is wrong
 ----------------
@@ -31,8 +34,9 @@ Not validated on hardware: the limit on addresses.
 
 References
 ----------
-NCCL user guide, troubleshooting (system limits); getrlimit(2); cgroups(7); NVIDIA/nccl issues 380,
-550 and 1191.
+NCCL user guide, troubleshooting (system limits); getrlimit(2); cgroups(7); user_namespaces(7);
+Linux, drivers/infiniband/core/umem.c and kernel/fork.c (`capable`); NVIDIA/nccl issues 380, 550 and
+1191.
 """
 
 from __future__ import annotations
@@ -57,8 +61,10 @@ from nccl_doctor.api import (
     admitted,
     cgroup_limits,
     choose_road,
+    in_user_namespace,
     master_host,
     nccl_settings,
+    privileges,
     rdma_ports,
 )
 
@@ -76,7 +82,8 @@ MEMLOCK = Kind(
     title="The limit on locked memory is too low for RDMA",
     why="RDMA locks its buffers in memory: `ibv_reg_mr` or `ibv_create_cq` fails with `Cannot "
     "allocate memory`.",
-    fix="ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
+    fix="ulimit -l unlimited; docker run --ulimit memlock=-1 (or --cap-add=IPC_LOCK); systemd: "
+    "LimitMEMLOCK=infinity; for logins `* - memlock unlimited` in /etc/security/limits.conf",
     severity=Severity.WARN,
 )
 PROCESSES = Kind(
@@ -115,7 +122,11 @@ _THREADS = {"gloo": 32, "nccl": 256}
 _ADDRESSES = 1 << 40
 """A limit above may hold the GPUs and the memory of a host; most batch systems set far less."""
 
-_CAPABILITIES = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
+_ROOTLESS = (
+    "on the host: `* - memlock unlimited` in /etc/security/limits.conf and log in anew (a service: "
+    "LimitMEMLOCK=infinity); then start the container with --ulimit memlock=-1"
+)
+"""Root of a user namespace cannot raise the hard limit of the user who started it."""
 
 
 class Limits(Check):
@@ -129,13 +140,14 @@ class Limits(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
         `tasks`: those of this user, None where they do not count. `pids`: of the control group.
-        `addresses`: bytes of address space.
+        `addresses`: bytes of address space. `user_namespace`: whether this process is in another
+        than the first, where capabilities lift no limit.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
-        capable = _capabilities(Path("/proc/self/status"))
+        capable = privileges(self.root)
         processes = _limit(resource.RLIMIT_NPROC)[0]
         # The kernel does not count root's, nor those of who may do all.
-        counts = processes is not None and not capable & {"sys_admin", "sys_resource"}
+        counts = processes is not None and not capable & {"root", "sys_admin", "sys_resource"}
         return {
             "files": soft,
             "files_hard": hard,
@@ -145,6 +157,7 @@ class Limits(Check):
             "tasks": _tasks() if counts else None,
             "pids": cgroup_limits(self.root)["pids"],
             "addresses": _limit(resource.RLIMIT_AS)[0],
+            "user_namespace": in_user_namespace(self.root),
             "local_ranks": ctx.launch.local_world_size or 1,
         }
 
@@ -180,16 +193,6 @@ def _limit(kind: int) -> tuple[int | None, int | None]:
         None if soft == resource.RLIM_INFINITY else soft,
         None if hard == resource.RLIM_INFINITY else hard,
     )
-
-
-def _capabilities(status: Path) -> set[str]:
-    """Those of `_CAPABILITIES` that this process has."""
-    try:
-        lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return set()
-    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("CapEff:")), 0)
-    return {name for name, bit in _CAPABILITIES.items() if mask >> bit & 1}
 
 
 def _tasks() -> int | None:
@@ -244,11 +247,14 @@ def _locked(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     locked = facts["locked"]
     if not facts["rdma"] or locked is None or locked >= _LOCKED_WARN:
         return
+    apart = facts.get("user_namespace", False)
+    where = " in a user namespace, where CAP_IPC_LOCK does not lift it" if apart else ""
     yield Finding(
         MEMLOCK,
-        f"{locked // 1024} KiB may be locked, RDMA on {', '.join(facts['rdma'])}",
+        f"{locked // 1024} KiB may be locked{where}, RDMA on {', '.join(facts['rdma'])}",
         Where(hosts=(rank.host.label,)),
         {"bytes": locked, "devices": facts["rdma"]},
+        fix=_ROOTLESS if apart else "",
         severity=Severity.FAIL if locked < _LOCKED_FAIL else None,
         confidence=Confidence.LIKELY,
     )

@@ -4,14 +4,16 @@ What it checks
 --------------
 Whether the kernel answers `get_mempolicy`, which Docker's default seccomp profile forbids, and
 whether the NUMA nodes that GPUs are attached to have memory, by /sys. Both only where the job uses
-NCCL 2.24 or newer, and NCCL_CUMEM_HOST_ENABLE and NCCL_CUMEM_ENABLE are not 0.
+NCCL 2.24 or newer with a driver for CUDA 12.6 or newer (560), and NCCL_CUMEM_HOST_ENABLE and
+NCCL_CUMEM_ENABLE are not 0; with NCCL_CUMEM_HOST_ENABLE=1 from CUDA 12.2 (535) on.
 
 Why it matters
 --------------
 Since 2.24 NCCL takes the memory that ranks of a host share from CUDA, by NUMA node, instead of
-/dev/shm. Where NUMA calls are forbidden, 2.24 to 2.26.2 end at start-up (`Cuda failure 'operation
-not supported'`), and later ones go back to /dev/shm. Of a node without memory, drivers before 595
-end the process with a segmentation fault inside ncclCommInitRank.
+/dev/shm. Where NUMA calls are forbidden, ranks that reach each other through that memory end at
+start-up with 2.24 to 2.26.2 (`Cuda failure 'operation not supported'`); later releases go back to
+/dev/shm. Of a node without memory, drivers before 595 end the process with a segmentation fault
+inside ncclCommInitRank.
 
 How to fix
 ----------
@@ -20,14 +22,17 @@ NCCL_CUMEM_HOST_ENABLE=0 on every rank, with enough room in /dev/shm.
 
 When it is wrong
 ----------------
-NCCL does so only with drivers for CUDA 12.6 and newer. Where the version of NCCL is not known, that
-is said as a possibility. A runtime may allow the question and forbid the binding.
+GPUs that reach each other's memory directly need no memory of the host between them: it is a
+failure only where the driver says that two of them do not, or where collectives were seen to end
+with that error, and else a warning. libcuda of a `compat` folder counts for the driver. Where the
+version of NCCL or of the driver is not known, it is said as a possibility. A runtime may allow the
+question and forbid the binding.
 Not validated on hardware: tested on made-up clusters and /sys trees.
 
 References
 ----------
-NCCL user guide, NCCL_CUMEM_HOST_ENABLE; get_mempolicy(2); Docker documentation, seccomp profiles;
-NVIDIA/nccl issues 1838, 2106 and 2190.
+NCCL user guide, NCCL_CUMEM_HOST_ENABLE; NCCL src/misc/cudawrap.cc and src/transport/shm.cc;
+get_mempolicy(2); Docker documentation, seccomp profiles; NVIDIA/nccl issues 1838, 2106 and 2190.
 """
 
 from __future__ import annotations
@@ -45,8 +50,10 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    Host,
     Kind,
     Layer,
+    OutcomeStatus,
     Severity,
     Skip,
     Where,
@@ -61,7 +68,7 @@ BLOCKED = Kind(
     Layer.HOST,
     "The container forbids NUMA calls",
     "NCCL takes the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 end at "
-    "start-up, later ones go back to /dev/shm.",
+    "start-up where GPUs do not reach each other directly, later ones go back to /dev/shm.",
     "docker run --cap-add SYS_NICE, or export NCCL_CUMEM_HOST_ENABLE=0 on every rank",
     Severity.WARN,
 )
@@ -74,8 +81,15 @@ EMPTY = Kind(
     Severity.WARN,
 )
 
+ASKED = "NCCL_CUMEM_HOST_ENABLE"
 _SINCE, _FALLS_BACK = (2, 24, 0), (2, 26, 3)
 _FIXED_DRIVER = 595
+_BY_DEFAULT, _ON_REQUEST = 560, 535
+"""The driver of CUDA 12.6, from which on NCCL does so by itself, and of 12.2, the oldest that can
+(ncclCuMemHostEnable in src/misc/cudawrap.cc)."""
+_OLDEST = 300
+"""No release of the driver has a lower number; `libcuda.so.1.1` of WSL is none."""
+_ERROR = "operation not supported"
 _NUMBERS = {"x86_64": 239, "aarch64": 236}
 """Of the system call get_mempolicy."""
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -91,18 +105,20 @@ class NumaCalls(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`refused`: name of the error of get_mempolicy, None where it answers or is not known
-        here; `empty`: `[PCI address, node]` of GPUs; `driver`: version of the kernel module.
+        here; `empty`: `[PCI address, node]` of GPUs; `driver`: version of the kernel module;
+        `asked`: whether somebody turned NUMA calls on.
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
         settings = nccl_settings(ctx.env)
-        for name in ("NCCL_CUMEM_HOST_ENABLE", "NCCL_CUMEM_ENABLE"):
+        for name in (ASKED, "NCCL_CUMEM_ENABLE"):
             if name in settings and settings[name].value == "0":
                 raise Skip(f"{name}=0: NCCL makes no NUMA calls")
         return {
             "refused": _refused(),
             "empty": _empty_nodes(self.root / "sys"),
             "driver": host_gpus(self.root)["driver"],
+            "asked": ASKED in settings and settings[ASKED].value == "1",
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -113,28 +129,63 @@ class NumaCalls(Check):
         }
         for rank, facts in cluster.facts(self.name):
             version = versions.get(rank.host.id)
+            driver = _driver(cluster, rank.host, facts["driver"])
             if version and release(version) < _SINCE:
+                continue
+            if driver and driver < (_ON_REQUEST if facts.get("asked") else _BY_DEFAULT):
                 continue
             where, nccl = Where(hosts=(rank.host.label,)), f"NCCL {version or 'of unknown version'}"
             if facts["refused"] == "EPERM":
-                falls_back = bool(version) and release(version) >= _FALLS_BACK
+                known = bool(version and driver)
                 yield Finding(
                     BLOCKED,
                     f"get_mempolicy: EPERM, {nccl}",
                     where,
-                    severity=Severity.INFO if falls_back else None,
-                    confidence=Confidence.LIKELY if version else Confidence.POSSIBLE,
+                    severity=_severity(cluster, rank.host, version, sure=known),
+                    confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
                 )
-            if facts["empty"] and (major(facts["driver"]) or 0) < _FIXED_DRIVER:
+            if facts["empty"] and (driver or 0) < _FIXED_DRIVER:
                 gpus = ", ".join(f"{gpu} on node {node}" for gpu, node in facts["empty"])
-                driver = facts["driver"] or "of unknown version"
+                said = facts["driver"] or "of unknown version"
                 yield Finding(
                     EMPTY,
-                    f"{gpus}; {nccl}, driver {driver}",
+                    f"{gpus}; {nccl}, driver {said}",
                     where,
                     {"gpus": facts["empty"]},
                     confidence=Confidence.POSSIBLE,
                 )
+
+
+def _driver(cluster: Cluster, host: Host, kernel: str | None) -> int | None:
+    """Branch of the driver as CUDA sees it: of the kernel module, or of a newer libcuda."""
+    known = [major(kernel)]
+    for rank, facts in cluster.facts("driver_libraries"):
+        table = facts["loaded"]
+        for row in table["rows"] if rank.host.id == host.id else ():
+            library = dict(zip(table["columns"], row, strict=True))
+            if library["library"] == "libcuda":
+                known.append(major(library["version"]))
+    return max((each for each in known if each is not None and each >= _OLDEST), default=None)
+
+
+def _severity(cluster: Cluster, host: Host, version: str | None, *, sure: bool) -> Severity:
+    """Only ranks whose GPUs do not reach each other share memory of the host.
+
+    `sure`: whether the versions of NCCL and of the driver are known.
+    """
+    if version and release(version) >= _FALLS_BACK:
+        return Severity.INFO
+    seen = [e.outcome for e in cluster.evidence("collectives", "world") if e.host.id == host.id]
+    if any(_ERROR in f"{outcome.log_tail}{outcome.reason}".lower() for outcome in seen):
+        return Severity.FAIL
+    worked = bool(seen) and all(outcome.status is OutcomeStatus.OK for outcome in seen)
+    share = len(cluster.ranks_on(host)) > 1 and any(
+        pairs
+        for rank, facts in cluster.facts("gpu_state")
+        for why, pairs in (facts.get("p2p") or {}).items()
+        if rank.host.id == host.id and why != "OK"
+    )
+    return Severity.FAIL if sure and share and not worked else Severity.WARN
 
 
 def _refused() -> str | None:

@@ -17,17 +17,20 @@ discovery: the same name may be another slot on another host.
 
 How to fix
 ----------
-Swapped networks: swap the cables or the addresses of the two NICs. Other slots: name the ports of
-each kind of host by themselves, in a file (/etc/nccl.conf), or give the devices lasting names by
-udev rules (rdma-core, rdma_rename).
+Swapped networks: swap the cables or the addresses of the two NICs; until then leave both rails out
+on every host (export NCCL_IB_HCA==<device>:<port>,… of the others). Where rails do not reach each
+other, NCCL_CROSS_NIC=0 on every host keeps each ring on one rail; it does not mend rails that are
+swapped. Other slots: name the ports of each kind of host by themselves, in a file (/etc/nccl.conf),
+or give the devices lasting names by udev rules (rdma-core, rdma_rename).
 
 When it is wrong
 ----------------
 Hosts with other slots (another board) are compared by networks only. Networks are compared only
 where every port of a host has one of its own and all hosts have the same ones: a fabric with one
 subnet for all rails, or with one for each link, says nothing about the order, nor does InfiniBand
-with one subnet manager. Where all rails reach each other, a swapped one is only slower. What is
-down or cannot be opened, check `rdma` says; a different number, check `fabric_ports`.
+with one subnet manager. Where all rails reach each other, a swapped one is only slower. Of ranks
+with variables of their own only the first one of each host is asked. What is down or cannot be
+opened, check `rdma` says; a different number, check `fabric_ports`.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -66,7 +69,8 @@ ORDER = Kind(
     "The rails of a host are in another order than on the other hosts",
     "NCCL's first NIC here talks to the first NIC there: over the upper switches, slower, or not "
     "at all where rails are apart (error 12).",
-    "swap the cables, or the addresses, of the NICs that are named",
+    "swap the cables, or the addresses, of the NICs that are named; until then, on every host, "
+    "NCCL_IB_HCA without these rails, and NCCL_CROSS_NIC=0 where rails do not reach each other",
     Severity.WARN,
     between=True,
 )

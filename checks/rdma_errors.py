@@ -3,8 +3,9 @@
 What it checks
 --------------
 The error counters that the kernel shows for every RDMA port that NCCL may use: link errors
-(symbol_error, link_downed, port_rcv_errors, …), of mlx5 packets that nobody acknowledged, and of
-EFA peers that did not answer and requests that failed.
+(symbol_error, link_downed, port_rcv_errors, …), of mlx5 packets that nobody acknowledged, of RoCE
+packets and frames that arrived changed (rx_icrc_encapsulated, rx_crc_errors of the interface), and
+of EFA peers that did not answer and requests that failed.
 They are read at the start (check `fabric_ports`) and again at the end, after the collectives and
 the speed tests; where the first reading is missing, twice with two seconds between. Nothing is
 sent.
@@ -13,12 +14,15 @@ Why it matters
 --------------
 A cable or transceiver that fails now and then costs time at every error, and ends a job of days
 with error 12 when it fails for long. What the counters stand at says little, as they count since
-the driver was loaded; that they move says that it happens now.
+the driver was loaded; that they move says that it happens now. Those of links are 4 to 16 bits
+wide, and stay at the most that they can count (15, 255, 65535): such a one says nothing any more.
 
 How to fix
 ----------
 Clean or replace the cable and the transceiver, then try another switch port: `mlxlink -d <device>`
 and `ibdiagnet` show where errors begin. link_downed: see the log of the switch.
+rdma-counter-full: perfquery -C <device> -P <port> -R as root sets the counters of a port back, and
+the next examination sees whether they move.
 
 When it is wrong
 ----------------
@@ -30,13 +34,14 @@ Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
 ----------
-Kernel documentation, ABI/stable/sysfs-class-infiniband; NVIDIA, understanding mlx5 counters.
+Kernel documentation, ABI/stable/sysfs-class-infiniband, and drivers/infiniband/core/sysfs.c (how
+wide counters are); NVIDIA, understanding mlx5 counters; perfquery(8).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,11 +54,13 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     Level,
+    Rank,
     Round,
     Severity,
     Skip,
     Untested,
     Where,
+    counters_full,
     counters_risen,
     error_counters,
 )
@@ -67,6 +74,14 @@ RISING = Kind(
     Severity.WARN,
     delays=True,
 )
+FULL = Kind(
+    "rdma-counter-full",
+    Layer.SPEED,
+    "An error counter of an RDMA port can count no further",
+    "Errors happened, and whether they go on nobody can see: at its most the counter stays.",
+    "as root: perfquery -C <device> -P <port> -R, then examine once more",
+    Severity.INFO,
+)
 
 _ROUND = "late"
 _FIRST = "fabric_ports"
@@ -79,7 +94,7 @@ class RdmaErrors(Check):
     name = "rdma_errors"
     layer = Layer.SPEED
     cost = "seconds"
-    kinds = (RISING,)
+    kinds = (RISING, FULL)
     level = Level.STANDARD
     together = True
     root: ClassVar[Path] = Path("/")
@@ -120,6 +135,7 @@ class RdmaErrors(Check):
             before = early["counters"] if early else late.get("before", {})
             seconds = late["at_s"] - early["at_s"] if early else late.get("pause_s", 0.0)
             unused = _unused(early) if early else set()
+            yield from _full(rank, before, late["counters"], unused)
             for port, rise in counters_risen(before, late["counters"]).items():
                 if port not in unused:
                     shown = ", ".join(f"{name} +{by}" for name, by in sorted(rise.items()))
@@ -130,6 +146,25 @@ class RdmaErrors(Check):
                         {"before": before.get(port, {}), "after": late["counters"][port]},
                         confidence=Confidence.LIKELY,
                     )
+
+
+def _full(
+    rank: Rank,
+    before: Mapping[str, Mapping[str, int]],
+    after: Mapping[str, Mapping[str, int]],
+    unused: Collection[str],
+) -> Iterator[Finding]:
+    for port, counters in counters_full(before, after).items():
+        if port not in unused:
+            shown = ", ".join(f"{name} at {value}" for name, value in sorted(counters.items()))
+            device, _, number = port.partition(":")
+            yield Finding(
+                FULL,
+                f"{port}: {shown}",
+                Where(hosts=(rank.host.label,), interfaces=(port,)),
+                {"counters": counters},
+                fix=f"as root: perfquery -C {device} -P {number} -R, then examine once more",
+            )
 
 
 def _unused(early: Mapping[str, Any]) -> set[str]:

@@ -23,9 +23,11 @@ NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds it), or set it on each host to the
 When it is wrong
 ----------------
 A fabric in one layer 2 network may work on purpose with RoCE v1 or link-local GIDs; that is only
-warned of where all hosts agree. Whether GIDs reach each other is not tested. In a container the
-table may be that of the host, and entries of other namespaces are empty. NCCL's version is that of
-torch; a plug-in chooses by itself.
+warned of where all hosts agree. Where hosts differ, those that take what NCCL looks for are not
+called wrong, unless most took another kind that they have on purpose. Whether GIDs reach each other
+is not tested. In a container the table may be that of the host, and entries of other namespaces are
+empty. Of ranks with variables of their own only the first one of each host is asked; of several
+versions of NCCL on a host the oldest counts. A plug-in chooses by itself.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -37,7 +39,7 @@ NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE); NCCL src/transport/net_ib/connect.cc; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +62,7 @@ from nccl_doctor.api import (
     fixed_index,
     gid_kind,
     gid_tables,
+    loaded_nccl,
     odd_ones_out,
     pick_gid,
     rdma_admits,
@@ -137,11 +140,7 @@ class RoceGids(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Entries that are empty; then hosts whose kind of GID is not that of the others."""
-        versions = {
-            rank.host.label: facts["nccl"]
-            for rank, facts in cluster.facts("backend_device")
-            if facts.get("nccl")
-        }
+        versions = _versions(cluster)
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
         picks: dict[str, dict[str, PickedGid]] = {}
         for host, facts in seen.items():
@@ -154,6 +153,20 @@ class RoceGids(Check):
             else:
                 picks[host] = mine
         yield from _kinds(seen, picks, versions)
+
+
+def _versions(cluster: Cluster) -> dict[str, str]:
+    """Host → the oldest NCCL that its ranks load, or that their torch was built with."""
+    loaded = loaded_nccl(cluster)
+    for rank, facts in cluster.facts("backend_device"):
+        if facts.get("nccl"):
+            loaded.setdefault(rank.seat, facts["nccl"])
+    found: dict[str, str] = {}
+    for rank in cluster.present:
+        if rank.seat in loaded:
+            mine = loaded[rank.seat]
+            found[rank.host.label] = min(found.get(rank.host.label, mine), mine, key=release)
+    return found
 
 
 def _picks(facts: Mapping[str, Any], *, searches: bool) -> dict[str, PickedGid]:
@@ -190,22 +203,28 @@ def _kinds(
     picks: Mapping[str, Mapping[str, PickedGid]],
     versions: Mapping[str, str],
 ) -> Iterator[Finding]:
-    kinds = {host: frozenset(str(p.kind) for p in mine.values()) for host, mine in picks.items()}
+    wrong = {host: _wrong(seen[host], mine) for host, mine in picks.items()}
+    kinds = {host: frozenset(map(_kind, mine.values())) for host, mine in picks.items()}
     odd = odd_ones_out(kinds)
+    guilty: set[str] = set()
     if odd is not None:
-        for host in odd.places:
-            yield _differs(host, seen[host], picks[host], odd.usual, tie=odd.tie)
-        usual = [host for host in kinds if host not in odd.places]
-    else:
-        usual = list(kinds)
-    bad = [host for host in usual if str(GidKind(*seen[host]["wanted"])) not in kinds[host]]
+        sound = {host for host in kinds if not wrong[host]}
+        guilty, usual = set(odd.places), odd.usual
+        if _is_known(kinds, sound) and not _is_chosen(seen, kinds, usual):
+            guilty, usual = set(kinds) - sound, kinds[next(iter(sound))]
+        for host in kinds:
+            if host in guilty:
+                ports = _apart(picks[host], usual) or wrong[host]
+                yield _differs(host, seen[host], picks[host], ports, usual, tie=odd.tie)
+    bad = [host for host in kinds if host not in guilty and wrong[host]]
     for host in bad:
         version = versions.get(host)
         old = version is not None and release(version) < SEARCHES_SINCE
+        mine = {name: picks[host][name] for name in wrong[host]}
         yield Finding(
             MISSING,
-            f"{_shown(picks[host])}; {_why(seen[host], f'NCCL {version}' if old else '')}",
-            Where(hosts=(host,)),
+            f"{_shown(mine)}; {_why(seen[host], f'NCCL {version}' if old else '')}",
+            Where(hosts=(host,), interfaces=wrong[host]),
             {"ports": seen[host]["ports"]},
             confidence=Confidence.LIKELY,
         )
@@ -213,24 +232,62 @@ def _kinds(
         yield from _indices(seen, picks)
 
 
+def _wrong(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> tuple[str, ...]:
+    """Ports that would not use what NCCL looks for."""
+    wanted = GidKind(*facts["wanted"])
+    return tuple(name for name, pick in picks.items() if pick.kind != wanted)
+
+
+def _kind(pick: PickedGid) -> str:
+    return str(pick.kind or "an empty entry")
+
+
+def _is_known(kinds: Mapping[str, frozenset[str]], sound: Collection[str]) -> bool:
+    """Whether some hosts, and not all, take what NCCL looks for, and it is the same thing."""
+    return 0 < len(sound) < len(kinds) and len({kinds[host] for host in sound}) == 1
+
+
+def _is_chosen(
+    seen: Mapping[str, Mapping[str, Any]],
+    kinds: Mapping[str, frozenset[str]],
+    usual: frozenset[str] | None,
+) -> bool:
+    """Whether most hosts take one kind, and have what NCCL looks for as well: they mean it so."""
+    most = [host for host in kinds if kinds[host] == usual]
+    return (
+        usual is not None
+        and len(usual) == 1
+        and all(
+            _good(port, GidKind(*seen[host]["wanted"]))
+            for host in most
+            for port in seen[host]["ports"]
+        )
+    )
+
+
+def _apart(picks: Mapping[str, PickedGid], usual: frozenset[str] | None) -> tuple[str, ...]:
+    return tuple(name for name, pick in picks.items() if usual is None or _kind(pick) not in usual)
+
+
 def _differs(
     host: str,
     facts: Mapping[str, Any],
     picks: Mapping[str, PickedGid],
+    ports: tuple[str, ...],
     usual: frozenset[str] | None,
     *,
     tie: bool,
 ) -> Finding:
+    """`ports`: those to blame; `usual`: what the hosts that are not to blame take."""
     wanted = GidKind(*facts["wanted"])
-    lacks = [port["name"] for port in facts["ports"] if not _good(port, wanted)]
     others = " and ".join(sorted(usual)) if usual else "another kind"
     # The others have what NCCL looks for, and this host has it not: that is the fault.
+    lacks = tuple(each["name"] for each in facts["ports"] if not _good(each, wanted))
     missing = bool(lacks) and usual is not None and str(wanted) in usual
-    wrong = tuple(n for n, pick in picks.items() if usual is None or str(pick.kind) not in usual)
     return Finding(
         MISSING if missing else DIFFERS,
         f"{_shown(picks)}; the other hosts: {others}; {_why(facts, '')}",
-        Where(hosts=(host,), interfaces=tuple(lacks) if missing else wrong),
+        Where(hosts=(host,), interfaces=ports),
         {"ports": facts["ports"]},
         severity=Severity.FAIL,
         confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,

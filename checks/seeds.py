@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     odd_ones_out,
+    own_device,
     place_of,
 )
 
@@ -103,7 +104,7 @@ class Seeds(Check):
         if ctx.backend == "nccl":
             ctx.breadcrumb("drawing random numbers on the GPU")
             try:
-                device = torch.device("cuda", ctx.launch.local_rank or 0)
+                device = own_device(ctx.launch.local_rank)
                 name = str(torch.cuda.get_device_name(device))
                 facts["gpu"] = {"is": name, **_draw(torch, device)}
             except (RuntimeError, AssertionError) as error:

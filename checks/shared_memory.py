@@ -21,12 +21,12 @@ docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: 
 
 When it is wrong
 ----------------
-How much NCCL takes depends on the GPUs: on hosts with NVSwitch, where ranks reach each other
-directly, less is expected of it. Since 2.24 it takes host memory from CUDA instead, where that
-works (check `numa_calls`). Where collectives were seen to work with too little room, that is a
-warning only. gloo needs nothing there; DataLoader without workers neither. In a container that
-shares /dev/shm with others, files of their living processes look left over: then that is said as a
-possibility.
+How much NCCL takes depends on the GPUs: where NVLink joins all GPUs of a host, as NVSwitches and
+check `gpu_state` show, ranks reach each other directly, and less is expected of it. Since 2.24 it
+takes host memory from CUDA instead, where that works (check `numa_calls`). Where collectives were
+seen to work with too little room, that is a warning only. gloo needs nothing there; DataLoader
+without workers neither. In a container that shares /dev/shm with others, files of their living
+processes look left over: then that is said as a possibility.
 
 References
 ----------
@@ -94,6 +94,7 @@ _MARGIN = 64 * _MIB
 """What the control group must have left beside, lest the kernel kill a rank of this very run."""
 _SMALLEST = 4_194_660
 """Bytes of the file that NCCL's user guide shows: what it makes where GPUs are joined directly."""
+_LINKS_OF_V100 = 6
 _GIB = 1 << 30
 _COMFORT = _GIB
 """Below it, more channels, groups or DataLoader workers are likely to find no room."""
@@ -117,22 +118,34 @@ class SharedMemory(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Bytes: `size` and `free` of the file system, `needed` of the backend at least; `error` of
-        an allocation of that much, or empty. `stale`: names and bytes of files that no process that
+        an allocation of that much, or empty. `least` and `least_error`: the same where NVLink joins
+        the GPUs. `stale`: names and bytes of files that no process that
         can be seen has open; `sees_all`: whether all processes of the machine can be seen.
         """
-        needed = _needed(ctx)
-        facts: dict[str, Any] = {"size": None, "free": None, "needed": needed}
+        ranks = ctx.launch.local_world_size or 1
+        needed = _needed(ctx, self.root / "dev")
+        least = min(needed, ranks * _SMALLEST)
+        facts: dict[str, Any] = {"size": None, "free": None, "needed": needed, "least": least}
         try:
             room = os.statvfs(self.folder)
         except OSError as error:
-            return {**facts, "error": _words(error), "stale": [], "sees_all": True}
+            went_wrong = _words(error)
+            facts |= {"error": went_wrong, "least_error": went_wrong}
+            return {**facts, "stale": [], "sees_all": True}
         facts |= {"size": room.f_blocks * room.f_frsize, "free": room.f_bavail * room.f_frsize}
-        went_wrong = _no_memory(cgroup_limits(self.root)["memory"], needed)
-        if not went_wrong:
-            ctx.breadcrumb("allocating shared memory", bytes=max(needed, 1))
-            went_wrong = _allocate(self.folder, max(needed, 1))
+        facts["error"] = facts["least_error"] = self._try(ctx, needed)
+        if facts["error"] and least < needed:
+            facts["least_error"] = self._try(ctx, least)
         stale = _stale(self.folder, self.proc)
-        return {**facts, "error": went_wrong, "stale": stale, "sees_all": _sees_all(self.proc)}
+        return {**facts, "stale": stale, "sees_all": _sees_all(self.proc)}
+
+    def _try(self, ctx: Context, size: int) -> str:
+        """What goes wrong with an allocation, or empty."""
+        went_wrong = _no_memory(cgroup_limits(self.root)["memory"], size)
+        if not went_wrong:
+            ctx.breadcrumb("allocating shared memory", bytes=max(size, 1))
+            went_wrong = _allocate(self.folder, max(size, 1))
+        return went_wrong
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """How large the file system is."""
@@ -145,8 +158,13 @@ class SharedMemory(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Too little for the backend, or for comfort; and what is left over."""
+        joined = _joined(cluster)
         for rank, facts in cluster.facts(self.name):
             where = Where(hosts=(rank.host.label,))
+            if rank.host.id in joined:
+                least = facts.get("least", facts["needed"])
+                error = facts.get("least_error", facts["error"])
+                facts = {**facts, "needed": least, "error": error}
             size, free = facts["size"], facts["free"]
             seen = "no /dev/shm" if size is None else f"{_mib(free)} free of {_mib(size)}"
             severity = _severity(cluster, rank, facts)
@@ -179,14 +197,14 @@ class SharedMemory(Check):
                 )
 
 
-def _needed(ctx: Context) -> int:
+def _needed(ctx: Context, dev: Path) -> int:
     """Bytes that the ranks of this host need at least."""
     ranks = ctx.launch.local_world_size or 1
     settings = nccl_settings(ctx.env)
     disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
     if ctx.backend != "nccl" or disabled:
         return 0
-    if ranks == 1 or any(Path("/dev").glob("nvidia-nvswitch*")):
+    if ranks == 1 or any(dev.glob("nvidia-nvswitch*")):
         return ranks * _SMALLEST
 
     def number(name: str, default: int) -> int:
@@ -197,6 +215,25 @@ def _needed(ctx: Context) -> int:
     fewest = max(number("NCCL_MIN_NCHANNELS", 1), number("NCCL_MIN_CTAS", 1))
     segment = _AROUND + sum(number(name, size) for name, size in _BUFFERS.items())
     return ranks * max(fewest, min(_CHANNELS, most)) * segment
+
+
+def _joined(cluster: Cluster) -> set[int]:
+    """Ids of hosts of which NVLink joins every GPU to every other, by check gpu_state.
+
+    Switches of HGX B200 have no device files, and a container seldom has those of others.
+    """
+    return {
+        rank.host.id
+        for rank, facts in cluster.facts("gpu_state")
+        if facts.get("gpus") and all(_is_joined(gpu) for gpu in facts["gpus"])
+    }
+
+
+def _is_joined(gpu: Mapping[str, Any]) -> bool:
+    """By a fabric, or on an SXM board; bridges join pairs, and boards before A100 not all."""
+    if (gpu.get("fabric") or {}).get("state") == "COMPLETED":
+        return True
+    return "SXM" in (gpu.get("name") or "") and sum(gpu.get("nvlinks") or ()) > _LINKS_OF_V100
 
 
 def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:

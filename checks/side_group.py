@@ -68,6 +68,7 @@ from nccl_doctor.api import (
     Round,
     Scope,
     Skip,
+    attempt_deadline,
     attempts_of,
     describe_default,
     form_world,
@@ -104,7 +105,7 @@ class SideGroup(Check):
         if len(world) < 2:
             return []
         seats = tuple(rank.seat for rank in world)
-        deadline_s = cluster.collective_timeout_s
+        deadline_s = attempt_deadline(cluster)
         params = {
             "one_host": world[0].host.id == world[-1].host.id,
             "engine_addresses": list(world[-1].host.addresses),

@@ -4,7 +4,7 @@ What it checks
 --------------
 The folder that TMPDIR, TEMP or TMP names, or else /tmp: whether a file can really be made there,
 how much room is left, and whether a path in it is short enough for a socket. Everything that is
-made is removed at once.
+made is removed at once. A folder whose disk or file server does not answer is named as well.
 
 Why it matters
 --------------
@@ -39,12 +39,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
+    ALONE,
     Check,
     Cluster,
     Context,
     Finding,
     Kind,
     Layer,
+    OutcomeStatus,
     Severity,
     Where,
 )
@@ -58,6 +60,8 @@ TEMP_DIR_UNWRITABLE = Kind(
 )
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
+_MAKING = "making a file"
+_STOPPED = ("T", "t")
 _MIB = 1 << 20
 _ROOM = 100 * _MIB
 """Less than what compiling one model leaves behind."""
@@ -80,7 +84,7 @@ class TempDir(Check):
         told = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
         tried = []
         for name, folder in [*told, *(("", folder) for folder in (*self.usual, os.curdir))]:
-            ctx.breadcrumb("making a file", folder=folder)
+            ctx.breadcrumb(_MAKING, variable=name, folder=folder)
             error = _make_file(folder)
             tried.append([name, folder, error])
             if not error:
@@ -90,7 +94,28 @@ class TempDir(Check):
         return {"tried": tried, "free": None, "socket": ""}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """No folder at all fails; one that was asked for and not used, or is full, is a risk."""
+        """No folder at all fails, and one that does not answer; one that was asked for and not
+        used, or is full, is a risk.
+        """
+        for item in cluster.evidence(self.name, ALONE):
+            end = item.outcome
+            if (
+                end.status is OutcomeStatus.HUNG
+                and end.last_step == _MAKING
+                and end.state not in _STOPPED
+            ):
+                crumb = end.breadcrumbs[-1]
+                waits = f" in {end.wchan}" if end.wchan not in ("", "0") else ""
+                yield Finding(
+                    TEMP_DIR_UNWRITABLE,
+                    f"{_named(crumb['variable'])}{crumb['folder']}: a file could not be made there "
+                    f"within {end.duration_s:.0f} s, nor was there an error (process state "
+                    f"{end.state}{waits})",
+                    Where(hosts=(item.host.label,)),
+                    {"folder": crumb["folder"], "state": end.state, "wchan": end.wchan},
+                    fix="find out why the disk or file server of that folder does not answer "
+                    "(dmesg), or export TMPDIR to a folder on a local disk",
+                )
         for rank, facts in cluster.facts(self.name):
             bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
             used = facts["tried"][-1][1]

@@ -3,8 +3,9 @@
 What it checks
 --------------
 By the version of torch and by TORCH_DIST_USE_NCCL2: which process group the backend name `nccl`
-stands for on each rank, and whether all have the same. And whether the release of torch is one in
-which collectives are known to hang.
+stands for on each rank, and whether all have the same. And whether the release of torch is known to
+hang where the default group is given device_id: in collectives, or (where the user says by `--mesh`
+or `--groups` that the job forms several groups) in new_group.
 
 Why it matters
 --------------
@@ -13,28 +14,35 @@ connects at once, and takes GPU LOCAL_RANK (or else RANK) modulo the number of G
 device_id is given. TORCH_DIST_USE_NCCL2=0 brings the old one back; in 2.14 the value 1 chooses the
 new one. The two do not meet: ranks that build different ones wait for each other.
 In torch 2.6.0 to 2.7.0 a process group that is given device_id uses NCCL without blocking, and its
-collectives hang at random.
+collectives hang at random. From 2.3 until 2.15 a default group with device_id lets ranks that are
+left out of a further group split its NCCL communicator, also where that group is of gloo, whose
+members split nothing: the ranks that are left out wait for them.
 
 How to fix
 ----------
 nccl-backend-differs: the same torch, and the same TORCH_DIST_USE_NCCL2, for all ranks.
-torch-known-hang: torch 2.7.1 or newer, or TORCH_NCCL_USE_COMM_NONBLOCKING=0, or no device_id.
+torch-known-hang: no device_id; or torch 2.7.1 or newer, or TORCH_NCCL_USE_COMM_NONBLOCKING=0; for
+groups of gloo torch 2.15 or newer, or only groups that have all ranks.
 
 When it is wrong
 ----------------
 Whether the job's code passes device_id is not known before it runs: without it these releases are
-sound, which is why the confidence is `possible`. A job that asks for `nccl-legacy` or `nccl2` by
+sound, which is why the confidence is `possible`. Groups of gloo that leave out every rank equally
+often do not hang; that part is read from the source of torch 2.13, and not validated on hardware.
+A job that asks for `nccl-legacy` or `nccl2` by
 name is not steered by the variable. A build of one's own may differ from its release.
 
 References
 ----------
 pytorch/pytorch on GitHub: issue 153960 and pull request 154055 (hang with device_id), pull requests
-191272 and 192281 (the process groups of 2.15).
+191272 and 192281 (the process groups of 2.15); torch/distributed/distributed_c10d.py,
+_new_process_group_helper and _get_split_source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import (
@@ -71,10 +79,42 @@ KNOWN_HANG = Kind(
     "torch-known-hang",
     Layer.DEVICE,
     "This release of torch hangs with device_id",
-    "A process group that is given device_id uses NCCL without blocking there, and collectives "
-    "hang at random.",
+    "A process group that is given device_id uses NCCL in another way: collectives hang at "
+    "random, or ranks wait in new_group for others that never come.",
     f"install torch 2.7.1 or newer, or export {NONBLOCKING}=0 on every rank",
     Severity.WARN,
+)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Releases of torch, from `first` and before `fixed`, that hang with device_id.
+
+    `unless` is a variable that prevents it with the value 0. One that takes `groups` is only worth
+    a word where the job forms several.
+    """
+
+    first: tuple[int, ...]
+    fixed: tuple[int, ...]
+    what: str = ""
+    fix: str = ""
+    unless: str = ""
+    groups: bool = False
+    severity: Severity | None = None
+
+
+_KNOWN_HANGS = (
+    _Known((2, 6, 0), (2, 7, 1), unless=NONBLOCKING),  # pytorch issue 153960
+    _Known(  # no check of the backend's name before perform_nocolor_split
+        (2, 3, 0),
+        (2, 15, 0),
+        "new_group(backend='gloo') hangs the ranks that it leaves out, where the default group has "
+        "a device_id",
+        "form the default group without device_id, or groups of gloo of all ranks, or install "
+        "torch 2.15",
+        groups=True,
+        severity=Severity.INFO,
+    ),
 )
 
 
@@ -117,10 +157,18 @@ class TorchNccl(Check):
                 explained_by="version-differs" if mixed else None,
             )
         for rank, facts in seen:
-            if (2, 6, 0) <= release(facts["torch"]) < (2, 7, 1) and facts[NONBLOCKING] != "0":
+            for known in _KNOWN_HANGS:
+                said = facts.get(known.unless)
+                if not known.first <= release(facts["torch"]) < known.fixed or said == "0":
+                    continue
+                if known.groups and not cluster.job.has_several_groups:
+                    continue
+                what = known.what or f"{known.unless} is {said or 'not set'}"
                 yield Finding(
                     KNOWN_HANG,
-                    f"torch {facts['torch']}, {NONBLOCKING} is {facts[NONBLOCKING] or 'not set'}",
+                    f"torch {facts['torch']}, {what}",
                     Evidence.rank_place(rank),
+                    fix=known.fix,
+                    severity=known.severity,
                     confidence=Confidence.POSSIBLE,
                 )

@@ -13,15 +13,16 @@ import json
 import os
 import re
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import __version__
+from nccl_doctor import __version__, files
+from nccl_doctor.errands import alive, send
 from nccl_doctor.record import Report
 
 ROOT = "nccl-doctor-bundle"
@@ -29,6 +30,7 @@ ROOT = "nccl-doctor-bundle"
 _HEAD = 1 << 20
 _TAIL = 7 << 20
 """Bytes of a long log that are kept from its start, where NCCL says what it found, and its end."""
+_WHOLE, _NOT_WHOLE = b"+", b"-"
 _MOST_LOGS = 64
 _DUMPS = {"NCCL_DEBUG_FILE": b"NCCL ", "NCCL_TOPO_DUMP_FILE": b"<system"}
 """Variables of the job that name files, and what such a file holds near its start."""
@@ -93,24 +95,18 @@ class Bundle:
             OSError: the folder is not there or not writable.
         """
         told = json.dumps(self.manifest(about), indent=1).encode()
-        files = {"manifest.json": told, **{name: data for name, (_, data) in self._texts.items()}}
-        target = Path(path)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            # No file name in the head of gzip, and no owner in those of tar.
-            with (
-                os.fdopen(handle, "wb") as file,
-                gzip.GzipFile("", "wb", fileobj=file) as packed,
-                tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-            ):
-                for each, data in sorted(files.items()):
-                    entry = tarfile.TarInfo(f"{ROOT}/{each}")
-                    entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o644
-                    archive.addfile(entry, io.BytesIO(data))
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        pieces = {"manifest.json": told, **{name: data for name, (_, data) in self._texts.items()}}
+        whole = io.BytesIO()
+        # No file name in the head of gzip, and no owner in those of tar.
+        with (
+            gzip.GzipFile("", "wb", fileobj=whole) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for each, data in sorted(pieces.items()):
+                entry = tarfile.TarInfo(f"{ROOT}/{each}")
+                entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o644
+                archive.addfile(entry, io.BytesIO(data))
+        files.write_private(Path(path), whole.getvalue())
 
 
 def named_logs(report: Report) -> list[Path]:
@@ -125,14 +121,23 @@ def named_logs(report: Report) -> list[Path]:
     }
     found: list[Path] = []
     for variable, pattern in sorted(named):
-        # %h is the host, %p the process.
-        for path in sorted(glob.glob(re.sub("%[hp]", "*", glob.escape(pattern)))):
-            if len(found) < _MOST_LOGS and _DUMPS[variable] in _start_of(Path(path)):
-                found.append(Path(path))
-    return found
+        look = partial(_written, pattern, _DUMPS[variable])
+        try:
+            found += map(Path, json.loads(send(Path(pattern).parent, look)))
+        except TimeoutError:
+            found.append(Path(pattern))  # who reads it will say why it is not there
+    return found[:_MOST_LOGS]
+
+
+def _written(pattern: str, holds: bytes) -> bytes:
+    """As JSON: the files that a variable names, of those that NCCL wrote. Runs in a child."""
+    # %h is the host, %p the process.
+    paths = sorted(glob.glob(re.sub("%[hp]", "*", glob.escape(pattern))))
+    return json.dumps([path for path in paths if holds in _start_of(Path(path))]).encode()
 
 
 def _start_of(path: Path) -> bytes:
+    alive()
     try:
         if not path.is_file():
             return b""
@@ -146,10 +151,11 @@ def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[P
     """Logs, each once; `raw`: as they are, under their own names, though they may be no text."""
     for i, path in enumerate(dict.fromkeys(path.absolute() for path in paths), 1):
         try:
-            data, is_whole = _read_log(path)
+            told = send(path.parent, partial(_read_log, path))
         except OSError as error:
             packed.leave_out(str(path), f"cannot be read: {error.strerror}")
             continue
+        is_whole, data = told.startswith(_WHOLE), told[len(_WHOLE) :]
         if not raw and b"\0" in data:
             packed.leave_out(str(path), "no text, so that names in it cannot be replaced")
             continue
@@ -158,18 +164,22 @@ def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[P
         yield Piece(f"logs/{i:02d}-{path.name}" if raw else f"logs/{i:02d}.txt", str(path), data)
 
 
-def _read_log(path: Path) -> tuple[bytes, bool]:
-    """A log, without the middle of a very long one; and whether it is whole."""
+def _read_log(path: Path) -> bytes:
+    """A log, without the middle of a very long one; before it, whether it is whole.
+
+    Runs in a child.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _HEAD + _TAIL:
-            return file.read(_HEAD + _TAIL), True
+            return _WHOLE + file.read(_HEAD + _TAIL)
         head = file.read(_HEAD)
+        alive()
         file.seek(size - _TAIL)
         tail = file.read(_TAIL)
     # Whole lines, so that no half of a name stays.
     head, tail = head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
-    return head + b"[...]\n" + tail, False
+    return _NOT_WHOLE + head + b"[...]\n" + tail
 
 
 def by_line(text: str, replaced: Callable[[str], str]) -> str:

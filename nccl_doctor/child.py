@@ -22,14 +22,13 @@ from typing import Any, NoReturn
 
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.contract import Skip, Untested
-from nccl_doctor.forks import end, fork, living, rename, settle
+from nccl_doctor.forks import end, fork, kill, living, rename, settle, signal_name
 
 MAX_MESSAGE_BYTES = 8 << 20
 """More than this from one piece of work is a fault of the check, not a fact."""
 MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
-STACK_WAIT_S = 0.3
 FILES = 4
 """Open files of the parent for each child, which the later ones inherit."""
 _MUTE = ("T", "t", "Z", "")
@@ -157,28 +156,38 @@ class Child:
 
     def ask(self) -> None:
         """Look at a stuck child as it is, then make it write its Python stack, if it can answer."""
-        self._state, self._wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+        self._look()
         if self._state not in _MUTE:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGUSR1)
 
-    def conclude(self, *, late: bool) -> Outcome:
-        """End the child and say how it ended; a `late` one was asked what it is doing."""
-        if late:
-            self._await_stack()
-        status = end(self._pid, patient=not late)
+    def answered(self) -> bool:
+        """One that was asked has written its stack, or never will."""
+        if self._state == "D":  # again: who reads from a disk is there for moments only
+            self._look()
+        has_written = os.fstat(self._stack).st_size > 0
+        return self._state in _MUTE or (has_written and self._state != "D")
+
+    def _look(self) -> None:
+        self._state, self._wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+
+    def kill(self) -> None:
+        """End it at once; to be followed by `conclude`."""
+        kill(self._pid)
+
+    def conclude(self, by: float | None = None) -> Outcome:
+        """End the child and say how it ended.
+
+        `by`: of one that missed its deadline, was asked what it does, and was killed, the
+        `time.monotonic()` second until which to wait for its end.
+        """
+        late = by is not None
+        status = end(self._pid, patient=not late, by=by)
         living.discard(self._pid)
         outcome = self._outcome(late, status)
         for fd in (self.pipe, self._go, self._log, self._stack):
             os.close(fd)
         return outcome
-
-    def _await_stack(self) -> None:
-        if self._state not in _MUTE:
-            until = time.monotonic() + STACK_WAIT_S
-            while time.monotonic() < until and not os.fstat(self._stack).st_size:
-                time.sleep(0.01)
-            time.sleep(0.02)  # the handler writes thread by thread
 
     @property
     def fell(self) -> bool:
@@ -206,7 +215,7 @@ class Child:
         if late:
             return Outcome(OutcomeStatus.HUNG, state=self._state, wchan=self._wchan, **common)
         if status is not None and os.WIFSIGNALED(status):
-            name = _signal_name(os.WTERMSIG(status))
+            name = signal_name(os.WTERMSIG(status))
             return Outcome(OutcomeStatus.DIED, signal=name, **common)
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         return Outcome(OutcomeStatus.DIED, exit_code=code, **common)
@@ -299,10 +308,3 @@ def _tail(fd: int, start: int) -> str:
 
 def _text(fd: int, start: int, limit: int) -> str:
     return os.pread(fd, limit, start).decode("utf-8", "replace").strip()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -153,7 +153,9 @@ class Rank:
     """One participant. `seat` is unique even where two participants claim the same rank.
 
     `signed_in_s` is seconds after the coordinator opened the roll call. `env` holds allow-listed
-    variables as the launcher gave them. A rank that never signed in has `reported` False, and no
+    variables as the launcher gave them. `device` is what it would train on: `cuda` where its host
+    has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
+    `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
     launch, environment or facts.
     """
 
@@ -165,6 +167,7 @@ class Rank:
     launch: Launch | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     device: str | None = None
+    backend: str = ""
     pid: int | None = None
     signed_in_s: float = 0.0
     last_breadcrumb: str | None = None

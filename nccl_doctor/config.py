@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor import files
 from nccl_doctor.suggest import suggest
 
 if sys.version_info >= (3, 11):
@@ -111,7 +112,7 @@ def _project(cwd: str | Path) -> Path:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return files.read(file).decode()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

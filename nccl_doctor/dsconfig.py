@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+from nccl_doctor import files
 
 
 class DsConfigError(ValueError):
@@ -20,7 +21,7 @@ def read(path: str) -> dict[str, Any]:
             object.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = files.read(path).decode()
     except OSError as error:
         raise DsConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

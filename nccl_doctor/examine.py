@@ -160,6 +160,7 @@ def introduce(run: Run) -> dict[str, Any]:
         "launch": run.launch.to_json(),
         "env": allowed(run.environ),
         "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
+        "backend": run.options.backend,
         "host": {
             "name": identity.host_name(),
             "key": identity.host_key(),

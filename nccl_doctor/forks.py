@@ -27,7 +27,7 @@ living: set[int] = set()
 def kill_living() -> None:
     """Kill every child at once, with all it started; for the last resort."""
     for pid in list(living):
-        _kill(pid)
+        kill(pid)
 
 
 def fork() -> tuple[int, int]:
@@ -108,33 +108,44 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def end(pid: int, *, patient: bool) -> int | None:
+def end(pid: int, *, patient: bool, by: float | None = None) -> int | None:
     """Reap a child, killing it and its process group; None for one that cannot be killed.
 
-    A patient end lets a child that has closed its pipe leave by itself first.
+    A patient end lets a child that has closed its pipe leave by itself first. `by`: the
+    `time.monotonic()` second at which to give up; without it, a second after the first signal.
     """
-    until = time.monotonic() + REAP_WAIT_S
-    if not patient:
-        _kill(pid)
+    patience = time.monotonic() + (REAP_WAIT_S if patient else 0)
+    by = patience + REAP_WAIT_S if by is None else by
     pause = 0.001
-    while time.monotonic() < until + REAP_WAIT_S:
+    while True:
         try:
             reaped, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             return None
         if reaped:
-            _kill(pid, group_only=True)  # whatever it started and left behind
+            kill(pid, group_only=True)  # whatever it started and left behind
             return status
-        if time.monotonic() > until:
-            _kill(pid)
+        now = time.monotonic()
+        if now >= by:
+            return None
+        if now >= patience:
+            kill(pid)
         time.sleep(pause)
         pause = min(pause * 2, 0.02)
-    return None
 
 
-def _kill(pid: int, *, group_only: bool = False) -> None:
+def kill(pid: int, *, group_only: bool = False) -> None:
+    """Kill a child with its process group, or what is left of that group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if not group_only:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or the number of one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

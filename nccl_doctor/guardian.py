@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nccl_doctor import forks
+from nccl_doctor import errands, forks
 
 LAST_WORDS_S = 5
 """Seconds for the last words; then SIGALRM ends the process without them."""
@@ -50,7 +50,9 @@ class Guardian:
         if not self._leaving.acquire(blocking=False):
             return False
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(max(1, int(self._deadline - time.monotonic()) + LAST_WORDS_S))
+        left = max(1, int(self._deadline - time.monotonic()) + LAST_WORDS_S)
+        errands.leave_by(time.monotonic() + left)
+        signal.alarm(left)
         return True
 
     def dismiss(self) -> None:
@@ -68,6 +70,7 @@ class Guardian:
         code = 3
         try:
             signal.alarm(LAST_WORDS_S)
+            errands.leave_by(time.monotonic() + LAST_WORDS_S)
             forks.kill_living()
             code = self._last_words(reason)
         finally:

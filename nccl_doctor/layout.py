@@ -1,4 +1,4 @@
-"""Which ranks run on which host, once the hosts have said how many each starts. Pure.
+"""Which ranks run on which host, and over which backend, once the hosts have spoken. Pure.
 
 As torchrun lays them out: in order of node rank, as many on each host as it asked for, so that
 hosts may be uneven.
@@ -75,6 +75,24 @@ def agree(claims: Sequence[Claim], nnodes: int) -> bool:
         and all(node < nnodes for node in told)
         and all(claim.nnodes == nnodes for claim in claims)
     )
+
+
+def backend_of_all(told: Sequence[tuple[str, str | None]], own: str) -> str:
+    """The backend of a job whose participants were told so, each by its own options.
+
+    What most were told by name; else nccl as soon as one of them has a GPU: a host without is then
+    seen to lack one, whichever host it is.
+
+    Args:
+        told: of each participant, `auto`, `nccl` or `gloo` (empty: unknown), and its device.
+        own: that of whoever decides, which counts on a tie, and where some said nothing.
+    """
+    named = Counter(backend for backend, _ in told if backend in ("nccl", "gloo"))
+    if named:
+        return max(named, key=lambda backend: (named[backend], backend == own))
+    if not told or any(backend == "" for backend, _ in told):
+        return own
+    return "nccl" if any(device == "cuda" for _, device in told) else "gloo"
 
 
 def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:

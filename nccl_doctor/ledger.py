@@ -20,8 +20,8 @@ from nccl_doctor.options import Options
 class Ledger:
     """Letters of the participants, by seat. The coordinator has everybody's, a lost one its own.
 
-    A letter is `{"token", "pid", "launch", "env", "device", "host": {"name", "key", "addresses"},
-    "facts": {check: {round: outcome}}}`.
+    A letter is `{"token", "pid", "launch", "env", "device", "backend", "host":
+    {"name", "key", "addresses"}, "facts": {check: {round: outcome}}}`.
     """
 
     def __init__(
@@ -90,6 +90,11 @@ class Ledger:
     def launches(self) -> Mapping[int, Launch]:
         """The launch record of each participant, by seat."""
         return {seat: Launch.from_json(self._letters[seat]["launch"]) for seat in self.seats}
+
+    def backends(self) -> list[tuple[str, str | None]]:
+        """What each participant was told about the backend, and the device that it would use."""
+        letters = (self._letters[seat] for seat in self.seats)
+        return [(letter.get("backend", ""), letter["device"]) for letter in letters]
 
     def ranks_here(self) -> set[int]:
         """Distinct ranks that have signed in."""
@@ -165,6 +170,7 @@ class Ledger:
             launch=Launch.from_json(letter["launch"]),
             env=letter["env"],
             device=letter["device"],
+            backend=letter.get("backend", ""),
             pid=letter["pid"],
             signed_in_s=round(self._signed_in_s[seat], 3),
             last_breadcrumb=_last_breadcrumb(facts),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from nccl_doctor.errands import send
 from nccl_doctor.files import write_whole
 from nccl_doctor.options import Options
 from nccl_doctor.privacy import MAP, Cover, key_in, map_beside
@@ -249,11 +250,17 @@ def annotate(
     if not path:
         return
     try:
-        with open(path, "a", encoding="utf-8") as file:
-            before = "\n" if file.tell() else ""
-            file.write(before + summary(report, ROOM - file.tell() - len(before)))
+        send(Path(path).parent, lambda: _summarised(report, path))
     except OSError as error:
         _complain(f"the step summary was not written: {path}: {error.strerror or error}")
+
+
+def _summarised(report: Report, path: str) -> bytes:
+    """Runs in a child: add the summary to what the step has written."""
+    with open(path, "a", encoding="utf-8") as file:
+        before = "\n" if file.tell() else ""
+        file.write(before + summary(report, ROOM - file.tell() - len(before)))
+    return b""
 
 
 def relay(departure: Departure, launch: Launch) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor import files
+from nccl_doctor.errands import send
 from nccl_doctor.pseudonyms import Book, Text, key_of_map, known_of, redact
 from nccl_doctor.record import Report
 
@@ -83,7 +84,7 @@ class Cover:
         if target is None or not self._kinds:
             return None
         data = {**Book(self.key).to_json(), "pseudonyms": self._kinds}
-        write_private(target, json.dumps(data, indent=1, sort_keys=True) + "\n")
+        files.write_private(target, json.dumps(data, indent=1, sort_keys=True) + "\n")
         return str(target)
 
 
@@ -94,7 +95,7 @@ def read_key(path: str) -> bytes:
         OSError: it cannot be read.
         ValueError: it holds too little to be a key.
     """
-    data = Path(path).read_bytes()
+    data = files.read(path)
     found = key_of_map(data.decode("utf-8", "replace")) or data.strip()
     if len(found) < _LEAST:
         raise ValueError(f"it has to hold at least {_LEAST} characters that nobody can guess")
@@ -109,16 +110,22 @@ def key_in(folder: str | Path) -> str:
     """
     private = private_folder(folder)
     path = private / "key"
-    if not path.exists():
-        made = private / f"key.{secrets.token_hex(8)}"
-        write_private(made, secrets.token_hex(32) + "\n")
-        try:
-            os.link(made, path)  # whole, or not at all, and never over another one
-        except FileExistsError:
-            pass
-        finally:
-            made.unlink()
+    made = private / f"key.{secrets.token_hex(8)}"
+    if send(private, lambda: str(path.exists()).encode()) == b"False":
+        files.write_private(made, secrets.token_hex(32) + "\n")
+        send(private, lambda: _linked(made, path))
     return str(path)
+
+
+def _linked(made: Path, path: Path) -> bytes:
+    """Put a file in its place: whole, or not at all, and never over another one."""
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        made.unlink()
+    return b""
 
 
 def private_folder(folder: str | Path) -> Path:
@@ -128,7 +135,12 @@ def private_folder(folder: str | Path) -> Path:
         OSError: it cannot be made.
     """
     private = Path(folder) / PRIVATE
-    private.mkdir(mode=0o700, exist_ok=True)
+
+    def make() -> bytes:
+        private.mkdir(mode=0o700, exist_ok=True)
+        return b""
+
+    send(folder, make)
     return private
 
 
@@ -139,26 +151,10 @@ def map_beside(outputs: Mapping[str, str]) -> str | None:
     return f"{files[0]}{MAP}" if files else None
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, never seen in part.
-
-    Raises:
-        OSError: the folder is not there or not writable.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
 def _map_at(path: Path | None) -> dict[str, Any]:
     """The map that is there already; an empty one where none is, or what is there is none."""
     try:
-        text = path.read_text(encoding="utf-8") if path else ""
+        text = files.read(path).decode() if path else ""
         return dict(json.loads(text)) if key_of_map(text) else {}
     except (OSError, UnicodeDecodeError):
         return {}

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 
 from nccl_doctor.child import FILES, MAX_MESSAGE_BYTES, Child, Job, Line
 from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.forks import REAP_WAIT_S
 
 __all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "run"]
 
@@ -30,6 +31,8 @@ AT_ONCE = 64
 """Children at the same time."""
 PATIENCE_S = 1.0
 """What takes longer than this in a shared child has it for itself."""
+STACK_WAIT_S = 0.3
+"""For the stacks of those that missed their deadlines."""
 _OWN_FILES = 64
 """What a child needs for itself."""
 
@@ -38,7 +41,7 @@ def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Ou
     """Run every job in a child, as many at once as there is room for, and wait for all.
 
     Args:
-        jobs: what to run; returns by the latest of their deadlines, plus a second to collect.
+        jobs: what to run; returns by the latest of their deadlines, and 1.5 s to collect.
         tick: called several times a second while waiting.
 
     Returns: outcomes in the order of `jobs`.
@@ -95,10 +98,23 @@ class _Crew:
                 self._to_come += [[job] for job in child.relieve()]
         now = time.monotonic()
         late = [child for child in self._children if now >= child.job.deadline]
-        for child in late:  # all at once: each needs a moment to answer
-            child.ask()
+        if not late:
+            return
+        # Each step for all at once: each of many that are wedged needs its moment, and nobody is
+        # waited for who cannot even be killed.
         for child in late:
-            self._end(child, late=True)
+            child.ask()
+        until = time.monotonic() + STACK_WAIT_S
+        silent = late
+        while silent and time.monotonic() < until:
+            time.sleep(0.01)
+            silent = [child for child in silent if not child.answered()]
+        time.sleep(0.02)  # a stack is written thread by thread
+        for child in late:
+            child.kill()
+        by = time.monotonic() + REAP_WAIT_S
+        for child in late:
+            self._end(child, by)
 
     def listen(self) -> None:
         """Hear what children have to say, for a moment or until the next deadline."""
@@ -111,17 +127,18 @@ class _Crew:
         for pipe in readable:
             child = by_pipe[pipe]
             if not child.pump():
-                self._end(child, late=False)
+                self._end(child)
             elif child.ready:
                 done = child.job
                 self._outcomes[id(done)] = child.send_on()
 
-    def _end(self, child: Child, *, late: bool) -> None:
+    def _end(self, child: Child, by: float | None = None) -> None:
+        """`by`: as for `Child.conclude`, of one that is late."""
         self._children.remove(child)
         rest = child.relieve()
         job, fell = child.job, child.fell
-        self._outcomes[id(job)] = child.conclude(late=late)
-        if fell and not late and time.monotonic() < job.deadline:
+        self._outcomes[id(job)] = child.conclude(by)
+        if fell and by is None and time.monotonic() < job.deadline:
             self._to_come.append([job])  # not what another left behind in that process: once more
         if rest:
             self._to_come.append(rest)

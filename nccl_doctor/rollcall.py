@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from nccl_doctor.examine import SETTLE_S, Run, take_place
 from nccl_doctor.hostlaunch import OWN
-from nccl_doctor.layout import Claim, Layout, agree, lay_out
+from nccl_doctor.layout import Claim, Layout, agree, backend_of_all, lay_out
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model import number_range
@@ -65,6 +65,8 @@ class RollCall:
             lambda: not missing() and len(self._ledger.seats) >= heads,
             lambda: f"ranks {number_range(sorted(missing()))}",
         )
+        # Not by this host alone: if it has lost its GPUs, the job will still want them.
+        run.backend = backend_of_all(self._ledger.backends(), run.backend)
         roster = {"nonce": run.nonce, "backend": run.backend, "next_s": SETTLE_S + OPERATION_S}
         self._box.put("roster", {**roster, "tokens": self._tokens()})
 

@@ -71,34 +71,39 @@ def run_host(
     def start_siblings(place: Place, meeting: Address) -> None:
         os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
-    children = {forks.fork_child(partial(first, start_siblings)): 0}
+    running = {forks.fork_child(partial(first, start_siblings)): 0}
     os.close(word_end)
     for number in _FORWARDED:
-        signal.signal(number, lambda number, _: _forward(children, number))
+        signal.signal(number, lambda number, _: _forward(running, number))
     codes: dict[int, int] = {}
     waiting, killed = True, False
-    while len(codes) < len(children):
+    while running:
         if waiting and select.select([word], [], [], 0)[0]:
             waiting = False
             if told := os.read(word, 4096):
                 place, (host, port) = json.loads(told)
                 body = partial(sibling, Place(**place), (host, port))
                 for local in range(1, nproc):
-                    children[forks.fork_child(partial(body, local))] = local
+                    running[forks.fork_child(partial(body, local))] = local
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in children:
-            codes[children[pid]] = os.waitstatus_to_exitcode(status)
+        if pid in running:
+            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+        elif time.monotonic() > deadline + _GRACE_S + forks.REAP_WAIT_S:
+            break  # what SIGKILL does not end either waits in the kernel, maybe for ever
         elif time.monotonic() > deadline + _GRACE_S and not killed:
             killed = True
-            _forward(children, signal.SIGKILL)
+            _forward(running, signal.SIGKILL)
         elif not pid:
             time.sleep(0.01)
     os.close(word)
-    if codes[0] < 0:
-        name = signal.Signals(-codes[0]).name
-        sys.stderr.write(f"nccl-doctor: local rank 0 was killed by {name}: there is no report\n")
-        return 3
-    return codes[0]
+    if 0 not in codes:
+        how = "waits in the kernel and cannot be killed"
+    elif codes[0] < 0:
+        how = f"was killed by {forks.signal_name(-codes[0])}"
+    else:
+        return codes[0]
+    sys.stderr.write(f"nccl-doctor: local rank 0 {how}: its report, if any, is not whole\n")
+    return 3
 
 
 def _forward(pids: Mapping[int, int], number: int) -> None:

@@ -61,7 +61,7 @@ class Supervisor:
         self._is_second = False
         self._box: Mailbox | None = None
         self._views = Views(
-            run.options.output_dir,
+            run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
             redact=run.options.redact,
             redact_key=run.options.redact_key,

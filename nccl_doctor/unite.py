@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 from nccl_doctor.cluster import ALONE, Cluster, Facts, Host, Rank
 from nccl_doctor.hostlaunch import OWN
 from nccl_doctor.launch import Launch
-from nccl_doctor.layout import Claim, lay_out
+from nccl_doctor.layout import Claim, backend_of_all, lay_out
 
 T = TypeVar("T", int, str)
 V = TypeVar("V")
@@ -73,7 +73,7 @@ def unite(clusters: Sequence[Cluster]) -> Cluster:
         ordered[0],
         world_size=shape.world_size,
         nnodes=shape.nnodes,
-        backend=met.backend if met else _most_common(cluster.backend for cluster in ordered),
+        backend=met.backend if met else _backend_of_views(ordered),
         hosts=(*hosts, *nobody.values()),
         ranks=tuple(ranks),
         complete=met is not None or not nobody,
@@ -233,6 +233,12 @@ def _renumbered(view: _View, start: tuple[int, int] | None) -> _View:
         launch = rank.launch and replace(rank.launch, rank=number, node_rank=node)
         ranks.append(replace(rank, rank=number, launch=launch))
     return replace(view, host=replace(view.host, node_rank=node), ranks=tuple(ranks))
+
+
+def _backend_of_views(ordered: Sequence[Cluster]) -> str:
+    """What a roll call would have made of it."""
+    told = [(rank.backend, rank.device) for cluster in ordered for rank in cluster.present]
+    return backend_of_all(told, _most_common(cluster.backend for cluster in ordered))
 
 
 def _most_common(values: Iterable[T]) -> T:

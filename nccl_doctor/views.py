@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from nccl_doctor.files import write_whole
-from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder, write_private
+from nccl_doctor.errands import send
+from nccl_doctor.files import write_private, write_whole
+from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder
 from nccl_doctor.record import Report
 
-_POLL_S = 0.1
+_POLL_S = 0.2
 
 
 class Views:
@@ -78,7 +80,8 @@ class Views:
             cover.write(self._folder / f"{path.name}{MAP}")
             write_whole(path, _text(seen))
             if heard:
-                self._path(self._folder, node_rank, report).unlink(missing_ok=True)
+                private = self._path(self._folder, node_rank, report)
+                send(self._folder, lambda: _removed([private]))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
             return f"the own view was not saved: {self._open}: {why}"
@@ -91,46 +94,72 @@ class Views:
         """
         until = time.monotonic() + patience_s
         while True:
-            found = {node: view for node in nodes if (view := self._read(node)) is not None}
+            found = self._read(nodes, self._folder)
             told = [view for view in found.values() if any(host["facts"] for host in view.hosts)]
             if len(told) == len(nodes) or time.monotonic() > until or self._folder is None:
                 self._forget(found)
                 return [found[node] for node in sorted(found)]
             time.sleep(_POLL_S)
 
-    def _forget(self, nodes: Iterable[int]) -> None:
+    def _forget(self, nodes: Collection[int]) -> None:
         """Names that were heard need not lie there any longer."""
-        if self._folder is not None and self._redact:
-            for node in nodes:
-                with contextlib.suppress(OSError):
-                    (self._folder / f"node{node}.json").unlink()
+        folder = self._folder
+        if folder is not None and nodes and self._redact:
+            with contextlib.suppress(OSError):
+                send(folder, lambda: _removed(folder / f"node{node}.json" for node in nodes))
 
     def _path(self, folder: Path, node: int, report: Report) -> Path:
         """Where a host's view belongs: aside, where another host's lies under that node rank."""
-        mine, there = report.hosts[0], self._read(node, folder)
+        mine, there = report.hosts[0], self._read([node], folder).get(node)
         if there is not None and there.hosts and there.hosts[0].get("key") != mine.get("key"):
             return folder / f"node{node}.{mine['host']}.json"
         return folder / f"node{node}.json"
 
-    def _read(self, node: int, folder: Path | None = None) -> Report | None:
-        folder = folder or self._folder
-        if folder is None:
-            return None
-        path = folder / f"node{node}.json"
-        try:
-            if path.stat().st_mtime < self._oldest:
-                return None
-            return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            return None
+    def _read(self, nodes: Collection[int], folder: Path | None) -> dict[int, Report]:
+        """Node → its view, of those that lie in the folder and belong to this run."""
+        if folder is None or not nodes:
+            return {}
+        found = {}
+        with contextlib.suppress(OSError):
+            texts = json.loads(send(folder, lambda: _texts(folder, nodes, self._oldest)))
+            for node, text in texts:
+                with contextlib.suppress(ValueError):
+                    found[node] = Report.from_json(json.loads(text))
+        return found
 
     def _now(self) -> float:
         """The time by the clock that stamps the files of the folder."""
-        if self._folder is not None:
-            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=self._folder) as file:
-                return Path(f"/proc/self/fd/{file.fileno()}").stat().st_mtime
+        folder = self._folder
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                return float(send(folder, lambda: _stamp(folder)))
         return time.time()
 
 
 def _text(report: Report) -> str:
     return json.dumps(report.to_json(), indent=1) + "\n"
+
+
+# -- in a child, as the folder may not answer ---------------------------------------------------
+
+
+def _texts(folder: Path, nodes: Collection[int], oldest: float) -> bytes:
+    """As JSON: node and text of each file that is not older."""
+    found = []
+    for node in nodes:
+        path = folder / f"node{node}.json"
+        with contextlib.suppress(OSError, ValueError):
+            if path.stat().st_mtime >= oldest:
+                found.append((node, path.read_text(encoding="utf-8")))
+    return json.dumps(found).encode()
+
+
+def _stamp(folder: Path) -> bytes:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return str(os.fstat(file.fileno()).st_mtime).encode()
+
+
+def _removed(paths: Iterable[Path]) -> bytes:
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return b""

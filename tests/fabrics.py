@@ -1,4 +1,4 @@
-"""Recorded trees of sysfs and procfs: hosts with RDMA devices and GPUs, below a made-up root."""
+"""Made-up trees of sysfs and procfs: hosts with RDMA devices and GPUs, below another root."""
 
 from __future__ import annotations
 
@@ -113,6 +113,36 @@ def add_route(root: Path, nic: str, network: str) -> None:
         words = [each.packed[::-1].hex().upper() for each in (to, mask)]
         before += f"{nic}\t{words[0]}\t{gateway}\t0001\t0\t0\t0\t{words[1]}\t0\t0\t0\n"
     write(root, "proc/net/route", before)
+
+
+VERBS = """
+#include <stdlib.h>
+struct device { const char *name; int mtu; };
+struct attributes { int state, max_mtu, active_mtu, gid_tbl_len; };
+static struct device all[] = { %s };
+#define COUNT ((int)(sizeof all / sizeof *all))
+struct device **ibv_get_device_list(int *count) {
+    struct device **list = calloc(COUNT + 1, sizeof *list);
+    for (int i = 0; i < COUNT; i++) list[i] = all + i;
+    *count = COUNT;
+    return list;
+}
+void ibv_free_device_list(struct device **list) { free(list); }
+const char *ibv_get_device_name(struct device *device) { return device->name; }
+struct device *ibv_open_device(struct device *device) { return device->mtu ? device : NULL; }
+int ibv_query_port(struct device *device, unsigned char port, struct attributes *said) {
+    if (port != 1) return 22;
+    *said = (struct attributes){ 4, 5, device->mtu, 256 };
+    return 0;
+}
+int ibv_close_device(struct device *device) { return 0; }
+"""
+"""Source of a stand-in for libibverbs: devices with one port each; the MTU is 5 for 4096."""
+
+
+def verbs_source(**mtus: int) -> str:
+    """Device → code of its MTU; 0: it cannot be opened."""
+    return VERBS % ", ".join(f'{{"{name}", {code}}}' for name, code in mtus.items())
 
 
 LOCAL = "fe80:0000:0000:0000:0ac0:ebff:fe01:0203"

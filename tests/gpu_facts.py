@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from nccl_doctor.api import Cluster
+from nccl_doctor.checks.gpu_work import GpuWork
+from tests.clusters import make_cluster
+
 H100 = "NVIDIA H100 80GB HBM3"
 H200 = "NVIDIA H200"
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -37,6 +41,7 @@ def facts(node: int, local: int, gpus: int = 8, **changes: Any) -> dict[str, Any
         "devices": devices,
         "device": local % len(devices) if devices else None,
         "arch_list": ARCHS,
+        "start_s": 0.5,
     }
     return {**made, **changes}
 
@@ -63,6 +68,7 @@ def worked(rank: int, *tries: dict[str, float], **changes: Any) -> dict[str, Any
         "device": rank % 4,
         "model": H200,
         "uuid": f"GPU-{rank}",
+        "start_s": 0.5,
         "context_s": 1.2,
         "wrong": [],
         "error": None,
@@ -70,3 +76,28 @@ def worked(rank: int, *tries: dict[str, float], **changes: Any) -> dict[str, Any
         "tries": list(tries),
     }
     return {**facts, **changes}
+
+
+def rates(
+    half: float = 700, copy: float = 4300, to_device: float = 54, to_host: float = 55
+) -> dict[str, float]:
+    """A healthy H200: TFLOP/s, then GB/s."""
+    across = {"to_device": to_device * 1e9, "to_host": to_host * 1e9}
+    return {"half": half * 1e12, "copy": copy * 1e9, **across}
+
+
+def cluster(by_rank: dict[int, Any], hosts: int = 2) -> Cluster:
+    """Four ranks per host; who is not said works well, and was not measured."""
+    full = {rank: by_rank.get(rank, worked(rank)) for rank in range(4 * hosts)}
+    names = [f"nd{i}" for i in range(hosts)]
+    return make_cluster(names, 4, check=GpuWork.name, by_rank=full, backend="nccl")
+
+
+def measured(odd: dict[int, Any], hosts: int = 2, **usual: float) -> Cluster:
+    """All GPUs within 2 % of each other, but for the odd ones."""
+    usual = {"half": 700, "copy": 4300, **usual}
+    made = {}
+    for rank in range(4 * hosts):
+        one = rates(**{key: value * (1 + 0.005 * (rank % 4)) for key, value in usual.items()})
+        made[rank] = odd.get(rank, worked(rank, one, one))
+    return cluster(made, hosts)

@@ -28,6 +28,9 @@ def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
         "pstate": 0,
         "temperature": 31,
         "slowdown_temperature": 92,
+        "margin_temperature": None,
+        "memory_temperature": 40,
+        "memory_max_temperature": 105,
         "power_mw": 70_000,
         "power_limit_mw": 700_000,
         "default_power_limit_mw": 700_000,
@@ -51,6 +54,8 @@ def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
         "retired_pages": None,
         "memory": {"total": 80 * GIB, "used": GIB},
         "processes": [],
+        "banks_without_spare": 0,
+        "sram_threshold_exceeded": 0,
         "ecc": [1, 1],
         "mig": [0, 0],
         "remapped": {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0},
@@ -58,7 +63,7 @@ def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
         "recovery_action": "NONE",
         "nvlinks": [1] * 18,
         "nvlink_errors": {"replay": 0, "recovery": 0, "crc_flit": 0},
-        "fabric": {"state": "COMPLETED", "status": 0, "degraded": False},
+        "fabric": {"state": "COMPLETED", "status": 0, "degraded": False, "health_mask": 0},
     }
     return {**made, **changes}
 
@@ -100,6 +105,9 @@ def state(node: int, gpus: list[dict[str, Any]] | None = None, **changes: Any) -
         "gpus": made,
         "p2p": {"OK": pairs_of(len(made))},
         "nearest": {"NODE": near(len(made)), "SYSTEM": far(len(made))},
+        "pairs_refused": {"p2p": {}, "nearest": {}},
+        "pairs_error": None,
+        "p2p_off": False,
         "kernel_log": {"source": "/dev/kmsg", "reason": "", "xids": [], "sxids": []},
         "fabric_manager": {"switches": 4, "running": True, "misfit": None},
         "own": [],

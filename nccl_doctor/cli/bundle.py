@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +14,7 @@ import click
 
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
-from nccl_doctor.cli.saving import NotSaved, read_report
+from nccl_doctor.cli.saving import NotSaved, check_place, read_report
 
 if TYPE_CHECKING:
     from nccl_doctor.bundle import Bundle, Piece
@@ -85,7 +86,6 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     "logs",
     metavar="FILE",
     multiple=True,
-    type=click.Path(exists=True, dir_okay=False, readable=True),
     help="A log to put in too, for example one of NCCL_DEBUG_FILE; may be given again.",
 )
 @click.option("--no-tools", is_flag=True, help="Leave out what nvidia-smi, ibstat, ip … print.")
@@ -102,10 +102,11 @@ def bundle(
     from nccl_doctor.bundle import Bundle, named_logs, read_logs
     from nccl_doctor.privacy import MAP
 
+    for log in logs:
+        check_place(f"--log {log}", Path(log).parent, partial(_wrong_with_log, Path(log)))
     saved = read_report(file)
     path = Path(output or _default_output(file))
-    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--output {path}: not a file in a folder that can be written")
+    check_place(f"--output {path}", path.parent, lambda: _wrong_with(path))
     cover = _cover(f"{path}{MAP}", file, **given)
     packed = Bundle()
     pieces = [
@@ -145,6 +146,18 @@ def _beside(file: str) -> str | None:
     from nccl_doctor.privacy import MAP
 
     return None if file == "-" else f"{file}{MAP}"
+
+
+def _wrong_with(target: Path) -> str:
+    if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
+        return "not a file in a folder that can be written"
+    return ""
+
+
+def _wrong_with_log(log: Path) -> str:
+    if not log.exists():
+        return "no such file"
+    return "" if log.is_file() and os.access(log, os.R_OK) else "not a file that can be read"
 
 
 def _default_output(file: str) -> str:

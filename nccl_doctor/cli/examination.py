@@ -41,7 +41,7 @@ def _run_options(function: F) -> F:
                 type=click.Choice(["auto", "nccl", "gloo"]),
                 default="auto",
                 show_default=True,
-                help="What the job will use; auto: nccl where there is a GPU.",
+                help="What the job will use; auto: nccl where any host has a GPU.",
             ),
             click.option("--select", type=Names(), help="Only these checks or finding codes."),
             click.option("--ignore", type=Names(), help="All but these checks or finding codes."),

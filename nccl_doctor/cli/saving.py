@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from nccl_doctor import files
+from nccl_doctor.errands import send
 from nccl_doctor.profiles import PROFILES
 
 if TYPE_CHECKING:
@@ -66,8 +68,7 @@ def _read(file: str) -> bytes:
     """All of a file, or one byte more than a report may have."""
     if file == "-":
         return sys.stdin.buffer.read(LARGEST + 1)
-    with Path(file).open("rb") as stream:
-        return stream.read(LARGEST + 1)
+    return files.read(file, LARGEST + 1)
 
 
 def output_options(function: F) -> F:
@@ -138,18 +139,34 @@ def outputs_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, str
 
 def _check_path(name: str, path: str) -> None:
     """Before anything starts: a report that cannot be written is found out too late otherwise."""
-    target = Path(path)
+    if not path:
+        raise click.UsageError(f"--{name} '': a file name is needed")
+    check_place(f"--{name} {path}", Path(path).parent, lambda: _wrong_with(Path(path)))
+
+
+def check_place(what: str, folder: str | Path, wrong_with: Callable[[], str]) -> None:
+    """What is wrong with a folder where something is to be written, as an error of `what`.
+
+    Raises:
+        click.UsageError: `wrong_with` says so, or the disk does not answer.
+    """
+    try:
+        words = send(folder, lambda: wrong_with().encode()).decode()
+    except OSError as error:
+        words = str(error.strerror)
+    if words:
+        raise click.UsageError(f"{what}: {words}")
+
+
+def _wrong_with(target: Path) -> str:
     folder = target.parent
-    if not path or target.is_dir():
-        raise click.UsageError(
-            f"--{name} {path or repr(path)}: a file name is needed, not a folder"
-        )
+    if target.is_dir():
+        return "a file name is needed, not a folder"
     if target.exists() and os.access(target, os.W_OK):
-        return  # a device, a mounted file: written where it stands
+        return ""  # a device, a mounted file: written where it stands
     if not folder.is_dir():
-        raise click.UsageError(f"--{name} {path}: the folder {folder} does not exist; create it")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--{name} {path}: the folder {folder} is not writable")
+        return f"the folder {folder} does not exist; create it"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"the folder {folder} is not writable"
 
 
 def give(

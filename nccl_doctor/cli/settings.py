@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
 from nccl_doctor.cli.redaction import redaction_of
-from nccl_doctor.cli.saving import check_profile, outputs_of, wants_github
+from nccl_doctor.cli.saving import check_place, check_profile, outputs_of, wants_github
 
 if TYPE_CHECKING:
     from nccl_doctor.options import Options
@@ -150,7 +150,12 @@ def check_output_dir(path: str | None) -> None:
     """
     if path is None:
         return
-    if not os.path.isdir(path):
-        raise click.UsageError(f"--output-dir {path or repr(path)}: no such folder; create it")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--output-dir {path}: the folder is not writable")
+    if not path:
+        raise click.UsageError("--output-dir '': no such folder; create it")
+    check_place(f"--output-dir {path}", path, lambda: _wrong_with(path))
+
+
+def _wrong_with(folder: str) -> str:
+    if not os.path.isdir(folder):
+        return "no such folder; create it"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "the folder is not writable"

@@ -11,6 +11,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nccl_doctor import files
+
 PREFIXES = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
 ENV_FILE = ".deepspeed_env"
 
@@ -32,14 +34,15 @@ def exported(environ: Mapping[str, str], home: Path, cwd: Path) -> dict[str, str
     found["PYTHONPATH"] = f"{cwd}:{inherited}" if inherited else str(cwd)
     for folder in (home, cwd):
         file = folder / environ.get("DS_ENV_FILE", ENV_FILE)
-        if file.is_file():
-            found |= _read(file)
+        found |= _read(file)
     return found
 
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = files.read(file).decode().splitlines()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ExportsError(f"{file} cannot be read: {error}") from error
     found = {}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from nccl_doctor import files
 from nccl_doctor.suggest import suggest
 
 MAX_BYTES = 1 << 20
@@ -51,12 +51,8 @@ def read(path: str) -> tuple[Entry, ...]:
     Raises:
         HostfileError: it cannot be read, names no host, or has lines that are wrong.
     """
-    file = Path(path)
     try:
-        if file.exists() and not file.is_file():  # a pipe might block for ever
-            raise HostfileError(f"--hostfile {path}: not a file")
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = files.read(path, MAX_BYTES + 1)
     except OSError as error:
         raise HostfileError(f"--hostfile {path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:

@@ -168,7 +168,7 @@ def converse(
             ):
                 lost = talk.lost()
             for ssh in talk.running():
-                if lost is not None and ssh.ready and not ssh.told:
+                if lost is not None and ssh.ready and not (ssh.told or talk.hung_up):
                     ssh.tell(word(lost).encode())
             if talk.interrupted and not talk.hung_up:
                 talk.hang_up()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import stat
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from nccl_doctor import files
 from nccl_doctor.contract import Check
+from nccl_doctor.errands import send
 from nccl_doctor.history.past import Earlier, Past
 from nccl_doctor.record import Report
 
@@ -34,20 +38,21 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
         ValueError: the file is not a report; says why.
     """
     place = Path(path)
-    if not place.is_dir():
+    there = json.loads(send(place, lambda: _newest_first(place)))
+    if there is None:
         return Past(path, (_earlier(place, checks),))
     found: list[Earlier] = []
     left_out: Counter[str] = Counter()
     end = time.monotonic() + BUDGET_S
-    for number, file in enumerate(_newest_first(place)):
+    for number, (name, size) in enumerate(there):
         if number >= NEWEST or time.monotonic() > end:
             left_out["older, not read"] += 1
             continue
         try:
-            if file.stat().st_size > LARGEST:
+            if size > LARGEST:
                 left_out["too large"] += 1
                 continue
-            found.append(_earlier(file, checks))
+            found.append(_earlier(place / name, checks))
         except OSError:
             left_out["not readable"] += 1
         except ValueError:
@@ -56,20 +61,24 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
 
 
 def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
-    data = file.read_bytes()
+    data = files.read(file)
     try:
         return Earlier.of(str(file), Report.from_json(json.loads(data)), checks)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
 
-def _newest_first(folder: Path) -> Iterator[Path]:
-    files = [each for each in folder.iterdir() if each.suffix == ".json" and each.is_file()]
-    yield from sorted(files, key=lambda file: (_changed(file), file.name), reverse=True)
+def _newest_first(place: Path) -> bytes:
+    """As JSON: name and bytes of each report of a folder, by its last change; null for a file.
 
-
-def _changed(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:  # gone meanwhile
-        return 0.0
+    Runs in a child, as the folder may not answer.
+    """
+    if not place.is_dir():
+        return b"null"
+    found = []
+    for file in place.iterdir():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            told = file.stat()
+            if file.suffix == ".json" and stat.S_ISREG(told.st_mode):
+                found.append((told.st_mtime, file.name, told.st_size))
+    return json.dumps([(name, size) for _, name, size in sorted(found, reverse=True)]).encode()

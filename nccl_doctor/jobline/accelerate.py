@@ -21,6 +21,7 @@ from nccl_doctor.jobline.record import (
     JobLine,
     JobLineError,
     Said,
+    is_file,
     number,
 )
 from nccl_doctor.suggest import suggest
@@ -73,9 +74,9 @@ def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine
 def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
     if named is None:
         path = accelerate_config.default_path(environ)
-        return accelerate_config.load(path) if path.is_file() and not cpu else None
+        return accelerate_config.load(path) if not cpu and is_file(path) else None
     path = cwd / named.text
-    if not path.is_file():
+    if not is_file(path):
         raise JobLineError(f"{named.source} {named.text}: no such file")
     return accelerate_config.load(path)
 

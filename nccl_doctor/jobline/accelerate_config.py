@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor import files
 from nccl_doctor.jobline.record import JobLineError, Said
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w-]*):(?:\s+(?P<value>.*))?")
@@ -49,8 +50,7 @@ def load(path: Path) -> Config:
         JobLineError: it cannot be read, or is a JSON file that is none.
     """
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
+        data = files.read(path, _MAX_BYTES + 1)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise JobLineError(f"{path}: cannot be read: {error.strerror}") from error

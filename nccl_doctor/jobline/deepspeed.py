@@ -21,6 +21,7 @@ from nccl_doctor.jobline.record import (
     JobLineError,
     Said,
     Told,
+    is_file,
     number,
 )
 from nccl_doctor.suggest import suggest
@@ -69,7 +70,7 @@ def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -
     if "autotuning" in told:
         draft.note(f"{told['autotuning'].source} starts many short jobs: examined as one")
     named = told.get("hostfile", Said(HOSTFILE, DEFAULT))
-    if (cwd / named.text).is_file():
+    if is_file(cwd / named.text):
         _many(draft, told, named, cwd)
     elif named.source == DEFAULT:
         _alone(draft, told)

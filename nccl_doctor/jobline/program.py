@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nccl_doctor.errands import send
 from nccl_doctor.jobline.record import JobLineError
 from nccl_doctor.jobline.wrappers import unwrap
 from nccl_doctor.suggest import suggest
@@ -23,6 +25,16 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> str | N
     """
     if not argv or not argv[0]:
         return "there is no command behind --"
+    try:
+        told = send((cwd / argv[0]).parent, lambda: json.dumps(_which(argv, environ, cwd)).encode())
+    except OSError as error:
+        return f"{argv[0]}: {error.strerror}"
+    problem: str | None = json.loads(told)
+    return problem
+
+
+def _which(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> str | None:
+    """Runs in a child: a folder of PATH may be on a disk that does not answer."""
     problem = _missing(argv[0], environ.get("PATH", _DEFAULT_PATH), cwd)
     if problem:
         return problem

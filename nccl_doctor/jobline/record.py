@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from nccl_doctor.errands import send
 from nccl_doctor.fleet.hostfile import Entry
 
 
 class JobLineError(ValueError):
     """The line cannot start the job that it describes; the text is one line that says why."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there that a line names, or that its launcher would look for.
+
+    Raises:
+        JobLineError: its disk does not answer.
+    """
+    try:
+        return send(path.parent, lambda: str(path.is_file()).encode()) == b"True"
+    except OSError as error:
+        raise JobLineError(f"{path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

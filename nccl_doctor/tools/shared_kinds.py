@@ -90,3 +90,33 @@ FABRIC_MANAGER_DOWN = Kind(
     "`nvidia-smi -q | grep -A2 Fabric` until it says Completed",
     drains=True,
 )
+PCIE_ERRORS = Kind(
+    "pcie-errors",
+    Layer.DEVICE,
+    "A PCIe link of a GPU or a network card makes errors",
+    "Each corrected error sends a packet again; one that cannot be corrected loses it, and the GPU "
+    "or the card may fall off the bus.",
+    "reseat the card, its riser or cable, or use another slot; lspci -vvs <address>, and "
+    "`dmesg | grep -e AER -e 'PCIe Bus Error'`",
+    Severity.WARN,
+)
+MEMORY_ERRORS = Kind(
+    "memory-errors",
+    Layer.HOST,
+    "Memory of the host had errors",
+    "A module that had errors has more of them sooner or later, and one that cannot be corrected "
+    "kills the process that needs the data, or the machine.",
+    "have the module replaced at the next occasion; `dmesg | grep -e EDAC -e 'Hardware Error'`, "
+    "ras-mc-ctl --errors",
+    Severity.WARN,
+    later=True,
+)
+MEMORY_FAILING = Kind(
+    "memory-failing",
+    Layer.HOST,
+    "Memory of the host has errors now that cannot be corrected",
+    "The kernel takes the page away: a process that needs it is killed (SIGBUS), and where the "
+    "kernel itself does, the machine stops.",
+    "drain the host and have the module replaced; `dmesg | grep -e EDAC -e 'Hardware Error'`",
+    drains=True,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -9,4 +10,6 @@ FOLDER = Path(__file__).parent
 
 def broken(fault: str) -> dict[str, str]:
     """Changes to the environment of a rank whose torch has a fault (see `sitecustomize`)."""
-    return {"PYTHONPATH": str(FOLDER), "TEST_BREAK": fault}
+    before = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, (str(FOLDER), before)))
+    return {"PYTHONPATH": path, "TEST_BREAK": fault}

@@ -174,6 +174,51 @@ def another_seed(dist: Any) -> None:
     torch.manual_seed = lambda seed: real(seed + 1)
 
 
+def sees_one_gpu(dist: Any) -> None:
+    """A torch with CUDA where this process is given one GPU, whatever its local rank: `cuda:0`.
+
+    The CPU is that GPU, and gloo is NCCL: torch allows tensors on `cpu:0`, and on no `cpu:1`.
+    """
+    torch = sys.modules["torch"]
+    real_device, real_init = torch.device, dist.init_process_group
+
+    class Devices(type):
+        def __instancecheck__(cls, one: object) -> bool:
+            return isinstance(one, real_device)
+
+        def __call__(cls, kind: Any, *index: int) -> Any:
+            return real_device(kind.replace("cuda", "cpu"), *index)
+
+    def use(device: Any) -> None:
+        if device.index:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+
+    def name_of(device: Any) -> str:
+        use(device)
+        return "a GPU"
+
+    def init_process_group(backend: str, *args: Any, **kwargs: Any) -> Any:
+        return real_init(backend.replace("nccl", "gloo"), *args, **kwargs)
+
+    torch.device = Devices("device", (), {})
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.set_device, torch.cuda.get_device_name = use, name_of
+    dist.init_process_group = init_process_group
+
+
+def p2p_is_broken(dist: Any) -> None:
+    """As `sees_one_gpu`, and an all-reduce among several never ends while P2P is on."""
+    sees_one_gpu(dist)
+    real = dist.all_reduce
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        while dist.get_world_size() > 1 and os.environ.get("NCCL_P2P_DISABLE") != "1":
+            time.sleep(60)
+        return real(*args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
@@ -191,6 +236,8 @@ FAULTS = {
         no_device_mesh,
         sleeps_in_its_second_all_reduce,
         meets_nobody,
+        sees_one_gpu,
+        p2p_is_broken,
     )
 }
 

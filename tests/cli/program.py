@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.nursery import Forked
+from tests.nursery import READ_EARLY, Forked
 
 # A launcher's variables around the tests would be taken for the job's.
 CLEAN = {
@@ -34,8 +34,8 @@ def program(
     timeout_s: float = 60.0,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    if env is None and not more:
-        return _forked(arguments, cwd or Path.cwd(), timeout_s)
+    if not (more or any(name.startswith(READ_EARLY) for name in env or {})):
+        return _forked(arguments, {**CLEAN, **(env or {})}, cwd or Path.cwd(), timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "nccl_doctor", *arguments],
         cwd=cwd,
@@ -49,11 +49,11 @@ def program(
 
 
 def _forked(
-    arguments: Sequence[str], folder: Path, timeout_s: float
+    arguments: Sequence[str], env: Mapping[str, str], folder: Path, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as outputs:
         out, err = Path(outputs, "out"), Path(outputs, "err")
-        process = Forked(arguments, CLEAN, folder=folder, out=out, err=err)
+        process = Forked(arguments, env, folder=folder, out=out, err=err)
         try:
             code = process.wait(timeout_s)
         finally:

@@ -31,6 +31,9 @@ from nccl_doctor.verdict import judge_again
 from tests.cli.program import CLEAN, error_of, program
 from tests.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 
+OTHERS = ("merge", "diff", "bundle", "issue")
+"""Subcommands that read a report as `judge` does, and as large a one."""
+
 
 def broken(*path: Any, value: Any) -> str:
     data = json.loads(SAVED)
@@ -201,7 +204,9 @@ def test_a_report_of_100_mb_is_shown_in_every_format(large, form, tmp_path):
         assert size < 1e6
 
 
-@pytest.mark.parametrize("name", ["judge", "merge", "diff", "bundle", "issue"])
+@pytest.mark.parametrize(
+    "name", ["judge", *(pytest.param(each, marks=pytest.mark.wide) for each in OTHERS)]
+)
 def test_a_report_of_100_mb_is_read_by_every_subcommand(large, name, tmp_path):
     (tmp_path / "GOOD").write_text(SAVED)
     arguments = [str(large) if word == "BAD" else word for word in READS[name][0]]

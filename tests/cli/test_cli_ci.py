@@ -157,8 +157,7 @@ def test_the_action_fails_closed(tmp_path: Path, case: str):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (tmp_path / "plugin").mkdir()
-    plugin = install(tmp_path / "plugin", MISTAKES["raised"])
+    plugin = install(tmp_path / "plugin", {"bad": MISTAKES["cannot_look"][0]})
     done, told = act(tmp_path, path=plugin, gpus="0", args=options.replace("PORT", str(port)))
     assert done.returncode == code, done
     assert told["verdict"] == ("fail" if code == 1 else "unknown")

@@ -89,7 +89,7 @@ def _with(folder: str) -> list[str]:
 # --- as a user types it ---
 
 
-@pytest.mark.parametrize("host", ["good", "noisy", "slow"])
+@pytest.mark.parametrize("host", ["good", "noisy", pytest.param("slow", marks=pytest.mark.wide)])
 def test_one_host(run: Run, tmp_path: Path, host: str):
     done = run(f"{host} slots=2\n", *QUICK, "--json", "report.json")
     data = json.loads((tmp_path / "report.json").read_text())
@@ -179,6 +179,7 @@ def test_the_port_of_ssh_in_the_line_of_the_job_is_used(tmp_path: Path, env: dic
     assert (tmp_path / "log").read_text().count("-p 2222 --") == 2
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_all_and_still_reports(tmp_path: Path, env: dict[str, str]):
     (tmp_path / "hosts").write_text("good slots=1\nstuck slots=1\n")
     with subprocess.Popen(
@@ -199,6 +200,7 @@ def test_ctrl_c_ends_all_and_still_reports(tmp_path: Path, env: dict[str, str]):
     assert "Traceback" not in err
 
 
+@pytest.mark.wide
 def test_no_orphan_when_it_is_killed(tmp_path: Path, env: dict[str, str]):
     (tmp_path / "hosts").write_text("good slots=2\nslow slots=2\n")
     process = subprocess.Popen(

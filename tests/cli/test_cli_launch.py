@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.nursery import Forked
 from tests.ranks.ranks import free_port, rank_env
 
 BAD = [
@@ -37,20 +38,18 @@ MORE = [
 )
 def test_bad_variable(tmp_path, name, value, code):
     path = tmp_path / "report.json"
-    command = [sys.executable, "-m", "nccl_doctor", "run", "--json", str(path)]
-    done = subprocess.run(
-        [*command, "--level=quick", "--join-timeout=2", "--timeout=30"],
-        env=rank_env(0, 1, free_port(), **{name: value}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=tmp_path,
+    err = tmp_path / "err"
+    done = Forked(
+        ["run", "--json", str(path), "--level=quick", "--join-timeout=2", "--timeout=30"],
+        rank_env(0, 1, free_port(), **{name: value}),
+        folder=tmp_path,
+        out=tmp_path / "out",
+        err=err,
     )
-    assert done.returncode == 2, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("nccl-doctor: ")]
+    assert done.wait(60) == 2, err.read_text()
+    lines = [line for line in err.read_text().splitlines() if line.startswith("nccl-doctor: ")]
     assert sum(name in line and "FAIL" not in line for line in lines) == 1
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err.read_text()
     reports = [path, *tmp_path.glob("report.*.json")]
     (report,) = [json.loads(p.read_text()) for p in reports if p.exists()]
     assert report["exit_code"] == 2

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -15,9 +16,13 @@ import pytest
 from click.testing import CliRunner
 
 from nccl_doctor.cli import cli
+from nccl_doctor.errands import PATIENCE_S
 from nccl_doctor.report.formats import formats
+from tests import disks
 from tests.cli.program import CLEAN, program
 from tests.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
+
+START_S = 10.0
 
 
 @pytest.fixture
@@ -238,3 +243,46 @@ def test_stdout_that_is_closed_is_taken_by_no_file(there):
     assert (there / "code").read_text() == "1\n"
     assert (there / "err").read_text() == ""
     assert json.loads((there / "kept").read_text())["exit_code"] == 1
+
+
+def test_a_descriptor_of_our_own(there):
+    """As of `--markdown >(gzip > report.gz)`."""
+    command = [sys.executable, "-m", "nccl_doctor", "report", "judge", "GOOD"]
+    ours, theirs = os.pipe()
+    done = subprocess.run(
+        [*command, f"--markdown=/dev/fd/{theirs}"],
+        env=CLEAN,
+        pass_fds=[theirs],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    with os.fdopen(ours) as reader:
+        assert reader.read().startswith("##"), done
+    assert done.returncode == 1, done
+
+
+def test_a_disk_that_does_not_answer(there):
+    """As `test_a_path_that_is_full`; the verdict is told, and nobody is left to be waited for."""
+    with disks.frozen(there) as disk:
+        outputs = [word for form in formats() for word in (f"--{form}", f"{disk}/{form}")]
+        for name in GIVES:
+            started = time.monotonic()
+            done = program("report", *GIVES[name], *outputs, cwd=there)
+            assert time.monotonic() - started < PATIENCE_S + START_S
+            assert done.returncode == 3, done
+            assert done.stdout.startswith(f"nccl-doctor: {SUMMARY}")
+            first, *others = done.stderr.splitlines()
+            assert first.endswith(": no answer within 5.0 s")
+            assert len(others) == len(formats()) - 1
+            assert all(
+                line.endswith(": no answer before, and so not asked again") for line in others
+            )
+        packed = ("report", "bundle", "GOOD", "--no-tools", "--output", f"{disk}/b.tar.gz")
+        for redact, what in (((), "the map of the pseudonyms"), (("--no-redact",), "the bundle")):
+            done = program(*packed, *redact, cwd=there)
+            assert done.returncode == 3, done
+            assert done.stderr.startswith(f"nccl-doctor: error: {what} was not written: ")
+            assert done.stderr.endswith("no answer within 5.0 s\n")

@@ -85,7 +85,7 @@ BAD = {
     "report issue linux x": "'linux' is not one of 'deepspeed', 'nccl', 'pytorch'",
     "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",
     "report bundle no.json": "cannot read no.json: No such file or directory",
-    "report bundle no.json --log no.log": "'no.log' does not exist",
+    "report bundle no.json --log no.log": "--log no.log: no such file",
     "report show x --redact-key k": "--redact-key is for --redact, which is not given",
     "run --output-dir no/folder": "--output-dir no/folder: no such folder; create it",
     "run --nnodes 2 --node-rank 2 --master-addr a": "--node-rank 2 is out of range for --nnodes 2",

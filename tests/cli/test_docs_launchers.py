@@ -153,6 +153,7 @@ def test_the_line_of_accelerate_runs(folder: Path) -> None:
     assert done.stdout.splitlines()[-1] == "job"
 
 
+@pytest.mark.wide
 @needs_accelerate
 def test_the_line_of_accelerate_with_several_ranks_runs(folder: Path) -> None:
     line = line_of("accelerate", "--num_processes 8")

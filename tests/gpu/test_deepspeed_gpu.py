@@ -1,7 +1,6 @@
 """DeepSpeed over NCCL on a real GPU: whether it binds is as the table of versions says.
 
-One rank only, so that one GPU is enough; in a process of its own, for this one must not start the
-driver.
+One rank, and four on one GPU, in processes of their own: this one must not start the driver.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nccl_doctor.tools.binding.table import binds
+from tests.gpu.one_gpu import WORLD, examine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,3 +87,15 @@ def test_a_group_of_torchs_is_kept_as_it_was() -> None:
 
 def test_the_old_process_group_binds_nothing_by_itself() -> None:
     assert observe("wraps", TORCH_DIST_USE_NCCL2="0")["bound_device_id"] is None
+
+
+def test_groups_of_four_ranks_work_beside_either_default_group(tmp_path: Path) -> None:
+    report = examine(tmp_path, 0, "--select", "deepspeed_groups", "--groups", "many")
+    assert [f["code"] for f in report["findings"] if f["severity"] == "fail"] == []
+    assert len(report["ranks"]) == WORLD
+    for rank in report["ranks"]:
+        rounds = rank["facts"]["deepspeed_groups"]
+        for name in ("wraps", "own"):
+            assert rounds[name]["status"] == "ok", rounds[name]
+            assert rounds[name]["facts"]["size"] == WORLD
+            assert rounds[name]["facts"]["wrong"] == []

@@ -12,29 +12,40 @@ import pytest
 
 from nccl_doctor.checks.gpu_state import GpuState
 from tests.clusters import make_cluster
+from tests.gpu_states import with_backend
 
 pytestmark = pytest.mark.gpu
 
 OBSERVE = """
 import json
 from nccl_doctor.api import Context, Launch, Skip
+from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
 try:
-    print(json.dumps(GpuState().observe(Context(launch=Launch(), env={}))))
+    state = dict(GpuState().observe(Context(launch=Launch(), env={})))
 except Skip as reason:
-    print(json.dumps({"skip": str(reason)}))
+    state = {"skip": str(reason)}
+launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+torch_sees = BackendDevice().observe(Context(launch=launch, env={}, backend="nccl"))
+print(json.dumps([state, dict(torch_sees)]))
 """
 
 
 @pytest.fixture(scope="module")
-def facts() -> dict[str, Any]:
+def seen() -> list[dict[str, Any]]:
+    """What `gpu_state` and what `backend_device` observe."""
     child = subprocess.run(
         [sys.executable, "-c", OBSERVE], capture_output=True, text=True, timeout=120, check=True
     )
-    seen: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    if "skip" in seen:
-        pytest.skip(seen["skip"])
-    return seen
+    both: list[dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
+    if "skip" in both[0]:
+        pytest.skip(both[0]["skip"])
+    return both
+
+
+@pytest.fixture
+def facts(seen: list[dict[str, Any]]) -> dict[str, Any]:
+    return seen[0]
 
 
 def test_every_gpu_is_described(facts: dict[str, Any]) -> None:
@@ -53,11 +64,16 @@ def test_every_gpu_is_described(facts: dict[str, Any]) -> None:
 
 def test_nobody_limited_the_clocks_of_a_healthy_gpu(facts: dict[str, Any]) -> None:
     for gpu in facts["gpus"]:
-        assert gpu["set_sm_clock_mhz"] == gpu["default_sm_clock_mhz"]
+        silent = {name for names in gpu["refused"].values() for name in names}
+        if not {"set_sm_clock_mhz", "default_sm_clock_mhz"} & silent:  # drivers from CUDA 14 on
+            assert gpu["set_sm_clock_mhz"] == gpu["default_sm_clock_mhz"] > 0
         assert not (gpu["throttle"] or 0) & 2, gpu
     assert facts["fabric_manager"]["misfit"] is None
 
 
-def test_a_healthy_host_gives_no_failure(facts: dict[str, Any]) -> None:
+def test_a_healthy_host_gives_no_failure(seen: list[dict[str, Any]]) -> None:
+    """Also a guest whose NVSwitches the host keeps: CUDA starts, so the fabric is no failure."""
+    facts, torch_sees = seen
     cluster = make_cluster(["nd0"], 1, check=GpuState.name, by_host={"nd0": facts}, backend="nccl")
+    cluster = with_backend(cluster, {0: torch_sees})
     assert not [found for found in GpuState().judge(cluster) if found.level.value == "fail"]

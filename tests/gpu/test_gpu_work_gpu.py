@@ -80,6 +80,10 @@ def test_the_full_stress_takes_its_time_and_gives_plausible_rates() -> None:
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], rel=0.2)
     assert facts["tries"][0]["copy"] > facts["tries"][0]["to_device"] > 1e9
+    assert len(facts["under_load"]) == 2
+    for load in filter(None, facts["under_load"]):  # empty without nvidia-ml-py
+        assert 0 < load["sm_clock_mhz"] <= load["max_sm_clock_mhz"]
+        assert not load.get("throttle", 0) & 1, "it was idle when it was asked"
     assert judge("gpu_work", "GpuWork", facts) == []
 
 

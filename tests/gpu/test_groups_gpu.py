@@ -8,26 +8,12 @@ from typing import Any
 import pytest
 
 from tests.broken import broken
-from tests.gpu.one_gpu import one_gpu
-from tests.ranks.ranks import Ranks
+from tests.gpu.one_gpu import examine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("nccl_gpu")]
 
-WORLD = 4
-COLLECTIVE_S = 40.0
-WALL_S = 420.0
-
-
-def examine(folder: Path, code: int, *options: str, **broken_ranks: Any) -> dict[str, Any]:
-    """The report of ranks that all leave with this code; `rank1={…}` changes one of them."""
-    changes = one_gpu(WORLD)
-    for name, more in broken_ranks.items():
-        changes[int(name.removeprefix("rank"))].update(more)
-    times = ("--collective-timeout", f"{COLLECTIVE_S:g}", "--timeout", "400")
-    ranks = Ranks(folder, WORLD, ["--backend", "nccl", *times, *options], changes=changes)
-    ended = ranks.wait(WALL_S)
-    assert {each.code for each in ended.values()} == {code}, ended
-    return ranks.report()
+FLIGHT_SINCE, RAS_SINCE = (2, 3), (2, 24)
+"""torch whose NCCL groups have a flight recorder, and NCCL that answers by RAS."""
 
 
 @pytest.mark.parametrize("check", ["collectives", "groups", "group_speed"])
@@ -46,6 +32,14 @@ def test_a_bound_default_group_is_tried_too_and_says_so(tmp_path: Path) -> None:
         assert "cuda:0" in str(rounds["in-order-bound"]["facts"]["made"])
 
 
+def test_groups_of_gloo_beside_nccl_work(tmp_path: Path) -> None:
+    report = examine(tmp_path, 0, "--select", "groups", "--groups", "many")
+    for rank in report["ranks"]:
+        seen = rank["facts"]["groups"]["beside-gloo"]["facts"]
+        assert seen["made"]["world"]["backend_class"] == "ProcessGroupGloo"
+        assert seen["wrong"] == []
+
+
 def test_every_dimension_of_a_mesh_works(tmp_path: Path) -> None:
     report = examine(tmp_path, 0, "--select", "device_mesh", "--mesh", "dp=2,tp=2")
     assert {check["status"] for check in report["checks"]} == {"pass"}
@@ -57,8 +51,37 @@ def test_a_wrong_result_names_the_rank_that_sees_it(tmp_path: Path) -> None:
     assert (root["code"], root["where"]["ranks"]) == ("collective-wrong-result", [2])
 
 
-def test_a_rank_that_freezes_is_named_and_ras_is_asked(tmp_path: Path) -> None:
-    report = examine(tmp_path, 1, "--select", "collectives", rank1=broken("freezes_in_all_reduce"))
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of ranks of which one stops in a collective."""
+    folder = tmp_path_factory.mktemp("frozen")
+    return examine(folder, 1, "--select", "collectives", rank1=broken("freezes_in_all_reduce"))
+
+
+def evidence_of(report: dict[str, Any]) -> dict[str, Any]:
     (root,) = report["root_causes"]
+    found: dict[str, Any] = root["evidence"]
+    return found
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".")[:2])
+
+
+def test_a_rank_that_freezes_is_named_and_no_other(frozen: dict[str, Any]) -> None:
+    (root,) = frozen["root_causes"]
     assert (root["code"], root["where"]["ranks"]) == ("rank-frozen", [1])
-    assert "flight" in str(root["evidence"]).lower() or "ras" in str(root["evidence"]).lower()
+
+
+def test_ranks_that_wait_say_what_their_flight_recorders_hold(
+    frozen: dict[str, Any], machine: dict[str, Any]
+) -> None:
+    if numbers(machine["torch"]) < FLIGHT_SINCE:
+        pytest.skip(f"torch {machine['torch']} has no flight recorder")
+    assert evidence_of(frozen).get("recorder")
+
+
+def test_ranks_that_wait_say_what_ras_says(frozen: dict[str, Any], machine: dict[str, Any]) -> None:
+    if numbers(machine["nccl"]) < RAS_SINCE:
+        pytest.skip(f"NCCL {machine['nccl']} has no RAS")
+    assert evidence_of(frozen).get("ras")

@@ -15,14 +15,14 @@ _SYN = "tcp flags & (fin | syn | rst | ack) == syn"
 _PORTS = f"{EPHEMERAL[0]}-{EPHEMERAL[1]}"
 
 
-def incoming(host: Host, rule: str) -> None:
-    """Add one rule for packets that come in by eth0."""
+def incoming(host: Host, rule: str, interface: str = "eth0") -> None:
+    """Add one rule for packets that come in by an interface."""
     host.nft(
         f"""
         table inet fault {{
             chain input {{
                 type filter hook input priority 0; policy accept;
-                iifname eth0 {rule}
+                iifname {interface} {rule}
             }}
         }}
         """

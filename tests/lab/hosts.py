@@ -114,7 +114,7 @@ def user_namespace() -> list[str]:
     return ["--user", "--map-root-user"] if os.geteuid() else []
 
 
-@dataclass
+@dataclass(eq=False)
 class Host:
     """One host. `init` is the process id, on the machine, of the PID 1 that holds it."""
 

@@ -37,10 +37,15 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_ST
 
 
 class Lab:
-    """A cluster, as a context manager. `lab["nd1"]` and `lab.hosts[1]` are the same host."""
+    """A cluster, as a context manager. `lab["nd1"]` and `lab.hosts[1]` are the same host.
+
+    `fresh`: whether the doctor is started on its hosts as a user would, or may be forked from a
+    process that has imported torch.
+    """
 
     def __init__(self, hosts: Sequence[str] = ("nd0", "nd1"), folder: Path | None = None):
         self.names = tuple(hosts)
+        self.fresh = False
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
         self._folder = folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from tests.nursery import READ_EARLY, Forked
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Host
@@ -56,6 +59,12 @@ def parent(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[1])
 
 
+def _field(process: Path, name: str) -> str:
+    """One line of /proc/PID/status."""
+    (line,) = [x for x in (process / "status").read_text().splitlines() if x.startswith(f"{name}:")]
+    return line.partition(":")[2].strip()
+
+
 def describe(pid: int) -> str:
     """Process id, name, state and command line."""
     try:
@@ -76,8 +85,16 @@ class Line:
     text: str
 
 
+_DOCTOR = [sys.executable, "-m", "nccl_doctor"]
+_numbers = itertools.count()
+
+
 class Process:
-    """A command on a host. Output goes to two files, and to `lines` with the time of each line."""
+    """A command on a host. Output goes to two files, and to `lines` with the time of each line.
+
+    The doctor is forked from a process that has imported torch, unless its environment says
+    something that is read before, or the host's lab wants all of them `fresh`.
+    """
 
     def __init__(self, host: Host, argv: Sequence[str], env: Mapping[str, str], folder: Path):
         self.host = host
@@ -87,25 +104,57 @@ class Process:
         self.returncode: int | None = None
         self.seconds: float | None = None
         self.started = time.monotonic()
-        self._outer = subprocess.Popen(
-            [*host.enter, "env", "-C", str(folder), *argv],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
-        stem = f"{host.name}.{self._outer.pid}"
-        self._files = {name: folder / f"{stem}.{name}" for name in ("stdout", "stderr")}
+        stem = folder / f"{host.name}.{next(_numbers)}"
+        self._files = {name: Path(f"{stem}.{name}") for name in ("stdout", "stderr")}
+        self._outer: subprocess.Popen[str] | Forked
+        pipes: list[Path | IO[str] | None]
+        if self._can_be_forked():
+            pipes = [Path(f"{stem}.{number}.pipe") for number in (1, 2)]
+            for pipe in pipes:
+                os.mkfifo(pipe)
+            out, err = pipes
+            self._outer = Forked(
+                argv[len(_DOCTOR) :], self.env, folder=folder, out=out, err=err, host=host.init
+            )
+        else:
+            self._outer = subprocess.Popen(
+                [*host.enter, "env", "-C", str(folder), *argv],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+            pipes = [self._outer.stdout, self._outer.stderr]
         self._readers = []
-        for name, stream in (("stdout", self._outer.stdout), ("stderr", self._outer.stderr)):
-            assert stream is not None
-            reader = threading.Thread(target=self._read, args=(name, stream), daemon=True)
+        for name, pipe in zip(self._files, pipes, strict=True):
+            reader = threading.Thread(target=self._read, args=(name, pipe), daemon=True)
             reader.start()
             self._readers.append(reader)
 
-    def _read(self, name: str, stream: IO[str]) -> None:
+    def _can_be_forked(self) -> bool:
+        lab = self.host.lab
+        told = {name: value for name, value in self.env.items() if lab.env.get(name) != value}
+        early = any(name.startswith(READ_EARLY) for name in told)
+        return self.argv[: len(_DOCTOR)] == _DOCTOR and not (early or lab.fresh)
+
+    @property
+    def inner_pid(self) -> str:
+        """Process id of the command in its host's table; empty where it is over."""
+        outer = self._outer.pid
+        try:
+            children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
+            return _field(Path("/proc", children[0]), "NSpid").split()[-1] if children else ""
+        except OSError:
+            return ""
+
+    def _read(self, name: str, pipe: Path | IO[str]) -> None:
+        if isinstance(pipe, Path):
+            stream = pipe.open(errors="replace")  # once the other side has opened it as well
+            pipe.unlink()
+        else:
+            stream = pipe
         with self._files[name].open("w") as copy:
             for text in stream:
                 self.lines.append(Line(time.monotonic() - self.started, name, text.rstrip("\n")))
@@ -200,23 +249,31 @@ class Strike:
         # The child lives for some 50 ms: on a busy machine this thread must not queue for a core.
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        tables = [Path(f"/proc/{host.init}/root/proc") for host in self.hosts]
+        tables = {host: Path(f"/proc/{host.init}/root/proc") for host in self.hosts}
         while self.pid is None and not self.over.wait(0.001):
-            for table in tables:
+            for host, table in tables.items():
                 for entry in os.listdir(table):
-                    if entry.isdigit() and entry != "1" and self._hit(table / entry):
+                    if entry.isdigit() and entry != "1" and self._hit(host, table / entry):
                         self.pid = int(entry)
                         return
 
-    def _hit(self, process: Path) -> bool:
+    def _rank_of(self, host: Host, process: Path) -> str:
+        """By the environment that its supervisor was started with, or was given."""
+        told = (process / "environ").read_bytes().split(b"\0")
+        if shown := [each for each in told if each.startswith(b"RANK=")]:
+            return shown[0].removeprefix(b"RANK=").decode()
+        table, top = process.parent, process.name
+        while (above := _field(table / top, "PPid")) not in ("0", "1"):
+            top = above
+        mine = [each for each in host.lab.processes if each.host is host and each.inner_pid == top]
+        return mine[0].env.get("RANK", "") if mine else ""
+
+    def _hit(self, host: Host, process: Path) -> bool:
         """Signal a process, given its folder in /proc, if it is the one."""
-        wanted = f"RANK={self.rank}".encode()
         try:
             if (process / "comm").read_text().strip() != self.comm:
                 return False
-            # A fork shows the environment that its supervisor was started with.
-            told = (process / "environ").read_bytes().split(b"\0")
-            if self.rank is not None and wanted not in told:
+            if self.rank is not None and str(self.rank) != self._rank_of(host, process):
                 return False
             if self.parent:
                 stat = (process / "stat").read_text()

@@ -19,12 +19,13 @@ START_S = 20.0
 ELSEWHERE = (
     "rendezvous_endpoint", "slurm_allocation", "nccl_library", "torch_nccl", "net_plugin",
     "libraries", "driver_libraries", "numa_calls",
-    "idle_connections", "device_mesh", "side_group", "deepspeed_groups",
+    "idle_connections", "nccl_features", "device_mesh", "side_group", "deepspeed_groups",
     "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity",
     "rdma", "fabric_ports", "roce_gids", "ib_hca", "gpu_direct", "rdma_errors", "rails",
+    "rail_reach", "pcie_errors", "memory_errors", "hardware_errors",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
-tracking, mostly NCCL, and a job with a side group.
+tracking, mostly NCCL, a job with a side group, and a kernel that counts errors of its hardware.
 """
 SETTLE_S = 5.0
 """What the doctor allows a participant, beyond a deadline, to examine a stuck child."""

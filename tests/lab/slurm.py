@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S, Lab
+from tests.lab.lab import COLLECTIVE_S, PATIENT, TOTAL_S, Lab
 from tests.lab.processes import PATH, LabError, Process
 from tests.lab.run import Run
 
@@ -168,7 +168,7 @@ class Slurm:
         folder = self.lab.new_folder()
         command = ["srun", *srun, sys.executable, "-m", "nccl_doctor", "run"]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
-        command += ["--join-timeout", f"{JOIN_S:g}", "--collective-timeout", f"{COLLECTIVE_S:g}"]
+        command += [*PATIENT, "--collective-timeout", f"{COLLECTIVE_S:g}"]
         command += ["--timeout", f"{TOTAL_S:g}", *options]
         env = {"TMPDIR": str(folder / "tmp")}
         process = self.client(*command, folder=folder, env=env, timeout_s=TOTAL_S + 20)

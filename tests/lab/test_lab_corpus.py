@@ -15,6 +15,8 @@ from tests.lab.lab import Lab
 from tests.lab.reading import SETTLE_S, START_S
 
 JOIN_S = 8.0
+PATIENCE_S = 30.0
+"""Where nobody is waited for in vain: time to start on a machine that is busy."""
 MATRIX_S = 12.0
 """Calls between hosts, where one in each batch fails twice, and the rules of both ends."""
 
@@ -25,7 +27,7 @@ def chosen(cases: tuple[Case, ...]) -> list[Case]:
 
 @pytest.mark.parametrize("case", chosen(load().faults), ids=lambda case: str(case.id))
 def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
-    result = run(case, JOIN_S)
+    result = run(case, JOIN_S if case.waits else PATIENCE_S)
     assert result.score.is_right, f"{result.score}\n{result.text}"
     assert None not in result.codes, result.text
     assert set(result.codes) == {1}, result.text
@@ -36,7 +38,7 @@ def test_cause_and_place(make_lab: Callable[..., Lab], case: Case) -> None:
 
 @pytest.mark.parametrize("case", chosen(load().healthy), ids=lambda case: str(case.id))
 def test_nothing_above_info(make_lab: Callable[..., Lab], case: Case) -> None:
-    result = run(case, 2 * JOIN_S)
+    result = run(case, PATIENCE_S)
     assert result.score.is_right, f"{result.score}\n{result.text}"
     assert set(result.codes) == {0}, result.text
     assert result.leftovers == (), result.text

@@ -21,6 +21,7 @@ def test_two_hosts_under_torchrun(lab: Lab) -> None:
 
 def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2", "nd3")
+    lab.fresh = True
     run = lab.plain_doctor(*PATIENT, nproc=1)
     check_healthy(run, ranks=4)
     assert run.report is not None

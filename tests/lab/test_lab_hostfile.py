@@ -51,7 +51,7 @@ def check_refused(run: Run, words: str, host: str = "nd1", code: str = "ssh-fail
 
 def test_two_healthy_hosts(ssh: Ssh) -> None:
     ssh.serve("nd0", "nd1")
-    run = ssh.run(lines=["nd0 slots=1", "nd1 slots=2"])
+    run = ssh.run(lines=["nd0 slots=1", "nd1 slots=2"], join_s=30)
     check_healthy(run, ranks=3)
     assert run.report is not None
     assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1"]
@@ -59,20 +59,23 @@ def test_two_healthy_hosts(ssh: Ssh) -> None:
     assert "3 ranks on 2 hosts are fit" in run.done[0].stdout
 
 
+@pytest.mark.wide
 def test_the_launching_host_need_not_be_one_of_them(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "login")
     ssh = Ssh(lab)
     ssh.serve("nd0", "nd1")
-    run = ssh.run(lines=["nd0 slots=1", "root@nd1 slots=1"], at=lab["login"])
+    run = ssh.run(lines=["nd0 slots=1", "root@nd1 slots=1"], at=lab["login"], join_s=30)
     check_healthy(run, ranks=2)
 
 
+@pytest.mark.wide
 def test_no_server_there(ssh: Ssh) -> None:
     ssh.serve("nd0")
     fix = check_refused(ssh.run(join_s=30), "port 22: Connection refused")
     assert "start the ssh server" in fix
 
 
+@pytest.mark.wide
 def test_a_name_that_does_not_exist(ssh: Ssh) -> None:
     ssh.serve("nd0", "nd1")
     lines = ["nd0 slots=1", "nd1 slots=1", "nd9 slots=1"]
@@ -87,6 +90,7 @@ def test_a_key_that_is_not_let_in(ssh: Ssh) -> None:
     assert "`ssh-copy-id nd1`" in fix
 
 
+@pytest.mark.wide
 def test_a_host_key_that_is_not_known(ssh: Ssh) -> None:
     ssh.serve("nd0", "nd1")
     known = ssh.home / ".ssh" / "known_hosts"

@@ -182,13 +182,15 @@ def test_nothing_outlives_the_lab(tmp_path: Path, make_lab: Callable[..., Lab]) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give its capabilities away")
 @pytest.mark.parametrize(("ci", "outcome"), [("true", "1 error"), ("", "1 skipped")])
-def test_where_no_lab_can_be_built(ci: str, outcome: str) -> None:
+def test_where_no_lab_can_be_built(tmp_path: Path, ci: str, outcome: str) -> None:
     root = Path(__file__).parents[2]
     test = "tests/lab/test_lab_itself.py::test_hosts_have_their_own_identity"
     done = subprocess.run(
         [
             *("setpriv", "--bounding-set=-all", "--inh-caps=-all"),
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test),
+            # Else it would clean up behind earlier runs, which may take minutes.
+            *("--basetemp", str(tmp_path / "inner")),
         ],
         cwd=root,
         env={**os.environ, "CI": ci},

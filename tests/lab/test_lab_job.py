@@ -38,7 +38,7 @@ def script(lab: Lab) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+@pytest.mark.parametrize("rendezvous", ["static", pytest.param("c10d", marks=pytest.mark.wide)])
 def test_the_job_follows(lab: Lab, rendezvous: str) -> None:
     run = lab.own_doctor(*PATIENT, nproc=2, job=[script(lab)], rendezvous=rendezvous)
     assert run.codes == [0, 0], str(run)

@@ -58,6 +58,7 @@ class Nodes:
         self.cluster = cluster
         self.folder = folder
         self.made: dict[str, int] = {}
+        self.wanted: dict[str, int] = {}
         self.library = build(folder).parent
         for name in ("nccl-doctor-health.sh", "nccl-doctor-prolog.sh"):
             (text,) = [text for text in SCRIPTS if f"# /etc/slurm/{name}" in text]
@@ -80,11 +81,12 @@ class Nodes:
         file.replace(file.with_name(name))
 
     def _doctor(self, node: str, body: str) -> None:
-        """Another doctor, that notes how it ended; one at a time: slurmd starts the next check
-        whether or not the last one has ended, and here they are asked for faster than torch is
-        imported.
+        """Another doctor, that notes how it ended. It works once, and once more for each time that
+        a test waits for more, and one at a time: slurmd starts the next check whether or not the
+        last one has ended, and here they are asked for faster than torch is imported.
         """
         self.made[node] = self.made.get(node, 0) + 1
+        self._wants(node, 1)
         self._program(node, "body", body)
         self._program(
             node,
@@ -92,12 +94,20 @@ class Nodes:
             f"""
             exec 9> /run/nccl-doctor/lock
             flock -n 9 || exit 0
+            calls=/run/nccl-doctor/calls.{self.made[node]}
+            [ "$(cat "$calls" 2>&- | wc -l)" -lt "$(cat /run/nccl-doctor/wanted)" ] || exit 0
             "${{0%/*}}/body" "$@" 9>&-
             code=$?
-            echo "$code" >> /run/nccl-doctor/calls.{self.made[node]}
+            echo "$code" >> "$calls"
             exit "$code"
             """,
         )
+
+    def _wants(self, node: str, calls: int) -> None:
+        self.wanted[node] = calls
+        file = self.folder / node / "wanted"
+        file.with_suffix(".new").write_text(str(calls))
+        file.with_suffix(".new").replace(file)
 
     def _finds(self, node: str, machine: dict[str, dict[str, object]]) -> None:
         file = write(machine, self.folder / node / "gpus")
@@ -142,8 +152,8 @@ class Nodes:
 
     def once_more(self, node: str) -> None:
         """Wait for another call, so that what followed the last one is done."""
-        before = len(self.calls(node))
-        self.until(lambda: len(self.calls(node)) > before)
+        self._wants(node, self.wanted[node] + 1)
+        self.until(lambda: len(self.calls(node)) == self.wanted[node])
 
     def until(self, true: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S

@@ -2,7 +2,7 @@
  *
  * It answers from the file that NVML_STAND_IN names, one answer on a line: GPU (or "-"), key, value.
  * The key is the function and its arguments, joined by dots. A value "!15" is the error 15, "!wedge"
- * a call that never returns, "!die" one that kills the process. What is not in the file is not
+ * a call that never returns, "!die" one that kills the process, "!slow 7" the value 7 after 3.5 s. What is not in the file is not
  * supported (3). Built with -DOLD_DRIVER it lacks what only newer drivers have.
  */
 #include <stdio.h>
@@ -42,6 +42,7 @@ static const char *find(int gpu, const char *key, int *error) {
         const char *value = lines[i] + strlen(start);
         if (!strcmp(value, "!wedge")) for (;;) pause();
         if (!strcmp(value, "!die")) abort();
+        if (!strncmp(value, "!slow ", 6)) { usleep(3500000); value += 6; }
         *error = value[0] == '!' ? atoi(value + 1) : 0;
         return value;
     }
@@ -121,6 +122,14 @@ int nvmlDeviceGetHandleByIndex_v2(uint index, Device *out) {
     return error == 3 ? 0 : error;
 }
 
+int nvmlDeviceGetHandleByUUID(const char *uuid, Device *out) {
+    char own[128];
+    for (uint index = 0; index < MOST; index++)
+        if (!text((int)index, "nvmlDeviceGetUUID", own, sizeof own) && !strcmp(own, uuid))
+            return nvmlDeviceGetHandleByIndex_v2(index, out);
+    return 6;
+}
+
 TEXT(nvmlDeviceGetName)
 TEXT(nvmlDeviceGetUUID)
 TEXT(nvmlDeviceGetVbiosVersion)
@@ -155,6 +164,16 @@ int nvmlDeviceGetPciInfo_v3(Device d, Pci *out) {
     return text(d->index, "nvmlDeviceGetPciInfo_v3", out->bus_id, sizeof out->bus_id);
 }
 
+typedef struct { uint version, sensor; int degrees; } Temperature;
+int nvmlDeviceGetTemperatureV(Device d, Temperature *out) {
+    KEY("nvmlDeviceGetTemperatureV.%u", out->sensor);
+    return number(d, key, (uint *)&out->degrees);
+}
+typedef struct { uint version; int degrees; } Margin;
+int nvmlDeviceGetMarginTemperature(Device d, Margin *out) {
+    return number(d, "nvmlDeviceGetMarginTemperature", (uint *)&out->degrees);
+}
+
 typedef struct { ull total, free, used; } Memory;
 int nvmlDeviceGetMemoryInfo(Device d, Memory *out) {
     return numbers(d->index, "nvmlDeviceGetMemoryInfo", 3, (ull *)out);
@@ -169,6 +188,17 @@ int nvmlDeviceGetRemappedRows(Device d, uint *single, uint *twice, uint *pending
     int error = numbers(d->index, "nvmlDeviceGetRemappedRows", 4, v);
     *single = (uint)v[0], *twice = (uint)v[1], *pending = (uint)v[2], *failed = (uint)v[3];
     return error;
+}
+/* "MAX HIGH PARTIAL LOW NONE" */
+int nvmlDeviceGetRowRemapperHistogram(Device d, uint *out) {
+    ull v[5] = {0};
+    int error = numbers(d->index, "nvmlDeviceGetRowRemapperHistogram", 5, v);
+    for (int i = 0; i < 5; i++) out[i] = (uint)v[i];
+    return error;
+}
+typedef struct { uint version; ull counts[11]; uint exceeded; } Sram;
+int nvmlDeviceGetSramEccErrorStatus(Device d, Sram *out) {
+    return number(d, "nvmlDeviceGetSramEccErrorStatus", &out->exceeded);
 }
 int nvmlDeviceGetRetiredPages(Device d, uint cause, uint *count, ull *out) {
     KEY("nvmlDeviceGetRetiredPages.%u", cause);

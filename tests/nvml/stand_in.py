@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import json
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from nccl_doctor import probe
 from nccl_doctor.cluster import Outcome
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
+MACHINES = Path(__file__).with_name("machines")
 NAME = "libnvidia-ml.so.1"
 Machine = dict[str, dict[str, Any]]
 """GPU (`"-"`: the machine) → call → answer, as `libnvidia-ml.c` says."""
@@ -42,67 +45,66 @@ def uuid(index: int) -> str:
 
 def h100s(count: int = 8) -> Machine:
     """A healthy machine with NVSwitch."""
-    machine: Machine = {
-        "-": {
-            "nvmlSystemGetDriverVersion": "580.95.05",
-            "nvmlSystemGetNVMLVersion": "13.580.95.05",
-            "nvmlSystemGetCudaDriverVersion": 13000,
-            "nvmlDeviceGetCount_v2": count,
-        }
-    }
+    return described("h100x8", count)
+
+
+def described(name: str, count: int | None = None) -> Machine:
+    """A machine of `machines/NAME.json`.
+
+    A file says what `each` GPU and the `host` answer, call by call, and what single `gpus` answer
+    in place of that; `like` names the file that it changes. `{index}` and `{slot}` stand for a
+    GPU's number and its place on the bus; a call with `{link}`, `{counter}` or `{other}` for one
+    call about each NVLink, each of its counters, each GPU behind it. `finds` is what the doctor
+    says of it: code, severity and GPU.
+    """
+    story = read(name)
+    count = count or int(story["count"])
+    machine: Machine = {"-": {key: _text(v, count=count) for key, v in story["host"].items()}}
     for index in range(count):
-        gpu: dict[str, Any] = {
-            "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
-            "nvmlDeviceGetUUID": uuid(index),
-            "nvmlDeviceGetPciInfo_v3": f"00000000:{0x18 + index:02X}:00.0",
-            "nvmlDeviceGetVbiosVersion": "96.00.99.00.01",
-            "nvmlDeviceGetPersistenceMode": 1,
-            "nvmlDeviceGetComputeMode": 0,
-            "nvmlDeviceGetPerformanceState": 0,
-            "nvmlDeviceGetTemperature.0": 30 + index,
-            "nvmlDeviceGetTemperatureThreshold.1": 92,
-            "nvmlDeviceGetPowerUsage": 70000,
-            "nvmlDeviceGetPowerManagementLimit": 700000,
-            "nvmlDeviceGetPowerManagementDefaultLimit": 700000,
-            "nvmlDeviceGetClockInfo.1": 1980,
-            "nvmlDeviceGetMaxClockInfo.1": 1980,
-            "nvmlDeviceGetMaxClockInfo.2": 2619,
-            "nvmlDeviceGetApplicationsClock.1": 1980,
-            "nvmlDeviceGetApplicationsClock.2": 2619,
-            "nvmlDeviceGetDefaultApplicationsClock.1": 1980,
-            "nvmlDeviceGetDefaultApplicationsClock.2": 2619,
-            "nvmlDeviceGetVirtualizationMode": 0,
-            "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-            "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-            "nvmlDeviceGetCurrPcieLinkWidth": 16,
-            "nvmlDeviceGetMaxPcieLinkWidth": 16,
-            "nvmlDeviceGetPcieReplayCounter": 0,
-            "nvmlDeviceGetEccMode": "1 1",
-            "nvmlDeviceGetMigMode": "0 0",
-            "nvmlDeviceGetTotalEccErrors.0.0": 0,
-            "nvmlDeviceGetTotalEccErrors.1.0": 0,
-            "nvmlDeviceGetTotalEccErrors.1.1": 0,
-            "nvmlDeviceGetRemappedRows": "0 0 0 0",
-            "nvmlDeviceGetMemoryInfo": f"{80 << 30} {79 << 30} {1 << 30}",
-            "nvmlDeviceGetFieldValues.230": 0,
-            "processes": "",
-            "throttle": 1,
-            "fabric": "3 0 0",
-        }
-        for link in range(18):
-            gpu[f"nvmlDeviceGetNvLinkState.{link}"] = 1
-            for counter in range(3):
-                gpu[f"nvmlDeviceGetNvLinkErrorCounter.{link}.{counter}"] = 0
-        for other in range(index + 1, count):
-            gpu[f"nvmlDeviceGetP2PStatus.{other}.0"] = 0
-            gpu[f"nvmlDeviceGetTopologyCommonAncestor.{other}"] = 50
+        gpu: dict[str, Any] = {}
+        for key, value in story["each"].items():
+            value = _text(value, index=index, slot=0x18 + index)
+            for of in _those_of(key, index, count, int(story["nvlinks"])):
+                gpu[key.format(**of)] = value
         machine[str(index)] = gpu
+    for number, calls in story.get("gpus", {}).items():
+        machine[number].update(calls)
     return machine
+
+
+def read(name: str) -> dict[str, Any]:
+    """The file itself, over the one that it is like."""
+    story: dict[str, Any] = json.loads((MACHINES / f"{name}.json").read_text())
+    return {**read(story["like"]), **story} if "like" in story else story
+
+
+def _text(value: Any, **names: int) -> Any:
+    return value.format(**names) if isinstance(value, str) else value
+
+
+def _those_of(key: str, index: int, count: int, nvlinks: int) -> Iterator[dict[str, int]]:
+    """What the names in a call stand for."""
+    ranges = {"link": range(nvlinks), "counter": range(3), "other": range(index + 1, count)}
+    used = [name for name in ranges if f"{{{name}}}" in key]
+    for values in itertools.product(*(ranges[name] for name in used)):
+        yield dict(zip(used, values, strict=True))
+
+
+def _answer(value: Any) -> Any:
+    """`!GPU_IS_LOST` by the number that the library has for it."""
+    if not (isinstance(value, str) and value.startswith("!")):
+        return value
+    import pynvml
+
+    number = getattr(pynvml, f"NVML_ERROR_{value[1:]}", None)
+    return value if number is None else f"!{number}"
 
 
 def write(machine: Mapping[str, Mapping[str, Any]], file: Path) -> Path:
     lines = [
-        f"{gpu} {key} {value}" for gpu, calls in machine.items() for key, value in calls.items()
+        f"{gpu} {key} {_answer(value)}"
+        for gpu, calls in machine.items()
+        for key, value in calls.items()
     ]
     file.write_text("\n".join(lines) + "\n")
     return file

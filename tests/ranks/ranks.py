@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.nursery import Forked
+from tests.nursery import READ_EARLY, Forked
 from tests.reports import validate
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
@@ -65,8 +66,9 @@ class Ended:
 class Ranks:
     """A job of the tool: one process per rank, plain environment.
 
-    A rank whose environment a test changes is started afresh, as all are where `fresh`; the others
-    are forked from a process that has imported torch.
+    A rank whose environment a test changes in what is read early is started afresh, as all are
+    where `fresh`; the others are forked from a process that has imported torch. Where a
+    `library_path` is given, all are forked, from a process that finds libraries there.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Ranks:
         start: Sequence[int] | None = None,
         extra: Mapping[int, Sequence[str]] | None = None,
         fresh: bool = False,
+        library_path: str = "",
     ) -> None:
         """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
         self.report_path = folder / "report.json"
         self.port = free_port()
         self.processes: dict[int, subprocess.Popen[str] | Forked] = {}
         self._fresh = fresh
+        self._library_path = library_path
         self._folder, self._world, self._options = folder, world, options
         self._changes, self._extra = changes or {}, extra or {}
         self._started = time.monotonic()
@@ -101,9 +105,15 @@ class Ranks:
                 *self._extra.get(index, ()),
             ]
             out, err = self._outputs(index)
-            if not (changes or self._fresh):
+            early = any(name.startswith(READ_EARLY) for name in changes)
+            if self._library_path or not (early or self._fresh):
                 self.processes[index] = Forked(
-                    arguments, env, folder=self._folder, out=out, err=err
+                    arguments,
+                    env,
+                    folder=self._folder,
+                    out=out,
+                    err=err,
+                    library_path=self._library_path,
                 )
                 continue
             with out.open("w") as stdout, err.open("w") as stderr:
@@ -149,13 +159,10 @@ class Ranks:
 def descendants(pid: int) -> list[int]:
     """Process ids below one process, at this moment."""
     found = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            direct = [int(word) for word in children.read_text().split()]
-        except OSError:
-            continue
-        for child in direct:
-            found += [child, *descendants(child)]
+    with suppress(OSError):  # it, or a thread of it, is over
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, children.read_text().split()):
+                found += [child, *descendants(child)]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,11 @@ from nccl_doctor import forks, probe
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.cluster import Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.stacks import main_stack
+from tests import disks
 from tests.ranks.ranks import descendants, gone
 
 DEADLINE_S = 1.0
+CLONE_VFORK = 0x4000  # <linux/sched.h>
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
 
 
@@ -109,6 +113,65 @@ def test_stopped_child_is_seen_as_stopped() -> None:
 
     outcome = outcome_of(work, DEADLINE_S)
     assert (outcome.status, outcome.state) == (OutcomeStatus.HUNG, "T")
+
+
+def in_kernel(seconds: float) -> None:
+    """Wait in state D, as whoever calls vfork waits for its child; only SIGKILL ends it before."""
+    libc = ctypes.CDLL(None)
+    stack = ctypes.create_string_buffer(1 << 16)
+    top = ctypes.c_void_p((ctypes.addressof(stack) + len(stack)) & ~15)
+    usleep = ctypes.cast(libc.usleep, ctypes.c_void_p)
+    how = CLONE_VFORK | signal.SIGCHLD
+    os.waitpid(libc.clone(usleep, top, how, ctypes.c_void_p(int(seconds * 1e6))), 0)
+
+
+def test_one_that_waits_in_the_kernel_for_good_is_seen_there() -> None:
+    def work(line: Any) -> dict[str, Any]:
+        in_kernel(1000)
+        return {}
+
+    started = time.monotonic()
+    outcome = outcome_of(work, DEADLINE_S)
+    assert time.monotonic() - started < DEADLINE_S + SLACK_S
+    assert (outcome.status, outcome.state, outcome.stack) == (OutcomeStatus.HUNG, "D", "")
+
+
+def test_one_that_was_in_the_kernel_for_a_moment_is_not_stuck_there() -> None:
+    deadline = time.monotonic() + DEADLINE_S
+
+    def waits_here(line: Any) -> dict[str, Any]:
+        in_kernel(deadline - time.monotonic() + probe.STACK_WAIT_S / 10)
+        time.sleep(1000)
+        return {}
+
+    (outcome,) = run_all(probe.Job("test", waits_here, deadline))
+    assert (outcome.status, outcome.state) == (OutcomeStatus.HUNG, "S")
+    assert "in waits_here" in outcome.stack
+
+
+def test_many_that_cannot_be_killed_cost_no_more_than_one(tmp_path: Path) -> None:
+    """As where the driver of eight GPUs does not return."""
+    with disks.frozen(tmp_path) as disk:
+
+        def writes_here(line: Any) -> dict[str, Any]:
+            (disk / "file").write_text("x")
+            return {}
+
+        before = set(descendants(os.getpid()))
+        started = time.monotonic()
+        deadline = started + DEADLINE_S
+        outcomes = probe.run(
+            [probe.Job(f"test{k}", writes_here, deadline) for k in range(8)]
+            + [probe.Job("sleeps", lambda line: time.sleep(1000) or {}, deadline)]
+        )
+        took_s = time.monotonic() - started
+        states = [outcome.state for outcome in outcomes]
+        left = set(descendants(os.getpid())) - before
+    assert states == ["D"] * 8 + ["S"]
+    assert took_s < DEADLINE_S + 2 * SLACK_S
+    assert len(left) == 8
+    for pid in left:  # killed all the same: gone once the disk lets them
+        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])

@@ -154,6 +154,19 @@ def test_no_gpu_at_all_under_nccl() -> None:
     assert places(found) == {("gpu-missing", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
 
 
+def test_gpus_that_the_kernels_own_driver_holds_are_why_there_is_none() -> None:
+    none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None, "nouveau": 2}
+    missing = error(None, "libcuda.so.1", "cannot open shared object file")
+    found = judge(cluster_of(one_host(1, 8, devices=[], host_gpus=none, driver_error=missing)))
+    assert places(found) == {("gpu-missing", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
+    assert "nouveau has 2 GPUs of NVIDIA" in found[0].message
+    assert "blacklist" in found[0].fix
+    # With both loaded, one of them has a display.
+    both = {**none, "driver": "580.95.05"}
+    found = judge(cluster_of(one_host(1, 8, devices=[], host_gpus=both, driver_error=missing)))
+    assert not any("nouveau" in one.message for one in found)
+
+
 def test_driver_reports_no_device_although_the_kernel_shows_some() -> None:
     no_device = error(100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected")
     found = judge(

@@ -99,7 +99,7 @@ def test_stopped_rank_is_blamed_and_not_those_that_wait(state: str) -> None:
 
 
 def test_rank_that_never_came_is_blamed() -> None:
-    late = hung(steps=crumbs("set device cuda:1"))
+    late = hung(steps=crumbs("connect to the store"))
     waiting = hung(steps=FORMING)
     (found,) = judge(cluster_of({0: waiting, 1: late, 2: waiting, 3: waiting}))
     assert (found.code, found.where.ranks) == ("rank-frozen", (1,))

@@ -44,7 +44,6 @@ def test_one_driver() -> None:
 @pytest.mark.parametrize(
     "fine",
     [
-        "/usr/local/cuda/compat/libcuda.so.590.48.01",
         "/usr/lib/wsl/lib/libcuda.so.1.1",
         "/usr/lib/aarch64-linux-gnu/tegra/libcuda.so.1",
         "/opt/libcuda.so",
@@ -52,6 +51,35 @@ def test_one_driver() -> None:
 )
 def test_what_is_another_version_by_intent(fine: str) -> None:
     assert judge(CHECK, cluster(facts(fine))) == []
+
+
+COMPAT = "/usr/local/cuda/compat/libcuda.so.590.48.01"
+
+
+def every(*libcuda: str, backend: str = "nccl") -> Cluster:
+    by_rank = {rank: facts(path) for rank, path in enumerate(libcuda)}
+    hosts = [f"nd{rank}" for rank in by_rank]
+    return make_cluster(hosts, 1, check=CHECK.name, by_rank=by_rank, backend=backend)
+
+
+def test_libcuda_of_a_compat_folder_on_one_rank_only() -> None:
+    found = only(CHECK, cluster(facts(COMPAT)), "libcuda-differs", hosts=["nd1"], ranks=[1])
+    assert found.level is Severity.WARN
+    assert found.message == "libcuda=compat 590, elsewhere libcuda=the driver's own"
+    assert "compat" in found.kind.fix
+    own = f"{LIB}/libcuda.so.{KERNEL}"
+    only(CHECK, every(COMPAT, own, COMPAT), "libcuda-differs", hosts=["nd1"], ranks=[1])
+    found = only(CHECK, every(COMPAT, own), "libcuda-differs", hosts=["nd0", "nd1"], ranks=[0, 1])
+    assert "nobody knows who is right" in found.message
+    (found,) = judge(CHECK, cluster(facts(COMPAT), backend="gloo"))
+    assert found.level is Severity.INFO
+
+
+def test_libcuda_of_compat_folders_that_are_as_good_as_equal() -> None:
+    assert judge(CHECK, every(COMPAT, COMPAT, COMPAT)) == []
+    assert judge(CHECK, every(COMPAT, COMPAT.replace("590.48.01", "590.44.01"), COMPAT)) == []
+    newer = COMPAT.replace("590.48.01", "600.1.02")
+    only(CHECK, every(COMPAT, newer, COMPAT), "libcuda-differs", hosts=["nd1"], ranks=[1])
 
 
 def test_nvml_of_an_upgraded_driver() -> None:

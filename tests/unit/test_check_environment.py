@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Context, Launch, Severity
+from nccl_doctor.api import ALONE, Context, Launch, Severity
 from tests import findings
-from tests.clusters import make_cluster
-from tests.environments import CHECK, READERS, Env, both, judge, only, told
+from tests.clusters import change_rank, make_cluster, outcome
+from tests.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
 
 # --- one environment ---
 
@@ -147,6 +147,49 @@ def test_what_is_worth_knowing_and_no_more(env: Env, code: str) -> None:
     assert told(judge([env, env])) == {(code, "info")}
 
 
+# --- proxies ---
+
+MASTER = "node-0.Cluster.example"
+
+
+@pytest.mark.parametrize(
+    ("exceptions", "master"),
+    [
+        ("", MASTER), ("localhost,127.0.0.1", MASTER), ("example.com", MASTER),
+        ("ode-0.cluster.example", MASTER), ("10.1.0.0/16", "10.0.0.4"), ("10.0.0", "10.0.0.4"),
+        ("a/b,10.0.0.400/8,::1", "10.0.0.4"), (" , ,.", MASTER),
+    ],
+)  # fmt: skip
+def test_a_proxy_that_stands_before_the_master(exceptions: str, master: str) -> None:
+    env = {"HTTPS_PROXY": "http://p:3128", "no_proxy": exceptions, "MASTER_ADDR": master}
+    found = only(judge(both(**env)), "proxy-covers-master")
+    assert (found.level, found.where.hosts) == (Severity.INFO, ("nd0", "nd1"))
+    assert "HTTPS_PROXY set" in found.message
+    assert "no_proxy=" in found.fix
+    assert judge([env]) == []  # one host speaks to nobody
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"no_proxy": "*"}, {"NO_PROXY": "x, .cluster.example"}, {"no_proxy": "cluster.example"},
+        {"no_proxy": "*.example"}, {"no_proxy": "node-0.cluster.example:29500"},
+        {"MASTER_ADDR": "10.0.0.4", "no_proxy": "10.0.0.0/8"}, {"MASTER_ADDR": "localhost"},
+        {"MASTER_ADDR": "127.0.1.1"}, {"MASTER_ADDR": ""}, {"https_proxy": ""},
+        {"MASTER_ADDR": "fd00::1", "no_proxy": "fd00::/8"},
+        {"MASTER_ADDR": "fd00::1", "no_proxy": "fd00::1"},
+    ],
+)  # fmt: skip
+def test_a_proxy_that_the_master_is_excepted_from(env: Env) -> None:
+    base = {"https_proxy": "http://p:3128", "MASTER_ADDR": MASTER}
+    assert judge(both(**{**base, **env})) == []
+
+
+def test_a_report_of_an_earlier_version_knows_nothing_of_proxies() -> None:
+    made = judge(both(https_proxy="http://p:3128", MASTER_ADDR=MASTER), proxied=None)
+    assert made == []
+
+
 # --- advice ---
 
 
@@ -220,6 +263,22 @@ def test_a_variable_that_this_nccl_does_not_know_yet() -> None:
     assert told(judge([default, default], nccl="2.28.9")) == {("env-unknown-variable", "info")}
     assert judge([env, env], nccl=None) == []
     assert judge([env, env]) == []
+
+
+@pytest.mark.parametrize(
+    ("loaded", "built", "is_old"),
+    [("2.28.9", "2.30.7", True), ("2.30.7", "2.28.9", False), (None, "2.28.9", True)],
+)
+def test_the_nccl_that_is_loaded_counts(loaded: str | None, built: str, is_old: bool) -> None:
+    env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    made = cluster_of([env, env], nccl=built)
+    library = {"built": built, "loaded": loaded and {"version": loaded}}
+    for rank in made.ranks:
+        facts = {**rank.facts, "nccl_library": {ALONE: outcome(library)}}
+        made = change_rank(made, rank.seat, facts=facts)
+    found = findings.judge(CHECK, made)
+    assert [f.code for f in found] == ["env-unknown-variable"] * is_old
+    assert all("this one is 2.28.9" in f.message for f in found)
 
 
 def test_a_name_that_this_torch_does_not_know_yet() -> None:
@@ -310,6 +369,6 @@ def test_observe_on_this_machine(tmp_path: Path) -> None:
     assert "hunter2" not in json.dumps(seen)
     assert seen["variables"]["NCCL_IB_TC"] == {"value": "106", "origin": str(conf), "line": 1}
     assert seen["torch"]
-    assert set(seen) == {*READERS, "variables", "unknown", "faults"}
+    assert set(seen) == {*READERS, "variables", "unknown", "faults", "proxied"}
     cluster = make_cluster(["nd0"], 1, check=CHECK.name, by_rank={0: seen})
     assert findings.judge(CHECK, cluster) == []

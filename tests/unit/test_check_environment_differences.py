@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nccl_doctor.api import Confidence, Severity
-from tests.environments import Env, judge, only
+from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
+from tests import findings
+from tests.clusters import change_rank, outcome
+from tests.environments import CHECK, Env, cluster_of, judge, only
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,33 @@ def test_one_rank_of_a_host() -> None:
     assert (leftover.where.hosts, leftover.where.ranks) == (("nd1",), (3,))
 
 
+PROXY: Env = {"http_proxy": "http://me:hunter2@proxy:3128", "NO_PROXY": "10.0.0.0/8"}
+
+
+def test_a_proxy_on_some_hosts_only() -> None:
+    for envs, odd, words in (
+        ([{}, PROXY, {}], "nd1", "is set; elsewhere no proxy"),
+        ([PROXY, {}, PROXY], "nd1", "no proxy; elsewhere http_proxy"),
+    ):
+        found = only(judge(envs), "env-differs")
+        assert (found.level, found.where.hosts, found.where.ranks) == (Severity.INFO, (odd,), ())
+        assert words in found.message
+        assert "hunter2" not in str(found.to_json())
+    tie = only(judge([{}, PROXY]), "env-differs")
+    assert (tie.where.hosts, tie.confidence) == (("nd0", "nd1"), Confidence.POSSIBLE)
+    assert tie.evidence == {"values": {"proxy": {"a proxy": ["nd1"], "no proxy": ["nd0"]}}}
+
+
+def test_a_proxy_on_one_rank_of_a_host() -> None:
+    found = only(judge([{}, {}, {}, {"HTTPS_PROXY": "x"}], nproc=2), "env-differs")
+    assert (found.where.hosts, found.where.ranks) == (("nd1",), (3,))
+
+
+def test_proxies_of_different_spelling_or_only_exceptions_are_no_difference() -> None:
+    assert judge([{"HTTP_PROXY": "http://a"}, {"http_proxy": "http://b"}]) == []
+    assert judge([{"no_proxy": "nd0"}, {}, {}]) == []
+
+
 def test_what_differs_for_one_reason_is_one_finding() -> None:
     image: Env = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL", "NCCL_BUFFSIZE": "1048576"}
     (found,) = (each for each in judge([{}, {}, image]) if each.code == "env-differs")
@@ -125,3 +156,66 @@ def test_what_other_launchers_leave_behind() -> None:
     taken: list[Env] = [{"NCCL_CROSS_NIC": "1"}, {}, {}]
     assert ".deepspeed_env" not in only(judge(taken, launcher="deepspeed"), "env-differs").fix
     assert judge([{"GLOO_SOCKET_IFNAME": "eth0"}, {}, {}], launcher="torchrun") == []
+
+
+# The order in which CUDA numbers GPUs -------------------------------------------------------------
+
+
+def with_models(*hosts: tuple[Env, tuple[str, ...]], nproc: int = 1) -> Cluster:
+    """Ranks of hosts by their environment, and the models of the GPUs that their host has."""
+    made = cluster_of([env for env, _ in hosts], nproc=nproc)
+    for seat, (_, models) in enumerate(hosts):
+        seen = outcome({"devices": [{"name": name} for name in models]})
+        facts = {**made.ranks[seat].facts, "backend_device": {ALONE: seen}}
+        made = change_rank(made, seat, facts=facts)
+    return made
+
+
+ONE, SEVERAL = ("NVIDIA A100-SXM4-80GB",) * 2, ("NVIDIA A100-SXM4-80GB", "NVIDIA T4")
+BY_BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(("models", "level"), [(ONE, "info"), (SEVERAL, "warn")])
+def test_another_order_of_gpus_matters_where_they_are_of_several_models(
+    models: tuple[str, ...], level: str
+) -> None:
+    made = with_models((BY_BUS, models), ({}, models), ({}, models))
+    (found,) = findings.judge(CHECK, made)
+    assert (found.code, found.level.value) == ("env-differs", level)
+    assert (found.where.hosts, found.where.ranks) == (("nd0",), ())
+    assert found.message == "CUDA_DEVICE_ORDER=PCI_BUS_ID; elsewhere CUDA_DEVICE_ORDER not set"
+    # One host of several models is enough.
+    (found,) = findings.judge(CHECK, with_models((BY_BUS, ONE), ({}, ONE), ({}, models)))
+    assert found.level.value == level
+
+
+@pytest.mark.parametrize(("models", "level"), [(ONE, "info"), (SEVERAL, "warn")])
+def test_another_order_on_one_rank_of_a_host(models: tuple[str, ...], level: str) -> None:
+    made = with_models(*[(BY_BUS, models)] * 3, ({}, models), nproc=4)
+    (found,) = findings.judge(CHECK, made)
+    assert (found.code, found.level.value, found.where.ranks) == ("env-differs", level, (3,))
+
+
+@pytest.mark.parametrize(("models", "level"), [(ONE, "info"), (SEVERAL, "warn")])
+def test_an_order_that_cuda_does_not_know(models: tuple[str, ...], level: str) -> None:
+    typo = {"CUDA_DEVICE_ORDER": "PCI_BUS"}
+    (found,) = findings.judge(CHECK, with_models((typo, models), (typo, models)))
+    assert (found.code, found.level.value) == ("env-bad-value", level)
+    assert found.where.hosts == ("nd0", "nd1")
+    assert found.message == "CUDA_DEVICE_ORDER=PCI_BUS is not one of FASTEST_FIRST, PCI_BUS_ID"
+    assert found.fix.endswith("give it one of FASTEST_FIRST, PCI_BUS_ID")
+
+
+def test_the_order_that_is_the_default_is_none_of_these() -> None:
+    same = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    assert findings.judge(CHECK, with_models((same, SEVERAL), ({}, SEVERAL))) == []
+    assert findings.judge(CHECK, with_models((BY_BUS, SEVERAL), (BY_BUS, SEVERAL))) == []
+
+
+def test_gpus_that_a_variable_hides_are_of_several_models_too() -> None:
+    made = with_models((BY_BUS, ONE), ({}, ONE), ({}, ONE))
+    seen = outcome({"gpus": [{"index": 0, "name": name} for name in SEVERAL] + [{"index": 2}]})
+    hosts = tuple(replace(h, facts={**h.facts, "gpu_state": {ALONE: seen}}) for h in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    (found,) = findings.judge(CHECK, replace(made, hosts=hosts, ranks=ranks))
+    assert (found.code, found.level) == ("env-differs", Severity.WARN)

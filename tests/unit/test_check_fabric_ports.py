@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import ALONE, Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.fabric_ports import FabricPorts
 from tests import fabrics
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = FabricPorts()
 Tree = Callable[[Path], Any]
 
 
 def look(root: Path, backend: str = "nccl", **env: str) -> dict[str, Any]:
-    class Here(FabricPorts):
-        pass
-
-    Here.root = root
-    found = Here().observe(Context(launch=Launch(), env=env, backend=backend))
-    return dict(json.loads(json.dumps(found)))
+    return observe(FabricPorts, env, backend=backend, root=root)
 
 
 def cluster(*hosts: dict[str, Any], **fields: Any) -> Cluster:
@@ -167,6 +163,79 @@ def test_a_host_that_has_an_ethernet_port_more_is_connected(
     assert "rdma-fabric-differs" not in {f.code for f in judge(CHECK, cluster(good, good, both))}
 
 
+def test_the_rate_of_another_link_layer_is_not_compared(
+    tmp_path: Path, good: dict[str, Any]
+) -> None:
+    root = tmp_path / "odd"
+    for number in range(8):
+        fabrics.add_device(
+            root,
+            f"mlx5_{number}",
+            layer="Ethernet",
+            rate="200 Gb/sec (4X HDR)",
+            pci=f"0000:{0x1A + number:02x}:00.0",
+        )
+    only(CHECK, cluster(good, good, look(root)), "rdma-fabric-differs", hosts=["nd2"])
+    tie = judge(CHECK, cluster(good, look(root)))
+    assert {f.code for f in tie} == {"rdma-fabric-differs"}
+    slow = look(with_device(tmp_path / "slow", 7, "mlx5_7", rate="200 Gb/sec (2X NDR)"))
+    found = judge(CHECK, cluster(good, good, slow, look(root)))
+    assert {(f.code, f.where.hosts) for f in found} == {
+        ("rdma-fabric-differs", ("nd3",)),
+        ("rdma-rate-differs", ("nd2",)),
+    }
+
+
+@pytest.mark.parametrize("rate", ["400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)"])
+def test_one_port_of_several_is_ethernet(tmp_path: Path, good: dict[str, Any], rate: str) -> None:
+    odd = look(with_device(tmp_path, 7, "mlx5_7", layer="Ethernet", rate=rate))
+    found = only(
+        CHECK,
+        cluster(good, odd, good),
+        "rdma-fabric-differs",
+        hosts=["nd1"],
+        interfaces=["mlx5_7:1"],
+    )
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
+    assert "mlx5_7:1: Ethernet; the other hosts: InfiniBand" in found.message
+
+
+def by_ranks(hosts: list[dict[str, Any]], lists: dict[int, str], **more: str) -> Cluster:
+    """Two ranks on every host, each with its own NCCL_IB_HCA as check environment saw it."""
+    made = cluster(*hosts)
+    ranks = []
+    for rank in made.ranks:
+        told = {"NCCL_IB_HCA": lists[rank.seat], **more} if rank.seat in lists else {}
+        variables = {
+            name: {"value": value, "origin": "environment", "line": 0}
+            for name, value in told.items()
+        }
+        facts = {"environment": {ALONE: outcome({"variables": variables})}}
+        ranks.append(replace(rank, facts=facts))
+    return replace(made, ranks=tuple(ranks))
+
+
+def test_the_ports_of_all_ranks_of_a_host_are_compared(tmp_path: Path) -> None:
+    usual = look(fabrics.connectx7(tmp_path / "a", 2), NCCL_IB_HCA="=mlx5_0")
+    root = with_device(tmp_path / "b", 1, "mlx5_1", rate="200 Gb/sec (2X NDR)")
+    sick = look(root, NCCL_IB_HCA="=mlx5_0")
+    lists = {seat: f"=mlx5_{seat % 2}" for seat in range(6)}
+    where = {"hosts": ["nd1"], "interfaces": ["mlx5_1:1"]}
+    hosts = [usual, sick, usual]
+    only(CHECK, by_ranks(hosts, lists), "rdma-rate-differs", **where)
+    one_list = dict.fromkeys(range(6), "=mlx5_0")
+    assert judge(CHECK, by_ranks(hosts, one_list)) == []
+    assert judge(CHECK, cluster(*hosts)) == []  # nobody said what the other ranks have
+    # A rank that has no list may use every port.
+    only(
+        CHECK,
+        by_ranks(hosts, {0: "=mlx5_0", 2: "=mlx5_0", 4: "=mlx5_0"}),
+        "rdma-rate-differs",
+        **where,
+    )
+    assert judge(CHECK, by_ranks(hosts, lists, NCCL_IB_DISABLE="1")) == []
+
+
 def test_another_subnet(tmp_path: Path) -> None:
     def host(name: str, prefix: str) -> dict[str, Any]:
         gid = f"{prefix}:b83f:d203:0049:c1a2"
@@ -194,6 +263,29 @@ def test_another_mtu(tmp_path: Path) -> None:
     )
     assert "MTU 1024; the other hosts: MTU 4096" in found.message
     assert judge(CHECK, cluster(usual, host("c", 4200))) == []  # the same for RoCE
+
+
+def test_the_mtu_of_infiniband_is_what_verbs_said(good: dict[str, Any]) -> None:
+    def with_mtus(*codes: int | None) -> Cluster:
+        made = cluster(*[good] * len(codes))
+        hosts = []
+        for host, mtu in zip(made.hosts, codes, strict=True):
+            mtus = {f"mlx5_{n}:1": 4096 for n in range(8)} if mtu else {}
+            said = {"rdma": {ALONE: outcome({"mtus": {**mtus, "mlx5_3:1": mtu}})}}
+            hosts.append(replace(host, facts={**host.facts, **(said if mtu else {})}))
+        ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+        return replace(made, hosts=tuple(hosts), ranks=ranks)
+
+    found = only(
+        CHECK,
+        with_mtus(4096, 2048, 4096, None),
+        "rdma-mtu-differs",
+        hosts=["nd1"],
+        interfaces=["mlx5_3:1"],
+    )
+    assert "MTU 2048; the other hosts: MTU 4096" in found.message
+    assert judge(CHECK, with_mtus(2048, 2048)) == []
+    assert judge(CHECK, with_mtus(4096, None)) == []
 
 
 def test_another_firmware_is_only_mentioned(tmp_path: Path) -> None:

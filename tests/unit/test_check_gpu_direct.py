@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+    Untested,
+)
 from nccl_doctor.checks.gpu_direct import GpuDirect
 from tests import fabrics
-from tests.clusters import make_cluster
+from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = GpuDirect()
 
 
 def look(root: Path, **env: str) -> dict[str, Any]:
-    class Here(GpuDirect):
-        pass
-
-    Here.root = root
-    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
-    return dict(json.loads(json.dumps(found)))
+    return observe(GpuDirect, env, backend="nccl", root=root)
 
 
 def host(root: Path, env: dict[str, str] | None = None, **gpus: Any) -> dict[str, Any]:
     fabrics.connectx7(root, 2)
-    fabrics.add_gpus(root, **gpus)
+    fabrics.add_gpus(root, **{"acs": 0, **gpus})
     return look(root, **(env or {}))
 
 
@@ -76,7 +82,7 @@ def test_where_nobody_expects_it_nothing_is_missing(
 
 def test_efa_has_a_way_of_its_own(tmp_path: Path) -> None:
     fabrics.efa(tmp_path)
-    fabrics.add_gpus(tmp_path)
+    fabrics.add_gpus(tmp_path, acs=0)
     assert judge(CHECK, cluster(look(tmp_path))) == []
 
 
@@ -116,6 +122,129 @@ def test_in_a_virtual_machine_and_without_rdma_it_is_only_mentioned(tmp_path: Pa
         found = judge(CHECK, cluster(seen))
         assert [f.code for f in found] == ["iommu-translates", "acs-redirects"]
         assert {f.level for f in found} == {Severity.INFO}
+
+
+def test_acs_that_nobody_could_read_is_said_to_be_unread(tmp_path: Path) -> None:
+    good = host(tmp_path / "a", modules=("nvidia_peermem",))
+    user = host(tmp_path / "b", modules=("nvidia_peermem",), acs=None)
+    found = only(CHECK, cluster(good, user, good), "acs-not-read", hosts=["nd1"])
+    assert found.level is Severity.INFO
+    assert found.message == "ACS control of 2 PCIe bridges above GPUs and NICs"
+    assert "as root" in found.kind.fix
+
+
+def test_where_acs_would_only_be_mentioned_nobody_needs_to_read_it(tmp_path: Path) -> None:
+    fabrics.write(tmp_path / "a", "proc/cpuinfo", "flags\t\t: fpu hypervisor lahf_lm")
+    virtual = host(tmp_path / "a", modules=("nvidia_peermem",), acs=None)
+    alone = look(fabrics.add_gpus(tmp_path / "b"))
+    assert judge(CHECK, cluster(virtual, alone)) == []
+
+
+def test_one_bridge_that_was_read_and_redirects_is_enough(tmp_path: Path) -> None:
+    seen = host(tmp_path, modules=("nvidia_peermem",), acs=fabrics.ACS_ON)
+    seen["acs"][next(iter(seen["acs"]))] = None
+    assert [each.code for each in judge(CHECK, cluster(seen))] == ["acs-redirects"]
+
+
+def test_a_masked_sysfs_is_no_pass(tmp_path: Path) -> None:
+    fabrics.add_gpus(tmp_path)
+    shutil.rmtree(tmp_path / "sys/bus/pci")
+    with pytest.raises(Untested, match="2 GPUs here, and /sys/bus/pci shows none of them"):
+        look(tmp_path)
+
+
+def test_with_a_masked_bus_the_road_is_judged_all_the_same(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path, 2)
+    fabrics.add_gpus(tmp_path, acs=0)
+    shutil.rmtree(tmp_path / "sys/bus/pci")
+    found = {each.code: each for each in judge(CHECK, cluster(look(tmp_path)))}
+    assert set(found) == {"gpudirect-rdma-missing", "acs-not-read"}
+    assert found["acs-not-read"].message == (
+        "ACS and IOMMU of 2 GPUs: /sys/bus/pci shows none of them"
+    )
+
+
+def test_a_masked_command_line_is_not_called_empty(tmp_path: Path) -> None:
+    seen = host(tmp_path, modules=("nvidia_peermem",), group="DMA", cmdline="")
+    (found,) = judge(CHECK, cluster(seen))
+    assert found.message.endswith("kernel options: /proc/cmdline cannot be read")
+    said = found.fix or found.kind.fix
+    assert "NCCL_P2P_DISABLE=1" in said
+    assert "NCCL_NET_GDR_LEVEL=LOC" in said
+
+
+def test_a_report_that_does_not_know_what_was_masked(tmp_path: Path) -> None:
+    seen = host(tmp_path, modules=("nvidia_peermem",))
+    del seen["gpus_on_pci"]
+    assert judge(CHECK, cluster(seen)) == []
+
+
+# GPUs that only PCIe joins ------------------------------------------------------------------------
+
+
+def beside(made: Cluster, **facts: Any) -> Cluster:
+    """What other checks saw on every host, by name of the check; None for ranks without."""
+    hosts = tuple(
+        replace(each, facts={**each.facts, **{n: {ALONE: outcome(f)} for n, f in facts.items()}})
+        for each in made.hosts
+    )
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    return replace(made, hosts=hosts, ranks=ranks)
+
+
+def pcie(links: Any = None) -> dict[str, Any]:
+    return {"gpus": [{"index": i, "lost": False, "nvlinks": links} for i in range(2)]}
+
+
+def copied(error: str | None, *wrong: Any) -> dict[str, Any]:
+    return {"peer": {"uuid": "GPU-1", "wrong": list(wrong), "error": error}}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "level"),
+    [
+        (pcie([]), Severity.WARN),
+        (pcie([0, 0]), Severity.WARN),
+        (pcie([1, 1]), Severity.INFO),
+        (pcie(None), Severity.INFO),  # nobody knows
+        ({"gpus": pcie([])["gpus"][:1]}, Severity.INFO),
+    ],
+)
+def test_where_only_pcie_joins_the_gpus_it_is_a_risk(
+    tmp_path: Path, gpus: dict[str, Any], level: Severity
+) -> None:
+    alone = look(fabrics.add_gpus(tmp_path, acs=fabrics.ACS_ON, group="DMA"))
+    found = judge(CHECK, beside(cluster(alone), gpu_state=gpus))
+    assert {(each.code, each.level) for each in found} == {
+        ("iommu-translates", level),
+        ("acs-redirects", level),
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "level"),
+    [
+        (copied(None), Severity.INFO),
+        (copied("CUDA error"), Severity.WARN),
+        (copied(None, {"count": 1}), Severity.WARN),
+        ({"peer": None}, Severity.WARN),
+        (Outcome(OutcomeStatus.HUNG), Severity.WARN),
+    ],
+)
+def test_copies_that_arrived_take_the_alarm_back(
+    tmp_path: Path, seen: dict[str, Any], level: Severity
+) -> None:
+    alone = look(fabrics.add_gpus(tmp_path, acs=0, group="DMA"))
+    made = beside(cluster(alone), gpu_state=pcie([]))
+    rank = replace(made.ranks[0], facts={"gpu_work": {ALONE: outcome(seen)}})
+    (found,) = judge(CHECK, replace(made, ranks=(rank, *made.ranks[1:])))
+    assert found.level is level
+
+
+def test_unread_acs_matters_where_only_pcie_joins_the_gpus(tmp_path: Path) -> None:
+    alone = look(fabrics.add_gpus(tmp_path))
+    found = judge(CHECK, beside(cluster(alone), gpu_state=pcie([])))
+    assert [each.code for each in found] == ["acs-not-read"]
 
 
 def test_where_there_is_nothing_between_it_is_no_pass(tmp_path: Path) -> None:

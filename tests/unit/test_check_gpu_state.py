@@ -71,13 +71,15 @@ def test_pages_that_an_older_gpu_retires(
 
 def test_another_persistence_mode_is_only_mentioned() -> None:
     made = cluster_of(state(0), state(1), every(2, persistence=0))
-    found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
-    assert found.level is Severity.INFO
-    assert "persistence mode off" in found.message
+    found = judge(CHECK, made)
+    assert [one.code for one in found] == ["gpu-persistence-off", "gpu-differs"]
+    assert all((one.level, one.where.hosts) == (Severity.INFO, ("nd2",)) for one in found)
+    assert "persistence mode off" in found[1].message
 
 
 def test_the_odd_host_is_named() -> None:
-    made = cluster_of(state(0), state(1), every(2, power_limit_mw=500_000, ecc=[0, 0]))
+    lower = {"power_limit_mw": 500_000, "default_power_limit_mw": 500_000}
+    made = cluster_of(state(0), state(1), every(2, **lower, ecc=[0, 0]))
     found = only(CHECK, made, "gpu-differs", hosts=["nd2"])
     assert found.level is Severity.WARN
     assert found.message == (

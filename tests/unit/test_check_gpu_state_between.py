@@ -216,8 +216,12 @@ def test_a_wedged_gpu_explains_that_cuda_does_not_start() -> None:
 
 
 def test_facts_of_an_older_release_are_judged_as_before() -> None:
-    new = ("set_sm_clock_mhz", "default_sm_clock_mhz", "set_memory_clock_mhz", "virtualization")
+    new = ("set_sm_clock_mhz", "default_sm_clock_mhz", "set_memory_clock_mhz", "virtualization",
+           "margin_temperature", "memory_temperature", "memory_max_temperature",
+           "banks_without_spare", "sram_threshold_exceeded", "default_power_limit_mw")  # fmt: skip
     old = {key: value for key, value in gpu(0, 0).items() if key not in new}
+    del old["fabric"]["health_mask"]
     facts = state(0, [old], p2p={}, nearest={})
     del facts["fabric_manager"], facts["kernel_log"]["sxids"]
+    del facts["pairs_refused"], facts["pairs_error"], facts["p2p_off"]
     assert judge(CHECK, cluster_of(facts)) == []

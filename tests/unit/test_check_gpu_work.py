@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,46 +14,22 @@ from nccl_doctor.api import (
     Cluster,
     Confidence,
     Context,
+    DeviceWork,
     Launch,
+    Level,
     Outcome,
     OutcomeStatus,
     Severity,
     Skip,
+    Untested,
 )
-from nccl_doctor.checks.gpu_work import DRIVER, GpuWork
-from nccl_doctor.report.tables import is_table
-from nccl_doctor.tools.machine.gpurates import rates_table
+from nccl_doctor.checks.gpu_work import DRIVER, GpuWork, _neighbour, _work
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
-from tests.gpu_facts import H200, worked
+from tests.gpu_facts import H200, cluster, measured, worked
 
 CHECK = GpuWork()
 MULTIPLY = "multiplying matrices on the GPU"
-
-
-def rates(
-    half: float = 700, copy: float = 4300, to_device: float = 54, to_host: float = 55
-) -> dict[str, float]:
-    """A healthy H200: TFLOP/s, then GB/s."""
-    across = {"to_device": to_device * 1e9, "to_host": to_host * 1e9}
-    return {"half": half * 1e12, "copy": copy * 1e9, **across}
-
-
-def cluster(by_rank: dict[int, Any], hosts: int = 2) -> Cluster:
-    """Four ranks per host; who is not said works well, and was not measured."""
-    full = {rank: by_rank.get(rank, worked(rank)) for rank in range(4 * hosts)}
-    names = [f"nd{i}" for i in range(hosts)]
-    return make_cluster(names, 4, check=CHECK.name, by_rank=full, backend="nccl")
-
-
-def measured(odd: dict[int, Any], hosts: int = 2, **usual: float) -> Cluster:
-    """All GPUs within 2 % of each other, but for the odd ones."""
-    usual = {"half": 700, "copy": 4300, **usual}
-    made = {}
-    for rank in range(4 * hosts):
-        one = rates(**{key: value * (1 + 0.005 * (rank % 4)) for key, value in usual.items()})
-        made[rank] = odd.get(rank, worked(rank, one, one))
-    return cluster(made, hosts)
 
 
 def stuck(step: str = MULTIPLY, uuid: str | None = "GPU-2", **changes: Any) -> Outcome:
@@ -195,6 +172,30 @@ def test_a_copy_that_arrives_changed_is_certain() -> None:
     assert found.confidence is Confidence.CERTAIN
 
 
+@pytest.mark.parametrize(
+    ("iommu", "acs", "said"),
+    [
+        ("identity", 0, ""),
+        ("DMA-FQ", 0, "; the IOMMU translates for 1 GPUs and NICs"),
+        ("identity", 0x1D, "; ACS is on on 1 PCIe bridges"),
+        ("identity", None, "; ACS of 1 PCIe bridges was not read: only root can"),
+    ],
+)
+@pytest.mark.parametrize("fault", [at_peer(1, 2), to_peer(1, 2, error="no end within 45 s")])
+def test_what_stands_between_them_is_said_beside_it(
+    fault: Any, iommu: str, acs: int | None, said: str
+) -> None:
+    made = cluster({1: fault})
+    direct = {"iommu": {"0000:18:00.0": iommu}, "acs": {"0000:17:01.0": acs}}
+    hosts = tuple(
+        replace(host, facts={"gpu_direct": {ALONE: outcome(direct)}}) for host in made.hosts
+    )
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    found = only(CHECK, replace(made, hosts=hosts, ranks=ranks), "gpu-p2p-broken", hosts=["nd0"],
+                 ranks=[1], devices=["GPU-1", "GPU-2"])  # fmt: skip
+    assert found.message == f"copy from GPU-1 to GPU-2: no end within 45 s{said}"
+
+
 def test_an_error_between_two_gpus_is_told() -> None:
     text = "CUDA error: peer access is not supported between these two devices"
     found = only(CHECK, cluster({1: to_peer(1, 2, error=text)}), "gpu-p2p-broken", hosts=["nd0"],
@@ -225,108 +226,72 @@ def test_a_process_that_somebody_stopped_says_nothing_of_gpus(ended: dict[str, A
     assert judge(CHECK, cluster({1: at_peer(1, 2, **ended)})) == []
 
 
-# Who is slow --------------------------------------------------------------------------------------
+def seeing(made: Cluster, count: int) -> Cluster:
+    """All ranks see so many GPUs, by check backend_device."""
+    facts = {"backend_device": {ALONE: outcome({"devices": [{}] * count})}}
+    ranks = tuple(replace(rank, facts={**rank.facts, **facts}) for rank in made.ranks)
+    return replace(made, ranks=ranks)
+
+
+def test_ranks_that_see_no_other_gpu_are_told_that_nothing_was_copied() -> None:
+    made = seeing(cluster({}, hosts=1), 1)
+    for found in judge(CHECK, made):
+        assert (found.code, found.level) == ("gpu-p2p-untested", Severity.INFO)
+    assert [found.where.ranks for found in judge(CHECK, made)] == [(0,), (1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize(
-    ("slow", "words"),
+    "made",
     [
-        ({"half": 400}, "bf16 matrix product 400 TFLOP/s, the median of 8 equal GPUs is 703"),
-        ({"copy": 3000}, "copy within the GPU 3000 GB/s"),
-        ({"to_device": 13}, "copy to the GPU 13 GB/s"),
-        ({"to_host": 6}, "copy to the host 6 GB/s"),
+        seeing(cluster({}), 4),
+        seeing(cluster({rank: worked(rank, uuid=f"MIG-{rank}") for rank in range(8)}), 1),
+        seeing(
+            make_cluster(
+                ["nd0", "nd1"],
+                1,
+                check=CHECK.name,
+                by_rank={rank: worked(rank) for rank in range(2)},
+                backend="nccl",
+            ),
+            1,
+        ),
     ],
 )
-def test_a_slow_gpu_stands_out(slow: dict[str, float], words: str) -> None:
-    one = rates(**slow)
-    found = only(
-        CHECK,
-        measured({6: worked(6, one, one)}),
-        "gpu-slow",
-        hosts=["nd1"],
-        ranks=[6],
-        devices=["GPU-6"],
-    )
-    assert words in found.message
-    assert found.level is Severity.WARN
+def test_where_nothing_could_be_copied_no_word_is_lost(made: Cluster) -> None:
+    assert judge(CHECK, made) == []
 
 
-def test_slow_once_is_not_slow() -> None:
-    assert judge(CHECK, measured({6: worked(6, rates(half=300), rates())})) == []
-    assert judge(CHECK, measured({6: worked(6, rates(), rates(half=300))})) == []
-
-
-def test_a_little_slower_is_not_worth_a_word() -> None:
-    one = rates(half=600, to_host=30)
-    assert judge(CHECK, measured({6: worked(6, one, one)})) == []
-
-
-def test_a_slow_host_is_all_its_gpus() -> None:
-    slow = rates(half=450)
-    made = measured({rank: worked(rank, slow, slow) for rank in range(8, 12)}, hosts=3)
-    found = judge(CHECK, made)
-    assert [one.where.ranks for one in found] == [(8,), (9,), (10,), (11,)]
-    assert {one.code for one in found} == {"gpu-slow"}
-
-
-def test_a_slow_gpu_stands_out_on_its_host_where_hosts_differ() -> None:
-    """Two halves of a cluster are unlike; within its half, one GPU is slow."""
-    made: dict[int, Any] = {}
-    for rank in range(16):
-        one = rates(half=(800 if rank < 8 else 500) * (1 + 0.004 * (rank % 4)))
-        made[rank] = worked(rank, one, one)
-    one = rates(half=560)
-    made[1] = worked(1, one, one)
-    found = only(CHECK, cluster(made, 4), "gpu-slow", hosts=["nd0"], ranks=[1], devices=["GPU-1"])
-    assert "the median of 4 equal GPUs of the host is 80" in found.message
-
-
-def test_gpus_of_another_model_are_not_compared() -> None:
-    one = rates(half=120, copy=1300)
-    assert judge(CHECK, measured({6: worked(6, one, one, model="NVIDIA A30")})) == []
-
-
-def test_ranks_that_share_a_gpu_are_not_compared() -> None:
-    one = rates(half=350, copy=2000)
-    shared = {rank: worked(rank, one, one, uuid="GPU-x") for rank in (5, 6)}
-    assert judge(CHECK, measured(shared)) == []
-
-
-def test_two_gpus_are_held_against_what_is_published() -> None:
-    one, bad = rates(), rates(half=200)
-    made = {0: worked(0, one, one), 1: worked(1, bad, bad)}
-    found = only(CHECK, cluster(made), "gpu-slow", hosts=["nd0"], ranks=[1], devices=["GPU-1"])
-    assert "bf16 matrix product of NVIDIA H200 at most 200 TFLOP/s" in found.message
-    assert "publishes 989 TFLOP/s" in found.message
-
-
-def test_all_slow_together_is_one_finding() -> None:
-    found = only(
-        CHECK,
-        measured({}, copy=2000),
-        "gpu-slow",
-        hosts=["nd0", "nd1"],
-        ranks=range(8),
-        devices=[f"GPU-{rank}" for rank in range(8)],
-    )
-    assert "copy within the GPU" in found.message
-
-
-def test_a_model_nobody_knows_is_held_against_nothing() -> None:
-    one = rates(half=1, copy=1)
-    made = {rank: worked(rank, one, one, model="Toy") for rank in range(8)}
-    assert judge(CHECK, cluster(made)) == []
-
-
-def test_the_rates_are_a_table() -> None:
-    table = rates_table(H200, [rates(half=700), rates(half=710)])
-    assert is_table(table)
-    first = table["rows"][0]
-    assert first == ["bf16 matrix product", "TFLOP/s", 700.0, 710.0, 989.0, "72 %"]
-    assert [row[-1] for row in rates_table("Toy", [rates(), rates()])["rows"]] == [None] * 4
+def test_where_nccl_does_not_copy_between_gpus_no_word_is_lost() -> None:
+    made = seeing(cluster({}, hosts=1), 1)
+    for seat in range(4):
+        made = change_rank(made, seat, env={"NCCL_P2P_DISABLE": "1"})
+    assert judge(CHECK, made) == []
 
 
 # Observing ----------------------------------------------------------------------------------------
+
+
+def gpu(index: int, mode: int | None = 0) -> dict[str, Any]:
+    return {"index": index, "uuid": f"GPU-{index}", "name": H200, "compute_mode": mode}
+
+
+def test_a_gpu_that_lets_one_process_in_is_left_to_its_own_rank() -> None:
+    launch = Launch(rank=0, local_rank=0, world_size=2, local_world_size=2)
+    ctx = Context(launch=launch, env={}, backend="nccl")
+    assert _neighbour(ctx, [gpu(0), gpu(1)], gpu(0)) == gpu(1)
+    assert _neighbour(ctx, [gpu(0), gpu(1, None)], gpu(0)) == gpu(1, None)
+    assert _neighbour(ctx, [gpu(0), gpu(1, 3)], gpu(0)) is None
+
+
+def test_a_speed_that_was_asked_for_and_not_measured_is_no_pass() -> None:
+    """The real work on the CPU, where 4 s are left."""
+    import torch
+
+    launch = Launch(rank=0, local_rank=0, world_size=1, local_world_size=1)
+    until = time.monotonic() + 4
+    ctx = Context(launch=launch, env={}, backend="nccl", level=Level.FULL, deadline=until)
+    with pytest.raises(Untested, match=r"the speed of the GPU was not measured: . s were left"):
+        _work(ctx, gpu(0), None, DeviceWork(lambda *_, **__: None, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

@@ -10,6 +10,7 @@ import pytest
 
 from nccl_doctor.checks.groups import Groups
 from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.job import Job
 from nccl_doctor.model import Confidence, Finding, Severity
 from nccl_doctor.tools.groups.strays import MADE, MAKING
 from tests.clusters import make_cluster
@@ -105,6 +106,29 @@ def test_only_nccl_has_variants_with_a_bound_default_group() -> None:
     rounds_ = CHECK.plan(make_cluster(backend="nccl"))
     assert [r.name for r in rounds_] == [*plain, *(f"{name}-bound" for name in plain)]
     assert [r.params["bind"] for r in rounds_] == [False] * 3 + [True] * 3
+
+
+def test_groups_of_gloo_beside_nccl_only_where_the_job_forms_several() -> None:
+    many = Job(groups="many")
+    last = CHECK.plan(make_cluster(backend="nccl", job=many))[-1]
+    assert (last.name, last.params["bind"]) == ("beside-gloo", False)
+    names = {r.name for r in CHECK.plan(make_cluster(backend="gloo", job=many))}
+    names |= {r.name for r in CHECK.plan(make_cluster(backend="nccl"))}
+    assert "beside-gloo" not in names
+
+
+def test_what_is_bad_beside_gloo_alone_is_a_warning_that_says_so() -> None:
+    good: dict[str, Any] = {"in_order": {}, "in_turn": {}, "at_once": {}}
+    finding = found(rounds("nccl", **good, beside_gloo=ALL_HUNG))
+    assert (finding.code, finding.level) == ("collective-hang", Severity.WARN)
+    assert finding.where.ranks == (0, 1, 2, 3)
+    assert "only with groups of gloo beside NCCL's; NCCL's own are good" in finding.message
+    loopback = raised("RuntimeError: Gloo connectFullMesh failed, remote=[127.0.1.1]:4211")
+    finding = found(rounds("nccl", **good, beside_gloo={2: loopback}))
+    assert (finding.code, finding.where.ranks) == ("collective-failed", (2,))
+    assert (finding.level, "GLOO_SOCKET_IFNAME" in finding.fix) == (Severity.WARN, True)
+    both = rounds("nccl", in_order=ALL_HUNG, in_turn={}, at_once={}, beside_gloo={})
+    assert found(both).level is Severity.FAIL
 
 
 def test_good_variants_give_nothing() -> None:

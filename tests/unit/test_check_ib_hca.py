@@ -2,38 +2,66 @@
 
 from __future__ import annotations
 
-import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Scope,
+    Severity,
+    Skip,
+    admitted,
+    rdma_ports,
+)
 from nccl_doctor.checks.ib_hca import IbHca
 from nccl_doctor.checks.rdma import Rdma
+from nccl_doctor.tools.nccl.conf import Setting
 from nccl_doctor.verdict.causes import explain
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = IbHca()
 
 
 def look(root: Path, hca: str | None, **env: str) -> dict[str, Any]:
-    class Here(IbHca):
-        pass
-
-    Here.root = root
     told = env if hca is None else {"NCCL_IB_HCA": hca, **env}
-    found = Here().observe(Context(launch=Launch(), env=told, backend="nccl"))
-    return dict(json.loads(json.dumps(found)))
+    return observe(IbHca, told, backend="nccl", root=root)
 
 
 def cluster(*hosts: dict[str, Any]) -> Cluster:
     names = [f"nd{i}" for i in range(len(hosts))]
     seen = dict(zip(names, hosts, strict=True))
     return make_cluster(names, check="ib_hca", by_host=seen, backend="nccl")
+
+
+def by_ranks(facts: dict[int, dict[str, Any]]) -> Cluster:
+    return make_cluster(check="ib_hca", by_rank=facts, backend="nccl")
+
+
+def by_rdma(root: Path, hca: str) -> dict[str, Any]:
+    ports = admitted({"NCCL_IB_HCA": Setting(hca, "environment")}, rdma_ports(sysfs(root)))
+    told = {"NCCL_IB_HCA": [hca, "environment"]}
+    return {"ports": ports, "road": "infiniband", "settings": told}
+
+
+def sysfs(root: Path) -> Path:
+    return root / "sys/class/infiniband"
+
+
+def with_rdma(made: Cluster, facts: list[dict[str, Any]]) -> Cluster:
+    hosts = tuple(
+        replace(host, facts={**host.facts, "rdma": {ALONE: outcome(one)}})
+        for host, one in zip(made.hosts, facts, strict=True)
+    )
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    return replace(made, hosts=hosts, ranks=ranks)
 
 
 @pytest.fixture
@@ -112,11 +140,120 @@ def test_one_of_several_names_is_down_everywhere(root: Path) -> None:
     assert {f.level for f in found} == {Severity.WARN}
 
 
-def test_down_on_one_host_alone_is_told_by_another_check(root: Path, tmp_path: Path) -> None:
+def test_down_on_some_hosts_is_told_there_whatever_the_others_have(
+    root: Path, tmp_path: Path
+) -> None:
     sick = fabrics.connectx7(tmp_path / "sick", 7)
     fabrics.add_device(sick, "mlx5_7", state="1: DOWN", pci="0000:2f:00.0")
     hca = "mlx5_6,mlx5_7"
-    assert judge(CHECK, cluster(look(root, hca), look(sick, hca), look(root, hca))) == []
+    good, bad = look(root, hca), look(sick, hca)
+    where = {"hosts": ["nd1"], "interfaces": ["mlx5_7:1"]}
+    found = only(CHECK, cluster(good, bad), "ib-hca-port-down", **where)
+    assert found.level is Severity.WARN
+    only(CHECK, cluster(good, bad, good), "ib-hca-port-down", **where)
+    many = judge(CHECK, cluster(bad, good, bad))
+    assert [f.where.hosts for f in many] == [("nd0",), ("nd2",)]
+
+
+@pytest.mark.parametrize(
+    ("state", "physical", "code"),
+    [("DOWN", "Disabled", "rdma-port-down"), ("INIT", "LinkUp", "rdma-port-unconfigured")],
+)
+def test_what_check_rdma_finds_out_is_the_cause(
+    root: Path, tmp_path: Path, state: str, physical: str, code: str
+) -> None:
+    sick = fabrics.connectx7(tmp_path / "sick", 7)
+    fabrics.add_device(sick, "mlx5_7", state=f"1: {state}", pci="0000:2f:00.0")
+    fabrics.write(sick, "sys/class/infiniband/mlx5_7/ports/1/phys_state", f"5: {physical}")
+    hca = "mlx5_6,mlx5_7"
+    both = with_rdma(
+        cluster(look(root, hca), look(sick, hca)), [by_rdma(root, hca), by_rdma(sick, hca)]
+    )
+    explained = explain([*CHECK.judge(both), *Rdma().judge(both)], both)
+    assert {f.code: f.explained_by for f in explained} == {code: None, "ib-hca-port-down": code}
+    assert {(f.where.hosts, f.where.interfaces) for f in explained} == {(("nd1",), ("mlx5_7:1",))}
+
+
+def test_another_port_that_is_down_is_not_the_cause(root: Path, tmp_path: Path) -> None:
+    sick = fabrics.connectx7(tmp_path / "sick", 6)
+    for name in ("mlx5_6", "mlx5_7"):
+        fabrics.add_device(sick, name, state="1: DOWN", pci=f"0000:2{name[-1]}:00.0")
+    other = fabrics.connectx7(tmp_path / "other", 7)
+    fabrics.add_device(other, "mlx5_7", state="1: DOWN", pci="0000:27:00.0")
+    hca = "mlx5_5,mlx5_6,mlx5_7"
+    roots = [root, sick, other]
+    both = with_rdma(cluster(*(look(r, hca) for r in roots)), [by_rdma(r, hca) for r in roots])
+    explained = explain([*CHECK.judge(both), *Rdma().judge(both)], both)
+    assert {(f.code, f.where.hosts, f.where.interfaces, f.explained_by) for f in explained} == {
+        ("rdma-port-down", ("nd1",), ("mlx5_6:1",), None),
+        ("ib-hca-port-down", ("nd1",), ("mlx5_6:1",), "rdma-port-down"),
+        # Down on most hosts: for check rdma that is a port that nobody uses.
+        ("ib-hca-port-down", ("nd1",), ("mlx5_7:1",), None),
+        ("ib-hca-port-down", ("nd2",), ("mlx5_7:1",), None),
+    }
+
+
+def test_one_port_of_a_device_is_enough_where_none_is_named(tmp_path: Path) -> None:
+    fabrics.add_device(tmp_path, "mlx5_0")
+    for file, text in {"state": "1: DOWN", "link_layer": "InfiniBand"}.items():
+        fabrics.write(tmp_path, f"sys/class/infiniband/mlx5_0/ports/2/{file}", text)
+    assert judge(CHECK, cluster(look(tmp_path, "=mlx5_0"))) == []
+    found = only(
+        CHECK,
+        cluster(look(tmp_path, "=mlx5_0:1,mlx5_0:2")),
+        "ib-hca-port-down",
+        hosts=["nd0"],
+        interfaces=["mlx5_0:2"],
+    )
+    assert "mlx5_0:2 DOWN" in found.message
+
+
+class TestByRank:
+    """A wrapper may give each rank a list of its own."""
+
+    def test_every_rank_is_read(self) -> None:
+        assert CHECK.scope is Scope.RANK
+
+    def test_a_list_of_one_rank(self, root: Path) -> None:
+        lists = ["=mlx5_0", "=mlx5_1", "=mlx5_0", "=mlx4_0"]
+        made = by_ranks({n: look(root, hca) for n, hca in enumerate(lists)})
+        found = only(CHECK, made, "ib-hca-unmatched", hosts=["nd1"], ranks=[3])
+        assert found.level is Severity.FAIL
+
+    def test_a_rank_whose_own_port_is_down(self, root: Path) -> None:
+        fabrics.add_device(root, "mlx5_8", state="1: DOWN", pci="0000:2f:00.0")
+        lists = ["=mlx5_0", "=mlx5_8", "=mlx5_0", "=mlx5_1"]
+        made = by_ranks({n: look(root, hca) for n, hca in enumerate(lists)})
+        where = {"hosts": ["nd0"], "ranks": [1], "interfaces": ["mlx5_8:1"]}
+        assert only(CHECK, made, "ib-hca-port-down", **where).level is Severity.FAIL
+
+    def test_one_list_of_all_ranks_is_the_host_s(self, root: Path) -> None:
+        good, bad = look(root, "mlx5"), look(root, "mlx4")
+        made = by_ranks({0: good, 1: good, 2: bad, 3: bad})
+        only(CHECK, made, "ib-hca-unmatched", hosts=["nd1"])
+
+    def test_a_list_that_only_one_rank_has(self, root: Path) -> None:
+        only(
+            CHECK,
+            by_ranks({1: look(root, "mlx5_0,mlx5_9")}),
+            "ib-hca-unmatched",
+            hosts=["nd0"],
+            ranks=[1],
+        )
+
+    def test_thousands_of_ranks_are_judged_in_time(self, root: Path) -> None:
+        names = [f"nd{i}" for i in range(512)]
+        facts = {n: look(root, f"=mlx5_{n}") for n in range(8)}
+        made = make_cluster(
+            names,
+            8,
+            check="ib_hca",
+            by_rank={n: facts[n % 8] for n in range(4096)},
+            backend="nccl",
+        )
+        start = time.monotonic()
+        assert judge(CHECK, made) == []
+        assert time.monotonic() - start < 10
 
 
 def test_a_prefix_of_many_may_mean_ports_that_nobody_uses(root: Path) -> None:
@@ -158,18 +295,7 @@ def test_efa_is_not_chosen_by_this_list(tmp_path: Path) -> None:
 def test_it_is_the_cause_of_hosts_that_take_different_roads(root: Path) -> None:
     made = cluster(look(root, "mlx5"), look(root, "mlx4"), look(root, "mlx5"))
     roads = ("infiniband", "sockets", "infiniband")
-    hosts = tuple(
-        replace(
-            host,
-            facts={
-                **host.facts,
-                "rdma": {ALONE: outcome({"ports": [], "road": road, "settings": {}})},
-            },
-        )
-        for host, road in zip(made.hosts, roads, strict=True)
-    )
-    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
-    both = replace(made, hosts=hosts, ranks=ranks)
+    both = with_rdma(made, [{"ports": [], "road": road, "settings": {}} for road in roads])
     explained = explain([*CHECK.judge(both), *Rdma().judge(both)], both)
     assert {f.code: f.explained_by for f in explained} == {
         "ib-hca-unmatched": None,

@@ -146,6 +146,36 @@ class TestRunId:
         assert judge(everywhere(cluster, [0, 1], run_id="a", launcher="srun")) == []
 
 
+class TestBackends:
+    """What hosts were told by --backend."""
+
+    def told(self, *backends: str):
+        cluster = make_cluster(THREE, len(backends) // 3)
+        for seat, backend in enumerate(backends):
+            cluster = change_rank(cluster, seat, backend=backend)
+        return cluster
+
+    @pytest.mark.parametrize("other", ["auto", ""])
+    def test_one_that_is_named_and_others_that_say_nothing(self, other: str) -> None:
+        assert judge(self.told("gloo", other, other)) == []
+        assert judge(self.told(other, other, other)) == []
+
+    def test_the_minority_is_named(self) -> None:
+        cluster = self.told("nccl", "nccl", "nccl", "nccl", "gloo", "gloo")
+        finding = only(cluster, "backend-option-differs", hosts=["nd2"], ranks=[4, 5])
+        assert finding.message == "--backend=gloo, elsewhere --backend=nccl; gloo was examined"
+        assert finding.fix == "set --backend=nccl there, as elsewhere"
+        assert finding.level is Severity.FAIL
+
+    def test_a_tie_names_all(self) -> None:
+        cluster = self.told("nccl", "gloo", "auto")
+        finding = only(cluster, "backend-option-differs", hosts=["nd0", "nd1"], ranks=[0, 1])
+        assert "nobody knows who is right" in finding.message
+
+    def test_a_view_of_one_host_says_nothing_of_others(self) -> None:
+        assert judge(replace(self.told("nccl", "gloo", "gloo"), complete=False)) == []
+
+
 class TestWhereNobodySaysWhereToMeet:
     def cluster(self, *guessed: str):
         by = {

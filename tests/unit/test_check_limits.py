@@ -15,9 +15,11 @@ from nccl_doctor.checks.limits import Limits
 from tests import fabrics
 from tests.clusters import make_cluster
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = Limits()
 KIB, GIB = 1024, 1 << 30
+MEMLOCK, NPROC = resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC
 NOTHING: dict[str, Any] = {
     "files": None,
     "files_hard": None,
@@ -27,6 +29,7 @@ NOTHING: dict[str, Any] = {
     "tasks": None,
     "pids": None,
     "addresses": None,
+    "user_namespace": False,
     "local_ranks": 2,
 }
 
@@ -128,11 +131,76 @@ def test_a_report_that_does_not_know_of_addresses() -> None:
 def test_which_devices_lock_memory(
     tmp_path: Path, tree: Callable[[Path, int], Path], env: dict[str, str], devices: list[str]
 ) -> None:
-    class Here(Limits):
-        root = tree(tmp_path, 2)
-
     told = {"NCCL_CONF_FILE": "/nonexistent", **env}
-    assert Here().observe(Context(launch=Launch(), env=told, backend="nccl"))["rdma"] == devices
+    assert observe(Limits, told, backend="nccl", root=tree(tmp_path, 2))["rdma"] == devices
+
+
+def held_to(tree: Path) -> dict[str, bool]:
+    """Of which limits this process says that they hold, with another view of /proc/self."""
+
+    class Here(Limits):
+        root = tree
+
+    before = {kind: resource.getrlimit(kind) for kind in (MEMLOCK, NPROC)}
+    try:
+        for kind, low in ((MEMLOCK, 64 * KIB), (NPROC, 4096)):
+            hard = before[kind][1]
+            resource.setrlimit(kind, (low if hard == -1 else min(low, hard), hard))
+        seen = Here().observe(Context(launch=Launch(), env={}))
+    finally:
+        for kind, limits in before.items():
+            resource.setrlimit(kind, limits)
+    return {"locked": seen["locked"] is not None, "processes": seen["tasks"] is not None}
+
+
+CAPABLE = "CapEff:\t000001ffffffffff\n"
+WITHOUT = "CapEff:\t00000000a80425fb\n"
+"""Docker's own set: neither IPC_LOCK, nor SYS_ADMIN, nor SYS_RESOURCE."""
+HERE = "         0          0 4294967295\n"
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "uid_map", "uid", "holds"),
+    [
+        pytest.param(CAPABLE, HERE, 0, "", id="root"),
+        pytest.param(CAPABLE, "", 0, "", id="a kernel without user namespaces"),
+        pytest.param(CAPABLE, HERE, 1000, "", id="a user who was given all"),
+        pytest.param(WITHOUT, HERE, 0, "locked", id="root in Docker"),
+        pytest.param(WITHOUT, HERE, 1000, "locked processes", id="a user"),
+        pytest.param(CAPABLE, "0 1000 1\n1 100000 65536\n", 0, "locked processes", id="rootless"),
+        pytest.param(CAPABLE, "1000 1000 1\n", 1000, "locked processes", id="enroot"),
+    ],
+)
+def test_capabilities_count_where_the_kernel_asks_for_them(
+    tmp_path: Path, capabilities: str, uid_map: str, uid: int, holds: str
+) -> None:
+    """`holds`: the limits that do."""
+    fabrics.write(tmp_path, "proc/self/status", f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\n{capabilities}")
+    if uid_map:
+        fabrics.write(tmp_path, "proc/self/uid_map", uid_map)
+    assert held_to(tmp_path) == {each: each in holds for each in ("locked", "processes")}
+
+
+def test_what_cannot_be_read_gives_no_capability(tmp_path: Path) -> None:
+    assert held_to(tmp_path) == {"locked": True, "processes": True}
+    fabrics.write(tmp_path, "proc/self/status", "CapEff:\n")
+    assert held_to(tmp_path) == {"locked": True, "processes": True}
+
+
+def test_root_in_a_user_namespace_is_told_that_the_limit_holds() -> None:
+    made = cluster("nccl", locked=64 * KIB, rdma=["mlx5_0"], user_namespace=True)
+    found = only(CHECK, made, "memlock-limit-low", hosts=["nd1"])
+    assert "in a user namespace, where CAP_IPC_LOCK does not lift it" in found.message
+    assert "on the host" in found.fix
+    assert "IPC_LOCK" not in found.fix
+
+
+def test_the_fix_of_locked_memory_names_every_way() -> None:
+    made = cluster("nccl", locked=64 * KIB, rdma=["mlx5_0"])
+    found = only(CHECK, made, "memlock-limit-low", hosts=["nd1"])
+    fix = found.fix or found.kind.fix
+    for way in ("ulimit -l", "--ulimit memlock=-1", "limits.conf", "--cap-add=IPC_LOCK"):
+        assert way in fix
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path: Path) -> None:
@@ -144,10 +212,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path) -> None:
     }.items():
         fabrics.write(tmp_path, name, text)
 
-    class Here(Limits):
-        root = tmp_path
-
-    seen = Here().observe(Context(launch=Launch(), env={}))
+    seen = observe(Limits, root=tmp_path)
     assert seen["pids"] == {"limit": 100, "used": 95}
     made = make_cluster(["nd0"], check="limits", by_host={"nd0": {**NOTHING, "pids": seen["pids"]}})
     found = only(CHECK, made, "process-limit-low", hosts=["nd0"])

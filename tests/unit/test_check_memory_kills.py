@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from nccl_doctor.api import (
     ALONE,
     Cluster,
     Confidence,
-    Context,
     Finding,
-    Launch,
     Severity,
     Untested,
     Where,
@@ -28,9 +25,9 @@ from nccl_doctor.verdict.causes import explain
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = MemoryKills()
-CONTEXT = Context(launch=Launch(), env={})
 Facts = dict[str, Any]
 
 
@@ -46,19 +43,11 @@ def counts(root: Path, group: int | None, machine: int | None) -> Path:
 
 
 def early(root: Path) -> Facts:
-    class Here(Memory):
-        pass
-
-    Here.root = root
-    return dict(json.loads(json.dumps(Here().observe(CONTEXT))))
+    return observe(Memory, root=root)
 
 
 def late(root: Path) -> Facts:
-    class Here(MemoryKills):
-        pass
-
-    Here.root = root
-    return dict(json.loads(json.dumps(Here().observe(CONTEXT))))
+    return observe(MemoryKills, root=root)
 
 
 def cluster(*hosts: tuple[Facts | Outcome, Facts]) -> Cluster:

@@ -191,7 +191,151 @@ class TestDiffers:
         assert finding.confidence is Confidence.POSSIBLE
 
 
+def build_of(*versions: int, file: str = "libnccl-net-ofi.so", mark: str = "aa") -> dict[str, Any]:
+    """A plug-in that loads, and what can be seen of its file."""
+    build = {"path": f"/opt/{file}", "versions": list(versions), "fingerprint": mark}
+    return {**facts_of(loaded=NET_PLUGIN), "build": build}
+
+
+def with_nccl(made: Cluster, *versions: str | None) -> Cluster:
+    """Every rank of a host with this NCCL; one per host."""
+    ranks = []
+    for rank, version in zip(made.ranks, versions, strict=True):
+        loaded = {"path": "/x/libnccl.so.2", "version": version, "fingerprint": "x"}
+        facts = {"nccl_library": {ALONE: outcome({"loaded": loaded, "cuda": "13.0"})}}
+        ranks.append(replace(rank, facts=facts if version else {}))
+    return replace(made, ranks=tuple(ranks))
+
+
+class TestInterface:
+    @pytest.mark.parametrize(
+        ("nccl", "versions", "said"),
+        [
+            ("2.30.7", [4], "v6 to v12"),
+            ("2.30.7", [5], "v6 to v12"),
+            ("2.31.2", [4, 5], "v6 or newer"),
+            ("2.26.2", [3, 4, 5], "v6 to v10"),
+            ("2.22.3", [4], "v5 to v8"),
+            ("2.18.1", [9, 10], "v4 to v6"),
+        ],
+    )
+    def test_a_plug_in_that_nccl_does_not_take(
+        self, nccl: str, versions: list[int], said: str
+    ) -> None:
+        asked = ["NCCL_NET_PLUGIN=x (by environment)"]
+        told = {**build_of(*versions), "asked": asked, "plugin": "x"}
+        made = with_nccl(cluster_of(told, told), nccl, nccl)
+        found = judge(made)
+        assert [(each.code, each.where.hosts) for each in found] == [
+            ("net-plugin-missing", ("nd0",)),
+            ("net-plugin-missing", ("nd1",)),
+        ]
+        assert f"; NCCL {nccl} takes {said}" in found[0].message
+        assert found[0].level is Severity.WARN
+        assert f"ncclNetPlugin_v{versions[0]}" in found[0].message
+
+    @pytest.mark.parametrize(
+        ("nccl", "versions"),
+        [
+            ("2.30.7", [6]),
+            ("2.30.7", [12]),
+            ("2.31.2", [13]),
+            ("2.28.3", [11]),
+            ("2.24.3", [5]),  # nobody looked: the doubt is for the plug-in
+            ("2.19.3", [4, 7]),
+            ("2.18.1", [4]),
+            ("2.10.3", [4]),
+            (None, [4]),
+            ("strange", [4]),
+        ],
+    )
+    def test_one_that_it_takes_and_doubt(self, nccl: str | None, versions: list[int]) -> None:
+        made = with_nccl(cluster_of(build_of(*versions)), nccl)
+        assert judge(made) == []
+
+    def test_nobody_asked_for_it(self) -> None:
+        """An image may bring an old one; NCCL leaves it, and uses what it has itself."""
+        made = with_nccl(cluster_of(build_of(4)), "2.30.7")
+        assert only(made, "net-plugin-missing", hosts=["nd0"]).level is Severity.INFO
+
+    def test_the_network_is_named(self) -> None:
+        told = {**build_of(4), "asked": ["NCCL_NET=AWS Libfabric"], "net": "AWS Libfabric"}
+        made = with_nccl(cluster_of(told), "2.30.7")
+        assert only(made, "net-plugin-missing", hosts=["nd0"]).level is Severity.FAIL
+
+    @pytest.mark.parametrize(
+        "changes", [{"net": "IB", "asked": ["NCCL_NET=IB"]}, {"plugin": "none"}]
+    )
+    def test_nccl_does_not_look_at_it(self, changes: dict[str, Any]) -> None:
+        made = with_nccl(cluster_of({**build_of(4), **changes}), "2.30.7")
+        assert judge(made) == []
+
+    def test_one_host_has_another_nccl(self) -> None:
+        """Only there the plug-in is left; that hosts have another NCCL, others say."""
+        made = with_nccl(cluster_of(*[build_of(4)] * 3), "2.18.1", "2.30.7", "2.18.1")
+        only(made, "net-plugin-missing", hosts=["nd1"])
+
+
+class TestBuilds:
+    def test_the_same_everywhere(self) -> None:
+        assert judge(cluster_of(*[build_of(8, 9)] * 3)) == []
+
+    def test_another_plug_in_on_one_host(self) -> None:
+        ucx = build_of(8, 9, file="libnccl-net-ucx.so", mark="bb")
+        finding = only(
+            cluster_of(build_of(8, 9), ucx, build_of(8, 9)), "net-plugin-differs", hosts=["nd1"]
+        )
+        assert finding.level is Severity.WARN
+        assert "/opt/libnccl-net-ucx.so" in finding.message
+        assert "2 hosts have /opt/libnccl-net-ofi.so" in finding.message
+
+    def test_another_release_on_one_host(self) -> None:
+        old = build_of(6, 7, mark="bb")
+        finding = only(
+            cluster_of(build_of(8, 9), build_of(8, 9), old), "net-plugin-differs", hosts=["nd2"]
+        )
+        assert finding.level is Severity.WARN
+        assert "v6, v7" in finding.message
+
+    def test_another_build_is_worth_knowing(self) -> None:
+        """As of hosts that each compiled it for themselves."""
+        finding = only(
+            cluster_of(build_of(8), build_of(8), build_of(8, mark="bb")),
+            "net-plugin-differs",
+            hosts=["nd2"],
+        )
+        assert finding.level is Severity.INFO
+
+    def test_a_tie(self) -> None:
+        finding = only(
+            cluster_of(build_of(8), build_of(8, 9, mark="bb")),
+            "net-plugin-differs",
+            hosts=["nd0", "nd1"],
+        )
+        assert finding.confidence is Confidence.POSSIBLE
+
+    def test_reports_that_do_not_know_the_file(self) -> None:
+        old = facts_of(loaded=NET_PLUGIN)
+        assert judge(cluster_of(old, build_of(8), build_of(8))) == []
+        assert judge(with_nccl(cluster_of(old), "2.30.7")) == []
+        unread = {**build_of(8), "build": {"path": None, "versions": [8], "fingerprint": None}}
+        assert judge(cluster_of(unread, build_of(8), build_of(8))) == []
+
+
 class TestObserve:
+    def test_the_file_behind_a_link(self, tmp_path: Path) -> None:
+        source = "int ncclNetPlugin_v6 = 1; int ncclNetPlugin_v10 = 1;"
+        real = compiled(tmp_path / "libnccl-net-x.so.1", source)
+        (tmp_path / "libnccl-net-y.so").symlink_to(real)
+        seen = observed(NCCL_NET_PLUGIN=str(tmp_path / "libnccl-net-y.so"))["build"]
+        assert (seen["path"], seen["versions"]) == (str(real.resolve()), [6, 10])
+        assert len(seen["fingerprint"]) == 16
+        other = compiled(tmp_path / "libnccl-net-z.so", source.replace("= 1", "= 2"))
+        assert observed(NCCL_NET_PLUGIN=str(other))["build"]["fingerprint"] != seen["fingerprint"]
+
+    def test_none_loads(self) -> None:
+        assert observed()["build"] is None
+
     def test_nothing_asked(self) -> None:
         facts = observed()
         assert facts["asked"] == []

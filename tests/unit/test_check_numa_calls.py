@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import (
+    ALONE,
+    LIBRARY_COLUMNS,
+    Cluster,
+    Confidence,
+    Context,
+    Launch,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+    Skip,
+)
 from nccl_doctor.checks.numa_calls import NumaCalls
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
@@ -51,6 +62,77 @@ def test_a_container_that_forbids_it(
     found = only(CHECK, cluster(version, refused="EPERM"), "numa-calls-blocked", hosts=["nd1"])
     assert (found.level, found.confidence) == (severity, confidence)
     assert "SYS_NICE" in found.kind.fix
+
+
+@pytest.mark.parametrize(
+    ("driver", "asked", "silent"),
+    [
+        ("535.183.06", False, True),
+        ("555.42.06", False, True),
+        ("560.28.03", False, False),
+        ("535.183.06", True, False),
+        ("525.147.05", True, True),
+        (None, False, False),
+    ],
+)
+def test_drivers_before_cuda_12_6_are_not_asked_by_nccl(
+    driver: str | None, asked: bool, silent: bool
+) -> None:
+    made = cluster("2.26.2", refused="EPERM", empty=[GPU], driver=driver, asked=asked)
+    codes = {found.code for found in judge(CHECK, made)}
+    assert codes == (set() if silent else {"numa-calls-blocked", "numa-node-empty"})
+
+
+def test_a_driver_that_is_not_known_is_a_possibility() -> None:
+    made = cluster("2.26.2", refused="EPERM", driver=None)
+    found = only(CHECK, made, "numa-calls-blocked", hosts=["nd1"])
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
+    made = on(made, 2, "gpu_state", APART)
+    assert only(CHECK, made, "numa-calls-blocked", hosts=["nd1"]).level is Severity.WARN
+    newer = cluster("2.27.5", refused="EPERM", driver=None)
+    assert only(CHECK, newer, "numa-calls-blocked", hosts=["nd1"]).level is Severity.INFO
+
+
+def on(made: Cluster, seat: int, check: str, value: Any, round_name: str = ALONE) -> Cluster:
+    own = {**made.ranks[seat].facts, check: {round_name: outcome(value)}}
+    return change_rank(made, seat, facts=own)
+
+
+def test_libcuda_of_a_compat_folder_counts_for_the_driver() -> None:
+    made = cluster("2.26.2", refused="EPERM", driver="535.183.06")
+    rows = [
+        ["libcuda", "570.86.10", "/usr/local/cuda/compat/libcuda.so.570.86.10", "", None, 9, ""]
+    ]
+    loaded = {"kernel": "535.183.06", "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows}}
+    only(CHECK, on(made, 2, "driver_libraries", loaded), "numa-calls-blocked", hosts=["nd1"])
+    assert judge(CHECK, on(made, 0, "driver_libraries", loaded)) == []
+
+
+APART = {"p2p": {"OK": [[0, 1]], "CHIPSET_NOT_SUPPORTED": [[0, 2], [1, 2]]}}
+
+
+def test_gpus_that_do_not_reach_each_other_need_what_is_forbidden() -> None:
+    made = on(cluster("2.26.2", refused="EPERM"), 2, "gpu_state", APART)
+    found = only(CHECK, made, "numa-calls-blocked", hosts=["nd1"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    joined = on(cluster("2.26.2", refused="EPERM"), 2, "gpu_state", {"p2p": {"OK": [[0, 1]]}})
+    assert only(CHECK, joined, "numa-calls-blocked", hosts=["nd1"]).level is Severity.WARN
+    newer = on(cluster("2.26.3", refused="EPERM"), 2, "gpu_state", APART)
+    assert only(CHECK, newer, "numa-calls-blocked", hosts=["nd1"]).level is Severity.INFO
+    for seat in (2, 3):
+        made = on(made, seat, "collectives", {}, "world")
+    assert only(CHECK, made, "numa-calls-blocked", hosts=["nd1"]).level is Severity.WARN
+
+
+def test_collectives_that_end_with_that_error_make_it_a_failure() -> None:
+    made = cluster("2.25.1", refused="EPERM")
+    error = "DistBackendError: NCCL error\nLast error:\nCuda failure 801 'operation not supported'"
+    for reason, severity in ((error, Severity.FAIL), ("Connection refused", Severity.WARN)):
+        ended = Outcome(OutcomeStatus.RAISED, reason=reason)
+        seen = on(made, 3, "collectives", ended, "world")
+        assert only(CHECK, seen, "numa-calls-blocked", hosts=["nd1"]).level is severity
+        elsewhere = on(made, 4, "collectives", ended, "world")
+        assert only(CHECK, elsewhere, "numa-calls-blocked", hosts=["nd1"]).level is Severity.WARN
 
 
 def test_an_old_nccl_makes_no_such_calls() -> None:
@@ -103,6 +185,8 @@ def test_nothing_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     seen = observe(tmp_path, monkeypatch)
     assert (seen["empty"], seen["driver"]) == ([], None)
     json.dumps(seen)
+    assert not seen["asked"]
+    assert observe(tmp_path, monkeypatch, NCCL_CUMEM_HOST_ENABLE="1")["asked"]
 
 
 @pytest.mark.parametrize("name", ["NCCL_CUMEM_HOST_ENABLE", "NCCL_CUMEM_ENABLE"])

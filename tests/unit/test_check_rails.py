@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.rails import Rails
 from tests import fabrics
 from tests.clusters import make_cluster
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = Rails()
 NETS = ("10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
 
 
 def look(root: Path, backend: str = "nccl", **env: str) -> dict[str, Any]:
-    class Here(Rails):
-        pass
-
-    Here.root = root
     env = {"NCCL_CONF_FILE": "/nonexistent", **env}
-    found = Here().observe(Context(launch=Launch(), env=env, backend=backend))
-    return dict(json.loads(json.dumps(found)))
+    return observe(Rails, env, backend=backend, root=root)
 
 
 def roce(root: Path, nets: Sequence[str] = NETS, names: Sequence[int] = (0, 1, 2)) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
 from tests.libraries import compiled
+from tests.observing import observe
 
 CHECK = Rdma()
 LOADS = ("libc.so.6",)
@@ -117,13 +117,8 @@ def test_gloo_uses_no_rdma() -> None:
 
 
 def look(root: Path, libraries: tuple[str, ...] = LOADS, **env: str) -> dict[str, Any]:
-    class Here(Rdma):
-        pass
-
-    Here.root, Here.libraries = root, libraries
     env = {"NCCL_CONF_FILE": "/nonexistent", **env}
-    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
-    return dict(json.loads(json.dumps(found)))
+    return observe(Rdma, env, backend="nccl", root=root, libraries=libraries)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +147,18 @@ def test_ports_are_read_from_sysfs(
     assert [p["wanted"] for p in found["ports"]] == wanted
     assert found["road"] == road
     assert found["uses"] == (["mlx5_0:1"] if road == "infiniband" else [])
+
+
+def test_the_ports_are_asked_for_their_mtu(tmp_path: Path) -> None:
+    root = fabrics.connectx7(tmp_path / "host", 4)
+    mtus = {"mlx5_0": 5, "mlx5_1": 4, "mlx5_2": 0, "other": 5}
+    verbs = compiled(tmp_path / "libibverbs.so.1", fabrics.verbs_source(**mtus))
+    found = look(root, ("libibverbs-not-here.so", str(verbs)))
+    assert found["library"] == ""
+    assert found["mtus"] == {"mlx5_0:1": 4096, "mlx5_1:1": 2048}
+    assert look(root, (str(verbs),), NCCL_IB_HCA="^mlx5_0")["mtus"] == {"mlx5_1:1": 2048}
+    assert look(root, (str(verbs),), NCCL_IB_DISABLE="1")["mtus"] == {}
+    assert look(root)["mtus"] == {}  # a library that is none
 
 
 def test_a_host_without_devices(tmp_path: Path) -> None:

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip, Untested
+from nccl_doctor.api import ALONE, Cluster, Severity, Skip, Untested
 from nccl_doctor.checks.fabric_ports import FabricPorts
 from nccl_doctor.checks.rdma_errors import RdmaErrors
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = RdmaErrors()
 COUNTER = "sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error"
 
 
 def early(root: Path, **env: str) -> dict[str, Any]:
-    class Here(FabricPorts):
-        pass
-
-    Here.root = root
-    return dict(Here().observe(Context(launch=Launch(), env=env, backend="nccl")))
+    return observe(FabricPorts, env, backend="nccl", root=root)
 
 
 def late(root: Path, **params: Any) -> dict[str, Any]:
-    class Here(RdmaErrors):
-        pass
-
-    Here.root = root
-    context = Context(launch=Launch(), env={}, backend="nccl", params=params)
-    return dict(json.loads(json.dumps(Here().observe(context))))
+    return observe(RdmaErrors, backend="nccl", params=params, root=root)
 
 
 def cluster(*hosts: tuple[dict[str, Any] | None, dict[str, Any]]) -> Cluster:
@@ -70,6 +61,77 @@ def test_a_counter_that_moves_during_the_run(tmp_path: Path) -> None:
     )
     assert found.level is Severity.WARN
     assert "symbol_error +12" in found.message
+
+
+@pytest.mark.parametrize(
+    ("counter", "most"),
+    [("symbol_error", 65535), ("link_downed", 255), ("local_link_integrity_errors", 15)],
+)
+def test_a_counter_that_can_count_no_further_says_so(
+    tmp_path: Path, counter: str, most: int
+) -> None:
+    fabrics.connectx7(tmp_path)
+    healthy = (early(tmp_path), late(tmp_path))
+    folder = "sys/class/infiniband/mlx5_1/ports/1/counters"
+    fabrics.write(tmp_path, f"{folder}/{counter}", f"{most}")
+    full = (early(tmp_path), late(tmp_path))
+    found = only(
+        CHECK,
+        cluster(healthy, full),
+        "rdma-counter-full",
+        hosts=["nd1"],
+        interfaces=["mlx5_1:1"],
+    )
+    assert found.level is Severity.INFO
+    assert found.message == f"mlx5_1:1: {counter} at {most}"
+    assert "perfquery -C mlx5_1 -P 1 -R" in found.fix
+    fabrics.write(tmp_path, f"{folder}/{counter}", f"{most - 1}")
+    reset = (early(tmp_path), late(tmp_path))
+    assert judge(CHECK, cluster(reset)) == []
+
+
+def test_a_counter_that_fills_up_meanwhile_has_risen(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    before = early(tmp_path)
+    fabrics.write(tmp_path, COUNTER, "65535")
+    only(
+        CHECK,
+        cluster((before, late(tmp_path))),
+        "rdma-errors-rising",
+        hosts=["nd0"],
+        interfaces=["mlx5_1:1"],
+    )
+
+
+def test_a_wider_counter_is_never_full(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path)
+    fabrics.write(tmp_path, COUNTER, "65536")
+    other = "sys/class/infiniband/mlx5_0/ports/1/hw_counters/local_ack_timeout_err"
+    fabrics.write(tmp_path, other, "65535")
+    assert judge(CHECK, cluster((early(tmp_path), late(tmp_path)))) == []
+
+
+@pytest.mark.parametrize(
+    "counter",
+    [
+        "sys/class/infiniband/mlx5_1/ports/1/hw_counters/rx_icrc_encapsulated",
+        "sys/class/net/eth_mlx5_1/statistics/rx_crc_errors",
+    ],
+)
+def test_frames_of_roce_that_arrive_changed(tmp_path: Path, counter: str) -> None:
+    fabrics.roce(tmp_path)
+    fabrics.write(tmp_path, counter, "3")
+    before = early(tmp_path)
+    fabrics.write(tmp_path, "sys/class/net/eth_mlx5_0/statistics/rx_errors", "9")  # too long ones
+    fabrics.write(tmp_path, counter, "5")
+    found = only(
+        CHECK,
+        cluster((before, late(tmp_path))),
+        "rdma-errors-rising",
+        hosts=["nd0"],
+        interfaces=["mlx5_1:1"],
+    )
+    assert f"{counter.rpartition('/')[2]} +2" in found.message
 
 
 def test_a_port_that_nccl_does_not_use_may_have_errors(tmp_path: Path) -> None:

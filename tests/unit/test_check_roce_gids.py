@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import ALONE, Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.roce_gids import RoceGids
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only
+from tests.observing import observe
 
 CHECK = RoceGids()
 LOCAL_ONLY = {0: (fabrics.LOCAL, "IB/RoCE v1"), 1: (fabrics.LOCAL, "RoCE v2")}
@@ -21,12 +21,7 @@ MAPPED = "0000:0000:0000:0000:0000:ffff:0a00:0002"
 
 
 def look(root: Path, **env: str) -> dict[str, Any]:
-    class Here(RoceGids):
-        pass
-
-    Here.root = root
-    found = Here().observe(Context(launch=Launch(), env=env, backend="nccl"))
-    return dict(json.loads(json.dumps(found)))
+    return observe(RoceGids, env, backend="nccl", root=root)
 
 
 def host(root: Path, gids: dict[int, tuple[str, str]] | None = None, **env: str) -> dict[str, Any]:
@@ -101,14 +96,104 @@ def test_one_index_is_another_kind_on_one_host(tmp_path: Path) -> None:
     assert "index 3 RoCE v1 over IPv4; the other hosts: RoCE v2 over IPv4" in found.message
 
 
-def test_of_two_hosts_nobody_can_tell_which_one_is_odd(tmp_path: Path) -> None:
-    found = judge(
+def test_of_two_hosts_the_one_that_has_what_nccl_looks_for_is_well(tmp_path: Path) -> None:
+    found = only(
         CHECK,
         cluster(host(tmp_path / "a"), host(tmp_path / "b", NCCL_IB_GID_INDEX="1")),
+        "roce-gid-differs",
+        hosts=["nd1"],
+        interfaces=["mlx5_0:1"],
+    )
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.POSSIBLE)
+    assert "the other hosts: RoCE v2 over IPv4; NCCL_IB_GID_INDEX=1" in found.message
+
+
+def test_of_two_hosts_that_are_both_odd_nobody_can_tell(tmp_path: Path) -> None:
+    found = judge(
+        CHECK,
+        cluster(
+            host(tmp_path / "a", NCCL_IB_GID_INDEX="0"), host(tmp_path / "b", NCCL_IB_GID_INDEX="1")
+        ),
     )
     assert [f.code for f in found] == ["roce-gid-differs"] * 2
     assert {f.confidence for f in found} == {Confidence.POSSIBLE}
     assert {f.where.hosts for f in found} == {("nd0",), ("nd1",)}
+
+
+def test_two_hosts_that_want_other_kinds_are_both_named(tmp_path: Path) -> None:
+    one = host(tmp_path / "a")
+    other = host(tmp_path / "b", {3: (MAPPED, "IB/RoCE v1")}, NCCL_IB_ROCE_VERSION_NUM="1")
+    assert other["picks"]["rows"][0][2] == "RoCE v1 over IPv4"
+    found = judge(CHECK, cluster(one, other))
+    assert {(f.code, f.where.hosts) for f in found} == {
+        ("roce-gid-differs", ("nd0",)),
+        ("roce-gid-differs", ("nd1",)),
+    }
+
+
+def two_ports(root: Path, second: dict[int, tuple[str, str]] | None = None) -> dict[str, Any]:
+    fabrics.roce(root, 1)
+    table = fabrics.roce_gids() if second is None else second
+    fabrics.add_device(root, "mlx5_1", layer="Ethernet", gids=table, pci="0000:3b:00.0")
+    return look(root)
+
+
+def test_of_two_hosts_one_port_has_no_ipv4_gid(tmp_path: Path) -> None:
+    good, bad = two_ports(tmp_path / "a"), two_ports(tmp_path / "b", LOCAL_ONLY)
+    for hosts, sick in (([good, bad], "nd1"), ([bad, good], "nd0")):
+        found = only(
+            CHECK, cluster(*hosts), "roce-gid-missing", hosts=[sick], interfaces=["mlx5_1:1"]
+        )
+        assert (found.level, found.confidence) == (Severity.FAIL, Confidence.POSSIBLE)
+        assert "the other hosts: RoCE v2 over IPv4" in found.message
+
+
+@pytest.mark.parametrize("port", ["one", "all"])
+def test_a_sound_host_is_not_to_blame_for_what_most_lack(tmp_path: Path, port: str) -> None:
+    if port == "one":
+        good, bad = two_ports(tmp_path / "a"), two_ports(tmp_path / "b", LOCAL_ONLY)
+    else:
+        good, bad = host(tmp_path / "a"), host(tmp_path / "b", LOCAL_ONLY)
+    found = judge(CHECK, cluster(bad, good, bad))
+    assert [(f.code, f.where.hosts) for f in found] == [
+        ("roce-gid-missing", ("nd0",)),
+        ("roce-gid-missing", ("nd2",)),
+    ]
+    assert {f.level for f in found} == {Severity.FAIL}
+
+
+def test_most_hosts_may_have_chosen_another_kind(tmp_path: Path) -> None:
+    chosen = host(tmp_path / "a", NCCL_IB_GID_INDEX="2")
+    found = judge(CHECK, cluster(chosen, host(tmp_path / "b"), chosen))
+    assert [(f.code, f.where.hosts, f.level) for f in found] == [
+        ("roce-gid-differs", ("nd1",), Severity.FAIL),
+        ("roce-gid-missing", ("nd0",), Severity.WARN),
+        ("roce-gid-missing", ("nd2",), Severity.WARN),
+    ]
+    assert "the other hosts: RoCE v1 over IPv4" in found[0].message
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_one_bad_port_of_several_alike_on_all_hosts(tmp_path: Path, count: int) -> None:
+    bad = two_ports(tmp_path, LOCAL_ONLY)
+    found = judge(CHECK, cluster(*[bad] * count))
+    assert [(f.code, f.where.interfaces) for f in found] == [
+        ("roce-gid-missing", ("mlx5_1:1",))
+    ] * count
+    assert {f.level for f in found} == {Severity.WARN}
+    assert "mlx5_0:1" not in found[0].message
+
+
+def test_an_empty_table_is_said_to_be_empty(tmp_path: Path) -> None:
+    empty = host(tmp_path / "a", {})
+    found = only(
+        CHECK,
+        cluster(empty, host(tmp_path / "b")),
+        "roce-gid-missing",
+        hosts=["nd0"],
+        interfaces=["mlx5_0:1"],
+    )
+    assert "index 0 empty" in found.message
 
 
 def test_no_host_has_an_ipv4_gid(tmp_path: Path) -> None:
@@ -125,6 +210,20 @@ def test_an_old_nccl_does_not_look_for_the_gid(tmp_path: Path) -> None:
     assert "NCCL 2.20.5 takes index 0" in found[0].message
     told = host(tmp_path / "b", NCCL_IB_GID_INDEX="3")
     assert judge(CHECK, cluster(told, told, nccl="2.20.5")) == []
+
+
+@pytest.mark.parametrize(("loaded", "is_old"), [("2.20.5", True), ("2.28.9", False), (None, False)])
+def test_the_nccl_that_is_loaded_counts(tmp_path: Path, loaded: str | None, is_old: bool) -> None:
+    same = host(tmp_path)
+    made = cluster(same, same, nccl="2.27.5" if is_old else "2.20.5")
+    library = {"built": "2.27.5", "loaded": loaded and {"version": loaded}}
+    ranks = tuple(
+        replace(rank, facts={**rank.facts, "nccl_library": {ALONE: outcome(library)}})
+        for rank in made.ranks
+    )
+    found = judge(CHECK, replace(made, ranks=ranks))
+    assert [f.code for f in found] == ["roce-gid-missing"] * (2 * is_old)
+    assert all("NCCL 2.20.5 takes index 0" in f.message for f in found)
 
 
 def test_the_right_kind_at_another_index_is_only_mentioned(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Context,
+    Launch,
+    Outcome,
+    OutcomeStatus,
+    Severity,
+)
 from nccl_doctor.checks.shared_memory import SharedMemory
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
@@ -60,6 +69,48 @@ def test_but_not_where_collectives_were_seen_to_work(
         bad = change_rank(bad, seat, facts={"collectives": {"world": ended}})
     (found,) = judge(CHECK, bad)
     assert found.level is severity
+
+
+JOINED = {"name": "NVIDIA B200", "nvlinks": [1] * 18, "fabric": {"state": "COMPLETED"}}
+BRIDGED = {"name": "NVIDIA A100 80GB PCIe", "nvlinks": [1] * 12, "fabric": None}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "severity"),
+    [
+        ([JOINED] * 8, Severity.WARN),
+        ([{**JOINED, "name": "NVIDIA A100-SXM4-80GB", "fabric": None}] * 4, Severity.WARN),
+        ([JOINED] * 7 + [{**JOINED, "nvlinks": [0] * 18, "fabric": None}], Severity.FAIL),
+        ([{**JOINED, "fabric": {"state": "IN_PROGRESS"}}] * 8, Severity.FAIL),
+        ([{**JOINED, "name": "Tesla V100-SXM2-32GB", "nvlinks": [1] * 6, "fabric": None}] * 8,
+         Severity.FAIL),
+        ([BRIDGED] * 4, Severity.FAIL),
+        ([{"index": 0, "wedged": {"call": "nvmlDeviceGetUUID"}}], Severity.FAIL),
+        ([], Severity.FAIL),
+    ],
+)  # fmt: skip
+def test_gpus_that_nvlink_joins_need_little(gpus: list[dict[str, Any]], severity: Severity) -> None:
+    """As on HGX B200, or in a container, where no device file tells of the switches."""
+    short = facts(64, error=FULL, least=32 * MIB, least_error="")
+    made = cluster(short)
+    state = {"gpu_state": {ALONE: outcome({"gpus": gpus})}}
+    hosts = tuple(replace(host, facts={**host.facts, **state}) for host in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    made = replace(made, hosts=hosts, ranks=ranks)
+    found = only(CHECK, made, "shm-too-small", hosts=["nd1"])
+    assert found.level is severity
+    need = "32 MiB needed" if severity is Severity.WARN else f"147 MiB needed ({FULL})"
+    assert found.message == f"64 MiB free of 64 MiB, {need}"
+
+
+def test_not_even_the_least_fits_where_nvlink_joins() -> None:
+    made = cluster(facts(64, error=FULL, least=70 * MIB, least_error=FULL))
+    state = {"gpu_state": {ALONE: outcome({"gpus": [JOINED] * 8})}}
+    hosts = tuple(replace(host, facts={**host.facts, **state}) for host in made.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+    found = only(CHECK, replace(made, hosts=hosts, ranks=ranks), "shm-too-small", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert found.message == f"64 MiB free of 64 MiB, 70 MiB needed ({FULL})"
 
 
 def test_docker_s_default_is_a_risk_where_the_least_fits() -> None:
@@ -139,6 +190,24 @@ def test_it_really_allocates_and_leaves_nothing(folder: Path) -> None:
     with largest_file(MIB):
         assert observe("nccl", 2)["error"] == "File too large"
         assert observe("gloo")["error"] == ""
+    assert list(folder.iterdir()) == []
+
+
+def test_device_files_of_nvswitches_are_looked_for_below_the_root(folder: Path) -> None:
+    assert observe("nccl", 8)["least"] == 8 * 4_194_660
+    (folder.parent / "dev").mkdir()
+    (folder.parent / "dev/nvidia-nvswitch0").touch()
+    seen = observe("nccl", 8)
+    assert seen["needed"] == seen["least"] == 8 * 4_194_660
+
+
+def test_what_does_not_fit_is_tried_once_more_with_the_least(folder: Path) -> None:
+    with largest_file(10 * MIB):
+        seen = observe("nccl", 2)
+    assert (seen["error"], seen["least_error"]) == ("File too large", "")
+    with largest_file(MIB):
+        assert observe("nccl", 2)["least_error"] == "File too large"
+    assert observe("gloo", 2)["least"] == 0
     assert list(folder.iterdir()) == []
 
 

@@ -272,7 +272,7 @@ def test_wrong_data_is_blamed_on_whoever_gave_it_in_its_own_group() -> None:
 def test_a_rank_that_never_came_is_named_and_those_that_waited_are_not() -> None:
     gone = Outcome(
         OutcomeStatus.HUNG,
-        breadcrumbs=({"step": "set device cuda:1", "at_s": 0.1},),
+        breadcrumbs=({"step": "connect to the store", "at_s": 0.1},),
         state="S",
         duration_s=20.0,
     )

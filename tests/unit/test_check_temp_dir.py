@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, Severity
+from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.temp_dir import TempDir
 from tests.clusters import make_cluster
 from tests.findings import judge, only
@@ -24,7 +24,7 @@ def facts(*tried: tuple[str, str, str], free: int | None = 5000, sock: str = "")
 FINE = facts(("", "/tmp", ""))
 
 
-def cluster(bad: dict[str, Any], backend: str = "gloo") -> Cluster:
+def cluster(bad: dict[str, Any] | Outcome, backend: str = "gloo") -> Cluster:
     seen = {"nd0": FINE, "nd1": bad, "nd2": FINE}
     return make_cluster(list(seen), check="temp_dir", by_host=seen, backend=backend)
 
@@ -39,6 +39,31 @@ def test_a_bad_variable_is_a_risk() -> None:
     assert found.level is Severity.WARN
     assert found.message == "TMPDIR=/scratch: Read-only file system (Python uses /tmp instead)"
     assert found.fix == "mkdir -p /scratch, or export TMPDIR=/tmp"
+
+
+def stuck(state: str) -> Outcome:
+    crumb = {"step": "making a file", "variable": "TMPDIR", "folder": "/nfs/tmp", "at_s": 0.0}
+    return Outcome(
+        OutcomeStatus.HUNG,
+        breadcrumbs=(crumb,),
+        duration_s=15.0,
+        state=state,
+        wchan="rpc_wait_bit_killable",
+    )
+
+
+def test_a_folder_that_does_not_answer_fails() -> None:
+    found = only(CHECK, cluster(stuck("D")), "temp-dir-unwritable", hosts=["nd1"])
+    assert found.level is Severity.FAIL
+    assert found.message == (
+        "TMPDIR=/nfs/tmp: a file could not be made there within 15 s, nor was there an error "
+        "(process state D in rpc_wait_bit_killable)"
+    )
+    assert "does not answer" in found.fix
+
+
+def test_one_that_was_stopped_says_nothing_of_the_folder() -> None:
+    assert judge(CHECK, cluster(stuck("T"))) == []
 
 
 def test_no_folder_at_all_fails() -> None:

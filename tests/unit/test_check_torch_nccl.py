@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import Cluster, Confidence, Context, Job, Launch, Severity, Skip
 from nccl_doctor.checks.torch_nccl import NONBLOCKING, USE_NCCL2, process_group
 from tests import findings
 from tests.clusters import make_cluster
@@ -95,6 +96,20 @@ class TestKnownHang:
 
     def test_gloo_does_not_mind(self) -> None:
         assert judge(cluster_of(facts_of("2.7.0"), backend="gloo")) == []
+
+    @pytest.mark.parametrize("torch", ["2.3.0", "2.13.0+cu130", "2.14.1"])
+    def test_groups_of_gloo_where_the_job_forms_several(self, torch: str) -> None:
+        cluster = replace(cluster_of(*[facts_of(torch)] * 2), job=Job(groups="many"))
+        for finding in judge(cluster):
+            assert (finding.code, finding.level) == ("torch-known-hang", Severity.INFO)
+            assert "backend='gloo'" in finding.message
+            assert "without device_id" in finding.fix
+        assert {f.where.ranks for f in judge(cluster)} == {(0,), (1,)}
+
+    @pytest.mark.parametrize("torch", ["2.2.2", "2.15.0", "2.16.0a0+git12ab"])
+    def test_groups_of_gloo_of_other_releases(self, torch: str) -> None:
+        cluster = replace(cluster_of(facts_of(torch)), job=Job(mesh=(("dp", 2),)))
+        assert judge(cluster) == []
 
 
 def test_observe_on_this_machine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -16,6 +17,7 @@ from nccl_doctor.tools.peers.echo import (
     MAGIC,
     Door,
     Listeners,
+    _random_content,
     call,
     call_all,
     scoped,
@@ -63,7 +65,18 @@ def test_each_address_has_its_own_port_and_tokens() -> None:
         assert [call(door).outcome for door in listeners.doors] == ["ok", "ok"]
 
 
-def test_many_callers_at_once() -> None:
+def test_many_callers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are first callers, so that each might make its own content of the large echo."""
+    made: list[int] = []
+
+    def urandom(size: int, real: Callable[[int], bytes] = os.urandom) -> bytes:
+        if size == LARGE_BYTES:
+            made.append(size)
+            time.sleep(0.2)
+        return real(size)
+
+    monkeypatch.setattr(os, "urandom", urandom)
+    _random_content.cache_clear()
     outcomes: list[str] = []
     with Listeners([HOME]) as listeners:
         door = listeners.doors[0]
@@ -75,6 +88,7 @@ def test_many_callers_at_once() -> None:
         for thread in threads:
             thread.join(30)
     assert outcomes == ["ok"] * 12
+    assert len(made) == 1
 
 
 def test_a_listener_keeps_silent_before_a_stranger() -> None:

@@ -52,7 +52,7 @@ def test_a_known_text_has_a_meaning_and_a_question(text: str, word: str) -> None
     "text",
     [
         "",
-        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: CUDA error: device-side assert triggered",
         f"{NCCL}ncclSystemError: System call failed\nLast error:\nError: it says which",
         "\0\ud800 waiting for clients",
     ],
@@ -64,3 +64,140 @@ def test_other_text_has_none(text: str) -> None:
 def test_a_huge_text_is_looked_at_from_its_end() -> None:
     assert meaning_of("x" * 5_000_000) is None
     assert meaning_of("x" * 5_000_000 + " Watchdog got stuck for 480 seconds") is not None
+
+
+# Whole outputs, as a rank of torch over NCCL leaves them ------------------------------------------
+
+LOG = "nd1:802:817 [0] "
+
+
+def raised(kind: str, last: str, log: str = "") -> str:
+    """What NCCL logged, and torch's exception: its last line is NCCL's last warning."""
+    return (
+        f"{LOG}NCCL INFO NET/Plugin: Could not find: libnccl-net.so.\n"
+        f"{LOG}{log or f'misc/any.cc:803 NCCL WARN {last}'}\n"
+        f"{LOG}NCCL INFO transport.cc:197 -> 1\n"
+        "Traceback (most recent call last):\n"
+        '  File "/opt/job/train.py", line 802, in <module>\n'
+        f"{NCCL}unhandled error (run with NCCL_DEBUG=INFO for details), NCCL version 2.26.2\n"
+        f"{kind}: Call failed.\nLast error:\n{last}\n"
+    )
+
+
+def cuda(error: str, place: str = "misc/any.cc:803") -> str:
+    last = f"Cuda failure {error}"
+    return raised("ncclUnhandledCudaError", last, f"{place} NCCL WARN {last}")
+
+
+def network(last: str, place: str = "transport/net_ib.cc:2244") -> str:
+    said = f"{place} NCCL WARN {last}"
+    return raised("ncclRemoteError", "", f"{said}\n{LOG}NCCL INFO transport/net.cc:1227 -> 6")
+
+
+COMPLETION = "NET/IB: Got completion from peer 10.0.0.2<4242> with status="
+GIDS = "(Recv) localGid ::ffff:10.1.0.1 remoteGids::ffff:10.1.0.2 hca mlx5_1"
+ASYNC = (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the "
+    "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Exception raised from c10_cuda_check at /pytorch/c10/cuda/CUDAException.cpp:802\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "means", "ask"),
+    [
+        (raised("ncclSystemError", "Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 "
+                "bytes, error: No space left on device (28)"), "no room", "--shm-size"),
+        (raised("ncclSystemError", "Call to posix_fallocate failed : No space left on device"),
+         "no room", "--shm-size"),
+        ("ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+         "shared memory (shm).\nRuntimeError: DataLoader worker (pid 802) is killed by signal",
+         "no room", "--shm-size"),
+        ("RuntimeError: unable to allocate shared memory(shm) for file </torch_802_1>: "
+         "No space left on device (28)", "no room", "--shm-size"),
+        (raised("ncclSystemError", "Error while attaching to shared memory segment "
+                "/dev/shm/nccl-\x01 (size 0), error: No such file or directory (2)"),
+         "another from /dev/shm", "NCCL_CUMEM_HOST_ENABLE=0"),
+        (raised("ncclSystemError", "Error while attaching to shared memory segment "
+                "/dev/shm/nccl-a1B2c3 (size 9637888), error: No such file or directory (2)"),
+         "do not share /dev/shm", "--ipc=host"),
+        (raised("ncclSystemError", "Accept failed: Too many open files"), "no more files",
+         "ulimit -n"),
+        (raised("ncclSystemError", "Call to pthread_create failed: Resource temporarily "
+                "unavailable"), "threads", "ulimit -u"),
+        (raised("ncclSystemError", "Call to ibv_create_cq failed with error Cannot allocate "
+                "memory"), "locked", "ulimit -l"),
+        (cuda("1 'invalid argument'", "transport/nvls.cc:311"), "NVLink SHARP",
+         "NCCL_NVLS_ENABLE=0"),
+        (cuda("217 'peer access is not supported between these two devices'",
+              "transport/shm.cc:590"), "host memory from CUDA", "NCCL_CUMEM_HOST_ENABLE=0"),
+        (cuda("217 'peer access is not supported between these two devices'",
+              "transport/p2p.cc:287"), "each other's memory", "NCCL_P2P_DISABLE=1"),
+        (cuda("801 'operation not supported'", "init.cc:426"), "virtual GPU", "enable_uvm=1"),
+        (cuda("'operation not supported'", "transport/shm.cc:177"), "NUMA",
+         "NCCL_CUMEM_HOST_ENABLE=0"),
+        (cuda("802 'system not yet initialized'"), "NVSwitch fabric", "fabricmanager"),
+        (cuda("'uncorrectable ECC error encountered'"), "ECC", "drain the host"),
+        (cuda("2 'out of memory'"), "memory is taken", "nvidia-smi"),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
+         "functions before calling NumCudaDevices() that might have already set an error? Error "
+         "802: system not yet initialized", "NVSwitch fabric", "fabricmanager"),
+        (f"torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n{ASYNC}"
+         "WorkNCCL(SeqNum=5) ran for 600012 milliseconds before timing out.", "ECC", "ECC"),
+        (f"torch.AcceleratorError: CUDA error: invalid device ordinal\nGPU device may be out of "
+         f"range, do you have enough GPUs?\n{ASYNC}", "of that number", "CUDA_VISIBLE_DEVICES"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 802.00 MiB. GPU 0 has a "
+         "total capacity of 79.10 GiB", "memory is taken", "nvidia-smi"),
+        ("RuntimeError: No backend type associated with device type cpu", "no backend for",
+         "cpu:gloo,cuda:nccl"),
+        ("RuntimeError: Tensors must be CUDA and dense", "no backend for", "cpu:gloo,cuda:nccl"),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "no GPU",
+         "--gpus"),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+         "too old", "upgrade"),
+        (raised("ncclInvalidUsage", "Mismatched NCCL version detected : rank 0 version 22703 "
+                "rank 1 version 22602"), "different versions of NCCL", "image"),
+        (network(f"{COMPLETION}12 opcode=0 len=0 vendor err 129 {GIDS}"), "not answered",
+         "show_gids"),
+        (network(f"{COMPLETION}IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RECV_RDMA_WITH_IMM(129) "
+                 "vendor_err=129 hca mlx5_1"), "not answered", "show_gids"),
+        (network("NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129"),
+         "not answered", "show_gids"),
+        (network(f"{COMPLETION}12 opcode=1 len=0 vendor err 129 (Send)\n"
+                 f"{COMPLETION}5 opcode=1 len=0 vendor err 249 (Recv)"), "not answered",
+         "show_gids"),
+        (network(f"{COMPLETION}IBV_WC_LOC_LEN_ERR(1) opcode=IBV_WC_SEND(0) vendor_err=104"),
+         "longer than", "MTU"),
+        (network(f"{COMPLETION}1 opcode=129 len=4 vendor err 104 {GIDS}"), "longer than", "MTU"),
+        (network(f"{COMPLETION}4 opcode=0 len=0 vendor err 81 (Send) hca mlx5_0"), "GPUDirect",
+         "nvidia_peermem"),
+        (network(f"{COMPLETION}5 opcode=0 len=0 vendor err 249 (Recv)"), "victim", "first error"),
+        (raised("ncclSystemError", "", "NCCL WARN NET/OFI Could not find any optimal provider"),
+         "libfabric offers no network", "fi_info"),
+        (raised("ncclInternalError", "", "NCCL WARN NET/OFI Unable to insert remote address into "
+                "address vector for device 0. RC: Operation timed out"), "security group",
+         "security group"),
+    ],
+)  # fmt: skip
+def test_a_whole_output_finds_its_own_row(text: str, means: str, ask: str) -> None:
+    meaning = meaning_of(text)
+    assert meaning is not None
+    assert means in meaning.means
+    assert ask in meaning.ask
+
+
+def test_what_is_no_line_of_cuda_s_gives_no_meaning_by_its_numbers() -> None:
+    for text in (
+        f"{LOG}NCCL INFO comm 0x1 rank 0 nranks 4 cudaDev 0 - Init COMPLETE\n802 803 done",
+        f"{LOG}NCCL INFO cuMem host allocations do not appear to be working; falling back to a "
+        "/dev/shm/ based implementation",
+        f"{LOG}NCCL INFO NET/OFI Could not find any optimal provider supporting GPUDirect RDMA",
+        f"{LOG}NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",
+        f"RuntimeError: CUDA error: device-side assert triggered\n{ASYNC}",
+        "OSError: [Errno 28] No space left on device: '/scratch/checkpoint-802.pt'",
+        "OSError: [Errno 95] Operation not supported: 'sendfile'",
+        "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+        "ValueError: invalid argument: peer 12, status=12, error 12",
+        "loss 8.02, 802 ms per step, shared memory 12 MiB, 0 errors",
+    ):
+        assert meaning_of(text) is None, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,23 @@ def test_iommu_and_acs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("acs", "found"), [(None, None), (0, 0), (fabrics.ACS_ON, 0x1D)])
 def test_acs_is_read_by_root_alone(acs: int | None, found: int | None) -> None:
     assert acs_control(fabrics.config_space(acs)) == found
+
+
+def test_a_bridge_that_does_not_answer_says_nothing_about_acs() -> None:
+    assert acs_control(b"\xff" * 4096) is None
+    lost = bytearray(fabrics.config_space(fabrics.ACS_ON))
+    lost[0x140:] = b"\xff" * (4096 - 0x140)  # it fell asleep while it was read
+    assert acs_control(bytes(lost)) is None
+
+
+def test_what_is_masked_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    fabrics.add_gpus(tmp_path, acs=0)
+    seen = read_gpu_direct(tmp_path)
+    assert (seen["gpus_on_pci"], seen["boot"]) == (2, [])
+    shutil.rmtree(tmp_path / "sys/bus/pci")
+    (tmp_path / "proc/cmdline").write_text("")
+    masked = read_gpu_direct(tmp_path)
+    assert (masked["gpus_on_pci"], masked["boot"]) == (0, None)
 
 
 def test_a_configuration_space_without_acs_or_with_a_circle() -> None:

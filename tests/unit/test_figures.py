@@ -25,9 +25,9 @@ from nccl_doctor.history.sheet import sheet_of
 from nccl_doctor.history.usual import Change
 from tests import environments, exchanges, peers
 from tests.clusters import make_cluster
+from tests.gpu_facts import H200, cluster, rates, worked
 from tests.pasts import held_against, of, saved
 from tests.reports import made_check
-from tests.unit.test_check_gpu_work import H200, cluster, rates, worked
 from tests.unit.test_check_group_speed import BUSY, held, hosts
 
 SPEED = GroupSpeed()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -93,13 +92,9 @@ def test_all_bad_lines_are_named_but_not_a_thousand():
 def test_files_that_cannot_be_read(tmp_path: Path):
     with pytest.raises(HostfileError, match="cannot be read: No such file or directory"):
         read(str(tmp_path / "none"))
-    with pytest.raises(HostfileError, match="not a file"):
+    with pytest.raises(HostfileError, match="cannot be read: Is a directory"):
         read(str(tmp_path))
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with pytest.raises(HostfileError, match="not a file"):
-        read(str(fifo))
-    with pytest.raises(HostfileError, match="not a file"):
+    with pytest.raises(HostfileError, match="larger than 1 MiB"):
         read("/dev/zero")
     binary = tmp_path / "binary"
     binary.write_bytes(b"nd0 slots=1\n\xff\xfe")

@@ -191,6 +191,14 @@ def test_a_signal_asks_them_for_their_last_words(number):
     assert signal.getsignal(number) is before
 
 
+def test_who_gets_ready_after_a_signal_is_told_nothing():
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    late = shell("sleep 1; echo ready >&2; read word || echo hung up; sleep 0.5")
+    heard = talk(late, shell("exit 3"), within_s=30)
+    assert heard.interrupted == "SIGINT"
+    assert [(ended.code, ended.stdout) for ended in heard.ended] == [(0, "hung up\n"), (3, "")]
+
+
 def test_they_notice_when_this_process_is_killed(tmp_path):
     code = (
         "import sys, time\n"

@@ -58,6 +58,14 @@ def test_every_way_to_write_a_bus(tmp_path: Path, written: str, bus: str) -> Non
     assert (seen["bus"], seen["xid"], seen["age_s"]) == (bus, 48, None)
 
 
+@pytest.mark.parametrize("part", ["GPU-I:05", "GPU-I:05 GPU-CI:00"])
+def test_an_xid_of_a_mig_instance_is_one_of_its_gpu(tmp_path: Path, part: str) -> None:
+    line = f"NVRM: Xid (PCI:0000:01:00 {part}): 94, pid=7, name=python, Contained: SM"
+    (seen,) = kernlog.read_kernel_log(log(tmp_path, "dev/kmsg", line))["xids"]
+    assert (seen["bus"], seen["xid"]) == ("0000:01:00", 94)
+    assert seen["text"] == f"{part}, pid=7, name=python, Contained: SM"
+
+
 def test_a_log_file_counts_from_the_last_start(tmp_path: Path) -> None:
     root = log(
         tmp_path,

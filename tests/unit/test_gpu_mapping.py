@@ -103,6 +103,29 @@ def test_a_gpu_for_each_rank_by_a_variable_makes_local_rank_fail() -> None:
     assert [one.code for one in judge(CHECK, cluster(own, told=False))] == ["gpu-hidden"]
 
 
+def in_a_cgroup(local: int, **changes: Any) -> dict[str, Any]:
+    """A rank of which Slurm hides all GPUs but one: it is number 0, as on all the others."""
+    device = {**gpu(0, local), "index": 0}
+    return facts(0, local, devices=[device], visible={"CUDA_VISIBLE_DEVICES": "0"}, **changes)
+
+
+def test_gpus_that_a_control_group_hides_are_seen_by_their_uuids() -> None:
+    made = cluster({local: in_a_cgroup(local) for local in range(4)}, told=False)
+    found = only(CHECK, made, "gpu-hidden", hosts=["nd0"], ranks=[0, 1, 2, 3])
+    assert found.level is Severity.WARN
+    assert "(CUDA_VISIBLE_DEVICES='0'): a control group hides the rest" in found.message
+    assert found.evidence["seen"][3] == "GPU-0-3 (local rank 3)"
+    assert "--gpu-bind=none" in found.fix
+
+
+def test_gpus_without_uuids_say_nothing_of_control_groups() -> None:
+    old = {}
+    for local in range(4):
+        devices = [{**gpu(0, index), "uuid": None} for index in range(4)]
+        old[local] = facts(0, local, devices=devices)
+    assert judge(CHECK, cluster(old, told=False)) == []
+
+
 # What torch chooses by itself ---------------------------------------------------------------------
 
 
@@ -175,6 +198,18 @@ def test_parts_of_one_gpu_are_one_gpu_to_older_nccl() -> None:
         (Severity.FAIL, (0, 1), ("MIG-0", "MIG-1"))
     ]
     assert "parts (MIG instances) of the GPU at 0000:1b:00.0; NCCL 2.28.9" in found[0].message
+
+
+def test_the_nccl_that_is_loaded_counts() -> None:
+    for loaded, built in (("2.28.9", "2.30.7"), ("2.30.7", "2.28.9")):
+        made = parts(built)
+        library = outcome({"built": built, "loaded": {"version": loaded}})
+        for rank in made.ranks:
+            facts = {**rank.facts, "nccl_library": {"alone": library}}
+            made = change_rank(made, rank.seat, facts=facts)
+        shared = [one for one in judge(CHECK, made) if one.code == "gpu-shared-by-ranks"]
+        assert len(shared) == (loaded == "2.28.9")
+        assert all("NCCL 2.28.9 takes them for the same GPU" in one.message for one in shared)
 
 
 @pytest.mark.parametrize(

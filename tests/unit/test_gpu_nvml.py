@@ -40,26 +40,36 @@ def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("old-nvml"), "-DOLD_DRIVER")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+def quiet_root(folder: Path) -> Path:
     """A machine with a kernel log that may be read, and nothing in it."""
-    made = tmp_path / "root"
+    made = folder / "root"
     (made / "dev").mkdir(parents=True)
     (made / "dev/kmsg").write_text("")
     return made
 
 
 @pytest.fixture
-def see(library: Path, root: Path, tmp_path: Path) -> Callable[[Machine], Outcome]:
-    def seen(machine: Machine, deadline_s: float = 20.0) -> Outcome:
-        file = write(machine, tmp_path / "machine")
-        until = time.monotonic() + deadline_s + LATER_S
-        left = functools.partial(_left, until)
-        return observe(
-            library, file, lambda crumb: gather_gpus(crumb, root, left), deadline_s + LATER_S
-        )
+def root(tmp_path: Path) -> Path:
+    return quiet_root(tmp_path)
 
-    return seen
+
+def look(library: Path, root: Path, machine: Machine, deadline_s: float = 20.0) -> Outcome:
+    file = write(machine, root.with_name("machine"))
+    until = time.monotonic() + deadline_s + LATER_S
+    left = functools.partial(_left, until)
+    return observe(
+        library, file, lambda crumb: gather_gpus(crumb, root, left), deadline_s + LATER_S
+    )
+
+
+@pytest.fixture
+def see(library: Path, root: Path) -> Callable[..., Outcome]:
+    return functools.partial(look, library, root)
+
+
+@pytest.fixture(scope="module")
+def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return look(library, quiet_root(tmp_path_factory.mktemp("healthy")), h100s())
 
 
 def _left(until: float) -> float:
@@ -86,7 +96,9 @@ def test_a_healthy_machine_is_described_and_gives_no_finding(see: Any) -> None:
     assert gpu["name"] == "NVIDIA H100 80GB HBM3"
     assert gpu["memory"] == {"total": 80 * GIB, "used": GIB}
     assert gpu["remapped"] == {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0}
-    assert gpu["fabric"] == {"state": "COMPLETED", "status": 0, "degraded": False}
+    assert gpu["fabric"] == {
+        "state": "COMPLETED", "status": 0, "degraded": False, "health_mask": 0,
+    }  # fmt: skip
     assert gpu["nvlinks"] == [1] * 18
     assert gpu["nvlink_errors"] == {"replay": 0, "recovery": 0, "crc_flit": 0}
     assert (gpu["temperature"], gpu["recovery_action"], gpu["ecc"]) == (33, "NONE", [1, 1])
@@ -159,6 +171,7 @@ def link_down(machine: Machine) -> None:
         (break_gpu(0, fabric="1 0 0"), "fabric-manager-down 0 fail", "not started"),
         (break_gpu(0, fabric="3 999 0"), "fabric-manager-down 0 fail", "status 999"),
         (break_gpu(0, fabric="3 0 1"), "nvlink-down 0 warn", "less bandwidth"),
+        (break_gpu(0, fabric="3 0 18"), "nvlink-down 0 warn", "routes of this GPU unhealthy"),
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkWidth=8), "pcie-degraded 6 warn", "x8 of x16"),
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkGeneration=1), "pcie-degraded 6 warn",
          "generation 1 of 5"),
@@ -174,14 +187,14 @@ def link_down(machine: Machine) -> None:
     ],
 )  # fmt: skip
 def test_one_bad_gpu_of_one_host(
-    see: Any, change: Callable[[Machine], None], place: str, words: str
+    see: Any, healthy: Outcome, change: Callable[[Machine], None], place: str, words: str
 ) -> None:
     code, index, severity = place.split()
     machine = h100s()
     change(machine)
     outcome = see(machine)
     assert outcome.status is OutcomeStatus.OK, outcome
-    cluster = two_hosts(outcome, see(h100s()))
+    cluster = two_hosts(outcome, healthy)
     found = only(CHECK, cluster, code, hosts=["nd1"], devices=[uuid(int(index))])
     assert words in found.message
     assert found.level is Severity(severity)
@@ -223,7 +236,7 @@ def test_a_gpu_off_the_bus_has_no_handle_and_its_xid_is_told(see: Any, root: Pat
 
 @pytest.mark.parametrize("how", ["!wedge", "!die"])
 def test_a_call_that_never_returns_costs_the_deadline_of_its_gpu_and_the_others_go_on(
-    see: Any, how: str
+    see: Any, healthy: Outcome, how: str
 ) -> None:
     machine = h100s()
     machine["3"]["nvmlDeviceGetPersistenceMode"] = how
@@ -238,7 +251,7 @@ def test_a_call_that_never_returns_costs_the_deadline_of_its_gpu_and_the_others_
     stuck = gpus[3]["wedged"]
     assert stuck["call"] == "nvmlDeviceGetPersistenceMode"
     assert len(outcome.facts["p2p"]["OK"]) == 21  # each two of the seven
-    findings = judge(CHECK, two_hosts(outcome, see(h100s())))
+    findings = judge(CHECK, two_hosts(outcome, healthy))
     assert {(found.code, found.where.devices) for found in findings} == {
         ("gpu-lost", (uuid(3),)),
         ("gpu-unhealthy", (uuid(5),)),

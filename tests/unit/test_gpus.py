@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor.api import arch_runs_on, count_gpus, host_gpus
+from nccl_doctor.api import arch_runs_on, count_gpus, host_gpus, index_of_own
 
 
 @pytest.mark.parametrize(
@@ -46,11 +50,16 @@ def test_gpus_as_the_kernel_shows_them(tmp_path: Path, text: str, driver: str | 
     for bus in ("0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"):
         (gpus / bus).mkdir(parents=True)
     (gpus.parent / "version").write_text(text)
-    assert host_gpus(tmp_path) == {"nodes": 2, "proc": 3, "kfd": 0, "driver": driver}
+    seen = {"nodes": 2, "proc": 3, "kfd": 0, "driver": driver, "nouveau": 0}
+    assert host_gpus(tmp_path) == seen
     (tmp_path / "dev/kfd").touch()
     (tmp_path / "dev/dri").mkdir()
     (tmp_path / "dev/dri/renderD128").touch()
     assert host_gpus(tmp_path)["kfd"] == 1
+    nouveau = tmp_path / "sys/bus/pci/drivers/nouveau"
+    for name in ("bind", "module", "0000:01:00.0", "0000:02:00.0"):
+        (nouveau / name).mkdir(parents=True)
+    assert host_gpus(tmp_path)["nouveau"] == 2
 
 
 @pytest.mark.parametrize(
@@ -61,3 +70,54 @@ def test_a_container_counts_the_gpus_that_it_was_given(
     seen: tuple[int, int, int], number: int
 ) -> None:
     assert count_gpus(dict(zip(("nodes", "proc", "kfd"), seen, strict=True))) == number
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "count", "index"),
+    [(0, 8, 0), (7, 8, 7), (3, 1, 0), (2, 2, 0), (None, 8, 0), (3, 0, 3)],
+)
+def test_the_gpu_of_a_rank(local_rank: int | None, count: int, index: int) -> None:
+    assert index_of_own(local_rank, count) == index
+
+
+DRIVER = """
+int cuDeviceGet(int *device, int index) { *device = 7; return index > 1 ? 101 : 0; }
+int NAME(unsigned char *uuid, int device) {
+    for (int i = 0; i < 16; i++) uuid[i] = 16 * device + i;
+    return device == 7 ? 0 : 1;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "index", "found"),
+    [
+        ("cuDeviceGetUuid_v2", 0, "70717273-7475-7677-7879-7a7b7c7d7e7f"),
+        ("cuDeviceGetUuid", 1, "70717273-7475-7677-7879-7a7b7c7d7e7f"),
+        ("cuDeviceGetUuid_v2", 2, "None"),
+        ("cuDeviceGetName", 0, "None"),
+    ],
+)
+def test_the_uuid_of_a_gpu_where_torch_does_not_say_it(
+    tmp_path: Path, call: str, index: int, found: str
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc, gcc) to build a stand-in for libcuda")
+    source = tmp_path / "cuda.c"
+    source.write_text(DRIVER.replace("NAME", call))
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(source)],
+        check=True,
+        timeout=60,
+    )
+    ask = "from nccl_doctor.tools.machine.gpus import uuid_by_driver as ask; print(ask(INDEX))"
+    said = subprocess.run(
+        [sys.executable, "-c", ask.replace("INDEX", str(index))],
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout.strip() == found

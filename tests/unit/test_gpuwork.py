@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import shutil
 import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +20,14 @@ from nccl_doctor.api import (
     DeviceWork,
     Outcome,
     OutcomeStatus,
+    Untested,
     gpu_error,
     is_gpu_error,
 )
 from nccl_doctor.checks.gpu_work import GpuWork
+from nccl_doctor.tools.machine.gpus import compute_mode
 from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
-from nccl_doctor.tools.machine.gpuwork import differences, operands
+from nccl_doctor.tools.machine.gpuwork import differences, operands, sizes
 from tests.clusters import make_cluster
 from tests.findings import only
 from tests.gpu_facts import worked
@@ -101,6 +107,66 @@ def test_a_measurement_keeps_to_its_time(work: DeviceWork) -> None:
     started = time.monotonic()
     work.measure(1.0)
     assert time.monotonic() - started < 3.0
+
+
+@pytest.mark.parametrize("free", [2 << 30, 3 << 30, (7 << 30) + 3, 8 << 30, 140 << 30])
+def test_no_copy_is_larger_than_the_buffer_that_it_is_taken_from(free: int) -> None:
+    size, within, across = sizes("cuda", free)
+    assert size == 8192
+    assert 256 << 20 <= across <= within <= free // 8
+    assert 3 * 2 * size * size <= free // 4
+
+
+@pytest.mark.parametrize("free", [0, 1 << 20, 1900 << 20, (2 << 30) - 1])
+def test_with_too_little_memory_nothing_is_measured(free: int) -> None:
+    """Smaller matrices would make a good GPU look slow, smaller buffers its cache its memory."""
+    with pytest.raises(Untested, match=r"GiB of the GPU's memory are free, .* needs 2"):
+        sizes("cuda", free)
+
+
+def test_what_is_asked_meanwhile_is_asked_once_and_not_timed(work: DeviceWork) -> None:
+    asked: list[float] = []
+
+    def look() -> None:
+        asked.append(time.monotonic())
+        time.sleep(0.2)
+
+    started = time.monotonic()
+    rate = work._rate(lambda: time.sleep(0.01), 5.0, 0.4, look)
+    assert len(asked) == 1
+    assert 0.2 <= asked[0] - started <= 0.5
+    assert 5.0 / 0.03 < rate <= 5.0 / 0.01
+    work._rate(lambda: time.sleep(0.01), 5.0, 0.0, look)  # however little time there is
+    assert len(asked) == 2
+
+
+@pytest.fixture
+def libcuda(tmp_path: Path) -> Path:
+    """A driver of two GPUs, the second of which lets one process in at a time."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc, gcc) to build a stand-in for libcuda")
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    source.write_text(
+        "int cuDeviceGet(int *d, int n) { *d = n; return n > 1 ? 101 : 0; }\n"
+        "int cuDeviceGetAttribute(int *v, int a, int d) {\n"
+        "    if (a != 20) return 1;\n"
+        "    *v = d == 1 ? 3 : 0;\n"
+        "    return 0;\n"
+        "}\n"
+    )
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", library, source]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+def test_the_driver_says_how_many_processes_a_gpu_lets_in(libcuda: Path) -> None:
+    def look(line: probe.Line) -> dict[str, Any]:
+        ctypes.CDLL(str(libcuda))  # the same soname then leads to it
+        return {"modes": [compute_mode(index) for index in range(3)]}
+
+    (outcome,) = probe.run([probe.Job("gpus", look, time.monotonic() + 10)])
+    assert outcome.facts["modes"] == [0, 3, None]
 
 
 def test_a_rate_is_work_over_time(work: DeviceWork) -> None:

@@ -160,6 +160,38 @@ def test_what_judges_and_renders_touches_nothing(path: Path):
     assert not [module for module, _ in imports_of(path) if of(module, *impure)]
 
 
+OPENS = {  # modules outside of tools that open files themselves
+    "files": "the door to those of the user",
+    **dict.fromkeys(("bundle", "output", "views"), "in a child, by errands.send"),
+    **dict.fromkeys(("child", "identity"), "/proc, which always answers"),
+    **dict.fromkeys(
+        ("report/formats/html", "report/issue", "cli/pages"), "what is shipped with the program"
+    ),
+    "streams": "stdout and stderr",
+}
+NO_FILE = ("os", "tarfile", "formatter")
+OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in ENGINE_FILES if "tools" not in path.parts], ids=named
+)
+def test_files_of_the_user_are_opened_at_the_door(path: Path):
+    """Their disk may never answer, and nothing that is waited for may wait for it."""
+    lines = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == "open":
+            lines.append(node.lineno)
+        elif isinstance(called, ast.Attribute) and called.attr in OPENING:
+            lines += [node.lineno] * (ast.unparse(called.value) not in NO_FILE)
+    why = OPENS.get(path.relative_to(ENGINE).with_suffix("").as_posix())
+    if why is None:
+        assert not lines
+    elif "errands" in why:
+        assert "nccl_doctor.errands" in {module for module, _ in imports_of(path)}
+
+
 # --- what a check shows to people ---
 
 HEADINGS = ["What it checks", "Why it matters", "How to fix", "When it is wrong", "References"]

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def tree(tmp_path: Path) -> Path:
     """As much of the source tree as a check and its test need."""
     for folder in ("checks", "nccl_doctor"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "tests/unit").mkdir(parents=True)
     for name in (
         "pyproject.toml",
@@ -48,7 +50,7 @@ def test_a_new_check_passes_lint_and_its_own_test(tree: Path) -> None:
     succeeds(tree, "ruff", "check", "--no-cache", *made)
     succeeds(tree, "ruff", "format", "--no-cache", "--check", *made)
     succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), made[0])
-    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", made[1])
+    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", made[1])
 
 
 def test_the_longest_name_passes_lint(tree: Path) -> None:

@@ -102,7 +102,13 @@ class TestSlurm:
     def test_the_kinds_that_drain(self) -> None:
         # Each takes a node out of service: the list is short, and every addition a decision.
         found = {code for code, kinds in registry.load().kinds.items() if kinds[0].drains}
-        assert found == {"gpu-lost", "gpu-unhealthy", "fabric-manager-down", "nvswitch-error"}
+        assert found == {
+            "gpu-lost",
+            "gpu-unhealthy",
+            "fabric-manager-down",
+            "nvswitch-error",
+            "memory-failing",
+        }
         page = (DOCS / "slurm.md").read_text(encoding="utf-8")
         (named,) = re.findall(r"of a kind that drains, (.*?);", page)
         assert set(re.findall(r"`([\w-]+)`", named)) == found

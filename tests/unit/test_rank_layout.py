@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.layout import Claim, Place, agree, lay_out
+from nccl_doctor.layout import Claim, Place, agree, backend_of_all, lay_out
 
 
 def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:
@@ -65,3 +66,23 @@ def test_every_rank_has_exactly_one_home(sizes: list[int], random: object) -> No
     homes = [layout.home_of(rank) for rank in range(layout.world_size)]
     assert homes == [(node, local) for node, size in enumerate(sizes) for local in range(size)]
     assert layout.ranks_here == set(range(sum(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("told", "own", "backend"),
+    [
+        ([("auto", "cpu"), ("auto", "cuda")], "gloo", "nccl"),  # the host that decides lacks GPUs
+        ([("auto", "cuda"), ("auto", "cpu"), ("auto", "cpu")], "nccl", "nccl"),
+        ([("auto", "cpu"), ("auto", "cpu")], "gloo", "gloo"),
+        ([("gloo", "cpu"), ("auto", "cuda"), ("auto", "cuda")], "gloo", "gloo"),
+        ([("auto", "cpu"), ("nccl", "cpu")], "gloo", "nccl"),
+        ([("gloo", "cuda"), ("nccl", "cuda"), ("nccl", "cuda")], "gloo", "nccl"),
+        ([("gloo", "cuda"), ("nccl", "cuda")], "gloo", "gloo"),
+        ([("nccl", "cuda"), ("gloo", "cuda")], "nccl", "nccl"),
+        ([("", "cuda"), ("", "cpu")], "gloo", "gloo"),  # of an older version
+        ([("", "cuda"), ("auto", None)], "nccl", "nccl"),
+        ([], "nccl", "nccl"),
+    ],
+)
+def test_the_backend_of_all(told: list[tuple[str, str | None]], own: str, backend: str) -> None:
+    assert backend_of_all(told, own) == backend

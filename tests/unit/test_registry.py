@@ -287,9 +287,9 @@ CODES = """
     slower-than-before setup-changed baseline-too-short
     ssh-failed remote-command-failed config-bad-value
     launch-missing-variable launch-bad-value launch-sources-disagree rank-out-of-range
-    local-rank-out-of-range launch-run-id-differs master-not-set
+    local-rank-out-of-range launch-run-id-differs master-not-set backend-option-differs
     env-unknown-variable env-bad-value env-deprecated env-conflict env-debug-leftover env-differs
-    timeout-too-short
+    timeout-too-short proxy-covers-master
     addr-unresolvable addr-loopback addr-differs addr-not-on-master dns-slow addr-family-mixed
     addr-digits-only hostname-duplicate
     cuda-wheels-collide cuda-library-replaced library-loaded-twice library-differs
@@ -299,7 +299,8 @@ CODES = """
     numa-calls-blocked numa-node-empty address-space-limit-low
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
-    clock-skew
+    pcie-errors memory-errors memory-failing
+    clock-skew cpu-differs libcuda-differs cpu-clock-held-low cpu-governor-differs process-stuck
     listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
@@ -308,9 +309,10 @@ CODES = """
     rdma-device-missing rdma-fabric-differs rdma-rate-differs rdma-mtu-differs rdma-pci-slow
     rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs
     ib-hca-unmatched ib-hca-port-down ib-hca-overmatch
-    gpudirect-rdma-missing iommu-translates acs-redirects
+    gpudirect-rdma-missing iommu-translates acs-redirects acs-not-read rdma-counter-full
     rdma-unusable efa-maybe-blocked rail-order-differs rail-slots-differ rdma-names-differ
-    rdma-mixed rdma-port-down rp-filter-strict address-duplicate
+    rail-unreachable rail-mtu-blackhole
+    rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
@@ -318,11 +320,15 @@ CODES = """
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     gpu-lost gpu-busy gpu-throttled pcie-degraded nvlink-down nvlink-errors fabric-manager-down
     gpu-clocks-limited gpu-p2p-unavailable nvswitch-error gpu-virtual
-    local-rank-beyond-gpus gpu-guess-differs gpu-far-from-nic gpu-nic-pairs-differ gpu-p2p-broken
+    gpu-p2p-unsupported gpu-persistence-off gpu-state-unread
+    local-rank-beyond-gpus gpu-guess-differs gpu-order-differs gpu-far-from-nic
+    gpu-nic-pairs-differ gpu-p2p-broken gpu-p2p-untested
     group-init-failed group-init-hang mesh-does-not-divide mesh-crosses-hosts
     gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
+    gpu-not-started
+    nccl-feature-broken
     seed-differs batch-does-not-divide world-size-config-mismatch
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
     deepspeed-config-conflict offload-path-unusable offload-memory-low

@@ -58,6 +58,7 @@ def rich_cluster() -> Cluster:
         rank=None,
         signed_in_s=0.125,
         device="cpu",
+        backend="auto",
         last_breadcrumb="barrier",
     )
     return change_rank(cluster, 2, rank=0, facts={"gpu": {"alone": died.to_json()}})
@@ -228,8 +229,8 @@ KEYS = {
     "findings.0.where": "hosts ranks links devices interfaces nodes",
     "checks.0": "name layer scope status reason duration_s hosts_or_ranks_tested",
     "hosts.0": "id host node_rank reported joined key addresses facts",
-    "ranks.0": "seat rank local_rank host host_id device reported last_breadcrumb launch env pid "
-    "signed_in_s facts",
+    "ranks.0": "seat rank local_rank host host_id device backend reported last_breadcrumb launch "
+    "env pid signed_in_s facts",
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from nccl_doctor.tools.deepspeed import Settings
 from nccl_doctor.tools.deepspeed.offload import nvme_paths, offloads
+from nccl_doctor.tools.machine.privileges import privileges
 
 _NOT_TOLD = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
 """A file system that has no files without a name: that says nothing of others."""
@@ -60,7 +61,7 @@ def _look_at_offload(
         "ninja": bool(find_spec("ninja") or shutil.which("ninja", path=search)),
         "compiler": bool(compiler and shutil.which(compiler[0], path=search)),
         "libaio": _has_libaio(env),
-        "locked": None if soft == resource.RLIM_INFINITY or _may_lock_all() else soft,
+        "locked": None if soft == resource.RLIM_INFINITY or "ipc_lock" in privileges() else soft,
         "paths": folders,
     }
 
@@ -133,11 +134,3 @@ def _has_libaio(env: Mapping[str, str]) -> bool:
         return True
     header = any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include"))
     return header and any((folder / name).exists() for folder in folders for name in _LIBAIO)
-
-
-def _may_lock_all() -> bool:
-    with suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> 14 & 1)  # CAP_IPC_LOCK
-    return False

@@ -25,6 +25,7 @@ _DMABUF_SINCE = (5, 12)
 """Kernel that has `ibv_reg_dmabuf_mr`."""
 _NVIDIA, _GPU_CLASS, _BRIDGE_CLASS = "0x10de", "0x03", "0x0604"
 _EXTENDED, _ACS = 0x100, 0x0D
+_NO_ANSWER = 0xFFFFFFFF
 ACS_REDIRECTS = 0x0C
 """ACS Control: P2P Request Redirect and P2P Completion Redirect."""
 _MOST = 64
@@ -35,10 +36,11 @@ def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
 
     Returns: `modules` (of a few names, those that are loaded), `peermem`, `open_driver` (NVIDIA's
     open kernel modules, None without any), `kernel` (release), `virtual` (under a hypervisor),
-    `boot` (options about the IOMMU), `iommu` (PCI address of a GPU or NIC → type of its IOMMU
-    group: `DMA`, `DMA-FQ`, `identity`; no entry where there is no IOMMU), `models` (of NVIDIA's
-    GPUs), `acs` (bridge above them → ACS Control; None where the configuration space cannot be
-    read, which needs root).
+    `boot` (options about the IOMMU, None where the command line is masked), `iommu` (PCI address of
+    a GPU or NIC → type of its IOMMU group: `DMA`, `DMA-FQ`, `identity`; no entry where there is no
+    IOMMU), `models` (of NVIDIA's GPUs), `gpus_on_pci` (those that sysfs shows: 0 where it is
+    masked, and then nothing is known of what is above them), `acs` (bridge above them → ACS
+    Control; None where the configuration space cannot be read, which needs root).
     """
     modules = {line.split(" ", 1)[0] for line in _text(root / "proc/modules").splitlines()}
     gpus = list(_gpus(root))
@@ -51,13 +53,14 @@ def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
         "open_driver": "Open Kernel Module" in version if version else None,
         "kernel": word(root / "proc/sys/kernel/osrelease"),
         "virtual": " hypervisor" in _text(root / "proc/cpuinfo", 1 << 14),
-        "boot": [each for each in boot if "iommu" in each.partition("=")[0]],
+        "boot": [each for each in boot if "iommu" in each.partition("=")[0]] if boot else None,
         "iommu": {
             device.name: kind
             for device in (*gpus, *nics)
             if (kind := word(device / "iommu_group/type"))
         },
         "models": sorted(set(_models(root))),
+        "gpus_on_pci": len(gpus),
         "acs": dict(_acs((*gpus, *nics))),
     }
 
@@ -95,16 +98,24 @@ def redirecting_bridges(facts: Mapping[str, Any]) -> list[str]:
     )
 
 
+def unread_bridges(facts: Mapping[str, Any]) -> list[str]:
+    """Bridges above GPUs and NICs of which nobody could read whether ACS is on."""
+    return sorted(bridge for bridge, control in facts["acs"].items() if control is None)
+
+
 def acs_control(config: bytes) -> int | None:
     """The ACS Control register in a configuration space.
 
-    Returns: 0 where the device has no such capability; None where less was read than it needs.
+    Returns: 0 where the device has no such capability; None where less was read than it needs, or
+    where the device did not answer: then all bits are ones.
     """
     if len(config) <= _EXTENDED:
         return None
     at = _EXTENDED
     for _ in range(len(config) // 8):
         header = int.from_bytes(config[at : at + 4], "little")
+        if header == _NO_ANSWER:
+            return None
         if header & 0xFFFF == _ACS:
             return int.from_bytes(config[at + 6 : at + 8], "little")
         at = header >> 20

@@ -16,7 +16,8 @@ from nccl_doctor.tools.fabric.ports import rdma_ports, word
 from nccl_doctor.tools.nccl.conf import Setting
 
 INDEX = "NCCL_IB_GID_INDEX"
-GID_SETTINGS = (INDEX, "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY", "NCCL_IB_ADDR_RANGE")
+_RANGE = "NCCL_IB_ADDR_RANGE"
+GID_SETTINGS = (INDEX, "NCCL_IB_ROCE_VERSION_NUM", "NCCL_IB_ADDR_FAMILY", _RANGE)
 SEARCHES_SINCE = (2, 21, 5)
 _MOST = 256
 
@@ -82,6 +83,11 @@ def fixed_index(settings: Mapping[str, Setting]) -> int | None:
     return index if index >= 0 else None
 
 
+def wanted_range(settings: Mapping[str, Setting]) -> str:
+    """The value of NCCL_IB_ADDR_RANGE, or empty."""
+    return settings.get(_RANGE, Setting("", "")).value
+
+
 def pick_gid(
     gids: Sequence[Mapping[str, Any]],
     wanted: GidKind,
@@ -96,7 +102,7 @@ def pick_gid(
         gids: entries of its table, as of `gid_tables`.
         wanted: from `wanted_kind`.
         fixed: from `fixed_index`.
-        subnet: value of NCCL_IB_ADDR_RANGE; one that NCCL cannot read does not count.
+        subnet: from `wanted_range`; one that NCCL cannot read does not count.
         searches: whether this NCCL looks for a GID (since 2.21.5).
     """
     by_index = {entry["index"]: entry for entry in gids}

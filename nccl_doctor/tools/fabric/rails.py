@@ -10,11 +10,17 @@ documentation, ABI/stable/sysfs-class-infiniband; proc(5) (/proc/net/route).
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.fabric.gids import gid_tables
+from nccl_doctor.tools.fabric.gids import (
+    fixed_index,
+    gid_tables,
+    pick_gid,
+    wanted_kind,
+    wanted_range,
+)
 from nccl_doctor.tools.fabric.ports import rdma_devices, speaks_verbs, word
 from nccl_doctor.tools.fabric.road import admitted
 from nccl_doctor.tools.nccl.conf import Setting
@@ -27,13 +33,12 @@ def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[st
 
     Returns: `slots`: PCI addresses of all devices that speak verbs, in order. `rails`: the ports of
     them that NCCL's settings admit, in NCCL's order, each `name` (`mlx5_0:1`), `pci`, `numa` (node
-    or None), `state`, and `subnet`: of RoCE the IPv4 network that its GIDs are in, of InfiniBand
-    the prefix of its GID 0, empty where neither is known.
+    or None), `state`; `subnet`: of RoCE the IPv4 network that its GIDs are in, of InfiniBand the
+    prefix of its GID 0, empty where neither is known; `nic` and `address`: of RoCE its interface,
+    and the address of the GID that NCCL would take, empty where there is none beyond the link.
     """
     networks = _networks(root)
-    addresses = {
-        port["name"]: [each["address"] for each in port["gids"]] for port in gid_tables(root)
-    }
+    gids = {port["name"]: port["gids"] for port in gid_tables(root)}
     slots, rails = set(), []
     for device in rdma_devices(root):
         pci = device["pci"]["address"]
@@ -42,7 +47,7 @@ def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[st
             slots.add(pci)
         for port in admitted(settings, verbs):
             if port["wanted"]:
-                mine = addresses.get(port["name"], [])
+                mine = gids.get(port["name"], [])
                 near = networks.get(port["netdev"], [])
                 rails.append(
                     {
@@ -50,12 +55,20 @@ def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[st
                         "pci": pci,
                         "numa": _numa(root / "sys/class/infiniband" / device["device"]),
                         "state": port["state"],
-                        "subnet": port["subnet"] or _subnet(mine, near),
+                        "subnet": port["subnet"] or _subnet([g["address"] for g in mine], near),
+                        "nic": port["netdev"],
+                        "address": _address(settings, mine),
                     }
                 )
     # Those without an address come last, as for NCCL; ports of one device keep their order.
     rails.sort(key=lambda rail: (not rail["pci"], rail["pci"]))
     return {"slots": sorted(slots), "rails": rails}
+
+
+def _address(settings: Mapping[str, Setting], gids: Sequence[Mapping[str, Any]]) -> str:
+    within = wanted_range(settings)
+    picked = pick_gid(gids, wanted_kind(settings), fixed_index(settings), subnet=within).address
+    return picked if picked and not ipaddress.ip_address(picked).is_link_local else ""
 
 
 def _numa(device: Path) -> int | None:

@@ -34,14 +34,16 @@ class Ended:
 
     Attributes:
         value: what it returned; None where it did not.
-        how: empty where it returned, else what became of it: `did not return within 30 s`, or the
-            name of a signal.
+        how: empty where it returned, else what became of it: `did not return within 30 s`, the
+            name of a signal, or the last line of an exception.
+        raised: the traceback of what nobody expected; a mistake of the work, not of the driver.
         crumb: its last breadcrumb, with `step`.
         state, wchan: of a stuck process, as /proc has them.
     """
 
     value: Any = None
     how: str = ""
+    raised: str = ""
     crumb: Mapping[str, Any] = field(default_factory=dict)
     state: str = ""
     wchan: str = ""
@@ -59,7 +61,6 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
 
     Raises:
         OSError: no process can be started.
-        RuntimeError: a piece of work raised what nobody expected; the text is its traceback.
     """
     children = [_Child(work) for work in works]
     until = time.monotonic() + limit_s
@@ -75,9 +76,6 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
     finally:
         for child in children:
             child.end()
-    for child in children:
-        if child.raised:
-            raise RuntimeError(child.raised)
     return [child.ended for child in children]
 
 
@@ -86,7 +84,6 @@ class _Child:
 
     def __init__(self, work: Work) -> None:
         self.ended = Ended()
-        self.raised = ""
         self._returned = False
         self._rest = b""
         self.pipe, write_end = os.pipe()
@@ -109,7 +106,8 @@ class _Child:
             elif kind == "value":
                 self.ended.value, self._returned = said, True
             else:
-                self.raised, self._returned = said, True
+                self.ended.raised, self._returned = said, True
+                self.ended.how = said.strip().splitlines()[-1]
         return bool(data) and not self._returned
 
     def give_up(self, how: str) -> None:
@@ -121,7 +119,7 @@ class _Child:
     def end(self) -> None:
         """Kill what still runs; one that the kernel does not let go is left to it."""
         os.close(self.pipe)
-        if self.ended.how:
+        if self.ended.how and not self._returned:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         until = time.monotonic() + _REAP_S
@@ -154,7 +152,7 @@ def _run(work: Work, pipe: int, parent: int) -> NoReturn:
 
         try:
             say("value", work(lambda step, **details: say("crumb", {"step": step, **details})))
-        except Exception:  # the boundary of the process: the parent raises it
+        except Exception:  # the boundary of the process: the parent decides
             say("raised", traceback.format_exc(limit=-8)[-4000:])
     finally:
         os._exit(0)

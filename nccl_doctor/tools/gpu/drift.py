@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.model import Severity
-from nccl_doctor.tools.gpu.health import is_readable
+from nccl_doctor.tools.gpu.trouble import is_readable
 from nccl_doctor.tools.versions import Difference, differences
 
 Gpu = Mapping[str, Any]

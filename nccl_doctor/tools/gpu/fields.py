@@ -1,23 +1,24 @@
 """What one GPU is asked, and how each answer becomes a plain fact.
 
-Units are in the names: `_mhz`, `_mw` (milliwatt), `_bytes`; temperatures are degrees Celsius. A
-field without an answer is None, and named in `refused` under the driver's reason.
+Units are in the names: `_mhz`, `_mw` (milliwatt), `_bytes`; temperatures are degrees Celsius
+(`margin_temperature`: how far below the point where the driver slows the GPU down). A field without
+an answer is None, and named in `refused` under the driver's reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.tools.gpu.nvml import Asked, Library, Refused
+from nccl_doctor.tools.gpu.nvml import ABSENT, Asked, Library, Refused
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
 _CORRECTED, _UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*
 _SINCE_LOAD, _LIFETIME = 0, 1  # NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC
-_SLOWDOWN = 1  # NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+_SLOWDOWN, _MEMORY_MAX = 1, 2  # NVML_TEMPERATURE_THRESHOLD_*
 _ECC = "nvmlDeviceGetTotalEccErrors"
 
 _NUMBERS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
@@ -25,8 +26,9 @@ _NUMBERS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "persistence": ("nvmlDeviceGetPersistenceMode", ()),
     "compute_mode": ("nvmlDeviceGetComputeMode", ()),
     "pstate": ("nvmlDeviceGetPerformanceState", ()),
-    "temperature": ("nvmlDeviceGetTemperature", (0,)),
     "slowdown_temperature": ("nvmlDeviceGetTemperatureThreshold", (_SLOWDOWN,)),
+    "memory_max_temperature": ("nvmlDeviceGetTemperatureThreshold", (_MEMORY_MAX,)),
+    "margin_temperature": ("nvmlDeviceGetMarginTemperature", ()),
     "power_mw": ("nvmlDeviceGetPowerUsage", ()),
     "power_limit_mw": ("nvmlDeviceGetPowerManagementLimit", ()),
     "default_power_limit_mw": ("nvmlDeviceGetPowerManagementDefaultLimit", ()),
@@ -61,9 +63,9 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
     (as the kernel writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes,
     name}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
-    `{corrected, uncorrected, pending, failed}`, `retired_pages`, `throttle` (bits),
-    `recovery_action`, `nvlinks` (one state for each link) and `nvlink_errors` (sums over the
-    links), `fabric`.
+    `{corrected, uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
+    `retired_pages`, `throttle` (bits), `temperature`, `memory_temperature`, `recovery_action`,
+    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`.
     """
     asked = Asked(library, index)
     asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))
@@ -75,6 +77,9 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     asked.ask("bus_id", ("nvmlDeviceGetPciInfo", ()), read=lambda pci: kernel_bus_id(pci.busId))
     asked.ask("name", ("nvmlDeviceGetName", ()))
     asked.facts["numa"] = _numa(root, asked.facts["bus_id"])
+    # The first of these is to go with CUDA 14.
+    both = ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV")
+    asked.ask("temperature", *((function, (0,)) for function in both))
     for field, way in _NUMBERS.items():
         asked.ask(field, way)
     asked.ask(
@@ -96,6 +101,12 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
             zip(("corrected", "uncorrected", "pending", "failed"), rows, strict=True)
         ),
     )
+    asked.ask(
+        "banks_without_spare",
+        ("nvmlDeviceGetRowRemapperHistogram", ()),
+        read=lambda seen: seen.none,
+    )
+    _sram(library, asked)
     by_single = asked.ask("retired_pages", ("nvmlDeviceGetRetiredPages", (0,)), read=len)
     if by_single is not None:
         by_double = asked.ask("retired_pages", ("nvmlDeviceGetRetiredPages", (1,)), read=len)
@@ -106,6 +117,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
         ("nvmlDeviceGetCurrentClocksThrottleReasons", ()),
     )
     _recovery(library, asked)
+    _field(library, asked, "memory_temperature", "NVML_FI_DEV_MEMORY_TEMP")
     _nvlinks(asked, int(getattr(library.nvml, "NVML_NVLINK_MAX_LINKS", 18)))
     _fabric(library, asked)
     return asked
@@ -134,20 +146,57 @@ def _process(root: Path, seen: Any) -> dict[str, Any]:
     return {"pid": seen.pid, "bytes": seen.usedGpuMemory, "name": name}
 
 
+def _field(
+    library: Library,
+    asked: Asked,
+    name: str,
+    constant: str,
+    read: Callable[[int], Any] = lambda value: value,
+) -> None:
+    """What has no function of its own, but a number of a field."""
+    number = getattr(library.nvml, constant, None)
+    ways = () if number is None else (("nvmlDeviceGetFieldValues", ([number],)),)
+    asked.ask(
+        name,
+        *ways,
+        read=lambda values: None if values[0].nvmlReturn else read(values[0].value.uiVal),
+    )
+
+
 def _recovery(library: Library, asked: Asked) -> None:
     """What the driver itself asks for, by name; drivers before 570 do not say."""
-    field = getattr(library.nvml, _RECOVERY_FIELD, None)
     names = {
         value: name.removeprefix(_RECOVERY)
         for name, value in vars(library.nvml).items()
         if name.startswith(_RECOVERY)
     }
-    ways = () if field is None else (("nvmlDeviceGetFieldValues", ([field],)),)
-    asked.ask(
-        "recovery_action",
-        *ways,
-        read=lambda values: names.get(values[0].value.uiVal) if not values[0].nvmlReturn else None,
-    )
+    _field(library, asked, "recovery_action", _RECOVERY_FIELD, names.get)
+
+
+def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
+    """A structure that the driver fills in.
+
+    Raises:
+        Refused: the driver does not.
+        AttributeError: the bindings are older than the structure.
+    """
+    made = getattr(library.nvml, kind)()
+    asked.value(function, ctypes.byref(made))
+    return made
+
+
+def _sram(library: Library, asked: Asked) -> None:
+    """Whether caches had more errors than they may have; only root is told."""
+    field = "sram_threshold_exceeded"
+    try:
+        seen = _filled(
+            library, asked, "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
+        )
+        asked.facts[field] = seen.bThresholdExceeded
+    except AttributeError:
+        asked.refuse(field, ABSENT)
+    except Refused as refused:
+        asked.refuse(field, refused.name)
 
 
 def _nvlinks(asked: Asked, most: int) -> None:
@@ -173,25 +222,20 @@ def _nvlinks(asked: Asked, most: int) -> None:
 
 
 def _fabric(library: Library, asked: Asked) -> None:
-    """State of this GPU in the NVLink fabric: `{state, status, degraded}`.
+    """State of this GPU in the NVLink fabric: `{state, status, degraded, health_mask}`.
 
-    The structure has grown with the driver; of an older one, `degraded` is None.
+    The structure has grown with the driver; of an older one, the last two are None.
     """
-
-    def filled(function: str, kind: str) -> Any:
-        made = getattr(library.nvml, kind)()
-        asked.value(function, ctypes.byref(made))
-        return made
-
     found = None
     for function, kind in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
     ):
         try:
-            found = filled(function, kind)
+            found = _filled(library, asked, function, kind)
             break
-        except (Refused, AttributeError):  # AttributeError: bindings older than the structure
+        except (Refused, AttributeError):
             continue
     asked.facts["fabric"] = None
     if found is not None:
@@ -201,4 +245,5 @@ def _fabric(library: Library, asked: Asked) -> None:
             "state": _FABRIC[state] if state < len(_FABRIC) else str(state),
             "status": found.status,
             "degraded": None if mask is None else mask & 3 == 1,
+            "health_mask": mask,
         }

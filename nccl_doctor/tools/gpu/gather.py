@@ -12,15 +12,17 @@ from nccl_doctor.contract import Skip, Untested
 from nccl_doctor.tools.gpu.apart import Ended, each_apart
 from nccl_doctor.tools.gpu.fabricmanager import read_fabric_manager
 from nccl_doctor.tools.gpu.fields import read_gpu
-from nccl_doctor.tools.gpu.health import is_readable
 from nccl_doctor.tools.gpu.kernlog import read_kernel_log
 from nccl_doctor.tools.gpu.nvml import LOST, Crumb, Refused, read_pairs, read_system, start
+from nccl_doctor.tools.gpu.trouble import is_readable
+from nccl_doctor.tools.gpu.users import OURS
 from nccl_doctor.tools.machine.gpus import host_gpus
 
 MOST_GPUS = 64
 _RESERVE_S = 6.0
 """Of the deadline: for pairs of GPUs, for the kernel log, and for reporting."""
-_PAIRS_S = 3.0
+_LEAST_PAIRS_S = 3.0
+_AFTER_PAIRS_S = 3.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
@@ -40,8 +42,10 @@ def gather_gpus(
     Returns: `error`: None, or `{call, name}` of the call without which nothing can be read;
     `on_pci`: NVIDIA GPUs that the kernel sees on the bus and that no other driver has;
     `driver`, `nvml`, `cuda`, `count` of `read_system`; `gpus`, those of `read_gpu` in the order of
-    NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`;
-    `p2p` and `nearest` of `read_pairs`; `kernel_log` of `read_kernel_log`; `fabric_manager` of
+    NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`,
+    or of one at whose answers this raised, the same and `raised`: `{call, how}`; `p2p`, `nearest`
+    and `pairs_refused` of `read_pairs`, with `pairs_error`: None, or `{call, name}` of what kept
+    pairs from being asked for; `kernel_log` of `read_kernel_log`; `fabric_manager` of
     `read_fabric_manager`; `own`: process ids of this examination.
 
     Raises:
@@ -59,10 +63,14 @@ def gather_gpus(
         "gpus": [],
         "p2p": {},
         "nearest": {},
+        "pairs_refused": {},
+        "pairs_error": None,
         "own": [],
     }
     # For ever: then this process misses its own deadline, and says with which call.
     (system,) = each_apart([_system], float("inf"), crumb)
+    if system.raised:
+        raise RuntimeError(system.raised)
     error = _error(system)
     if error is None:
         facts |= system.value["system"]
@@ -103,18 +111,20 @@ def _error(system: Ended) -> dict[str, str] | None:
 def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dict[str, Any]:
     works = [partial(_one, index, root) for index in range(count)]
     limit_s = max(1.0, left() - _RESERVE_S)
+    all_ended = each_apart(works, limit_s, crumb)
+    if all(ended.raised for ended in all_ended):
+        raise RuntimeError(all_ended[0].raised)  # it has nothing to do with one of them
     gpus = [
-        _wedged(index, ended) if ended.how else ended.value
-        for index, ended in enumerate(each_apart(works, limit_s, crumb))
+        _without_answer(index, ended) if ended.how else ended.value
+        for index, ended in enumerate(all_ended)
     ]
     readable = [gpu for gpu in gpus if is_readable(gpu)]
-    pairs = each_apart([partial(_pairs, readable)] if readable else [], _PAIRS_S, crumb)
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
-    return {
-        "gpus": gpus,
-        **(pairs[0].value or {} if pairs else {}),
-        "own": sorted(pid for pid in pids if _is_own(pid, root)),
-    }
+    own = sorted(pid for pid in pids if _is_own(pid, root))
+    # Whoever asks for pairs has to wake all GPUs again, where persistence mode is off.
+    limit_s = max(_LEAST_PAIRS_S, left() - _AFTER_PAIRS_S)
+    pairs = each_apart([partial(_pairs, readable)] if len(readable) > 1 else [], limit_s, crumb)
+    return {"gpus": gpus, "own": own, **(_ended_pairs(pairs[0]) if pairs else {})}
 
 
 def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
@@ -126,26 +136,30 @@ def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
     return read_gpu(library, index, root).facts
 
 
-def _wedged(index: int, ended: Ended) -> dict[str, Any]:
-    """What is known of a GPU whose process did not return."""
+def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
+    """What is known of a GPU whose process did not return, or raised."""
     told = str(ended.crumb.get("device", ""))
-    known = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
-    how = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
+    uuid = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
+    known = {"index": index, **uuid, "lost": False, "refused": {}}
     call = str(ended.crumb.get("call", "the driver"))
-    return {
-        "index": index,
-        **known,
-        "lost": False,
-        "refused": {},
-        "wedged": {"call": call, **how},
-    }
+    if ended.raised:
+        return {**known, "raised": {"call": call, "how": ended.how}}
+    how = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
+    return {**known, "wedged": {"call": call, **how}}
 
 
 def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
     try:
         return dict(read_pairs(start(crumb), gpus))
-    except Refused:
-        return {}
+    except Refused as refused:
+        return {"pairs_error": {"call": refused.call, "name": refused.name}}
+
+
+def _ended_pairs(ended: Ended) -> dict[str, Any]:
+    if not ended.how:
+        return dict(ended.value)
+    call = str(ended.crumb.get("call", "the driver"))
+    return {"pairs_error": {"call": call, "name": ended.how}}
 
 
 def _nothing(on_host: Mapping[str, Any], reason: str) -> str:
@@ -190,7 +204,8 @@ def _on_pci(root: Path) -> Iterator[str]:
 def _is_own(pid: int, root: Path) -> bool:
     """Whether a process is a child of the examination, or above this one."""
     try:
-        if (root / f"proc/{pid}/comm").read_text(encoding="utf-8", errors="replace")[:4] == "ncd:":
+        comm = root / f"proc/{pid}/comm"
+        if comm.read_text(encoding="utf-8", errors="replace").startswith(OURS):
             return True
     except OSError:
         return False

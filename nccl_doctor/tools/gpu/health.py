@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.model import Confidence, Kind, Severity
+from nccl_doctor.model import Confidence, Severity
 from nccl_doctor.tools.gpu.kinds import (
     CLOCKS_LIMITED,
-    GPU_BUSY,
     GPU_LOST,
     GPU_THROTTLED,
     GPU_VIRTUAL,
-    NVLINK_DOWN,
-    NVLINK_ERRORS,
     PCIE_DEGRADED,
 )
+from nccl_doctor.tools.gpu.nvlinks import fabric_troubles, link_troubles
 from nccl_doctor.tools.gpu.nvml import LOST
+from nccl_doctor.tools.gpu.trouble import Gpu, Trouble, is_readable
+from nccl_doctor.tools.gpu.users import busy_troubles
 from nccl_doctor.tools.gpu.xid import asks_for_nothing, xid_of
-from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN, GPU_UNHEALTHY
-
-Gpu = Mapping[str, Any]
-"""One of the `gpus` of `gather_gpus`."""
+from nccl_doctor.tools.shared_kinds import GPU_UNHEALTHY
 
 _BROKEN = ("UNKNOWN", "RESET_REQUIRED", "IRQ_ISSUE", "TIMEOUT", "INSUFFICIENT_POWER")
 """Refusals of a handle that mean a GPU out of order; others mean that it is not ours."""
@@ -45,35 +41,20 @@ _ASKS = {
     "DRAIN_AND_RESET": (Severity.WARN, "drain the host, then nvidia-smi --gpu-reset -i BUS_ID"),
 }
 """What the driver asks for: with the last two the GPU works, at less than its full capacity."""
-_MPS = "nvidia-cuda-mps"
 _PROHIBITED = 2
 _BY_HAND = 0x02
 """The bit of nvmlClocksEventReason* for clocks that somebody set (`nvidia-smi -ac` or `-lgc`)."""
 _VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 _MOST_RETIRED = 60
 """Retired pages from which on NVIDIA replaces a GPU; 64 is all that there can be."""
-_SOME_BYTES = 2 << 30
-_GIB = 1 << 30
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """One thing that is wrong with one GPU; `severity` None is that of the kind."""
-
-    kind: Kind
-    text: str
-    fix: str = ""
-    severity: Severity | None = None
-    confidence: Confidence = Confidence.CERTAIN
-
-
-def is_readable(gpu: Gpu) -> bool:
-    """Whether the driver answers for it."""
-    return "uuid" in gpu and not gpu["lost"] and not gpu.get("wedged")
 
 
 def troubles_of(
-    gpu: Gpu, others: Sequence[Gpu], xids: Sequence[Mapping[str, Any]], own: Collection[int]
+    gpu: Gpu,
+    others: Sequence[Gpu],
+    xids: Sequence[Mapping[str, Any]],
+    own: Collection[int],
+    ours: int = 0,
 ) -> Iterator[Trouble]:
     """What is wrong with one GPU.
 
@@ -82,6 +63,7 @@ def troubles_of(
         others: all GPUs of its host that answer; those of its model are what it is compared with.
         xids: what the kernel log says of it.
         own: processes of the examination.
+        ours: bytes that the examination may hold on it.
     """
     if gpu["lost"]:
         yield Trouble(GPU_LOST, f"the driver says {LOST}{_last_words(xids)}")
@@ -91,6 +73,17 @@ def troubles_of(
         state = f", process state {stuck['state']}" if stuck["state"] else ""
         text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
         yield Trouble(GPU_LOST, text)
+        return
+    if gpu.get("raised"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"its state is not known: reading the answer to {gpu['raised']['call']} ended in "
+            f"{gpu['raised']['how']}",
+            f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` has what is "
+            "needed to mend nccl-doctor",
+            Severity.WARN,
+            Confidence.POSSIBLE,
+        )
         return
     if not is_readable(gpu):
         broken = [name for name in gpu["refused"] if name in _BROKEN]
@@ -107,12 +100,13 @@ def troubles_of(
     yield from _recovery(gpu)
     yield from _memory_errors(gpu)
     yield from _xids(xids)
-    yield from _fabric(gpu)
-    yield from _busy(gpu, own)
+    yield from fabric_troubles(gpu)
+    yield from busy_troubles(gpu, own, ours)
     yield from _throttled(gpu)
     yield from _clocks(gpu, alike)
+    yield from _power(gpu, alike)
     yield from _pcie(gpu, alike)
-    yield from _nvlink(gpu, alike)
+    yield from link_troubles(gpu, alike)
 
 
 def _last_words(xids: Sequence[Mapping[str, Any]]) -> str:
@@ -164,6 +158,21 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         yield Trouble(
             GPU_UNHEALTHY, "bad memory is to be remapped at the next reset", fix, Severity.WARN
         )
+    elif gpu.get("banks_without_spare"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"{gpu['banks_without_spare']} banks of its memory have no spare row left: the next "
+            "bad row there cannot be remapped",
+            "keep an eye on it: nvidia-smi -q -d ROW_REMAPPER",
+            Severity.INFO,
+        )
+    if gpu.get("sram_threshold_exceeded"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            "the driver says that its SRAM had more uncorrectable errors than it may have",
+            "drain the host, run NVIDIA's field diagnostic, and have the GPU replaced if it fails",
+            Severity.WARN,
+        )
     if (gpu["retired_pages"] or 0) >= _MOST_RETIRED:
         yield Trouble(
             GPU_UNHEALTHY,
@@ -188,66 +197,29 @@ def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
         )
 
 
-def _fabric(gpu: Gpu) -> Iterator[Trouble]:
-    seen = gpu["fabric"]
-    if not seen or seen["state"] == "NOT_SUPPORTED":
-        return
-    if seen["state"] != "COMPLETED":
-        words = seen["state"].lower().replace("_", " ")
-        yield Trouble(FABRIC_MANAGER_DOWN, f"registration with the NVLink fabric: {words}")
-    elif seen["status"]:
-        text = f"registration with the NVLink fabric failed (status {seen['status']})"
-        yield Trouble(FABRIC_MANAGER_DOWN, text)
-    elif seen["degraded"]:
-        yield Trouble(NVLINK_DOWN, "the NVLink fabric gives this GPU less bandwidth")
-
-
-def _busy(gpu: Gpu, own: Collection[int]) -> Iterator[Trouble]:
-    memory, processes = gpu["memory"], gpu["processes"] or ()
-    strange = [
-        one
-        for one in processes
-        if one["pid"] not in own and not (one["name"] or "").startswith(_MPS)
-    ]
-    full = bool(memory) and memory["total"] - memory["used"] < memory["total"] / 10
-    severity = Severity.FAIL if full else Severity.WARN
-    if strange:
-        who = ", ".join(
-            f"pid {one['pid']} ({one['name'] or 'not to be seen from here'})" for one in strange[:4]
-        )
-        who += f" and {len(strange) - 4} more" if len(strange) > 4 else ""
-        known = [str(one["pid"]) for one in strange if one["name"]]
-        yield Trouble(
-            GPU_BUSY,
-            f"{who} on it",
-            f"kill {' '.join(known)}, if nobody needs it" if known else "",
-            severity,
-        )
-    elif memory and not processes and not (gpu["mig"] or [0])[0] and _much(memory):
-        yield Trouble(
-            GPU_BUSY,
-            f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, by no "
-            "process that can be seen from here",
-            "look from the host, outside containers: nvidia-smi, fuser -v /dev/nvidia*",
-            severity,
-            Confidence.LIKELY,
-        )
-
-
-def _much(memory: Mapping[str, int]) -> bool:
-    """More than the driver keeps for itself."""
-    return memory["used"] > max(_SOME_BYTES, memory["total"] / 20)
-
-
 def _throttled(gpu: Gpu) -> Iterator[Trouble]:
     reasons = [text for bit, text in _THROTTLES.items() if (gpu["throttle"] or 0) & bit]
     if len(reasons) > 1:
         reasons = [text for text in reasons if text != _THROTTLES[0x08]]  # it only sums them up
-    hot, limit = gpu["temperature"], gpu["slowdown_temperature"]
-    if not reasons and hot is not None and limit and hot >= limit:
-        reasons = ["the GPU is too hot"]
+    if not reasons:
+        reasons = list(_heat(gpu))
     if reasons:
         yield Trouble(GPU_THROTTLED, "; ".join(reasons))
+
+
+def _heat(gpu: Gpu) -> Iterator[str]:
+    """By the margin where the driver tells it: from Ada on, thresholds are on their way out."""
+    margin, hot, limit = (
+        gpu.get(name) for name in ("margin_temperature", "temperature", "slowdown_temperature")
+    )
+    if margin is not None:
+        if margin < 0:
+            yield f"the GPU is {-margin} °C above what it may have"
+    elif hot is not None and limit and hot >= limit:
+        yield "the GPU is too hot"
+    hot, limit = gpu.get("memory_temperature"), gpu.get("memory_max_temperature")
+    if hot and limit and hot >= limit:
+        yield f"its memory is too hot ({hot} of {limit} °C)"
 
 
 def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
@@ -272,6 +244,18 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             )
 
 
+def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """A limit that all have alike is most often meant; one GPU's own is said by `drift`."""
+    now, usual = gpu["power_limit_mw"], gpu.get("default_power_limit_mw")
+    if now and usual and now < usual and all(other["power_limit_mw"] == now for other in alike):
+        yield Trouble(
+            CLOCKS_LIMITED,
+            f"power limit {now / 1000:g} W, by default {usual / 1000:g} W",
+            f"if it is not meant, as root: nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
+            Severity.INFO,
+        )
+
+
 def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
     width, widest = gpu["pcie_width"], gpu["max_pcie_width"]
     if width and widest and width < widest:
@@ -286,21 +270,3 @@ def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             f"{max(other['pcie_generation'] for other in faster)}",
             confidence=Confidence.LIKELY,
         )
-
-
-def _nvlink(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
-    up = sum(gpu["nvlinks"])
-    usual = max(sum(other["nvlinks"]) for other in alike)
-    if up < usual:
-        down = len(gpu["nvlinks"]) - up
-        of_switch = (gpu["fabric"] or {}).get("state") not in (None, "NOT_SUPPORTED")
-        yield Trouble(
-            NVLINK_DOWN,
-            f"{up} NVLinks are up, {usual} on another GPU of the host"
-            + (f" ({down} are down)" if down else ""),
-            # Bridges join some GPUs of a host and leave others without any.
-            confidence=Confidence.CERTAIN if up or of_switch else Confidence.POSSIBLE,
-        )
-    recovered = (gpu["nvlink_errors"] or {}).get("recovery", 0)
-    if recovered:
-        yield Trouble(NVLINK_ERRORS, f"its NVLinks recovered {recovered} times")

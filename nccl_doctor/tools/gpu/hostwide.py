@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +11,16 @@ from typing import Any
 
 from nccl_doctor.model import Confidence, Kind, Severity
 from nccl_doctor.tools.gpu.drift import NEAREST
-from nccl_doctor.tools.gpu.kinds import NVSWITCH_ERROR, P2P_UNAVAILABLE
+from nccl_doctor.tools.gpu.kinds import (
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
+)
+from nccl_doctor.tools.gpu.trouble import is_readable
 from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN
+from nccl_doctor.tools.tables import read_table
 
 _WHY = {
     "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it
@@ -28,12 +38,14 @@ _DAY_S, _HOUR_S = 86_400, 3_600
 class Between:
     """One thing that is wrong on a host.
 
-    `gpus` are indices of the GPUs concerned; `devices` are names of what is no GPU.
+    `gpus` are indices of the GPUs concerned, `pairs` those of which two of them; `devices` are
+    names of what is no GPU.
     """
 
     kind: Kind
     text: str
     gpus: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
     devices: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     fix: str = ""
@@ -41,8 +53,23 @@ class Between:
     confidence: Confidence = Confidence.CERTAIN
 
 
+@dataclass(frozen=True)
+class Copying:
+    """What is known of direct copies: indices of the GPUs that ranks use, pairs of them between
+    which a copy was made, and those where it did not arrive as it was sent.
+    """
+
+    used: frozenset[int]
+    made: frozenset[tuple[int, int]]
+    bad: frozenset[tuple[int, int]]
+
+
 def troubles_between(
-    facts: Mapping[str, Any], *, cuda_starts: bool, hints: Sequence[str]
+    facts: Mapping[str, Any],
+    *,
+    cuda_starts: bool,
+    hints: Sequence[str],
+    copying: Copying | None = None,
 ) -> Iterator[Between]:
     """What is wrong on one host beside its single GPUs.
 
@@ -50,8 +77,13 @@ def troubles_between(
         facts: of `gather_gpus`.
         cuda_starts: whether a rank of the host uses a GPU all the same.
         hints: clauses that may explain why GPUs do not reach each other.
+        copying: what NCCL would copy directly; None where it would not.
     """
+    yield from _unread(facts)
     yield from _unreachable(facts, hints)
+    if copying is not None:
+        yield from _unsupported(facts, copying)
+    yield from _asleep(facts)
     yield from _switches(facts["kernel_log"].get("sxids", ()))
     yield from _fabric_manager(facts, cuda_starts)
 
@@ -103,8 +135,51 @@ def _cannot(
         P2P_UNAVAILABLE,
         "; ".join([f"{who} (the driver: {', '.join(reasons)})", *hints]),
         gpus,
+        tuple(pairs),
         evidence={"pairs": [list(pair) for pair in pairs]},
     )
+
+
+def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between]:
+    """Pairs that reach each other over PCIe where NVIDIA's driver has no such way."""
+    boards = {
+        gpu["index"]: gpu["name"]
+        for gpu in facts["gpus"]
+        if gpu["index"] in copying.used and _is_without(gpu)
+    }
+    able = [_pair(pair) for pair in facts["p2p"].get("OK", ())]
+    pairs = [pair for pair in able if set(pair) <= set(boards)]
+    if not pairs:
+        return
+    gpus = tuple(sorted({index for pair in pairs for index in pair}))
+    models = ", ".join(sorted({str(boards[index]) for index in gpus}))
+    text = f"{models}: the driver says that {len(pairs)} "
+    text += "pair reaches" if len(pairs) == 1 else "pairs reach"
+    text += " each other's memory over PCIe, and NVIDIA's own has no such way"
+    tried = copying.made & set(pairs)
+    arrived = bool(tried) and not copying.bad & set(pairs)
+    yield Between(
+        P2P_UNSUPPORTED,
+        text + ("; what was sent between neighbours arrived" if arrived else ""),
+        gpus,
+        tuple(pairs),
+        evidence={"pairs": [list(pair) for pair in pairs], "tried": sorted(map(list, tried))},
+        severity=Severity.INFO if arrived else None,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_without(gpu: Mapping[str, Any]) -> bool:
+    """Whether it is in the table of those without P2P over PCIe, and has no NVLink."""
+    if not is_readable(gpu) or not gpu["name"] or sum(gpu["nvlinks"]):
+        return False
+    return any(name.fullmatch(gpu["name"]) for name in _without())
+
+
+@functools.cache
+def _without() -> tuple[re.Pattern[str], ...]:
+    rows = read_table(__package__, "p2p.toml")["gpu"]
+    return tuple(re.compile(row["name"]) for row in rows)
 
 
 def _pair(pair: Sequence[int]) -> tuple[int, int]:
@@ -113,6 +188,44 @@ def _pair(pair: Sequence[int]) -> tuple[int, int]:
 
 def _listed(noun: str, numbers: Iterable[int]) -> str:
     return ", ".join(f"{noun} {number}" for number in numbers)
+
+
+# What was not read, and what sleeps ---------------------------------------------------------------
+
+_ASKED = {
+    "p2p": "which GPUs reach each other's memory",
+    "nearest": "how near GPUs are to each other",
+}
+
+
+def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
+    """What the rules never got to see."""
+    gaps, fixes = [], []
+    log = facts["kernel_log"]
+    if log["source"] is None:
+        first = str(log["reason"]).split("; ", 1)[0]
+        gaps.append(f"the kernel log ({first}), and with it Xids and SXids")
+        fixes.append(
+            "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, let it "
+            "read /dev/kmsg"
+        )
+    error = facts.get("pairs_error")
+    if error:
+        gaps.append(f"{_ASKED['p2p']} ({error['call']}: {error['name']})")
+    for field_name, refused in (facts.get("pairs_refused") or {}).items():
+        for name, count in refused.items():
+            if name != "NOT_SUPPORTED":  # a driver without that call: then nothing is amiss
+                pairs = f"{count} {'pair' if count == 1 else 'pairs'}"
+                gaps.append(f"{_ASKED.get(field_name, field_name)} ({pairs}: {name})")
+    if gaps:
+        yield Between(STATE_UNREAD, "; ".join(gaps), fix="; ".join(fixes))
+
+
+def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
+    """Where only some do, that is said where GPUs are compared."""
+    modes = [gpu["persistence"] for gpu in facts["gpus"] if is_readable(gpu)]
+    if len(modes) > 1 and not any(mode != 0 for mode in modes):
+        yield Between(PERSISTENCE_OFF, f"persistence mode is off on all {len(modes)} GPUs")
 
 
 # NVSwitches ---------------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.cluster import ALONE, Cluster, Host, OutcomeStatus, Rank
+from nccl_doctor.cluster import ALONE, Cluster, Host, OutcomeStatus
 from nccl_doctor.model import Confidence, Finding, Severity, Where
-from nccl_doctor.tools.fabric.direct import redirecting_bridges, translating
+from nccl_doctor.tools.fabric.between import in_the_way
 from nccl_doctor.tools.gpu.drift import across_hosts, within_host
-from nccl_doctor.tools.gpu.health import Trouble, is_readable, troubles_of
-from nccl_doctor.tools.gpu.hostwide import Between, troubles_between
+from nccl_doctor.tools.gpu.health import troubles_of
+from nccl_doctor.tools.gpu.hostwide import Between, Copying, troubles_between
 from nccl_doctor.tools.gpu.kinds import (
     CLOCKS_LIMITED,
     GPU_BUSY,
@@ -23,9 +23,14 @@ from nccl_doctor.tools.gpu.kinds import (
     NVLINK_ERRORS,
     NVSWITCH_ERROR,
     P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
     PCIE_DEGRADED,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
 )
 from nccl_doctor.tools.gpu.nvml import STEP, device_name
+from nccl_doctor.tools.gpu.trouble import Trouble, is_readable
+from nccl_doctor.tools.gpu.users import Users, facts_on, held_by_us, users_of
 from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
 
 CHECK = "gpu_state"
@@ -42,7 +47,10 @@ GPU_STATE_KINDS = (
     NVLINK_ERRORS,
     NVSWITCH_ERROR,
     P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
     GPU_VIRTUAL,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
     GPU_DIFFERS,
 )
 _SYSTEM_NOT_READY = 802  # CUresult: the fabric manager has not set NVSwitch up
@@ -105,7 +113,7 @@ def _wedged(cluster: Cluster) -> Iterator[Finding]:
         yield Finding(
             GPU_LOST if of_gpu else GPU_UNHEALTHY,
             f"{crumb['call']} {how}{detail}",
-            _place(cluster, item.rank.host, [gpu] if of_gpu else []),
+            _place(users_of(cluster, item.rank.host, ()), item.rank.host, [gpu] if of_gpu else []),
             {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
         )
 
@@ -121,26 +129,32 @@ def _unread(cluster: Cluster) -> Iterator[Finding]:
             number = facts["on_pci"]
             text = f"{number} NVIDIA GPUs on the PCI bus, and no driver is loaded"
             fix = "modprobe nvidia, and see `dmesg` for why it was not loaded"
-            yield Finding(GPU_UNHEALTHY, text, _place(cluster, rank.host, []), fix=fix)
+            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), fix=fix)
         else:
-            yield Finding(GPU_UNHEALTHY, text, _place(cluster, rank.host, []), dict(error))
+            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), dict(error))
 
 
 def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
     gpus, log = facts["gpus"], facts["kernel_log"]["xids"]
+    users = users_of(cluster, host, gpus)
     own = {*facts["own"], *(rank.pid for rank in cluster.ranks_on(host) if rank.pid)}
     readable = [gpu for gpu in gpus if is_readable(gpu)]
     cuda = _cuda_error(cluster, host)
-    same: dict[Trouble, list[Mapping[str, Any]]] = defaultdict(list)
+    same: dict[tuple[Trouble, bool], list[Mapping[str, Any]]] = defaultdict(list)
     between = list(
         troubles_between(
-            facts, cuda_starts=_cuda_starts(cluster, host), hints=_p2p_hints(cluster, host)
+            facts,
+            cuda_starts=_cuda_starts(cluster, host),
+            hints=in_the_way(cluster, host),
+            copying=_copying(cluster, host, facts, users),
         )
     )
-    for gpu in gpus:
-        for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own):
-            same[one].append(gpu)
-    for one, sick in same.items():
+    for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
+        for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own, ours):
+            # The fabric is the whole host's.
+            foreign = one.kind is not FABRIC_MANAGER_DOWN and users.is_foreign(gpu)
+            same[one, foreign].append(gpu)
+    for (one, foreign), sick in same.items():
         if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:
             continue  # `backend_device` says it, with the ranks
         if one.kind is FABRIC_MANAGER_DOWN and _cuda_starts(cluster, host):
@@ -151,26 +165,43 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             between.remove(more)
             one = replace(one, text=f"{one.text}; {more.text}", fix=one.fix or more.fix)
         buses = ",".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
-        yield Finding(
+        found = Finding(
             one.kind,
             one.text,
-            _place(cluster, host, sick),
+            _place(users, host, sick),
             {"gpus": [_evidence(gpu, _xids_of(gpu, gpus, log)) for gpu in sick]},
             one.fix.replace("BUS_ID", buses),
             one.severity,
             one.confidence,
         )
-    yield from (_finding(cluster, host, one, gpus) for one in between)
+        yield _not_ours(found, _unused(sick)) if foreign else found
+    foreign_ones = {gpu["index"] for gpu in gpus if users.is_foreign(gpu)}
+    for trouble in between:
+        found = _finding(users, host, trouble, gpus)
+        apart = all(set(pair) & foreign_ones for pair in trouble.pairs)
+        yield _not_ours(found, "no two ranks use such a pair") if trouble.pairs and apart else found
     for drift in within_host(gpus):
         odd = [gpu for gpu in gpus if gpu["index"] in drift.places]
-        where = _place(cluster, host, odd)
-        yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+        found = Finding(GPU_DIFFERS, drift.text, _place(users, host, odd), severity=drift.severity)
+        foreign = foreign_ones.issuperset(drift.places)
+        yield _not_ours(found, _unused(odd)) if foreign else found
 
 
-def _finding(
-    cluster: Cluster, host: Host, one: Between, gpus: Sequence[Mapping[str, Any]]
-) -> Finding:
-    where = _place(cluster, host, [gpu for gpu in gpus if gpu["index"] in one.gpus])
+def _unused(gpus: Sequence[Mapping[str, Any]]) -> str:
+    return f"no rank uses {'this GPU' if len(gpus) == 1 else 'these GPUs'}"
+
+
+def _not_ours(found: Finding, why: str) -> Finding:
+    """What is wrong with a neighbour's GPU is worth knowing, and not ours to mend."""
+    return found.replaced(
+        message=f"{found.message}; {why}",
+        fix="nothing for this job: tell whoever looks after the host",
+        severity=Severity.INFO,
+    )
+
+
+def _finding(users: Users, host: Host, one: Between, gpus: Sequence[Mapping[str, Any]]) -> Finding:
+    where = _place(users, host, [gpu for gpu in gpus if gpu["index"] in one.gpus])
     return Finding(
         one.kind,
         one.text,
@@ -182,15 +213,26 @@ def _finding(
     )
 
 
-def _p2p_hints(cluster: Cluster, host: Host) -> tuple[str, ...]:
-    """What may keep GPUs of a host from each other's memory, as `gpu_direct` saw it."""
-    for rank, facts in cluster.facts("gpu_direct"):
-        if rank.host.id == host.id:
-            acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
-            hints = [f"ACS is on on {acs} PCIe bridges"] if acs else []
-            hints += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
-            return tuple(hints)
-    return ()
+def _copying(
+    cluster: Cluster, host: Host, facts: Mapping[str, Any], users: Users
+) -> Copying | None:
+    """What NCCL would copy directly between the GPUs of a host, and what `gpu_work` did."""
+    ranks = cluster.ranks_on(host)
+    by_env = bool(ranks) and all(rank.env.get("NCCL_P2P_DISABLE") == "1" for rank in ranks)
+    if cluster.backend != "nccl" or by_env or facts.get("p2p_off"):
+        return None
+    index = {gpu["uuid"]: gpu["index"] for gpu in facts["gpus"] if gpu.get("uuid")}
+    made, bad = set(), set()
+    for _, seen in facts_on(cluster, host, "gpu_work"):
+        peer = seen.get("peer") or {}
+        ends = (seen["uuid"], peer.get("uuid"))
+        if all(end in index for end in ends):
+            one, other = sorted(index[end] for end in ends)
+            made.add((one, other))
+            if peer["error"] or peer["wrong"]:
+                bad.add((one, other))
+    used = frozenset(gpu["index"] for gpu in facts["gpus"] if not users.is_foreign(gpu))
+    return Copying(used, frozenset(made), frozenset(bad))
 
 
 def _xids_of(
@@ -213,35 +255,23 @@ def _evidence(gpu: Mapping[str, Any], xids: Iterable[Mapping[str, Any]]) -> dict
 
 def _cuda_error(cluster: Cluster, host: Host) -> int | None:
     """CUresult with which CUDA does not start on a host; -1 where there is no number."""
-    for rank, facts in cluster.facts("backend_device"):
-        if rank.host.id == host.id and facts["driver_error"]:
+    for _, facts in facts_on(cluster, host, "backend_device"):
+        if facts["driver_error"]:
             code = facts["driver_error"]["code"]
             return -1 if code is None else int(code)
     return None
 
 
 def _cuda_starts(cluster: Cluster, host: Host) -> bool:
-    return any(
-        facts["devices"]
-        for rank, facts in cluster.facts("backend_device")
-        if rank.host.id == host.id
-    )
+    return any(facts["devices"] for _, facts in facts_on(cluster, host, "backend_device"))
 
 
-def _place(cluster: Cluster, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:
+def _place(users: Users, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:
     """The host, the GPUs, and the ranks that would take them, where that is known."""
-    names = {device_name(gpu) for gpu in gpus}
+    sick = list(gpus)
+    numbers = {rank.rank for gpu in sick for rank in users.of(gpu) if rank.rank is not None}
     return Where(
         hosts=(host.label,),
-        ranks=tuple(
-            sorted(rank.rank for rank in _users(cluster, host, names) if rank.rank is not None)
-        ),
-        devices=tuple(sorted(names)),
+        ranks=tuple(sorted(numbers)),
+        devices=tuple(sorted({device_name(gpu) for gpu in sick})),
     )
-
-
-def _users(cluster: Cluster, host: Host, uuids: set[str]) -> Iterator[Rank]:
-    for rank, facts in cluster.facts("backend_device"):
-        own = facts["device"] if rank.host.id == host.id else None
-        if own is not None and facts["devices"][own]["uuid"] in uuids:
-            yield rank

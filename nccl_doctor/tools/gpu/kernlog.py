@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)\): (\d+)(?:, (.*))?")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)((?: GPU-C?I:\d+)*)\): (\d+)"
+    r"(?:, (.*))?"
+)
+"""Behind the bus, where MIG is on: the GPU instance, and the compute instance in it."""
 _SXID = re.compile(
     r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): 0*(\d+), (Fatal|Non-fatal),? ?"
     r"(?:Link (\d+) ?)?(.*)"
@@ -83,7 +87,8 @@ def _xid(text: str) -> dict[str, Any] | None:
     # Some drivers write the function (`.0`) or a long domain, some do not.
     domain, _, rest = match.group(1).lower().split(".")[0].partition(":")
     bus = f"{int(domain, 16):04x}:{rest}" if ":" in rest else f"0000:{domain}:{rest}"
-    return {"bus": bus, "xid": int(match.group(2)), "text": (match.group(3) or "")[:_TEXT]}
+    said = ", ".join(filter(None, (match.group(2).strip(), match.group(4))))
+    return {"bus": bus, "xid": int(match.group(3)), "text": said[:_TEXT]}
 
 
 def _sxid(text: str) -> dict[str, Any] | None:

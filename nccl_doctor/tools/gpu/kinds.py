@@ -95,3 +95,29 @@ GPU_VIRTUAL = Kind(
     "on the hypervisor: enable_uvm=1 among the plugin parameters of the vGPU",
     Severity.INFO,
 )
+P2P_UNSUPPORTED = Kind(
+    "gpu-p2p-unsupported",
+    Layer.DEVICE,
+    "GPUs copy directly to each other where NVIDIA's driver has no such way",
+    "The driver is patched, or an early release that was wrong about it: NCCL believes it, and may "
+    "hang in its first collective or add up wrong numbers.",
+    "export NCCL_P2P_DISABLE=1, or install a current driver of NVIDIA's own",
+    Severity.WARN,
+)
+PERSISTENCE_OFF = Kind(
+    "gpu-persistence-off",
+    Layer.DEVICE,
+    "GPUs are put to sleep between jobs",
+    "Whoever comes first wakes them, which takes seconds for each; settings that were made by hand "
+    "and error counts are lost whenever nobody uses a GPU.",
+    "systemctl enable --now nvidia-persistenced, or as root: nvidia-smi -pm 1",
+    Severity.INFO,
+)
+STATE_UNREAD = Kind(
+    "gpu-state-unread",
+    Layer.DEVICE,
+    "Some of what GPUs say of themselves could not be read",
+    "A fault that only shows there would not have been seen.",
+    "Run the examination again, on the host itself and as root.",
+    Severity.INFO,
+)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.cluster import Cluster, Rank
 from nccl_doctor.model import Finding, Kind, Layer, Severity, Where, number_range
 from nccl_doctor.tools.blame import odd_ones_out
+from nccl_doctor.tools.nccl.loaded import loaded_nccl
 from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group
 from nccl_doctor.tools.versions import place_of, public, release
 
@@ -45,7 +46,8 @@ GPU_GUESSED = Kind(
     "Without LOCAL_RANK, init_process_group of torch 2.15 binds a rank to the GPU RANK modulo "
     "their number; older ones do so in a barrier() before a device is set.",
     "export LOCAL_RANK on every rank, and call torch.cuda.set_device(LOCAL_RANK) before "
-    "init_process_group",
+    "init_process_group; or say the GPU where it is guessed: barrier(device_ids=[LOCAL_RANK]), "
+    'init_process_group("nccl", device_id=torch.device("cuda", LOCAL_RANK))',
     Severity.WARN,
 )
 _KNOWS_PARTS_SINCE = (2, 30, 3)
@@ -63,6 +65,12 @@ class SeenByRank(NamedTuple):
         """The GPU that this rank would take."""
         index = self.facts["device"]
         return None if index is None else dict(self.facts["devices"][index])
+
+    @property
+    def sees(self) -> tuple[str, ...]:
+        """UUIDs of all GPUs that this rank sees, in no order; none where torch does not say."""
+        uuids = [device["uuid"] for device in self.facts["devices"]]
+        return () if None in uuids else tuple(sorted(uuids))
 
     @property
     def hiding(self) -> str:
@@ -103,14 +111,30 @@ def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> It
 
 
 def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
+    """By what the variables say, and by what is seen: control groups hide GPUs without a word."""
     said = {one.rank.seat: one.hiding or "unset" for one in mine}
-    odd = odd_ones_out(said)
+    seen = {one.rank.seat: (said[one.rank.seat], one.sees) for one in mine}
+    odd = odd_ones_out(seen)
     taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
     if odd is not None and len(taken) == len(mine):  # else they share a GPU: that says it
-        sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
-        text = f"differs between ranks of one host: {', '.join(sides)}"
         where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
-        yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+        if len(set(said.values())) > 1:
+            sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
+            text = f"differs between ranks of one host: {', '.join(sides)}"
+            yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+            return
+        sides = [f"{', '.join(one.sees)} (local rank {one.rank.local_rank})" for one in mine]
+        yield Finding(
+            GPU_HIDDEN,
+            f"ranks of one host see different GPUs, though none has another variable than the "
+            f"others ({next(iter(said.values()))}): a control group hides the rest, and with it "
+            "the memory of the other ranks' GPUs from NCCL",
+            where,
+            {"seen": sides},
+            "let every rank of a host see all GPUs of the job there: srun --gpus-per-node=N "
+            "--gpu-bind=none in place of --gpus-per-task",
+            Severity.WARN,
+        )
 
 
 def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
@@ -223,6 +247,7 @@ def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
 
 def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding]:
     """Ranks with other UUIDs at one PCI address: MIG instances of one GPU."""
+    loaded = loaded_nccl(cluster)
     users: dict[tuple[int, str], list[SeenByRank]] = defaultdict(list)
     for rank, facts in cluster.facts("gpu_affinity"):
         one = seen.get(rank.seat)
@@ -230,14 +255,15 @@ def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding
             users[rank.host.id, facts["address"]].append(one)
     for (_, address), sharers in users.items():
         uuids = {str((one.own or {}).get("uuid") or "") for one in sharers}
-        nccl = [release(one.facts["nccl"]) for one in sharers]
-        if len(uuids) < 2 or "" in uuids or min(nccl) >= _KNOWS_PARTS_SINCE:
+        nccl = [loaded.get(one.rank.seat) or one.facts["nccl"] for one in sharers]
+        oldest = min(nccl, key=release)
+        if len(uuids) < 2 or "" in uuids or release(oldest) >= _KNOWS_PARTS_SINCE:
             continue
         ranks = [one.rank for one in sharers]
         yield Finding(
             GPU_SHARED,
             f"{len(ranks)} ranks use parts (MIG instances) of the GPU at {address}; NCCL "
-            f"{sharers[0].facts['nccl'] or 'of unknown version'} takes them for the same GPU",
+            f"{oldest or 'of unknown version'} takes them for the same GPU",
             Where(devices=tuple(sorted(uuids))) | place_of(ranks),
             fix="NCCL 2.30.3 or newer, instances of different GPUs, or nvidia-smi -mig 0",
             severity=Severity.INFO if sharing_is_meant(ranks) else None,

@@ -8,7 +8,6 @@ call is announced before it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 STEP = "asking the GPU driver"
@@ -17,6 +16,8 @@ that GPU is called in a finding."""
 
 LOST = "GPU_IS_LOST"
 ABSENT = "FUNCTION_NOT_FOUND"
+_GONE = (ABSENT, "DEPRECATED")
+"""Errors of a call that a driver has not yet, or has no more: then there may be another way."""
 _BAD = "BAD_ANSWER"
 
 Crumb = Callable[..., None]
@@ -111,7 +112,7 @@ class Asked:
                 self.facts[field] = read(self.value(function, *arguments))
             except Refused as refused:
                 error = refused.name
-                if error == ABSENT:
+                if error in _GONE:
                     continue
             except (TypeError, ValueError, AttributeError):
                 error = _BAD
@@ -160,9 +161,7 @@ def read_system(library: Library) -> dict[str, Any]:
     return {**found, "count": library.call("nvmlDeviceGetCount")}
 
 
-def read_pairs(
-    library: Library, gpus: Iterable[Mapping[str, Any]]
-) -> dict[str, dict[str, list[list[int]]]]:
+def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What the driver says of each two of these GPUs.
 
     Args:
@@ -170,33 +169,41 @@ def read_pairs(
         gpus: facts of those that answer.
 
     Returns: `p2p`: NVML_P2P_STATUS_<name> for reading → pairs of indices; `nearest`:
-        NVML_TOPOLOGY_<name> of their common ancestor → pairs. Pairs that are refused are left out.
+        NVML_TOPOLOGY_<name> of their common ancestor → pairs; `pairs_refused`: for each of the two,
+        error name → number of pairs without an answer.
     """
-    there = []
+    there: list[tuple[Mapping[str, Any], Any]] = []
     for gpu in gpus:
-        with suppress(Refused):
+        try:
             handle = library.call("nvmlDeviceGetHandleByIndex", gpu["index"], gpu=gpu)
-            there.append((gpu, handle))
+        except Refused as refused:
+            handle = refused
+        there.append((gpu, handle))
     constants = vars(library.nvml)
     # 0 is the index of reads; the constant of pynvml is a tuple, by a stray comma.
     asks: dict[str, tuple[str, tuple[Any, ...], str]] = {
         "p2p": ("nvmlDeviceGetP2PStatus", (0,), "NVML_P2P_STATUS_"),
         "nearest": ("nvmlDeviceGetTopologyCommonAncestor", (), "NVML_TOPOLOGY_"),
     }
-    found: dict[str, dict[str, list[list[int]]]] = {}
+    found: dict[str, dict[str, Any]] = {"pairs_refused": {}}
     for field, (function, arguments, prefix) in asks.items():
         names: dict[Any, str] = {}
         for name, value in constants.items():
             if name.startswith(prefix):
                 names.setdefault(value, name.removeprefix(prefix))
         sides: dict[str, list[list[int]]] = {}
+        errors: dict[str, int] = {}
         for number, (one, handle) in enumerate(there):
             for other, peer in there[number + 1 :]:
                 try:
+                    for end in (handle, peer):
+                        if isinstance(end, Refused):
+                            raise end
                     answer = library.call(function, handle, peer, *arguments, gpu=one)
-                except Refused:
+                except Refused as refused:
+                    errors[refused.name] = errors.get(refused.name, 0) + 1
                     continue
                 pair = [one["index"], other["index"]]
                 sides.setdefault(names.get(answer, str(answer)), []).append(pair)
-        found[field] = sides
+        found[field], found["pairs_refused"][field] = sides, errors
     return found

@@ -14,6 +14,8 @@ CONNECT = "connect to the store"
 ENTRY = "init_process_group"
 """The breadcrumb of a rank that enters its group."""
 NEW_GROUP = "new_group"
+TAKE_DEVICE = "set device"
+"""How the breadcrumb of a rank begins that starts the GPU driver and makes a context."""
 FORMING = (CONNECT, ENTRY, NEW_GROUP, MADE)
 """Steps before a group is there: one that is stuck in them never formed."""
 
@@ -38,6 +40,11 @@ def has_entered(outcome: Outcome) -> bool:
         crumb["step"] in (ENTRY, NEW_GROUP, MADE) or "sequence" in crumb
         for crumb in outcome.breadcrumbs
     )
+
+
+def is_starting(outcome: Outcome) -> bool:
+    """Whether a stuck rank was at its GPU, and nobody had stopped its process."""
+    return outcome.last_step.startswith(TAKE_DEVICE) and outcome.state not in ("T", "t")
 
 
 @dataclass(frozen=True)
@@ -86,15 +93,22 @@ class Attempt:
         return any(not is_victim(m.outcome) for m in self.raised)
 
     @property
+    def starting(self) -> list[Evidence]:
+        """Still waiting for the GPU driver to start, of which they say nothing else."""
+        return [m for m in self.stuck if is_starting(m.outcome)]
+
+    @property
     def stopped(self) -> list[Evidence]:
         """Stopped by a signal, or waiting in the kernel where no signal reaches it."""
-        return [m for m in self.stuck if m.outcome.state in ("T", "t", "D")]
+        stopped = [m for m in self.stuck if m.outcome.state in ("T", "t", "D")]
+        return [m for m in stopped if not is_starting(m.outcome)]
 
     @property
     def never_came(self) -> list[Evidence]:
         """Stuck before they entered the group that others had entered."""
         out = [m for m in self.stuck if not has_entered(m.outcome)]
-        return out if len(out) < len(self.stuck) else []
+        came = len(out) < len(self.stuck)
+        return [m for m in out if not is_starting(m.outcome)] if came else []
 
     @cached_property
     def astray(self) -> dict[int, tuple[str, bool]]:
@@ -104,7 +118,7 @@ class Attempt:
     @property
     def lagging(self) -> list[Evidence]:
         """Never came to the collective that the others wait in; where nobody else is to blame."""
-        others = self.dead or self.stopped or self.never_came or self.astray
+        others = self.dead or self.stopped or self.never_came or self.astray or self.starting
         return [] if others else lagging(self.members)
 
     @property
@@ -113,7 +127,7 @@ class Attempt:
         tried = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
         someone_did_not = any(m.outcome.status not in tried for m in self.members)
         found = self.dead or self.stopped or self.never_came or self.astray or self.lagging
-        return bool(found) or someone_did_not
+        return bool(found or self.starting) or someone_did_not
 
     @property
     def is_mixed_up(self) -> bool:

@@ -17,6 +17,7 @@ from nccl_doctor.tools.groups.kinds import (
     HANG,
     INIT_FAILED,
     INIT_HANG,
+    NOT_STARTED,
     WRONG,
 )
 from nccl_doctor.tools.groups.mixups import odd_collectives, was_cut_off
@@ -128,6 +129,8 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
                 made,
                 confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
             )
+    if attempt.starting:
+        yield _not_started(attempt)
     stopped = attempt.stopped
     for member in stopped or attempt.never_came or attempt.lagging:
         outcome = member.outcome
@@ -139,6 +142,20 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
             words += "; it never entered the collective that the others wait in"
         trust = Confidence.CERTAIN if stopped else Confidence.LIKELY
         yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=trust)
+
+
+def _not_started(attempt: Attempt) -> Finding:
+    """Members that have no GPU yet: frozen, or only slow, nobody can tell."""
+    first = attempt.starting[0].outcome
+    where = f", kernel wait {first.wchan}" if first.wchan not in ("", "0") else ""
+    return Finding(
+        NOT_STARTED,
+        f"no end of {step_of(first)} for group {attempt.name} within {first.duration_s:.0f} s "
+        f"(process state {first.state or 'unknown'}{where})",
+        place_of_all(attempt.starting),
+        what_they_did(attempt),
+        confidence=Confidence.LIKELY,
+    )
 
 
 def _says_too_little(attempt: Attempt, again: Attempt | None) -> bool:

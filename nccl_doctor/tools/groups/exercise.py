@@ -8,6 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nccl_doctor.model import Level
+
+SIZES = {
+    Level.QUICK: (1,),
+    Level.STANDARD: (1, 4096, 262_144),
+    Level.FULL: (1, 4096, 262_144, 4_194_304),
+}
+"""Elements of int64 in the all-reduces that a group is tried with."""
 _INT64_BYTES = 8
 _PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
 _ASYNC_ELEMENTS = 4096
@@ -34,12 +42,16 @@ class Exercise:
         """`steps` and `wrong`, for the report."""
         return {"steps": self.steps, "wrong": self.wrong}
 
-    def reduce(self, name: str, group: Any, rank: int, size: int) -> None:
-        """One all-reduce, in which a wrong entry names who gave it; parameters as for `alone`."""
+    def reduce(self, name: str, group: Any, rank: int, size: int, *, on_cpu: bool = False) -> None:
+        """One all-reduce, in which a wrong entry names who gave it; parameters as for `alone`.
+
+        `on_cpu`: of a tensor in the memory of the host, for a group of gloo beside NCCL.
+        """
         import torch
         import torch.distributed as dist
 
-        marks = torch.zeros(size, dtype=torch.int64, device=self._device)
+        device = torch.device("cpu") if on_cpu else self._device
+        marks = torch.zeros(size, dtype=torch.int64, device=device)
         marks[rank] = rank + 1
         self._announce("all_reduce", name, size)
         dist.all_reduce(marks, group=group)

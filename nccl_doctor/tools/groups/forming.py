@@ -12,10 +12,11 @@ import os
 from typing import Any
 
 from nccl_doctor.contract import Context
-from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
+from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY, TAKE_DEVICE
 from nccl_doctor.tools.groups.culprits import AGAIN
 from nccl_doctor.tools.groups.recorder import record
 from nccl_doctor.tools.groups.witness import watch
+from nccl_doctor.tools.machine.gpus import own_device
 from nccl_doctor.tools.nccl.ras import ADDRESS, own_address
 
 _WARNS, _TELLS = ("WARN", "INFO", "ABORT", "TRACE"), ("INFO", "ABORT", "TRACE")
@@ -76,9 +77,11 @@ def take_device(ctx: Context, name: str) -> Any:
     watch(ctx)
     device = torch.device("cpu")
     if ctx.backend == "nccl":
-        device = torch.device("cuda", ctx.launch.local_rank or 0)
-        ctx.breadcrumb(f"set device {device}", group=name)
+        ctx.breadcrumb(TAKE_DEVICE, group=name)  # counting GPUs starts the driver, too
+        device = own_device(ctx.launch.local_rank)
+        ctx.breadcrumb(f"{TAKE_DEVICE} {device}", group=name)
         torch.cuda.set_device(device)
+        torch.zeros(1, device=device)  # CUDA 11 makes no context before
     return device
 
 

@@ -52,6 +52,16 @@ FROZEN = Kind(
     "(file system, driver), else see its stack",
     by_deadline=True,
 )
+NOT_STARTED = Kind(
+    "gpu-not-started",
+    Layer.DEVICE,
+    "The GPU driver of a rank does not start in time",
+    "the other ranks wait for one that has no GPU yet; where no process keeps the driver up, each "
+    "new one waits for it, and one that never starts stops the job",
+    "nvidia-smi -pm 1: with persistence mode the driver stays up between processes; where it is "
+    "on, look for Xid and NVRM in `dmesg`",
+    by_deadline=True,
+)
 CRASHED = Kind(
     "rank-crashed",
     Layer.COLLECTIVE,
@@ -70,7 +80,7 @@ DEVICE_ID_HANG = Kind(
     by_deadline=True,
 )
 
-GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED)
+GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED, NOT_STARTED)
 """All of them: what a check that hands its attempts to `judge_groups` may find."""
 
 GROUP_NEEDS = (

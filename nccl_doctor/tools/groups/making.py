@@ -42,22 +42,25 @@ class Maker:
         timer.daemon = True
         timer.start()
 
-    def make(self, name: str, members: Sequence[int]) -> Any:
+    def make(self, name: str, members: Sequence[int], backend: str | None = None) -> Any:
         """Call new_group, as every rank must, and return the group; announced before it may block.
 
         Args:
             name: of the group, for messages.
             members: ranks of the default group, ascending.
+            backend: of the group; None is that of the default group. `gloo` serves the CPU alone.
         """
+        import torch
         import torch.distributed as dist
 
+        device = torch.device("cpu") if backend == "gloo" else self._device
         asked = ranks_text(members)
         self._now = {"group": name, "expected": asked}
         self._ctx.breadcrumb(NEW_GROUP, group=name, ranks=asked)
-        group = dist.new_group(list(members))
+        group = dist.new_group(list(members), backend=backend)
         self._now = {}
         is_member = self._ctx.position in members
-        seen = describe_group(group, self._device)
+        seen = describe_group(group, device)
         if is_member:
             self.made[name] = seen
         self._tell(name, asked if is_member else NO_GROUP, seen)

@@ -9,6 +9,7 @@ from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model import Confidence, Finding, Kind, Round, Severity, Where, number_range
 from nccl_doctor.tools.groups.attempts import FORMING, Attempt, is_victim
 from nccl_doctor.tools.groups.culprits import AGAIN, place_of_all
+from nccl_doctor.tools.groups.deadlines import attempt_deadline
 from nccl_doctor.tools.groups.doing import error_of, step_of, what_they_did
 from nccl_doctor.tools.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
 from nccl_doctor.tools.isolation.bisection import Result, Units
@@ -54,7 +55,7 @@ def rounds_of_isolation(cluster: Cluster, attempts: Attempts) -> Iterator[Round]
 
     The first is `each-host`, then come `isolate-1` and so on; `world-again` tries the whole again.
     """
-    limit_s = cluster.collective_timeout_s
+    limit_s = attempt_deadline(cluster)
     held = [name for name in _in_order(attempts) if name != WORLD]
     for name in held:
         yield Round(name, tuple(attempt.seats for attempt in attempts[name]), limit_s)
@@ -171,7 +172,7 @@ def _told(attempts: Attempts) -> set[int]:
         member.rank.seat
         for found in attempts.values()
         for a in found
-        for member in (*a.dead, *a.stopped, *a.never_came)
+        for member in (*a.dead, *a.stopped, *a.never_came, *a.starting)
     }
 
 

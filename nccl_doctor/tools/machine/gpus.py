@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import re
+import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+EXCLUSIVE_PROCESS = 3
+"""CUcomputemode of a GPU on which one process at a time may have a context."""
+_COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """Variables by which GPUs are hidden from a process."""
 
@@ -21,7 +26,8 @@ def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
 
     Returns: `nodes` = number of /dev/nvidia<N> (in a container: those it was given), `proc` =
     GPUs in /proc/driver/nvidia/gpus (those of the machine), `kfd` = AMD render nodes where
-    /dev/kfd exists, `driver` = version of the NVIDIA kernel module or None.
+    /dev/kfd exists, `driver` = version of the NVIDIA kernel module or None, `nouveau` = devices
+    that the kernel's own driver has instead.
     """
     dev, proc = root / "dev", root / "proc/driver/nvidia"
     nodes = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
@@ -31,6 +37,7 @@ def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
         "proc": len(list(proc.glob("gpus/*"))),
         "kfd": len(list(dev.glob("dri/renderD*"))) if has_kfd else 0,
         "driver": _kernel_driver(proc / "version"),
+        "nouveau": len(list(root.glob("sys/bus/pci/drivers/nouveau/*:*:*.*"))),
     }
 
 
@@ -43,6 +50,29 @@ def see_other_gpus(environments: Iterable[Mapping[str, str]]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES shows other GPUs to each process than to the next."""
     visible = [env.get("CUDA_VISIBLE_DEVICES") for env in environments]
     return None not in visible and len(set(visible)) == len(visible)
+
+
+def index_of_own(local_rank: int | None, count: int) -> int:
+    """Which of the `count` GPUs that a process sees is its own.
+
+    LOCAL_RANK modulo their number: that of the rank where all of a host are seen, and the only one
+    where launchers hide the others (one CUDA_VISIBLE_DEVICES per rank, `srun --gpus-per-task=1`).
+    So does Accelerate (`PartialState.set_device`), and torch 2.15 by itself. A program that calls
+    `set_device(LOCAL_RANK)`, as most scripts and DeepSpeed do, gives the same one, or fails where
+    LOCAL_RANK is beyond what it sees.
+    """
+    local = local_rank or 0
+    return local % count if count else local  # of none, its number: torch says what is amiss
+
+
+def own_device(local_rank: int | None) -> Any:
+    """The `torch.device` of this process's own GPU.
+
+    Counting them wakes the driver: announce it first.
+    """
+    import torch
+
+    return torch.device("cuda", index_of_own(local_rank, torch.cuda.device_count()))
 
 
 def _kernel_driver(path: Path) -> str | None:
@@ -84,12 +114,14 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
         `driver_cuda`: newest CUDA version that the driver runs (`"12.4"`) or None.
         `driver_error`: None or `{"code": int | None, "name": str, "text": str}`; `name` is that of
         the CUresult, `"libcuda.so.1"` where that could not be loaded, or `"torch.cuda.init"`.
-        `devices`: in torch's order, each
-        `{index, name, uuid, memory_bytes, capability: [major, minor], arch}`; `uuid` is written as
-        nvidia-smi does, or None; `arch` is the gfx name on ROCm, else None. No context is made, so
-        a GPU in exclusive mode is left alone.
+        `devices`: in torch's order, each `{index, name, uuid, memory_bytes,
+        capability: [major, minor], arch, compute_mode}`; `uuid` is written as nvidia-smi does, or
+        None; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode` returns
+        it. No context is made, so a GPU in exclusive mode is left alone.
         `arch_list`: what the build holds code for.
+        `start_s`: seconds that all this took; most of them are the driver's.
     """
+    started = time.monotonic()
     seen: dict[str, Any] = {
         "driver_cuda": None,
         "driver_error": None,
@@ -105,7 +137,7 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
         before("torch.cuda.init")
         seen["devices"], seen["driver_error"] = _torch_devices()
         seen["arch_list"] = list(torch.cuda.get_arch_list())
-    return seen
+    return {**seen, "start_s": round(time.monotonic() - started, 2)}
 
 
 def _start_cuda_driver() -> tuple[str | None, dict[str, Any] | None]:
@@ -154,13 +186,51 @@ def _device(index: int) -> dict[str, Any]:
     import torch
 
     seen = torch.cuda.get_device_properties(index)
-    uuid = getattr(seen, "uuid", None)  # not in old versions of torch
+    name = getattr(seen, "uuid", None)  # not in old versions of torch
+    if name is None and torch.version.cuda:
+        name = uuid_by_driver(index)
     gfx = getattr(seen, "gcnArchName", None) if torch.version.hip else None
     return {
         "index": index,
         "name": seen.name,
-        "uuid": None if uuid is None else re.sub(r"^(?!GPU-|MIG-)", "GPU-", str(uuid)),
+        "uuid": None if name is None else re.sub(r"^(?!GPU-|MIG-)", "GPU-", str(name)),
         "memory_bytes": seen.total_memory,
         "capability": [seen.major, seen.minor],
         "arch": gfx.split(":")[0] if gfx else None,
+        "compute_mode": compute_mode(index) if torch.version.cuda else None,
     }
+
+
+def compute_mode(index: int) -> int | None:
+    """How many processes may use a GPU: CUcomputemode, 0 for all, 2 for none, 3 for one at a time.
+
+    By the driver, which must have been started, and which numbers GPUs as torch does. None where it
+    does not say.
+    """
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, mode = ctypes.c_int(), ctypes.c_int()
+    if libcuda.cuDeviceGet(ctypes.byref(device), index):
+        return None
+    if libcuda.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, device):
+        return None
+    return mode.value
+
+
+def uuid_by_driver(index: int) -> str | None:
+    """Of a GPU by the index that torch gives it; None where the driver does not say.
+
+    Without it, ranks that see one GPU each could not be told from ranks that share one. The driver
+    must have been started. Source: CUDA driver API, cuDeviceGetUuid (_v2 knows parts of a GPU).
+    """
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+        ask = getattr(libcuda, "cuDeviceGetUuid_v2", None) or libcuda.cuDeviceGetUuid
+    except (OSError, AttributeError):
+        return None
+    device, data = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if libcuda.cuDeviceGet(ctypes.byref(device), index) or ask(ctypes.byref(data), device):
+        return None
+    return str(uuid.UUID(bytes=bytes(data)))

@@ -19,7 +19,7 @@ MEASURES = {
 }
 """What `DeviceWork.measure` measures, in words."""
 
-_PCIE_BYTES = {4: 31.5e9, 5: 63.0e9}
+_PCIE_BYTES = {1: 4.0e9, 2: 8.0e9, 3: 15.8e9, 4: 31.5e9, 5: 63.0e9}
 """Generation → bytes per second of 16 lanes, one way, before packet headers."""
 _LONGEST = 10_000
 
@@ -56,6 +56,12 @@ def peaks_of(model: str) -> Peaks | None:
         if name.fullmatch(model):
             return peaks
     return None
+
+
+def pcie_rate(generation: int | None, lanes: int | None) -> float | None:
+    """Bytes per second of a PCIe link, one way; None where that is not known."""
+    whole = _PCIE_BYTES.get(generation or 0)
+    return whole * lanes / 16 if whole and lanes else None
 
 
 def gpu_error(text: str) -> GpuError | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from nccl_doctor.contract import Untested
 from nccl_doctor.tools.machine.gpupeers import TO_PEER
 
 CONTEXT = "making a context on the GPU"
@@ -27,8 +28,14 @@ _SHARES = {"half": 0.55, "copy": 0.15, "to_device": 0.1, "to_host": 0.1}
 """Of the time of one measurement; what is left goes into making buffers and warming up."""
 _WARM_S = 0.3
 _BATCH_S = 0.05
+_LOOK_BATCHES = 4
+"""So many at once while the GPU is asked how it runs: it must not fall idle meanwhile."""
+_SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 18)}
+"""Rows of a matrix; bytes that are copied within the device, and from and to the host."""
 _LEFT_ALONE = 4
 """No buffer takes more than one part in so many of the memory that is free."""
+_LEAST_FREE = 2 << 30
+"""With less, matrices and buffers are so small that a good GPU looks slow, or its cache fast."""
 
 _U = (1, -2, 3, -1, 2, -3)
 _W = (2, 1, -1, -2)
@@ -66,7 +73,7 @@ class DeviceWork:
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
         """`device` is a `torch.device`; no context is made yet."""
-        self._breadcrumb = breadcrumb
+        self.breadcrumb = breadcrumb
         self._device = device
         self.step = ""
         """What was begun last."""
@@ -143,22 +150,26 @@ class DeviceWork:
             torch.cuda.synchronize(peer)
         return differences("copy to another GPU", there.cpu(), numbers)
 
-    def measure(self, budget_s: float) -> dict[str, float]:
+    def measure(self, budget_s: float, look: Callable[[], None] | None = None) -> dict[str, float]:
         """Keep the device busy for about `budget_s` seconds.
+
+        Args:
+            budget_s: seconds.
+            look: called once, in the midst of the products, while the device works at some of them;
+                what they cost is timed by the device, so it may take some milliseconds.
 
         Returns: operations per second of `half` (2 n^3 for a product), bytes per second of `copy`
         (read and written, both counted), and of `to_device` and `to_host` from and to pinned memory
         (counted once).
+
+        Raises:
+            Untested: too little of a GPU's memory is free.
         """
         import torch
 
         cuda = self._device.type == "cuda"
-        size, nbytes, across = (8192, 1 << 30, 1 << 28) if cuda else (128, 1 << 20, 1 << 18)
-        if cuda:
-            room = torch.cuda.mem_get_info(self._device)[0] // _LEFT_ALONE
-            while size > 1024 and 3 * 2 * size * size > room:
-                size //= 2
-            nbytes, across = min(nbytes, room // 2), min(across, room)
+        free = torch.cuda.mem_get_info(self._device)[0] if cuda else None
+        size, nbytes, across = sizes(self._device.type, free)
         self._enter(STRESS, seconds=round(budget_s, 1))
         rates = {}
         # Random numbers, as in a job: of few different ones a GPU makes less heat, and is faster.
@@ -166,7 +177,10 @@ class DeviceWork:
         left, right = (torch.randn(size, size, device=self._device).to(half) for _ in range(2))
         out = torch.empty_like(left)
         rates["half"] = self._rate(
-            lambda: torch.mm(left, right, out=out), 2.0 * size**3, _SHARES["half"] * budget_s
+            lambda: torch.mm(left, right, out=out),
+            2.0 * size**3,
+            _SHARES["half"] * budget_s,
+            look and partial(self._look, look, budget_s),
         )
         source = torch.ones(nbytes // 4, device=self._device)
         target = torch.empty_like(source)
@@ -185,34 +199,60 @@ class DeviceWork:
             )
         return rates
 
-    def _rate(self, work: Callable[[], Any], amount: float, budget_s: float) -> float:
+    def _look(self, look: Callable[[], None], budget_s: float) -> None:
+        look()
+        self._enter(STRESS, seconds=round(budget_s, 1))  # `look` leaves breadcrumbs of its own
+
+    def _rate(
+        self,
+        work: Callable[[], Any],
+        amount: float,
+        budget_s: float,
+        look: Callable[[], None] | None = None,
+    ) -> float:
         """Units of `amount` per second, after warming up; batches run until the time is over."""
         end = time.monotonic() + budget_s
+        middle = end - budget_s / 2
         warm = time.monotonic() + min(_WARM_S, budget_s / 4)
         once = self._time(work, 1)
         while time.monotonic() < warm:
             once = self._time(work, 1)
         batch = max(1, int(_BATCH_S / max(once, 1e-7)))
         times, seconds = 0, 0.0
-        while not times or time.monotonic() < end:
-            seconds += self._time(work, batch)
-            times += batch
+        while not times or look is not None or time.monotonic() < end:
+            if look is not None and time.monotonic() >= middle:
+                seconds += self._time(work, _LOOK_BATCHES * batch, look)
+                times += _LOOK_BATCHES * batch
+                look = None
+            else:
+                seconds += self._time(work, batch)
+                times += batch
         return amount * times / max(seconds, 1e-9)
 
-    def _time(self, work: Callable[[], Any], times: int) -> float:
-        """Seconds on the device's own clock, where it has one."""
+    def _time(
+        self, work: Callable[[], Any], times: int, meanwhile: Callable[[], None] | None = None
+    ) -> float:
+        """Seconds on the device's own clock, where it has one.
+
+        `meanwhile` is called as soon as the device has all the work; on the CPU, after it.
+        """
         import torch
 
         if self._device.type != "cuda":
             started = time.perf_counter()
             for _ in range(times):
                 work()
-            return time.perf_counter() - started
+            seconds = time.perf_counter() - started
+            if meanwhile is not None:
+                meanwhile()
+            return seconds
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(times):
             work()
         last.record()
+        if meanwhile is not None:
+            meanwhile()
         last.synchronize()
         return float(first.elapsed_time(last)) / 1000
 
@@ -226,13 +266,36 @@ class DeviceWork:
 
     def _enter(self, step: str, **details: Any) -> None:
         self.step = step
-        self._breadcrumb(step, **details)
+        self.breadcrumb(step, **details)
 
     def _settle(self) -> None:
         if self._device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self._device)
+
+
+def sizes(device: str, free: int | None) -> tuple[int, int, int]:
+    """What is measured with: rows of a matrix, bytes within the device, bytes from and to the host.
+
+    Args:
+        device: `cuda` or `cpu`.
+        free: bytes of the device's memory that are free; None where that does not matter.
+
+    Raises:
+        Untested: too few for figures that can be held against others.
+    """
+    size, nbytes, across = _SIZES[device]
+    if free is None:
+        return size, nbytes, across
+    if free < _LEAST_FREE:
+        raise Untested(
+            f"{free / (1 << 30):.1f} GiB of the GPU's memory are free, and measuring its speed "
+            f"needs {_LEAST_FREE >> 30}"
+        )
+    room = free // _LEFT_ALONE
+    nbytes = min(nbytes, room // 2)
+    return size, nbytes, min(across, nbytes)
 
 
 def differences(what: str, got: Any, expected: Any) -> list[dict[str, Any]]:

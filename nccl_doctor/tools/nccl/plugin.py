@@ -1,4 +1,4 @@
-"""NCCL's network plug-ins: which libraries it would look for, and whether they can be loaded.
+"""NCCL's network plug-ins: which libraries it would look for, and whether it could use them.
 
 Source: `initPluginLibsOnceFunc` in NCCL's src/plugin/net.cc, src/plugin/plugin_open.cc and
 src/plugin/net/.
@@ -7,13 +7,19 @@ src/plugin/net/.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.tools.machine.libraries import fingerprint
 
 NET_PLUGIN = "libnccl-net.so"
 """What NCCL looks for where nobody names a plug-in."""
 NO_PLUGIN = "none"
-_SYMBOLS = tuple(f"ncclNetPlugin_v{version}" for version in range(2, 21))
-"""Tables of functions, by version of the interface; NCCL 2.30 takes 6 to 12."""
+_SYMBOL = "ncclNetPlugin_v"
+"""Table of functions; the version of the interface follows."""
+_VERSIONS = range(2, 21)
 
 
 def plugin_candidates(plugin: str) -> Sequence[str]:
@@ -42,9 +48,49 @@ def load_plugin(library: str) -> str:
         loaded = ctypes.CDLL(library)
     except OSError as error:
         return str(error)
-    if not any(hasattr(loaded, symbol) for symbol in _SYMBOLS):
+    if not any(_exported(loaded)):
         return f"{library}: it exports no ncclNetPlugin_v* that NCCL could use"
     return ""
+
+
+def plugin_build(library: str) -> dict[str, Any]:
+    """What can be seen of a plug-in that loads, to compare it with NCCL and with other hosts.
+
+    Returns: `path`: of the real file, after links; `versions`: those of the interface that it
+    exports, ascending; `fingerprint`: see `fingerprint`. None for what cannot be read.
+    """
+    facts: dict[str, Any] = {"path": None, "versions": [], "fingerprint": None}
+    with suppress(OSError):
+        loaded = ctypes.CDLL(library)
+        facts["versions"] = list(_exported(loaded))
+        facts["path"] = _file_of(loaded, f"{_SYMBOL}{facts['versions'][0]}")
+        if facts["path"]:
+            facts["fingerprint"] = fingerprint(facts["path"])
+    return facts
+
+
+def _exported(loaded: ctypes.CDLL) -> Iterator[int]:
+    return (version for version in _VERSIONS if hasattr(loaded, f"{_SYMBOL}{version}"))
+
+
+class _Symbol(ctypes.Structure):
+    """`Dl_info` of dladdr(3)."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(loaded: ctypes.CDLL, symbol: str) -> str | None:
+    """Real path of the file that defines a symbol; the library may be linked from there."""
+    dladdr = getattr(ctypes.CDLL(None), "dladdr", None)
+    found, at = _Symbol(), ctypes.addressof(ctypes.c_char.in_dll(loaded, symbol))
+    if dladdr is None or not dladdr(ctypes.c_void_p(at), ctypes.byref(found)) or not found.file:
+        return None
+    return str(Path(found.file.decode("utf-8", "replace")).resolve())
 
 
 def first_plugin(plugin: str, breadcrumb: Callable[[str], None]) -> tuple[list[list[str]], str]:

@@ -5,11 +5,12 @@ The only module that classifies connection errors, so that every check uses the 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 _ARP_SECONDS = 0.8
 """EHOSTUNREACH earlier than this came in an ICMP message; the kernel's own neighbour look-up gives
@@ -25,6 +26,13 @@ _CLASSES = {
     errno.EPERM: "rejected",
     errno.ECONNRESET: "refused",
 }
+
+
+class Origin(NamedTuple):
+    """An own address, and the interface to keep to; empty: as the routing table chooses."""
+
+    address: str
+    interface: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,12 @@ class Dial:
         return asdict(self)
 
 
-def dial(address: str, port: int, timeout_s: float) -> tuple[Dial, socket.socket | None]:
-    """Try one TCP connection to a numeric address; never raises OSError.
+def dial(
+    address: str, port: int, timeout_s: float, origin: Origin | None = None
+) -> tuple[Dial, socket.socket | None]:
+    """Try one TCP connection to a numeric address; never raises OSError once there is a socket.
+
+    Where `origin` is None the routing table chooses what the call leaves by.
 
     Returns: how it ended, and the connected socket (blocking, timeout `timeout_s`) or None.
     """
@@ -59,6 +71,8 @@ def dial(address: str, port: int, timeout_s: float) -> tuple[Dial, socket.socket
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
+        if origin is not None:
+            hold_to(sock, origin)
         sock.connect((address, port))
     except TimeoutError as error:
         sock.close()
@@ -86,3 +100,16 @@ def has_route(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def hold_to(sock: socket.socket, origin: Origin) -> None:
+    """Bind a socket to an own address, and to its interface if one is named: packets then leave by
+    no other one. Before Linux 5.7 that is for root; else the routing table has the last word.
+
+    Raises:
+        OSError: the address or the interface is not there.
+    """
+    if origin.interface:
+        with contextlib.suppress(PermissionError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, origin.interface.encode())
+    sock.bind((origin.address, 0))

@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nccl_doctor.tools.net.dial import dial
+from nccl_doctor.tools.net.dial import Origin, dial, hold_to
 from nccl_doctor.tools.net.interfaces import is_link_local
 
 MAGIC = b"ncdr-ec1"
@@ -113,22 +113,26 @@ class Call:
 class Listeners:
     """Echo listeners on some addresses of this host, served by threads until closed."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        """Listen on a fresh ephemeral port of each address; `failed` holds what cannot be bound."""
+    def __init__(self, addresses: Sequence[str | Origin]) -> None:
+        """Listen on a fresh ephemeral port of each address; `failed` holds what cannot be bound.
+
+        An `Origin` is listened on by its own interface only.
+        """
         self.doors: list[Door] = []
         self.failed: dict[str, str] = {}
         self._closing = threading.Event()
         self._slots = threading.BoundedSemaphore(_MAX_SERVED)
         self._selector = selectors.DefaultSelector()
-        for address in addresses:
+        for each in addresses:
+            origin = each if isinstance(each, Origin) else Origin(each)
             try:
-                sock = _listen(address)
+                sock = _listen(origin)
             except OSError as error:
-                self.failed[address] = error.strerror or str(error)
+                self.failed[origin.address] = error.strerror or str(error)
                 continue
             sock.setblocking(False)
             port = sock.getsockname()[1]
-            door = Door(address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
+            door = Door(origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
             self.doors.append(door)
             self._selector.register(sock, selectors.EVENT_READ, door)
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -185,10 +189,10 @@ class Listeners:
             self._slots.release()
 
 
-def _listen(address: str) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+def _listen(at: Origin) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in at.address else socket.AF_INET)
     try:
-        sock.bind((address, 0))
+        hold_to(sock, at)
         sock.listen(1024)
     except OSError:
         sock.close()
@@ -226,11 +230,11 @@ def _receive(sock: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-def call(door: Door, dial_s: float = DIAL_S) -> Call:
-    """Call one listener: small echo, then large echo; never raises OSError."""
+def call(door: Door, dial_s: float = DIAL_S, origin: Origin | None = None) -> Call:
+    """Call one listener (`origin` as of `dial`): small echo, then large; never raises OSError."""
     started = time.monotonic()
     try:
-        dialled, sock = dial(door.address, door.port, dial_s)
+        dialled, sock = dial(door.address, door.port, dial_s, origin)
     except OSError as error:  # no socket to be had: no such family, or no descriptor left
         return Call("error", str(error), time.monotonic() - started)
     if sock is None:
@@ -269,9 +273,18 @@ def _expect(sock: socket.socket, wanted: bytes, what: str) -> str:
 
 
 @functools.cache
-def _content() -> bytes:
-    """What this process sends in large echoes; random, so that nobody can guess the answer."""
+def _random_content() -> bytes:
     return os.urandom(LARGE_BYTES)
+
+
+_making = threading.Lock()
+"""The cache does not hold back who comes while the content is made: each would make its own."""
+
+
+def _content() -> bytes:
+    """What large echoes of this process carry; random, so that nobody can guess the answer."""
+    with _making:
+        return _random_content()
 
 
 class _LargeEcho:
@@ -279,6 +292,7 @@ class _LargeEcho:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.content = _content()
         self.sent = 0
         self.acks = 0
         self.downloaded = 0
@@ -297,7 +311,7 @@ class _LargeEcho:
                     return self.result("mtu", f"{way} stood still for {STALL_S:g} s", way)
                 try:
                     if ready[0][1] & selectors.EVENT_WRITE:
-                        self.sent += self.sock.send(_content()[self.sent : self.sent + (1 << 18)])
+                        self.sent += self.sock.send(self.content[self.sent : self.sent + (1 << 18)])
                         if self.sent == LARGE_BYTES:
                             selector.modify(self.sock, selectors.EVENT_READ)
                     if ready[0][1] & selectors.EVENT_READ:
@@ -319,7 +333,7 @@ class _LargeEcho:
         echoed = part[acks:]
         start = self.downloaded
         self.downloaded += len(echoed)
-        if part[:acks] != b"." * acks or echoed != _content()[start : self.downloaded]:
+        if part[:acks] != b"." * acks or echoed != self.content[start : self.downloaded]:
             return "connected, but the large echo came back changed"
         return ""
 
@@ -332,27 +346,30 @@ class _LargeEcho:
         return outcome, detail, stalled, self.acks * ACK_BYTES, self.downloaded
 
 
-def call_all(doors: Sequence[Door], budget_s: float) -> list[list[Call]]:
+def call_all(
+    doors: Sequence[Door], budget_s: float, origins: Sequence[Origin | None] = ()
+) -> list[list[Call]]:
     """Call listeners at the same time, each a second time where the first call failed.
 
     Args:
         doors: whom to call, in this order where they are too many to be called at once.
         budget_s: no call begins later than this.
+        origins: of each call, as of `dial`; empty: of none.
 
     Returns: the attempts for each door, the last one being the result; where only a failed first
     attempt, or none, was made in time, the door counts as not tested.
     """
     end = time.monotonic() + budget_s
 
-    def attempts(door: Door) -> list[Call]:
+    def attempts(door: Door, origin: Origin | None) -> list[Call]:
         made: list[Call] = []
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):
             if made:
                 time.sleep(_PAUSE_S)
-            made.append(call(door, DIAL_AGAIN_S if made else DIAL_S))
+            made.append(call(door, DIAL_AGAIN_S if made else DIAL_S, origin))
         return made
 
     if not doors:
         return []
     with ThreadPoolExecutor(min(MAX_CALLS, len(doors))) as pool:
-        return list(pool.map(attempts, doors))
+        return list(pool.map(attempts, doors, origins or [None] * len(doors)))

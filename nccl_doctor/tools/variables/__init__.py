@@ -74,6 +74,7 @@ class Variable:
         raises: version since which a value that is not allowed is an error; empty for never.
         whole: the number must be all of the value.
         always: read also where the backend is not NCCL, whatever the name says.
+        mixed: whether it matters only where a host has GPUs of several models.
         in_files: whether NCCL's configuration files reach it.
     """
 
@@ -91,6 +92,7 @@ class Variable:
     cased: bool = False
     whole: bool = False
     always: bool = False
+    mixed: bool = False
     raises: str = ""
     differs: str = "warn"
     inside: str = "warn"
@@ -187,6 +189,7 @@ def _variable(
         cased=name in reading.get("cased", ()),
         whole=name in reading.get("whole", ()),
         always=name in reading.get("always", ()),
+        mixed=name in reading.get("mixed", ()),
         raises=reading.get("raises", {}).get(name, "0" if raised else ""),
         differs=severity,
         inside=differs.get("inside", {}).get(key, severity),

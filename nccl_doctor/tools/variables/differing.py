@@ -35,7 +35,8 @@ def differing(seen: Seen) -> Iterator[Placed]:
         for seat, meaning in meanings.items():
             of_host[seen[seat][0].host.id].add(meaning)
         whole = all(len(each) == 1 for each in of_host.values())
-        level = _level(row, whole, set(meanings.values()), next(iter(seen.values()))[1])
+        views = [view for _, view in seen.values()]
+        level = _level(row, whole, set(meanings.values()), views)
         for seat, meaning in meanings.items():
             place = seen[seat][0].host.id if whole else seat
             stacks[level, whole].setdefault(place, {})[name] = meaning
@@ -61,7 +62,10 @@ def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
     return {seat: view.meaning(row.name) or _UNSET for seat, view in views.items()}
 
 
-def _level(row: Variable, whole: bool, meanings: set[str], view: View) -> Severity:
+def _level(row: Variable, whole: bool, meanings: set[str], views: Sequence[View]) -> Severity:
+    view = views[0]
+    if row.mixed:  # one host on which it matters is enough
+        view = next((each for each in views if each.has_several_models), view)
     level = row.differs if whole else row.inside
     severity = Severity.WARN if level == "free" else Severity(level)
     matters = {canonical(row, value) for value in row.only}

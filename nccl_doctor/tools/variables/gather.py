@@ -9,6 +9,7 @@ from typing import Any
 from nccl_doctor.redact import allowed
 from nccl_doctor.tools.nccl.conf import ETC_CONF, conf_faults, nccl_settings
 from nccl_doctor.tools.variables import Table, table
+from nccl_doctor.tools.variables.noproxy import is_proxied
 
 ENVIRONMENT = "environment"
 SET = "(set)"
@@ -25,6 +26,7 @@ def gather_variables(
     `unknown`: names under the prefixes that are not in the table.
     `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a
     file that its library does not read is `misplaced`.
+    `proxied`: whether what heeds http_proxy would ask a proxy for MASTER_ADDR.
     """
     known = table()
     variables: dict[str, Any] = {}
@@ -47,7 +49,12 @@ def gather_variables(
     for each in conf_faults(env, home, etc):
         if not each.name or each.name in known.variables or known.library_of(each.name):
             faults.append(_fault(each.path, each.line, each.name, each.fault))
-    return {"variables": variables, "unknown": _unknown(known, settings), "faults": faults}
+    return {
+        "variables": variables,
+        "unknown": _unknown(known, settings),
+        "faults": faults,
+        "proxied": is_proxied(env),
+    }
 
 
 def _fault(

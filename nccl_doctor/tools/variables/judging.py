@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nccl_doctor.cluster import Cluster
 from nccl_doctor.model import Where
 from nccl_doctor.tools.variables.differing import differing
+from nccl_doctor.tools.variables.proxies import differing_proxies
 from nccl_doctor.tools.variables.rules import problems
 from nccl_doctor.tools.variables.view import Placed, Problem, Seen, look
 from nccl_doctor.tools.versions import place_of
@@ -25,6 +26,7 @@ def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
     for problem, seats in found.items():
         yield Placed(problem, _place(seen, seats))
     yield from differing(seen)
+    yield from differing_proxies(seen)
 
 
 def _place(seen: Seen, seats: set[int]) -> Where:

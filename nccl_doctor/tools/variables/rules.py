@@ -10,6 +10,7 @@ from nccl_doctor.tools.nccl.ifchoice import NCCL_VARIABLE, Filter
 from nccl_doctor.tools.variables import AUTO, Leftover, Limit, Variable, table
 from nccl_doctor.tools.variables.conflicts import conflicts
 from nccl_doctor.tools.variables.gather import closest
+from nccl_doctor.tools.variables.proxies import covers_master
 from nccl_doctor.tools.variables.values import canonical, misread
 from nccl_doctor.tools.variables.view import Problem, View
 
@@ -36,6 +37,7 @@ def problems(view: View) -> Iterator[Problem]:
     yield from _retries(view)
     yield from _lets_loopback_in(view)
     yield from conflicts(view)
+    yield from covers_master(view)
 
 
 # --- names ---

@@ -12,6 +12,8 @@ from typing import Any
 from nccl_doctor.cluster import Cluster, Rank
 from nccl_doctor.model import Confidence, Severity, Where
 from nccl_doctor.redact import MASK
+from nccl_doctor.tools.gpu.models import hosts_of_several_models
+from nccl_doctor.tools.nccl.loaded import loaded_nccl
 from nccl_doctor.tools.variables import Variable, table
 from nccl_doctor.tools.variables.gather import ENVIRONMENT, SET
 from nccl_doctor.tools.variables.values import canonical, number_of
@@ -57,6 +59,7 @@ class View:
         self.spans_hosts = cluster.is_multi_host()
         self.launcher = rank.launch.launcher if rank.launch else "none"
         self.has_peers_here = len(cluster.ranks_on(rank.host)) > 1
+        self.has_several_models = bool(facts.get("several_models"))
         self._settings: Mapping[str, Mapping[str, Any]] = facts["variables"]
 
     @cached_property
@@ -111,7 +114,7 @@ class View:
         return f"remove line {setting['line']} ({name}) from {setting['origin']}"
 
     def version(self, library: str) -> tuple[int, ...]:
-        """Of the NCCL that torch was built with, or of torch; empty where unknown."""
+        """Of the NCCL that is loaded, or of torch; empty where unknown."""
         return version_tuple(self.facts.get("torch" if library == "gloo" else library))
 
     def is_older(self, library: str, version: str) -> bool:
@@ -125,7 +128,11 @@ class View:
         return bool(mine and other) and mine[: len(other)] > other
 
     def bounded(self, row: Variable, severity: Severity) -> Severity:
-        """No failure from a variable that nothing in this job is sure to read."""
+        """No failure from a variable that nothing in this job is sure to read, and no more than
+        information from one that changes nothing on this host.
+        """
+        if row.mixed and not self.has_several_models:
+            return Severity.INFO
         readers = {
             "nccl": "nccl" in self.backend,
             "gloo": "gloo" in self.backend,
@@ -141,4 +148,14 @@ Seen = Mapping[int, tuple[Rank, View]]
 
 def look(cluster: Cluster, check: str) -> Seen:
     """The variables of every rank that told them, in what `check` observed."""
-    return {rank.seat: (rank, View(cluster, rank, facts)) for rank, facts in cluster.facts(check)}
+    loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
+    seen = {}
+    for rank, facts in cluster.facts(check):
+        known = {
+            **facts,
+            # What torch was built with, where nobody knows what it loads.
+            "nccl": loaded.get(rank.seat) or facts.get("nccl"),
+            "several_models": rank.host.id in mixed,
+        }
+        seen[rank.seat] = rank, View(cluster, rank, known)
+    return seen

@@ -60,9 +60,10 @@ class Stock:
     ended: str
 
 
-def run(case: Case, join_s: float) -> Result:
-    """Examine one case in a fresh lab."""
+def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
+    """Examine one case in a lab of its own; `fresh`: as a user would start it, for its time."""
     with Lab(case.names) as lab:
+        lab.fresh = fresh
         scene = prepare(case, lab)
         views = lab.folder / "views"
         views.mkdir()

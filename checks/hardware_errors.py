@@ -1,0 +1,171 @@
+"""Did the kernel count errors of PCIe links or memory while this examination ran?
+
+What it checks
+--------------
+The counts of checks `pcie_errors` (GPUs, NVSwitches, network cards, and the PCIe ports above them)
+and `memory_errors` (memory modules), read again at the end, after the collectives and the speed
+tests. It is held only on hosts where one of the two had something to read at the start, and judges
+what was known at both times.
+
+Why it matters
+--------------
+What the counters stand at may be old; that they move says that the hardware is failing now. A PCIe
+link that replays packets slows every step of the job, one that loses them takes the GPU or the card
+off the bus. Memory that cannot be corrected kills ranks with SIGBUS, or stops the machine: a host
+on which that happens within minutes is broken for every job.
+
+How to fix
+----------
+pcie-errors: reseat the card, its riser or cable, or use another slot; both ends of the link are
+named where both counted. memory-failing: drain the host, have the module replaced.
+memory-errors: have it replaced at the next occasion.
+
+When it is wrong
+----------------
+Other jobs on the host move the counters too. Correctable PCIe errors of a link are told from more
+than 8 a minute on (a shorter run counts as a minute), which is what DCGM allows a GPU of replays;
+fewer are silent. Advisory errors are not counted, and of uncorrectable ones those that a driver or
+a scan of the bus brings about (UnsupReq, ACSViol) are only worth knowing.
+Corrected memory errors are a warning from 10 of one module on, as many as mcelog takes in a day,
+and worth knowing below that: many modules have a few.
+Where the kernel counts only one of the two, only that one was looked at: the statuses of
+`pcie_errors` and `memory_errors` say which. A kernel that is told to panic counts no uncorrected
+error. One that the memory controller found by itself in a page that nobody uses has killed nothing
+yet; the host is to be drained all the same.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+Kernel documentation, ABI/testing/sysfs-bus-pci-devices-aer_stats, ABI/testing/sysfs-devices-edac
+and admin-guide/RAS; NVIDIA/DCGM, dcgm_gpu_hardware_limits.h; mcelog.conf(5).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    CORRECTED_TOO_MANY,
+    MEMORY_ERRORS,
+    MEMORY_FAILING,
+    PCIE_ERRORS,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Layer,
+    Level,
+    Round,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+    by_link,
+    memory_errors,
+    memory_risen,
+    module_names,
+    pcie_errors,
+    pcie_is_broken,
+    pcie_risen,
+    told_by_counts,
+)
+
+_ROUND = "late"
+_PCIE, _MEMORY = "pcie_errors", "memory_errors"
+
+
+class HardwareErrors(Check):
+    """Read the counts when all else is done, and compare with those of the start."""
+
+    name = "hardware_errors"
+    layer = Layer.SPEED
+    kinds = (PCIE_ERRORS, MEMORY_FAILING, MEMORY_ERRORS)
+    level = Level.STANDARD
+    together = True
+    root: ClassVar[Path] = Path("/")
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """Every host by itself on which there was something to read at the start."""
+        read = {rank.host.id for name in (_PCIE, _MEMORY) for rank, _ in cluster.facts(name)}
+        first = [cluster.first_on(host) for host in cluster.present_hosts if host.id in read]
+        groups = tuple((rank.seat,) for rank in first if rank is not None)
+        if not groups:
+            raise Skip("neither pcie_errors nor memory_errors had anything to read at the start")
+        return (Round(_ROUND, groups, 10.0),)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`devices` of `pcie_errors` and `controllers` of `memory_errors`, read at `at_s`."""
+        ctx.breadcrumb("read error counts of PCIe devices and memory controllers in /sys")
+        devices, controllers = pcie_errors(self.root)["devices"], memory_errors(self.root)
+        if not devices and not controllers:
+            raise Untested("the counts that were there at the start are gone")
+        return {"at_s": time.monotonic(), "devices": devices, "controllers": controllers}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Host by host; what is not known at both times says nothing."""
+        pcie = {rank.host.id: facts for rank, facts in cluster.facts(_PCIE)}
+        memory = {rank.host.id: facts for rank, facts in cluster.facts(_MEMORY)}
+        for rank, late in cluster.facts(self.name, _ROUND):
+            host = rank.host
+            if host.id in pcie:
+                yield from _links(host, pcie[host.id], late)
+            if host.id in memory:
+                yield from _modules(host, memory[host.id], late)
+
+
+def _links(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Finding]:
+    """One finding for each link, or run of links, at which errors were counted."""
+    seconds = late["at_s"] - early["at_s"]
+    devices = late["devices"]
+    rises = pcie_risen(early["devices"], devices)
+    broken = {
+        address: verdict
+        for address, rise in rises.items()
+        if (verdict := pcie_is_broken(rise, seconds)) is not None
+    }
+    for ends in by_link(devices, set(broken)):
+        shown = "; ".join(
+            f"{devices[end]['kind']} {end}: {told_by_counts(rises[end], '+')}" for end in ends
+        )
+        yield Finding(
+            PCIE_ERRORS,
+            f"in {seconds:.0f} s, {shown}",
+            Where(hosts=(host.label,), devices=tuple(ends)),
+            {end: {"before": early["devices"][end], "after": devices[end]} for end in ends},
+            severity=None if any(broken[end] for end in ends) else Severity.INFO,
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _modules(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Finding]:
+    """One finding for each host: its worst."""
+    seconds = late["at_s"] - early["at_s"]
+    risen = memory_risen(early["controllers"], late["controllers"])
+    lost, corrected = module_names(risen, "uncorrected"), module_names(risen, "corrected")
+    if lost:
+        yield Finding(
+            MEMORY_FAILING,
+            f"{_errors(risen, 'uncorrected')} in {seconds:.0f} s",
+            Where(hosts=(host.label,), devices=lost),
+            {"modules": risen},
+        )
+    elif corrected:
+        many = any(counts["corrected"] >= CORRECTED_TOO_MANY for counts in risen.values())
+        yield Finding(
+            MEMORY_ERRORS,
+            f"{_errors(risen, 'corrected')} in {seconds:.0f} s",
+            Where(hosts=(host.label,), devices=corrected),
+            {"modules": risen},
+            severity=None if many else Severity.INFO,
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _errors(risen: Mapping[str, Mapping[str, Any]], kind: str) -> str:
+    many = sum(counts[kind] for counts in risen.values())
+    return f"{many} {kind} {'error' if many == 1 else 'errors'}"

@@ -1,0 +1,103 @@
+"""Has the kernel counted memory errors that could not be corrected?
+
+What it checks
+--------------
+The uncorrected errors that the kernel's EDAC drivers have counted for each memory controller of the
+host, by module, since the driver was loaded or somebody reset them. It reads sysfs as any user.
+Whether they move, and corrected ones, is for check `hardware_errors`.
+
+Why it matters
+--------------
+A memory module with an uncorrected error has lost data once: a process was killed, or the page was
+not in use. It is the machine that takes down a job of days with a machine check or SIGBUS.
+
+How to fix
+----------
+Have the module replaced at the next occasion. `ras-mc-ctl --errors` (rasdaemon) shows when it was;
+`dmesg | grep -e EDAC -e 'Hardware Error'` and the log of the BMC name the module by its slot.
+
+When it is wrong
+----------------
+The error may be years old and the page long out of use: it is a risk, and a warning, not a failure.
+A fault of the processor or the board may look like one of a module. The labels of modules are those
+of the driver or of the firmware: CPU_SrcID#0_MC#1_Chan#0_DIMM#0 is not yet a slot.
+Where no EDAC driver is loaded (virtual machines, some boards) nobody counts: the check is skipped.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+Kernel documentation, ABI/testing/sysfs-devices-edac and admin-guide/RAS; ras-mc-ctl(8).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    MEMORY_ERRORS,
+    MEMORY_FAILING,
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Layer,
+    Skip,
+    Where,
+    by_module,
+    memory_errors,
+    memory_risen,
+    module_names,
+)
+
+_DAY_S = 86400
+_LATER = ("hardware_errors", "late")
+
+
+class MemoryErrors(Check):
+    """Read the counts once."""
+
+    name = "memory_errors"
+    layer = Layer.HOST
+    kinds = (MEMORY_ERRORS,)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`controllers` of `memory_errors`, read at `at_s`, seconds of this host's clock."""
+        ctx.breadcrumb("read error counts in /sys/devices/system/edac")
+        controllers = memory_errors(self.root)
+        if not controllers:
+            raise Skip("no EDAC driver counts memory errors here")
+        return {"at_s": time.monotonic(), "controllers": controllers}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Hosts with uncorrected errors; where more came meanwhile, that is the news."""
+        later = {rank.host.id: facts for rank, facts in cluster.met.facts(*_LATER)}
+        for rank, facts in cluster.facts(self.name):
+            controllers = facts["controllers"]
+            places = by_module(controllers)
+            names = module_names(places, "uncorrected")
+            if names:
+                now = later.get(rank.host.id, {}).get("controllers") or {}
+                risen = memory_risen(controllers, now)
+                many = sum(counts["uncorrected"] for counts in places.values())
+                yield Finding(
+                    MEMORY_ERRORS,
+                    f"{many} uncorrected {'error' if many == 1 else 'errors'}{_span(controllers)}",
+                    Where(hosts=(rank.host.label,), devices=names),
+                    {"modules": places},
+                    explained_by=MEMORY_FAILING.code
+                    if module_names(risen, "uncorrected")
+                    else None,
+                )
+
+
+def _span(controllers: Mapping[str, Mapping[str, Any]]) -> str:
+    """For how long they were counted, where all controllers say it."""
+    spans = [controller["since_s"] for controller in controllers.values()]
+    if None in spans:
+        return ""
+    longest = max(spans)
+    return f" in {longest / _DAY_S:.0f} days" if longest >= 2 * _DAY_S else " within two days"

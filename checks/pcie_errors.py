@@ -1,0 +1,90 @@
+"""Has the kernel counted fatal PCIe errors at a GPU or a network card?
+
+What it checks
+--------------
+The error counters of advanced error reporting that the kernel keeps for GPUs, NVSwitches, network
+cards and the PCIe ports above them: fatal errors, and correctable ones of a link (RxErr, BadTLP,
+BadDLLP, Rollover, Timeout), compared with devices of the same model on all hosts. It reads sysfs as
+any user; no device is asked. Whether they move is for check `hardware_errors`.
+
+Why it matters
+--------------
+A link that makes errors sends packets again, trains anew, or loses the device: that is the GPU that
+fell off the bus after two days. What a counter stands at says that it happened since the kernel
+found the device, not that it happens now: so it is only worth knowing.
+
+How to fix
+----------
+lspci -vvs ADDRESS shows speed and width of the link (LnkSta against LnkCap). Reseat the card, its
+riser or cable; try another slot; update firmware of the board and of the card.
+
+When it is wrong
+----------------
+Either end of a link may have seen the errors, whichever of the two is at fault. A fatal error may
+be left of a device that was reset or taken out on purpose. Correctable errors are told of a device
+that has 100 or more, and more than 10 times the median of at least three others of its model: two
+numbers of this program, chosen so that links that train when a machine starts are no news.
+In a virtual machine, and where the firmware keeps error reporting to itself, nobody counts: the
+check is skipped. It cannot tell a virtual machine of Arm from a real one.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+Kernel documentation, ABI/testing/sysfs-bus-pci-devices-aer_stats and PCI/pcieaer-howto;
+drivers/pci/pcie/aer.c.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    PCIE_ERRORS,
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    pcie_errors,
+    pcie_outliers,
+)
+
+
+class PcieErrors(Check):
+    """Read the counters once, and compare devices of a model."""
+
+    name = "pcie_errors"
+    layer = Layer.DEVICE
+    kinds = (PCIE_ERRORS,)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`devices` of `pcie_errors`, read at `at_s`, seconds of this host's monotonic clock."""
+        ctx.breadcrumb("read error counters of PCIe devices in /sys/bus/pci/devices")
+        seen = pcie_errors(self.root)
+        if not seen["devices"]:
+            raise Skip(seen["why_not"])
+        return {"at_s": time.monotonic(), "devices": seen["devices"]}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Devices that have counted what their like have not, one finding each."""
+        seen = {rank.host.id: (rank, facts["devices"]) for rank, facts in cluster.facts(self.name)}
+        told = pcie_outliers({host: devices for host, (_, devices) in seen.items()})
+        for host, outliers in told.items():
+            rank, devices = seen[host]
+            for address, words in sorted(outliers.items()):
+                yield Finding(
+                    PCIE_ERRORS,
+                    f"{devices[address]['kind']} {address}, since the kernel found it: {words}",
+                    Where(hosts=(rank.host.label,), devices=(address,)),
+                    {"counters": devices[address]},
+                    fix=f"lspci -vvs {address}; look at the link once more after a job, and reseat "
+                    "the card, its riser or cable if the numbers grow",
+                    severity=Severity.INFO,
+                )

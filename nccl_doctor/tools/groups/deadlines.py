@@ -1,0 +1,37 @@
+"""How long one attempt of a group may take. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from nccl_doctor.cluster import ALONE, Cluster
+
+_MOST_S = 60.0
+UNKNOWN_S = 25.0
+"""Where nobody measured it: eight GPUs without persistence mode need about 20 s to wake."""
+_STARTS = ("backend_device", "gpu_work")
+"""Names of the checks whose facts say how long the driver took."""
+
+
+def attempt_deadline(cluster: Cluster) -> float:
+    """Seconds for one attempt: what the user allows, after the GPU driver has started.
+
+    Every attempt runs in processes of its own. Without persistence mode the driver lets a GPU go
+    with the last process that uses it, so each attempt waits until it is up again.
+    """
+    return cluster.collective_timeout_s + driver_start_s(cluster)
+
+
+def driver_start_s(cluster: Cluster) -> float:
+    """Whole seconds in which the slowest rank had a driver and a context: at most 60, and 0 where
+    no group uses a GPU.
+    """
+    if cluster.backend != "nccl":
+        return 0.0
+    took = [
+        (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0)
+        for check in _STARTS
+        for _, facts in cluster.facts(check, ALONE)
+        if facts.get("start_s") is not None
+    ]
+    return float(min(_MOST_S, math.ceil(max(took, default=UNKNOWN_S))))

@@ -1,0 +1,113 @@
+"""What the kernel has counted of memory errors, by memory controller and module.
+
+Source: the kernel's ABI/testing/sysfs-devices-edac and admin-guide/RAS. Where no driver for the
+memory controller is loaded there is no count at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Controllers = Mapping[str, Mapping[str, Any]]
+"""What `memory_errors` returns."""
+
+CORRECTED_TOO_MANY = 10
+"""Corrected errors of one module: mcelog takes as many in a day for a module that is failing
+(`ce-error-threshold` in the section `dimm` of its configuration, 10 / 24h).
+"""
+
+
+def memory_errors(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
+    """Memory controller (`mc0`) → its counts since its driver was loaded, or they were reset.
+
+    Returns: `{"name", "since_s", "uncorrected", "corrected", "modules"}`; `since_s` is seconds, or
+    None; `modules` has those with errors, by their folder (`dimm0`, or `rank0` where the controller
+    does not know modules): `{"label", "uncorrected", "corrected"}`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for folder in sorted(root.glob("sys/devices/system/edac/mc/mc[0-9]*")):
+        # The sums first: an error that comes now must not look like one of no module.
+        uncorrected, corrected = _number(folder / "ue_count"), _number(folder / "ce_count")
+        if uncorrected is None and corrected is None:
+            continue
+        modules: dict[str, dict[str, Any]] = {}
+        for module in sorted((*folder.glob("dimm[0-9]*"), *folder.glob("rank[0-9]*"))):
+            counts = {
+                "uncorrected": _number(module / "dimm_ue_count") or 0,
+                "corrected": _number(module / "dimm_ce_count") or 0,
+            }
+            if any(counts.values()):
+                modules[module.name] = {"label": _text(module / "dimm_label"), **counts}
+        found[folder.name] = {
+            "name": _text(folder / "mc_name"),
+            "since_s": _number(folder / "seconds_since_reset"),
+            "uncorrected": uncorrected or 0,
+            "corrected": corrected or 0,
+            "modules": modules,
+        }
+    return found
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+# --- pure ---
+
+
+def by_module(controllers: Controllers) -> dict[str, dict[str, Any]]:
+    """Place (`mc0/dimm1`) → `{"label", "uncorrected", "corrected"}`, of modules with errors.
+
+    What a controller counted and could lay to none of its modules is its own: `mc0`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, controller in controllers.items():
+        modules = controller["modules"]
+        for module, counts in modules.items():
+            found[f"{name}/{module}"] = dict(counts)
+        rest = {
+            kind: max(0, controller[kind] - sum(module[kind] for module in modules.values()))
+            for kind in ("uncorrected", "corrected")
+        }
+        if any(rest.values()):
+            found[name] = {"label": "", **rest}
+    return found
+
+
+def memory_risen(before: Controllers, after: Controllers) -> dict[str, dict[str, Any]]:
+    """The same, of what was counted in between; a controller that was reset says nothing."""
+    known = {
+        name: controller
+        for name, controller in after.items()
+        if name in before
+        and all(controller[kind] >= before[name][kind] for kind in ("uncorrected", "corrected"))
+    }
+    earlier = by_module(before)
+    grown: dict[str, dict[str, Any]] = {}
+    for place, counts in by_module(known).items():
+        was = earlier.get(place, {})
+        rise = {
+            kind: max(0, counts[kind] - was.get(kind, 0)) for kind in ("uncorrected", "corrected")
+        }
+        if any(rise.values()):
+            grown[place] = {"label": counts["label"], **rise}
+    return grown
+
+
+def module_names(places: Mapping[str, Mapping[str, Any]], kind: str) -> tuple[str, ...]:
+    """Names of those that counted errors of a kind: the label, which the log uses too, or the place
+    where there is none.
+    """
+    return tuple(
+        sorted({counts["label"] or place for place, counts in places.items() if counts[kind]})
+    )

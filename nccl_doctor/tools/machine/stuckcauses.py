@@ -1,0 +1,76 @@
+"""What a process that is stuck in the kernel waits for, by its name and the kernel function. Pure.
+
+Functions of a module begin with a word of their own. Source: the Linux kernel (fs/nfs, net/sunrpc,
+fs/smb, fs/ceph, fs/fuse, fs/autofs, net/9p, drivers/nvme, drivers/infiniband),
+NVIDIA/open-gpu-kernel-modules, and the sources of Lustre and BeeGFS.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Cause(NamedTuple):
+    """What processes wait for; `file_systems` are types of mounts, as /proc/mounts has them."""
+
+    words: str
+    channel: re.Pattern[str]
+    name: re.Pattern[str] | None
+    file_systems: tuple[str, ...]
+    fix: str
+
+
+def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str = "") -> Cause:
+    by_name = re.compile(name) if name else None
+    return Cause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
+
+
+_SERVER = "bring its server back (dmesg: not responding), or take the mount away: umount -f -l"
+CAUSES = (
+    _cause("NFS", r"nfs|rpc_|rpcauth_|xprt_", r"u?mount\.nfs", "nfs nfs4", _SERVER),
+    _cause("SMB", r"cifs|smb[23]?_|wait_for_response", r"mount\.cifs", "cifs smb3", _SERVER),
+    _cause(
+        "Lustre",
+        r"ll_|ptlrpc|ldlm_|osc_|lov_|mdc_|obd_|cl_(io|lock|page|sync)_",
+        r"mount\.lustre",
+        "lustre",
+        f"lfs check servers; {_SERVER}",
+    ),
+    _cause("Ceph", r"ceph", r"mount\.ceph", "ceph", f"ceph status; {_SERVER}"),
+    _cause("GPFS", r"cxi|mmfs|gpfs", "", "gpfs", "mmgetstate -a and mmdiag --waiters tell why"),
+    _cause("BeeGFS", r"Fhgfs|beegfs", "", "beegfs", _SERVER),
+    _cause("9p", r"p9_|v9fs", "", "9p", "what serves it is outside of this virtual machine"),
+    _cause(
+        "a file system in user space (FUSE)",
+        r"fuse|request_wait_answer",
+        r"mount\.fuse",
+        "fuse virtiofs",
+        "look at the process that serves it, or take the mount away: fusermount -u -z",
+    ),
+    _cause("automount", r"autofs", "", "autofs", "systemctl status autofs: a server may be away"),
+    _cause(
+        "NVIDIA's driver",
+        r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
+        r"nvidia-|nv-hostengine|nv-fabric",
+        fix="dmesg (NVRM, Xid) tells which GPU; where it does not come back, reboot the host",
+    ),
+    _cause("NVMe", r"nvme", fix="dmesg (nvme) and nvme list tell which disk does not answer"),
+    _cause(
+        "RDMA",
+        r"ib_|mlx[45]|uverbs|rdma_|ucma_|cma_",
+        fix="dmesg (mlx5_core) and ibstat tell which device does not answer",
+    ),
+)
+
+
+def cause_of(name: str, channel: str) -> Cause | None:
+    """What a process waits for; None where nobody can tell.
+
+    Args:
+        name: of the program.
+        channel: the kernel function that it waits in, or empty.
+    """
+    by_channel = (each for each in CAUSES if each.channel.match(channel))
+    by_name = (each for each in CAUSES if each.name is not None and each.name.match(name))
+    return next(by_channel, None) or next(by_name, None)

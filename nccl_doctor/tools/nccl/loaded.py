@@ -1,0 +1,19 @@
+"""The NCCL that each rank loads, which need not be the one that its torch was built with. Pure."""
+
+from __future__ import annotations
+
+from nccl_doctor.cluster import Cluster
+
+
+def loaded_nccl(cluster: Cluster) -> dict[int, str]:
+    """Seat → version of NCCL, as check `nccl_library` found it.
+
+    Where it is linked into torch that is the one that torch was built with. Ranks of which nobody
+    knows are not there.
+    """
+    found = {}
+    for rank, facts in cluster.facts("nccl_library"):
+        version = (facts.get("loaded") or {}).get("version") or facts.get("built")
+        if version:
+            found[rank.seat] = version
+    return found

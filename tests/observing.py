@@ -1,0 +1,23 @@
+"""What a check sees of a made-up machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor.api import Check, Context, Launch
+
+
+def observe(
+    check: type[Check],
+    env: Mapping[str, str] | None = None,
+    *,
+    backend: str = "gloo",
+    params: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Facts as JSON carries them; `fields`: of the class, such as the `root` that it reads."""
+    here = type("Here", (check,), fields)()
+    context = Context(launch=Launch(), env=env or {}, backend=backend, params=params or {})
+    return dict(json.loads(json.dumps(here.observe(context))))

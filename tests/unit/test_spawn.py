@@ -1,0 +1,105 @@
+"""The local ranks that this host forks by itself, and what they are sent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor import forks
+from tests import disks
+
+START_S = 10.0  # of an interpreter, on a busy machine
+
+_HOST = """
+import os, signal, sys, time
+from nccl_doctor.layout import Place
+from nccl_doctor.spawn import run_host
+
+sent = []
+really = os.kill
+os.kill = lambda pid, number: (sent.append(number), really(pid, number))
+host = os.getpid()
+
+def first(start_siblings):
+    start_siblings(Place(node_rank=0, first_rank=0, nproc=3, world_size=3), ("127.0.0.1", 1))
+    return 4
+
+def sibling(place, meeting, local):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if local == 1:
+        return 0
+    time.sleep(0.5)  # the others have left, and were reaped
+    really(host, signal.SIGTERM)
+    time.sleep(20)
+
+print(run_host(3, first, sibling, time.monotonic() + 30), sent)
+"""
+
+
+def test_who_was_reaped_is_sent_no_signal() -> None:
+    """Its process id may be somebody else's by then."""
+    done = subprocess.run(
+        [sys.executable, "-c", _HOST], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "4 [15]\n", done
+
+
+_KILLED = """
+import os, time
+from nccl_doctor.spawn import run_host
+
+print(run_host(1, lambda start: os.kill(os.getpid(), NUMBER), None, time.monotonic() + 30))
+"""
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "signal 40")])
+def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED.replace("NUMBER", str(number))],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.stdout == "3\n"
+    assert done.stderr == (
+        f"nccl-doctor: local rank 0 was killed by {name}: its report, if any, is not whole\n"
+    )
+
+
+_STUCK = """
+import sys, time
+from pathlib import Path
+
+import pytest
+from nccl_doctor import spawn
+from nccl_doctor.layout import Place
+
+spawn._GRACE_S = 0.5
+
+def first(start_siblings):
+    start_siblings(Place(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
+    Path(sys.argv[1], "file").write_text("x")
+    return 0
+
+print(spawn.run_host(2, first, lambda place, meeting, local: 0, time.monotonic() + 1))
+"""
+
+
+def test_one_that_cannot_be_killed_is_not_awaited(tmp_path: Path) -> None:
+    with disks.frozen(tmp_path) as disk:
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", _STUCK, str(disk)],
+            stdout=(tmp_path / "out").open("w"),
+            stderr=(tmp_path / "err").open("w"),
+            timeout=30,
+            check=False,
+        )
+        assert time.monotonic() - started < 1 + 0.5 + forks.REAP_WAIT_S + START_S
+    assert (done.returncode, (tmp_path / "out").read_text()) == (0, "3\n")
+    assert "waits in the kernel and cannot be killed" in (tmp_path / "err").read_text()
