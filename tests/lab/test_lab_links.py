@@ -142,6 +142,7 @@ RATE = 100
 and little CPU is needed.
 """
 LEFT = 0.82
+CLOSE = 0.04
 EARLIER = 6
 CHECKS = ("--select", "links,software")
 
@@ -152,14 +153,20 @@ def road(lab: Lab, name: str, rate: float) -> None:
     lab.in_switch("tc", "qdisc", "replace", "dev", f"p{lab[name].index}", "root", "tbf", *limit)
 
 
-def steady(start: Callable[[], Run]) -> Run:
-    """Run it; again where it says that the machine was busy while it measured bandwidth."""
-    for _ in range(5):
+def steady(start: Callable[[], Run], *rates: float) -> Run:
+    """Run it until both bandwidths were measured on an idle machine and are what the switch lets
+    through, in Mbit/s: what else the machine does shows in a tenth of a second, and would be noise
+    in which nothing stands out.
+    """
+    for _ in range(20):
         run = start()
-        assert run.report is not None, str(run)
+        assert run.report is not None
         (one,) = read_past(str(run.folder / "report.json"), [Links()]).runs
-        rates = [f for f in one.sheet.numbers.values() if f.name == "bandwidth" and f.counts]
-        if len(rates) == 2:
+        found = [f for f in one.sheet.numbers.values() if f.name == "bandwidth" and f.counts]
+        seen = sorted(1000 * float(f.value or 0) for f in found)
+        if len(seen) == len(rates) and all(
+            abs(value / rate - 1) < CLOSE for value, rate in zip(seen, sorted(rates), strict=True)
+        ):
             return run
     pytest.skip("the machine is too busy to measure anything")
 
@@ -171,7 +178,7 @@ def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
     for name in lab.names:
         road(lab, name, RATE)
     for number in range(EARLIER):
-        run = steady(partial(lab.plain_doctor, *CHECKS))
+        run = steady(partial(lab.plain_doctor, *CHECKS), RATE, RATE)
         shutil.copy(run.folder / "report.json", past / f"{number}.json")
     beside = (*CHECKS, "--baseline", str(past))
     ways = [partial(lab.plain_doctor, *beside)]
@@ -182,19 +189,19 @@ def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
     elif os.environ.get("CI", "").lower() == "true":
         pytest.fail(f"CI=true, so ssh must run: {reason}", pytrace=False)
     for way in ways:
-        run = steady(way)
+        run = steady(way, RATE, RATE)
         assert run.report is not None
         told = run.report["run"]["baseline"]["text"]
         assert re.match(rf"{EARLIER} earlier runs in {past}; [234] of 4 speeds judged", told), told
         assert loud(run.report) == [], str(run)
     road(lab, "nd1", LEFT * RATE)
     for way in ways:
-        found = check_warned(steady(way), "slower-than-before", edges=[{"nd0", "nd1"}])
+        found = check_warned(steady(way, LEFT * RATE, RATE), "slower-than-before", edges=[{"nd0", "nd1"}])
         assert found["where"]["links"] == [["nd0", "nd1"]], "in one direction"
         assert found["confidence"] == "possible", f"{EARLIER} runs are few"
         change = re.match(r"bandwidth −(\d+) %: .* Gbit/s, the median of 6 e", found["message"])
         assert change, found
-        assert 8 <= int(change[1]) <= 28, found  # the 18 % of the shaper, on a busy machine
+        assert 10 <= int(change[1]) <= 26, found
 
 
 def test_a_hostfile_with_a_baseline_that_cannot_be_read(lab: Lab, tmp_path: Path) -> None:
