@@ -21,15 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.isolation.bisection import Result, Units
-from nccl_doctor.tools.isolation.planner import (
-    Plan,
-    Seen,
-    Verdict,
-    next_round,
-    verdict_so_far,
-)
+from nccl_doctor.tools.isolation.planner import Plan, Seen, Verdict, next_round, verdict_so_far
 
 BAR_HOSTS = 1024
 BAR_ROUNDS = 12

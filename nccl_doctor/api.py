@@ -14,11 +14,10 @@ What is unexpected is left to the engine: an exception in `observe` or `judge` m
 
 from __future__ import annotations
 
-from nccl_doctor.cluster import ALONE, Cluster, Evidence, Host, Outcome, OutcomeStatus, Rank
-from nccl_doctor.contract import Check, Context, Peers, Skip, Untested
-from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch, LaunchProblem
-from nccl_doctor.model import (
+from nccl_doctor.model.check import Check, Context, Peers, Skip, Untested
+from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, Host, Outcome, OutcomeStatus, Rank
+from nccl_doctor.model.findings import (
     Confidence,
     Figure,
     Finding,
@@ -31,6 +30,7 @@ from nccl_doctor.model import (
     Where,
     number_range,
 )
+from nccl_doctor.model.job import Job
 from nccl_doctor.tools.binding.deepspeed import IMPORT as IMPORT_DEEPSPEED
 from nccl_doctor.tools.binding.deepspeed import (
     accelerator_of,
@@ -78,12 +78,7 @@ from nccl_doctor.tools.fabric.railcalls import (
 from nccl_doctor.tools.fabric.rails import rails_of
 from nccl_doctor.tools.fabric.road import Access, Road, admitted, choose_road, port_name
 from nccl_doctor.tools.fabric.settings import rdma_settings
-from nccl_doctor.tools.fabric.verbs import (
-    IBVERBS,
-    active_mtus,
-    barred_devices,
-    ibverbs_error,
-)
+from nccl_doctor.tools.fabric.verbs import IBVERBS, active_mtus, barred_devices, ibverbs_error
 from nccl_doctor.tools.firewall.culprits import (
     Suspects,
     follow_pairs,
@@ -119,12 +114,7 @@ from nccl_doctor.tools.gpu.nvml import STEP as ASKING_NVML
 from nccl_doctor.tools.gpu.orders import GPU_ORDER, judge_orders
 from nccl_doctor.tools.gpu.underload import LoadReader
 from nccl_doctor.tools.groups.attempts import NEW_GROUP, Attempt, attempts_of
-from nccl_doctor.tools.groups.culprits import (
-    is_open,
-    judge_groups,
-    round_compared,
-    rounds_again,
-)
+from nccl_doctor.tools.groups.culprits import is_open, judge_groups, round_compared, rounds_again
 from nccl_doctor.tools.groups.deadlines import attempt_deadline
 from nccl_doctor.tools.groups.doing import what_they_did
 from nccl_doctor.tools.groups.exercise import SIZES, Exercise
@@ -166,9 +156,7 @@ from nccl_doctor.tools.machine.gpus import (
 )
 from nccl_doctor.tools.machine.gputables import gpu_error
 from nccl_doctor.tools.machine.gpuwork import GPU_STEPS, DeviceWork, is_gpu_error
-from nccl_doctor.tools.machine.libraries import (
-    COLUMNS as LIBRARY_COLUMNS,
-)
+from nccl_doctor.tools.machine.libraries import COLUMNS as LIBRARY_COLUMNS
 from nccl_doctor.tools.machine.libraries import (
     file_version,
     fingerprint,
@@ -219,17 +207,8 @@ from nccl_doctor.tools.mesh.shape import (
     ranks_in_words,
 )
 from nccl_doctor.tools.nccl.conf import nccl_settings
-from nccl_doctor.tools.nccl.ifchoice import (
-    has_infiniband,
-    subnet_prefixes,
-    survey,
-)
-from nccl_doctor.tools.nccl.library import (
-    NCCL_LIBRARIES,
-    mapped_nccl,
-    nccl_version,
-    nccl_wheels,
-)
+from nccl_doctor.tools.nccl.ifchoice import has_infiniband, subnet_prefixes, survey
+from nccl_doctor.tools.nccl.library import NCCL_LIBRARIES, mapped_nccl, nccl_version, nccl_wheels
 from nccl_doctor.tools.nccl.loaded import loaded_nccl
 from nccl_doctor.tools.nccl.plugin import first_plugin, plugin_build
 from nccl_doctor.tools.nccl.pluginrange import plugin_range, takes_plugin
@@ -298,13 +277,7 @@ from nccl_doctor.tools.timeouts.gather import gather_timeouts
 from nccl_doctor.tools.timeouts.judging import judge_timeouts, told_by_load
 from nccl_doctor.tools.timeouts.waits import waits, waits_table
 from nccl_doctor.tools.timing.cpuwait import load_average
-from nccl_doctor.tools.timing.slowness import (
-    Confirmed,
-    Measure,
-    confirm,
-    read_measures,
-    try_again,
-)
+from nccl_doctor.tools.timing.slowness import Confirmed, Measure, confirm, read_measures, try_again
 from nccl_doctor.tools.timing.timed import Pace, hold_meetings, nic_speed
 from nccl_doctor.tools.timing.timetable import in_slots, tournament
 from nccl_doctor.tools.timing.wire import Gate

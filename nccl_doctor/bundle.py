@@ -23,7 +23,7 @@ from typing import Any
 
 from nccl_doctor import __version__, files
 from nccl_doctor.errands import alive, send
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 
 ROOT = "nccl-doctor-bundle"
 """Folder in the archive."""

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
-from nccl_doctor.contract import Check, Skip
 from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
-from nccl_doctor.model import Finding, Round, Severity
+from nccl_doctor.model.check import Check, Skip
+from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Finding, Round, Severity
 from nccl_doctor.rollcall import RollCall
 from nccl_doctor.verdict import judge_all
 from nccl_doctor.views import Views

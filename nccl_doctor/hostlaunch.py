@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nccl_doctor.launch import Launch
-from nccl_doctor.layout import Place
-from nccl_doctor.options import Flags
+from nccl_doctor.model.layout import Place
+from nccl_doctor.model.options import Flags
 
 OWN = "nccl-doctor"
 """`Launch.launcher` of what we started ourselves."""

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Host, Outcome, Rank
 from nccl_doctor.expected import names_of_nodes
 from nccl_doctor.hostlaunch import OWN, placed
 from nccl_doctor.launch import Launch
-from nccl_doctor.layout import Layout
-from nccl_doctor.model import Scope
-from nccl_doctor.options import Options
+from nccl_doctor.model.cluster import Cluster, Host, Outcome, Rank
+from nccl_doctor.model.findings import Scope
+from nccl_doctor.model.layout import Layout
+from nccl_doctor.model.options import Options
 
 
 class Ledger:

@@ -11,8 +11,8 @@ from nccl_doctor.examine import Run, examine_alone, introduce
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.launch import detect
 from nccl_doctor.ledger import Ledger
-from nccl_doctor.options import Options
-from nccl_doctor.record import Report
+from nccl_doctor.model.options import Options
+from nccl_doctor.model.report import Report
 from nccl_doctor.run import leave_unable, prepare
 from nccl_doctor.supervisor import import_torch
 

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Iterator
 
 from nccl_doctor import registry
-from nccl_doctor.contract import Check
-from nccl_doctor.model import Kind, Scope
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.findings import Kind, Scope
 from nccl_doctor.registry import Registry
 
 _WIDTH = 100

@@ -12,15 +12,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Host
-from nccl_doctor.kinds import (
-    CHECK_BROKE,
-    COORDINATOR_LOST,
-    MERGE_DOUBTFUL,
-    RANK_SILENT,
-)
-from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
-from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
+from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
+from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.tools.hosts import road_to_master
 from nccl_doctor.unite import Known, machine_of, unite

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from nccl_doctor.model import Confidence, Finding, Severity
+from nccl_doctor.model.findings import Confidence, Finding, Severity
 
 if TYPE_CHECKING:
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.report import Report
 
 PROFILES = ("native", "slurm", "npd", "nagios")
 NPD_BYTES = 80

@@ -17,9 +17,9 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from nccl_doctor.contract import Check
-from nccl_doctor.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
-from nccl_doctor.model import Finding, Kind, Layer, Level, Scope, Severity
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity
+from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 from nccl_doctor.suggest import suggest
 
 GROUP = "nccl_doctor.checks"

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from nccl_doctor.examine import SETTLE_S, Run, take_place
 from nccl_doctor.hostlaunch import OWN
-from nccl_doctor.layout import Claim, Layout, agree, backend_of_all, lay_out
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
-from nccl_doctor.model import number_range
+from nccl_doctor.model.findings import number_range
+from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
 
 LEAST_S = 1.0
 """However long this host was busy with itself, the others have this time to sign in."""

@@ -13,17 +13,10 @@ from nccl_doctor import identity, registry, spawn
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.history import Past
-from nccl_doctor.hostlaunch import (
-    DEFAULT_PORT,
-    become,
-    free_port,
-    host_flags,
-    host_launch,
-    placed,
-)
+from nccl_doctor.hostlaunch import DEFAULT_PORT, become, free_port, host_flags, host_launch, placed
 from nccl_doctor.launch import Launch, detect
-from nccl_doctor.layout import Address, Place
-from nccl_doctor.options import Flags, Options
+from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.profiles import unable
 from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
-from nccl_doctor.kinds import RANK_SILENT
-from nccl_doctor.model import Confidence, Finding
+from nccl_doctor.model.cluster import Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding
+from nccl_doctor.model.kinds import RANK_SILENT
 
 
 def silent_ranks(cluster: Cluster) -> Iterator[Finding]:

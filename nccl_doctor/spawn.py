@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from nccl_doctor import forks, identity
-from nccl_doctor.layout import Address, Place
+from nccl_doctor.model.layout import Address, Place
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the fewest that have to meet."""

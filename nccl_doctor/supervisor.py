@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import doorkeeper, forks, identity, kinds
-from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor import doorkeeper, forks, identity
 from nccl_doctor.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.examine import (
     PROTOCOL,
@@ -30,10 +29,12 @@ from nccl_doctor.examine import (
 )
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
 from nccl_doctor.hostlaunch import OWN
-from nccl_doctor.layout import Place
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
-from nccl_doctor.model import Finding, Kind, Layer, Round, Severity, Where
+from nccl_doctor.model import kinds
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
+from nccl_doctor.model.layout import Place
 from nccl_doctor.verdict import judge_all
 from nccl_doctor.views import Views
 

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from nccl_doctor.errands import send
 from nccl_doctor.files import write_private, write_whole
+from nccl_doctor.model.report import Report
 from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder
-from nccl_doctor.record import Report
 
 _POLL_S = 0.2
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor import kinds, registry
+from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, LookUp, Rank, Where
-from nccl_doctor.model import CheckResult
-from nccl_doctor.record import Report
+from nccl_doctor.model import kinds
+from nccl_doctor.model.findings import CheckResult
+from nccl_doctor.model.report import Report
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster, outcome
 from tests.knocks import facts, tried

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from nccl_doctor.api import Cluster, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.html import render
 from nccl_doctor.verdict import conclude
 from tests import exchanges, peers

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
 
 SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))

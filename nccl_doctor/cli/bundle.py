@@ -18,9 +18,9 @@ from nccl_doctor.cli.saving import NotSaved, check_place, read_report
 
 if TYPE_CHECKING:
     from nccl_doctor.bundle import Bundle, Piece
+    from nccl_doctor.model.report import Report
     from nccl_doctor.privacy import Cover
     from nccl_doctor.pseudonyms import Text
-    from nccl_doctor.record import Report
 
 F = TypeVar("F", bound=Callable[..., Any])
 

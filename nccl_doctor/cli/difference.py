@@ -15,7 +15,7 @@ from nccl_doctor.cli.redaction import cover_of, redact_options, redaction_of
 from nccl_doctor.cli.saving import NotSaved, read_report
 
 if TYPE_CHECKING:
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.report import Report
 
 _PIPE_WIDTH = 100
 

@@ -16,14 +16,14 @@ from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Se
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
-from nccl_doctor.job import GROUPS
+from nccl_doctor.model.job import GROUPS
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
     from nccl_doctor.fleet.run import Fleet
     from nccl_doctor.history import Past
     from nccl_doctor.launch import Launch
-    from nccl_doctor.options import Flags, Options
+    from nccl_doctor.model.options import Flags, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 

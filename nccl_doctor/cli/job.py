@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from nccl_doctor.dsconfig import DsConfigError, read
-from nccl_doctor.job import Job
+from nccl_doctor.model.job import Job
 
 
 def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> Job:

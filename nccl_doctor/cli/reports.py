@@ -28,7 +28,7 @@ from nccl_doctor.profiles import PROFILES
 from nccl_doctor.report.formats import formats
 
 if TYPE_CHECKING:
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.report import Report
 
 
 @click.group(
@@ -89,7 +89,7 @@ def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
     """Render a saved report, in any format. FILE may be - for stdin."""
-    from nccl_doctor.options import Options
+    from nccl_doctor.model.options import Options
 
     redaction = redaction_of(given)
     saved = read_report(file)
@@ -131,7 +131,7 @@ def judge(
     """
     from nccl_doctor import registry
     from nccl_doctor.history import judge_beside
-    from nccl_doctor.options import Options
+    from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
@@ -175,7 +175,7 @@ def merge(
     """
     from nccl_doctor import registry
     from nccl_doctor.merge import merge as merged_from
-    from nccl_doctor.options import Options
+    from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)

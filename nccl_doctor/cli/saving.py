@@ -16,8 +16,8 @@ from nccl_doctor.errands import send
 from nccl_doctor.profiles import PROFILES
 
 if TYPE_CHECKING:
-    from nccl_doctor.options import Options
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.options import Options
+    from nccl_doctor.model.report import Report
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +48,7 @@ def read_report(file: str) -> Report:
     Raises:
         click.UsageError: it cannot be read, or is no report.
     """
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.report import Report
 
     try:
         data = _read(file)

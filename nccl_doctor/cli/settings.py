@@ -18,7 +18,7 @@ from nccl_doctor.cli.redaction import redaction_of
 from nccl_doctor.cli.saving import check_place, check_profile, outputs_of, wants_github
 
 if TYPE_CHECKING:
-    from nccl_doctor.options import Options
+    from nccl_doctor.model.options import Options
 
 _CONFIG = "nccl-doctor.config"
 """Where the tables of the configuration file wait in the click context."""
@@ -53,8 +53,8 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         click.UsageError: they contradict each other, name a check that is not there, or leave none
             to run; or the report could not be written.
     """
-    from nccl_doctor.model import Level
-    from nccl_doctor.options import Options
+    from nccl_doctor.model.findings import Level
+    from nccl_doctor.model.options import Options
 
     if given["quiet"] and given["verbose"]:
         raise click.UsageError("--quiet and --verbose contradict each other", ctx)

@@ -19,7 +19,7 @@ from nccl_doctor.fleet import exports, hostfile, relay, ssh
 from nccl_doctor.fleet.hostfile import Entry
 from nccl_doctor.jobline import JobLine, JobLineError, read, which
 from nccl_doctor.launch import Launch, detect
-from nccl_doctor.options import Flags, Options, contradictions
+from nccl_doctor.model.options import Flags, Options, contradictions
 
 if TYPE_CHECKING:
     from nccl_doctor.fleet.run import Fleet

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from nccl_doctor.fleet.relay import MARKER
 from nccl_doctor.fleet.ssh import Ended
-from nccl_doctor.kinds import (
+from nccl_doctor.model.findings import Finding, Kind, Where
+from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
     REMOTE_COMMAND_FAILED,
     RUN_INTERRUPTED,
     SSH_FAILED,
 )
-from nccl_doctor.model import Finding, Kind, Where
 
 _SSH_EXIT = 255
 """Of ssh itself; also where the command was killed by a signal."""

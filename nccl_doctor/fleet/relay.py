@@ -18,7 +18,7 @@ from typing import Any
 
 from nccl_doctor import __version__
 from nccl_doctor.fleet import exports
-from nccl_doctor.options import Options
+from nccl_doctor.model.options import Options
 
 MARKER = "nccl-doctor relay: ready, version "
 """Begins the line on stderr by which the other end knows that it came through."""

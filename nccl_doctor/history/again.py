@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from nccl_doctor.history.compare import compare
 from nccl_doctor.history.past import Past
-from nccl_doctor.kinds import CHECK_BROKE, HISTORY_KINDS
-from nccl_doctor.model import Finding
-from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.model.findings import Finding
+from nccl_doctor.model.kinds import CHECK_BROKE, HISTORY_KINDS
+from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.verdict import judge_again
 

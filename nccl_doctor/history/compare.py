@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.contract import Check
 from nccl_doctor.history.past import Choice, Past
 from nccl_doctor.history.places import Slower, slower_places
 from nccl_doctor.history.sheet import Sheet, sheet_of
 from nccl_doctor.history.usual import LEAST, Change, amount, changes, percent
 from nccl_doctor.history.words import Word, changed_words, together
-from nccl_doctor.kinds import BASELINE_SHORT, CHECK_BROKE, SETUP_CHANGED, SLOWER
-from nccl_doctor.model import Confidence, Finding, Severity
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Confidence, Finding, Severity
+from nccl_doctor.model.kinds import BASELINE_SHORT, CHECK_BROKE, SETUP_CHANGED, SLOWER
 
 _SHOWN = 3
 """Figures, or words, that a message holds; the evidence has more."""

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.contract import Check
 from nccl_doctor.history.sheet import sheet_of
 from nccl_doctor.history.usual import SHARE, Change, changes
 from nccl_doctor.history.words import Word, changed_words
-from nccl_doctor.kinds import HISTORY_KINDS
-from nccl_doctor.model import Finding, Severity, Where
-from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Finding, Severity, Where
+from nccl_doctor.model.kinds import HISTORY_KINDS
+from nccl_doctor.model.report import Report, cluster_of
 
 _COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
 """What either run said of runs before it is no difference between the two."""

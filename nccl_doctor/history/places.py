@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nccl_doctor.history.sheet import hosts_of
 from nccl_doctor.history.usual import Change
-from nccl_doctor.model import Confidence, Where
+from nccl_doctor.model.findings import Confidence, Where
 from nccl_doctor.tools.blame import blame_links
 
 Link = tuple[str, str]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.history.sheet import Key, Sheet
-from nccl_doctor.model import Confidence, Figure
+from nccl_doctor.model.findings import Confidence, Figure
 
 LEAST = 5
 """So many earlier values are needed to judge; of fewer nobody can say how they scatter."""

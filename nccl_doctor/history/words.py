@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.history.sheet import Key, Sheet, hosts_of
-from nccl_doctor.model import Where
+from nccl_doctor.model.findings import Where
 
 
 @dataclass(frozen=True)

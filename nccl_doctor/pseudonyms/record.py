@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from nccl_doctor.model.report import Report
 from nccl_doctor.pseudonyms.addresses import is_ip
 from nccl_doctor.pseudonyms.book import Book
 from nccl_doctor.pseudonyms.names import is_host_name
@@ -29,7 +30,6 @@ from nccl_doctor.pseudonyms.words import (
     SERIAL_KEYS,
     VERSION_KEYS,
 )
-from nccl_doctor.record import Report
 from nccl_doctor.redact import MASK
 from nccl_doctor.tools.slurm import slurm_hosts
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.history.difference import Difference, Turn
 from nccl_doctor.history.usual import SHARE, Change, amount, percent
-from nccl_doctor.model import Where
+from nccl_doctor.model.findings import Where
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.tables import Table, lay_out
 from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from nccl_doctor.model import Finding, Severity
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Finding, Severity
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
 from nccl_doctor.report.text import safe

@@ -13,8 +13,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Evidence, OutcomeStatus
-from nccl_doctor.record import Report, cluster_of
+from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
+from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.report.formats.markdown import code, prose
 from nccl_doctor.report.places import MOST_PLACES, Places
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nccl_doctor.model import Severity
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Severity
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Network, Pair, network_of
 
 _LEAST, _MOST = 3, 16

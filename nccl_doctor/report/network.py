@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.model import Severity
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Severity
+from nccl_doctor.model.report import Report
 from nccl_doctor.tools.peers.matrix import job_roles
 
 Pair = tuple[int, int]

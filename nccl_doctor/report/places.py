@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.model import Finding, Where, number_range
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Finding, Where, number_range
+from nccl_doctor.model.report import Report
 
 MOST_PLACES = 6
 """Messages of one kind that are written out; a report of ten thousand ranks stays readable."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 
 _MOST = 40
 """Rows that are written out."""

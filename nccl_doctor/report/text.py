@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import CheckResult, Finding, Severity, Status, Where
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some

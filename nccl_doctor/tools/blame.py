@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import Generic, Literal, TypeVar
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 
 P = TypeVar("P", bound=Hashable)
 V = TypeVar("V", bound=Hashable)

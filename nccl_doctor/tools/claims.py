@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.cluster import Rank
+from nccl_doctor.model.cluster import Rank
 
 
 def stands_for(rank: Rank) -> int:

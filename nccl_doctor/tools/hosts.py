@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.cluster import Cluster, Host
-from nccl_doctor.model import Where
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import Where
 from nccl_doctor.tools.net.interfaces import is_link_local
 
 _VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")

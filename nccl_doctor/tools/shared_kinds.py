@@ -5,7 +5,7 @@ A code belongs to one check, unless the checks list the very same kind: these.
 
 from __future__ import annotations
 
-from nccl_doctor.model import Kind, Layer, Severity
+from nccl_doctor.model.findings import Kind, Layer, Severity
 
 ADDR_UNRESOLVABLE = Kind(
     code="addr-unresolvable",

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nccl_doctor.cluster import Rank
-from nccl_doctor.model import Confidence, Finding, Kind, Where
+from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.tools.blame import odd_ones_out
 
 _ARCH = re.compile(r"(sm|compute)_(\d+)([af]?)")

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.kinds import ENGINE_CODES
-from nccl_doctor.model import Confidence, Finding, Layer, Severity, Where
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Confidence, Finding, Layer, Severity, Where
+from nccl_doctor.model.kinds import ENGINE_CODES
 from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 _OF_PROCESSES = (Layer.HOST, Layer.ENV)

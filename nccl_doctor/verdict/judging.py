@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePath
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.contract import Check
-from nccl_doctor.kinds import CHECK_BROKE
-from nccl_doctor.model import Finding
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Finding
+from nccl_doctor.model.kinds import CHECK_BROKE
 
 
 def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding], dict[str, str]]:

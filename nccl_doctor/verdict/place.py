@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from nccl_doctor.cluster import Cluster, Host, Rank
-from nccl_doctor.model import Layer, Where
+from nccl_doctor.model.cluster import Cluster, Host, Rank
+from nccl_doctor.model.findings import Layer, Where
 
 Key = Hashable
 """A host: its id in the cluster, or the name of one that the cluster does not know."""

@@ -20,8 +20,8 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.cli import cli, saving
 from nccl_doctor.history import difference
+from nccl_doctor.model.report import Report
 from nccl_doctor.pseudonyms import redact
-from nccl_doctor.record import Report
 from nccl_doctor.report import difference as report_difference
 from nccl_doctor.report import facts, github, issue
 from nccl_doctor.report import text as report_text

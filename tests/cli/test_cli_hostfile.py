@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from nccl_doctor.fleet.relay import MARKER, letter
-from nccl_doctor.options import Options
+from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port
 from tests.reports import validate

@@ -196,7 +196,9 @@ def test_less_than_in_the_runs_before(lab: Lab, tmp_path: Path) -> None:
         assert loud(run.report) == [], str(run)
     road(lab, "nd1", LEFT * RATE)
     for way in ways:
-        found = check_warned(steady(way, LEFT * RATE, RATE), "slower-than-before", edges=[{"nd0", "nd1"}])
+        found = check_warned(
+            steady(way, LEFT * RATE, RATE), "slower-than-before", edges=[{"nd0", "nd1"}]
+        )
         assert found["where"]["links"] == [["nd0", "nd1"]], "in one direction"
         assert found["confidence"] == "possible", f"{EARLIER} runs are few"
         change = re.match(r"bandwidth −(\d+) %: .* Gbit/s, the median of 6 e", found["message"])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor import probe
-from nccl_doctor.cluster import Outcome
+from nccl_doctor.model.cluster import Outcome
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 MACHINES = Path(__file__).with_name("machines")

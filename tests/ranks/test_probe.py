@@ -18,7 +18,7 @@ import pytest
 
 from nccl_doctor import forks, probe
 from nccl_doctor.api import Skip, Untested
-from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.stacks import main_stack
 from tests import disks
 from tests.ranks.ranks import descendants, gone

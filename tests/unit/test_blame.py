@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.blame import blame_links, odd_ones_out
 
 Pair = tuple[str, str]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.cluster import ALONE, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model import Finding, Round, Severity
+from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Finding, Round, Severity
 from tests.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "collectives")

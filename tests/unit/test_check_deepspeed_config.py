@@ -10,18 +10,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    Cluster,
-    Context,
-    Job,
-    Launch,
-    Outcome,
-    OutcomeStatus,
-    Severity,
-    Skip,
-)
+from nccl_doctor.api import Cluster, Context, Job, Launch, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.deepspeed_config import DeepspeedConfig
-from nccl_doctor.model import Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.verdict.causes import explain
 from tests.clusters import change_rank, make_cluster
 from tests.findings import judge, only
@@ -162,7 +153,7 @@ def test_a_host_with_too_little_memory(config: Any, memory: Any, severity: str, 
 def test_it_explains_nothing_that_was_seen_and_nothing_explains_it() -> None:
     from nccl_doctor.checks.collectives import Collectives
     from nccl_doctor.checks.port import Port
-    from nccl_doctor.model import Finding, Where
+    from nccl_doctor.model.findings import Finding, Where
 
     made = cluster({"train_batch_size": 6, "train_micro_batch_size_per_gpu": 1})
     hang = next(kind for kind in Collectives.kinds if kind.code == "collective-hang")

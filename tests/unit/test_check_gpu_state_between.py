@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    ALONE,
-    Confidence,
-    Outcome,
-    OutcomeStatus,
-    Severity,
-)
+from nccl_doctor.api import ALONE, Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
 from tests.clusters import outcome

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Level, Outcome, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.cluster import OutcomeStatus
+from nccl_doctor.model.cluster import OutcomeStatus
 from tests.clusters import outcome
 from tests.findings import judge, only
 from tests.gpu_facts import facts as seen_by_torch

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    Severity,
-)
+from nccl_doctor.api import Severity
 from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.tools.machine.gpurates import rates_table

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.group_speed import GroupSpeed
-from nccl_doctor.model import Finding, Round
+from nccl_doctor.model.findings import Finding, Round
 from tests.clusters import make_cluster
 
 CHECK = GroupSpeed()

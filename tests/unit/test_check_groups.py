@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.groups import Groups
-from nccl_doctor.cluster import Cluster, Outcome, OutcomeStatus
-from nccl_doctor.job import Job
-from nccl_doctor.model import Confidence, Finding, Severity
+from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding, Severity
+from nccl_doctor.model.job import Job
 from nccl_doctor.tools.groups.strays import MADE, MAKING
 from tests.clusters import make_cluster
 from tests.findings import judge

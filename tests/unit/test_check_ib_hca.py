@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    ALONE,
-    Cluster,
-    Scope,
-    Severity,
-    Skip,
-    admitted,
-    rdma_ports,
-)
+from nccl_doctor.api import ALONE, Cluster, Scope, Severity, Skip, admitted, rdma_ports
 from nccl_doctor.checks.ib_hca import IbHca
 from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.tools.nccl.conf import Setting

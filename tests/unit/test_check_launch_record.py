@@ -13,7 +13,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
 from nccl_doctor.hostlaunch import host_launch
 from nccl_doctor.launch import detect
-from nccl_doctor.options import Flags
+from nccl_doctor.model.options import Flags
 from tests import findings
 from tests.clusters import change_rank, make_cluster
 from tests.findings import everywhere

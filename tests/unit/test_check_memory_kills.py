@@ -8,18 +8,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import (
-    ALONE,
-    Cluster,
-    Confidence,
-    Finding,
-    Severity,
-    Untested,
-    Where,
-)
+from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity, Untested, Where
 from nccl_doctor.checks.memory import Memory
 from nccl_doctor.checks.memory_kills import MemoryKills
-from nccl_doctor.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.kinds import CRASHED
 from nccl_doctor.verdict.causes import explain
 from tests import fabrics

@@ -14,15 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor import registry
-from nccl_doctor.api import (
-    Cluster,
-    Confidence,
-    Context,
-    Launch,
-    LaunchProblem,
-    Severity,
-    Where,
-)
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, LaunchProblem, Severity, Where
 from tests import findings
 from tests.clusters import change_rank, make_cluster
 from tests.findings import everywhere

@@ -19,7 +19,7 @@ from nccl_doctor.api import (
     Skip,
 )
 from nccl_doctor.checks.rdma import Rdma
-from nccl_doctor.cluster import Outcome
+from nccl_doctor.model.cluster import Outcome
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

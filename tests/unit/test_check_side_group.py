@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.side_group import SideGroup
-from nccl_doctor.model import Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.tools.sidegroup.meeting import serving_address
 from nccl_doctor.verdict.status import check_results
 from tests.clusters import change_rank, make_cluster, outcome

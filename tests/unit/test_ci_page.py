@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor.cli import cli
 from nccl_doctor.config import load
-from nccl_doctor.model import Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.report.formats import formats, prometheus
 from tests.ci import report_of
 from tests.unit.test_readme import doctor, options

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from nccl_doctor.api import Finding, Severity, Where
 from nccl_doctor.history import Difference, difference
-from nccl_doctor.kinds import SLOWER
-from nccl_doctor.record import Report
+from nccl_doctor.model.kinds import SLOWER
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.difference import render
 from nccl_doctor.report.places import Places
 from tests.clusters import make_cluster

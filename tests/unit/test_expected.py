@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.expected import names_of_nodes
 from nccl_doctor.launch import Launch
 from nccl_doctor.ledger import Ledger
-from nccl_doctor.options import Options
+from nccl_doctor.model.options import Options
 
 SLURM = {"SLURM_JOB_NODELIST": "gpu[07-09]"}
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
+from nccl_doctor.model.report import Report
 from nccl_doctor.profiles import tell
-from nccl_doctor.record import Report
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.text import render as render_text

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.fleet.hostfile import parse
 from nccl_doctor.fleet.run import Fleet, combine, report_of
 from nccl_doctor.fleet.ssh import Ended, Heard
-from nccl_doctor.options import Options
-from nccl_doctor.record import Report
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.options import Options
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster

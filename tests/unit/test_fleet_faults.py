@@ -7,7 +7,12 @@ import pytest
 from nccl_doctor.fleet.faults import Failed, findings
 from nccl_doctor.fleet.relay import MARKER
 from nccl_doctor.fleet.ssh import Ended
-from nccl_doctor.kinds import CONFIG_BAD_VALUE, REMOTE_COMMAND_FAILED, RUN_INTERRUPTED, SSH_FAILED
+from nccl_doctor.model.kinds import (
+    CONFIG_BAD_VALUE,
+    REMOTE_COMMAND_FAILED,
+    RUN_INTERRUPTED,
+    SSH_FAILED,
+)
 
 OWN = ("/opt/python", "-m", "nccl_doctor")
 SSH_SAYS = {

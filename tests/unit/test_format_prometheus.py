@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Finding, Where
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import prometheus
 from tests import pages
 from tests.ci import GROUP, HOSTILE, PORT, RISK, SHM, report_of

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from nccl_doctor import manual, registry
 from nccl_doctor.cli import cli
-from nccl_doctor.kinds import ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.model.kinds import ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.hostlaunch import host_launch
-from nccl_doctor.layout import Claim, lay_out
 from nccl_doctor.ledger import Ledger
-from nccl_doctor.options import Flags, Options
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.layout import Claim, lay_out
+from nccl_doctor.model.options import Flags, Options
 
 
 def letter(node: int, nproc: int, **facts: Any) -> dict[str, Any]:

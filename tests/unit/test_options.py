@@ -7,8 +7,8 @@ import json
 import pytest
 
 from nccl_doctor.launch import Launch
-from nccl_doctor.model import Level
-from nccl_doctor.options import Flags, Options, contradictions
+from nccl_doctor.model.findings import Level
+from nccl_doctor.model.options import Flags, Options, contradictions
 
 TORCHRUN = Launch(
     launcher="torchrun",

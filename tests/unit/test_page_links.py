@@ -9,19 +9,10 @@ from itertools import permutations
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Severity, Where
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import network_of
 from tests.clusters import make_cluster
-from tests.pages import (
-    NOTE,
-    PORT,
-    Page,
-    broken,
-    healthy,
-    measured,
-    page_of,
-    report_of,
-)
+from tests.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
 from tests.reports import kind
 
 

@@ -9,15 +9,7 @@ import pytest
 
 from nccl_doctor.api import Outcome, OutcomeStatus
 from tests.clusters import make_cluster
-from tests.pages import (
-    Element,
-    Page,
-    broken,
-    crumbs,
-    page_of,
-    report_of,
-    with_round,
-)
+from tests.pages import Element, Page, broken, crumbs, page_of, report_of, with_round
 
 
 @pytest.fixture(scope="module")

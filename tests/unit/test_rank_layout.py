@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.layout import Claim, Place, agree, backend_of_all, lay_out
+from nccl_doctor.model.layout import Claim, Place, agree, backend_of_all, lay_out
 
 
 def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:

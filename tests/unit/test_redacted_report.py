@@ -11,8 +11,8 @@ from nccl_doctor import profiles, registry
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.history import difference
 from nccl_doctor.merge import merge
+from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.pseudonyms import redact
-from nccl_doctor.record import Report, cluster_of
 from nccl_doctor.report import github, issue
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts

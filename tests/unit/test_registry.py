@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Check, Finding
-from nccl_doctor.model import Kind, Layer, Severity
+from nccl_doctor.model.findings import Kind, Layer, Severity
 
 GOOD = '''
 """Is the moon up?

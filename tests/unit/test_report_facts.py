@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.cluster import Outcome, OutcomeStatus
-from nccl_doctor.record import Report
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.report import Report
 from nccl_doctor.report import facts
 from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster, outcome

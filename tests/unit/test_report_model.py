@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
-from nccl_doctor.cluster import Cluster
 from nccl_doctor.launch import LaunchProblem
-from nccl_doctor.model import Level
-from nccl_doctor.record import Report, cluster_of, record, run_of
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Level
+from nccl_doctor.model.report import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.verdict import conclude, judge_again
@@ -272,7 +272,7 @@ def test_what_cannot_be_judged_again_stands_as_saved():
 
 
 def test_the_engines_own_findings_stand():
-    from nccl_doctor.kinds import RANK_SILENT
+    from nccl_doctor.model.kinds import RANK_SILENT
 
     cluster = make_cluster(check="shm", by_host={"nd0": {"a": 1}, "nd1": {"a": 1}})
     check = made_check("shm")

@@ -9,9 +9,9 @@ import pytest
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.examine import Departure
 from nccl_doctor.launch import Launch
-from nccl_doctor.options import Options
+from nccl_doctor.model.options import Options
+from nccl_doctor.model.report import Report
 from nccl_doctor.output import leave
-from nccl_doctor.record import Report
 from nccl_doctor.report.formats import termination
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster

@@ -16,7 +16,7 @@ START_S = 10.0  # of an interpreter, on a busy machine
 
 _HOST = """
 import os, signal, sys, time
-from nccl_doctor.layout import Place
+from nccl_doctor.model.layout import Place
 from nccl_doctor.spawn import run_host
 
 sent = []
@@ -77,7 +77,7 @@ from pathlib import Path
 
 import pytest
 from nccl_doctor import spawn
-from nccl_doctor.layout import Place
+from nccl_doctor.model.layout import Place
 
 spawn._GRACE_S = 0.5
 

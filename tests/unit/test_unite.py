@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Cluster
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.unite import unite
 from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster, outcome

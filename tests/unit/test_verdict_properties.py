@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Finding, Layer, OutcomeStatus, Scope, Severity, Where
-from nccl_doctor.model import Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.verdict import conclude, judge_all
 from nccl_doctor.verdict.causes import explain, fold
 from tests.clusters import change_rank, make_cluster

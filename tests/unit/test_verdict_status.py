@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Round, Scope, Where
-from nccl_doctor.model import Status
+from nccl_doctor.model.findings import Status
 from nccl_doctor.verdict.status import check_results
 from tests.clusters import make_cluster
 from tests.reports import made_check

@@ -16,8 +16,8 @@ from nccl_doctor.checks.firewall import (
     Firewall,
 )
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.record import Report
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.report import Report
 from nccl_doctor.tools.groups.kinds import FROZEN, HANG
 from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster

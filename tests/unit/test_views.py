@@ -12,7 +12,7 @@ from typing import Any
 
 from nccl_doctor import registry
 from nccl_doctor.merge import merge
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.verdict import conclude
 from nccl_doctor.views import Views
 from tests.clusters import make_cluster

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nccl_doctor.record import Report
+    from nccl_doctor.model.report import Report
 
 
 def formats() -> list[str]:

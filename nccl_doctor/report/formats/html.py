@@ -7,7 +7,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.page import facts, findings, groups, matrix, timeline
 from nccl_doctor.report.page.markup import Html, element, together
 

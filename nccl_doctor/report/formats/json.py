@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 
 
 def render(report: Report) -> str:

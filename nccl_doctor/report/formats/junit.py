@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from xml.etree import ElementTree
 
-from nccl_doctor.model import CheckResult, Finding, Severity, Status
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places, some
 from nccl_doctor.report.text import safe
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.model import Finding, Severity, Status, Where
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Finding, Severity, Status, Where
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind
 from nccl_doctor.report.text import counts, safe
 

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model import Status
-from nccl_doctor.record import VERDICTS, Report
+from nccl_doctor.model.findings import Status
+from nccl_doctor.model.report import VERDICTS, Report
 from nccl_doctor.report.text import safe
 
 _STATUSES = {status: number for number, status in enumerate(Status)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model import Finding, Severity, Status
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Finding, Severity, Status
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.text import safe
 

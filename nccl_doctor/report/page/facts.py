@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nccl_doctor.cluster import ALONE
-from nccl_doctor.model import CheckResult
-from nccl_doctor.record import Report
+from nccl_doctor.model.cluster import ALONE
+from nccl_doctor.model.findings import CheckResult
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.page.outcomes import Seen, host_names, in_order, mapping, outcomes_of, who
 from nccl_doctor.report.tables import cell_text, is_table

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import Finding, Severity, Status
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import Finding, Severity, Status
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.facts import value_of
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 from nccl_doctor.report.page.outcomes import in_order, number

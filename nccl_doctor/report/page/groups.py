@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, table
 from nccl_doctor.report.page.outcomes import Seen, outcomes_of, who
 from nccl_doctor.report.places import some

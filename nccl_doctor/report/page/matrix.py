@@ -6,15 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.record import Report
-from nccl_doctor.report.network import (
-    Link,
-    Network,
-    Pair,
-    network_of,
-    show_latency,
-    show_rate,
-)
+from nccl_doctor.model.report import Report
+from nccl_doctor.report.network import Link, Network, Pair, network_of, show_latency, show_rate
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
 
 MOST_HOSTS = 64

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from nccl_doctor.model import number_range
-from nccl_doctor.record import Report
+from nccl_doctor.model.findings import number_range
+from nccl_doctor.model.report import Report
 
 T = TypeVar("T")
 

@@ -11,16 +11,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.record import Report
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, together
-from nccl_doctor.report.page.outcomes import (
-    MOST_BREADCRUMBS,
-    Seen,
-    Step,
-    number,
-    outcomes_of,
-    who,
-)
+from nccl_doctor.report.page.outcomes import MOST_BREADCRUMBS, Seen, Step, number, outcomes_of, who
 
 _MOST_ROWS = 64
 _MOST_LANES = 60

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from nccl_doctor.contract import Context
+from nccl_doctor.model.check import Context
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
 from nccl_doctor.tools.groups.forming import beyond, take_device
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, OutcomeStatus, Rank
-from nccl_doctor.model import Confidence, Finding, Severity
+from nccl_doctor.model.cluster import Cluster, OutcomeStatus, Rank
+from nccl_doctor.model.findings import Confidence, Finding, Severity
 from nccl_doctor.tools.binding.table import (
     TORCH,
     Advice,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.tables import read_table
 
 DEEPSPEED, TORCH = "deepspeed", "torch"

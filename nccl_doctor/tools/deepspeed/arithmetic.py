@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
-from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.model.findings import Confidence, Severity
 from nccl_doctor.tools.deepspeed import AUTO, BAD_VALUE, BATCH, WORLD, Problem, Settings, whole
 
 TRAIN, MICRO = "train_batch_size", "train_micro_batch_size_per_gpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
-from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.model.findings import Confidence, Severity
 from nccl_doctor.tools.deepspeed import AUTO, BAD_VALUE, CONFLICT, Problem, Settings, table, whole
 from nccl_doctor.tools.deepspeed.arithmetic import MICRO, PIPELINE, STEPS, TRAIN
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.model import Where
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Where
 from nccl_doctor.tools.deepspeed import Problem, Settings
 from nccl_doctor.tools.deepspeed.arithmetic import batch_problems
 from nccl_doctor.tools.deepspeed.conflicts import conflict_problems

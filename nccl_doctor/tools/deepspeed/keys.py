@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model import Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.tools.deepspeed import (
     AUTO,
     BAD_VALUE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.model.findings import Confidence, Severity
 from nccl_doctor.tools.deepspeed import Problem, Settings, whole
 
 PATH, MEMORY = "offload-path-unusable", "offload-memory-low"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Host, OutcomeStatus
+from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.tools.fabric.direct import redirecting_bridges, translating, unread_bridges
 
 _HAS_NONE = ("NOT_SUPPORTED", "INVALID_ARGUMENT")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.tools.blame import odd_ones_out
 from nccl_doctor.tools.fabric.hca import rdma_off
 from nccl_doctor.tools.fabric.road import port_name

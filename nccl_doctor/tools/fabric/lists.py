@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.tools.fabric.hca import HCA, rdma_admits, rdma_off
 from nccl_doctor.tools.nccl.conf import Setting
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.cluster import Rank
+from nccl_doctor.model.cluster import Rank
 from nccl_doctor.tools.net.dial import Origin
 from nccl_doctor.tools.net.neighbours import SETTLED_S, neighbour
 from nccl_doctor.tools.peers.calls import Entry, door_of

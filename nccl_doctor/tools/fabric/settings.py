@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.contract import Context, Skip
+from nccl_doctor.model.check import Context, Skip
 from nccl_doctor.tools.fabric.hca import rdma_off
 from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
 

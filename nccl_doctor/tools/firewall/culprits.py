@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.blame import Cause, LinkBlame
 from nccl_doctor.tools.firewall.netfilter import Packet, Rules, let_in, quote_hit, remove_rule
 from nccl_doctor.tools.net.interfaces import Interface

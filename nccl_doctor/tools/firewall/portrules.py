@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Rank
+from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.tools.firewall.netfilter import Packet, Rules, let_in, quote_hit
 from nccl_doctor.tools.firewall.rulesets import read_rules
 from nccl_doctor.tools.nccl.ifchoice import subnet_prefixes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.model import Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.tools.gpu.trouble import is_readable
 from nccl_doctor.tools.versions import Difference, differences
 

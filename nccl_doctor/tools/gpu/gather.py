@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.contract import Skip, Untested
+from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.tools.gpu.apart import Ended, each_apart
 from nccl_doctor.tools.gpu.fabricmanager import read_fabric_manager
 from nccl_doctor.tools.gpu.fields import read_gpu

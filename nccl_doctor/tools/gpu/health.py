@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.model.findings import Confidence, Severity
 from nccl_doctor.tools.gpu.kinds import (
     CLOCKS_LIMITED,
     GPU_LOST,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.model import Confidence, Kind, Severity
+from nccl_doctor.model.findings import Confidence, Kind, Severity
 from nccl_doctor.tools.gpu.drift import NEAREST
 from nccl_doctor.tools.gpu.kinds import (
     NVSWITCH_ERROR,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.cluster import ALONE, Cluster, Host, OutcomeStatus
-from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.model.cluster import ALONE, Cluster, Host, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.tools.fabric.between import in_the_way
 from nccl_doctor.tools.gpu.drift import across_hosts, within_host
 from nccl_doctor.tools.gpu.health import troubles_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model import Kind, Layer, Severity
+from nccl_doctor.model.findings import Kind, Layer, Severity
 
 GPU_LOST = Kind(
     "gpu-lost",

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nccl_doctor.cluster import Cluster, Rank
-from nccl_doctor.model import Finding, Kind, Layer, Severity, Where, number_range
+from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.findings import Finding, Kind, Layer, Severity, Where, number_range
 from nccl_doctor.tools.blame import odd_ones_out
 from nccl_doctor.tools.nccl.loaded import loaded_nccl
 from nccl_doctor.tools.nccl.process_group import USE_NCCL2, process_group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 
 
 def hosts_of_several_models(cluster: Cluster) -> frozenset[int]:

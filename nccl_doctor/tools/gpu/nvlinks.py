@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import Confidence, Severity
+from nccl_doctor.model.findings import Confidence, Severity
 from nccl_doctor.tools.gpu.kinds import NVLINK_DOWN, NVLINK_ERRORS
 from nccl_doctor.tools.gpu.trouble import Gpu, Trouble
 from nccl_doctor.tools.shared_kinds import FABRIC_MANAGER_DOWN

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Rank
-from nccl_doctor.model import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.tools.blame import odd_ones_out
 from nccl_doctor.tools.versions import place_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.model import Confidence, Kind, Severity
+from nccl_doctor.model.findings import Confidence, Kind, Severity
 
 Gpu = Mapping[str, Any]
 """One of the `gpus` of `gather_gpus`."""

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.cluster import ALONE, Cluster, Host, Outcome, OutcomeStatus, Rank
-from nccl_doctor.model import Confidence, Level, Severity
+from nccl_doctor.model.cluster import ALONE, Cluster, Host, Outcome, OutcomeStatus, Rank
+from nccl_doctor.model.findings import Confidence, Level, Severity
 from nccl_doctor.tools.gpu.kinds import GPU_BUSY
 from nccl_doctor.tools.gpu.trouble import Gpu, Trouble, is_readable
 

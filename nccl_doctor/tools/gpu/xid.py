@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.model import Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.tools.tables import read_table
 
 _RECOVERY = 154

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import Cluster, Evidence, Outcome, OutcomeStatus
 from nccl_doctor.tools.groups.lagging import lagging
 from nccl_doctor.tools.groups.mixups import own_collective, was_cut_off
 from nccl_doctor.tools.groups.strays import MADE, astray

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Evidence
-from nccl_doctor.model import Confidence, Finding, Round, Severity, Where
+from nccl_doctor.model.cluster import Evidence
+from nccl_doctor.model.findings import Confidence, Finding, Round, Severity, Where
 from nccl_doctor.tools.groups.attempts import FORMING, Attempt, is_victim
 from nccl_doctor.tools.groups.doing import error_of, error_text, step_of, what_they_did
 from nccl_doctor.tools.groups.errors import meaning_of

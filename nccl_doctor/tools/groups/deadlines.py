@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nccl_doctor.cluster import ALONE, Cluster
+from nccl_doctor.model.cluster import ALONE, Cluster
 
 _MOST_S = 60.0
 UNKNOWN_S = 25.0

@@ -12,8 +12,8 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Evidence, Outcome, OutcomeStatus
-from nccl_doctor.model import number_range
+from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import number_range
 from nccl_doctor.tools.groups.attempts import Attempt, has_entered
 from nccl_doctor.tools.groups.errors import meaning_of
 from nccl_doctor.tools.groups.lagging import lagging

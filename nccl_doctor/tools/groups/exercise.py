@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.model import Level
+from nccl_doctor.model.findings import Level
 
 SIZES = {
     Level.QUICK: (1,),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nccl_doctor.cluster import OutcomeStatus
-from nccl_doctor.model import Confidence, Finding, Kind, Round
+from nccl_doctor.model.cluster import OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Round
 from nccl_doctor.tools.groups.attempts import Attempt, has_entered, is_victim
 from nccl_doctor.tools.groups.culprits import place_of_all
 from nccl_doctor.tools.groups.doing import error_of, step_of, what_they_did

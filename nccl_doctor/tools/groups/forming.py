@@ -11,7 +11,7 @@ import datetime
 import os
 from typing import Any
 
-from nccl_doctor.contract import Context
+from nccl_doctor.model.check import Context
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY, TAKE_DEVICE
 from nccl_doctor.tools.groups.culprits import AGAIN
 from nccl_doctor.tools.groups.recorder import record

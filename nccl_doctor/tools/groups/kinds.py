@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model import Kind, Layer
+from nccl_doctor.model.findings import Kind, Layer
 
 _LONG_WAIT = "the job would wait in its first collective until the process group's time-out"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
 
 RECORDER = "recorder"
 """Name of the flight recorder's state in `Outcome.witness`."""

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.contract import Context
-from nccl_doctor.model import number_range
+from nccl_doctor.model.check import Context
+from nccl_doctor.model.findings import number_range
 from nccl_doctor.tools.groups.attempts import NEW_GROUP
 from nccl_doctor.tools.groups.strays import MADE, MAKING, NO_GROUP
 

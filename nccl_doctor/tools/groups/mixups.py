@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from nccl_doctor.cluster import Evidence, Outcome
+from nccl_doctor.model.cluster import Evidence, Outcome
 from nccl_doctor.tools.blame import odd_ones_out
 
 _CUT_WORDS = ("op.preamble.length", "received data size doesn't match")

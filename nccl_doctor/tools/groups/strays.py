@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Evidence, Outcome
+from nccl_doctor.model.cluster import Evidence, Outcome
 from nccl_doctor.tools.blame import odd_ones_out
 
 MADE = "new_group made"

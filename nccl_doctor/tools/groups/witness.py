@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nccl_doctor.contract import Context
+from nccl_doctor.model.check import Context
 from nccl_doctor.tools.groups.recorder import recorded
 from nccl_doctor.tools.nccl.ras import ADDRESS, LIMIT_S, ask_ras
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 
 Units = frozenset[int]
 """Indices of units. At the top they stand for seats."""

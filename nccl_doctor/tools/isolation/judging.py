@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Evidence, Outcome, OutcomeStatus, Rank
-from nccl_doctor.model import Confidence, Finding, Kind, Round, Severity, Where, number_range
+from nccl_doctor.model.cluster import Cluster, Evidence, Outcome, OutcomeStatus, Rank
+from nccl_doctor.model.findings import (
+    Confidence,
+    Finding,
+    Kind,
+    Round,
+    Severity,
+    Where,
+    number_range,
+)
 from nccl_doctor.tools.groups.attempts import FORMING, Attempt, is_victim
 from nccl_doctor.tools.groups.culprits import AGAIN, place_of_all
 from nccl_doctor.tools.groups.deadlines import attempt_deadline

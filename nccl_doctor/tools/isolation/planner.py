@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.isolation.bisection import Level, Result, Tests, Units, union
 
 _MOST_HOSTS = 4

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.model import number_range
+from nccl_doctor.model.findings import number_range
 
 _GENERIC = (
     "acpi-cpufreq", "cppc-cpufreq", "pcc-cpufreq", "intel-cpufreq", "amd-pstate",

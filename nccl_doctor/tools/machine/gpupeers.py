@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.cluster import ALONE, Cluster, Evidence, OutcomeStatus
-from nccl_doctor.model import Confidence, Finding, Kind, Layer, Severity, Where
+from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.tools.fabric.between import in_the_way
 
 TO_PEER = "copying to another GPU"

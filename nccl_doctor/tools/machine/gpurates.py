@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from nccl_doctor.cluster import Rank
-from nccl_doctor.model import Confidence, Figure, Finding, Where
+from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.findings import Confidence, Figure, Finding, Where
 from nccl_doctor.tools.gpu.underload import held_back, in_words
 from nccl_doctor.tools.machine.gputables import MEASURES, pcie_rate, peaks_of
 from nccl_doctor.tools.shared_kinds import GPU_SLOW

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nccl_doctor.contract import Untested
+from nccl_doctor.model.check import Untested
 from nccl_doctor.tools.machine.gpupeers import TO_PEER
 
 CONTEXT = "making a context on the GPU"

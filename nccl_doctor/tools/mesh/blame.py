@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.cluster import Evidence, OutcomeStatus
+from nccl_doctor.model.cluster import Evidence, OutcomeStatus
 from nccl_doctor.tools.groups.attempts import Attempt
 from nccl_doctor.tools.groups.culprits import AGAIN
 from nccl_doctor.tools.mesh.shape import Mesh, MeshGroup, mesh_groups, mesh_size

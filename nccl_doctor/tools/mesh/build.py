@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.contract import Context
+from nccl_doctor.model.check import Context
 from nccl_doctor.tools.groups.attempts import NEW_GROUP
 from nccl_doctor.tools.mesh.shape import Mesh, mesh_groups, mesh_in_words, own_groups
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.tools.mesh.shape import Mesh, Span, mesh_in_words, order_inside, spans
 
 _TENSOR = frozenset(

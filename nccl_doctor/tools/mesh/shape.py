@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from nccl_doctor.model import number_range
+from nccl_doctor.model.findings import number_range
 
 Mesh = Sequence[tuple[str, int]]
 

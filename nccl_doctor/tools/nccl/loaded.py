@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 
 
 def loaded_nccl(cluster: Cluster) -> dict[int, str]:

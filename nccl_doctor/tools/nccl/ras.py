@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor.model import number_range
+from nccl_doctor.model.findings import number_range
 
 ADDRESS = "NCCL_RAS_ADDR"
 DEFAULT_ADDRESS = "localhost:28028"

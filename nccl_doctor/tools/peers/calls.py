@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from nccl_doctor.contract import Context, Untested
+from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.tools.net.interfaces import interfaces
 from nccl_doctor.tools.peers.echo import MAX_CALLS, Door, Listeners, call_all, source_of
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.cluster import Rank
-from nccl_doctor.model import Confidence
+from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.findings import Confidence
 from nccl_doctor.tools.blame import LinkBlame, blame_links
 
 Pair = tuple[int, int]

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.cluster import Evidence, OutcomeStatus
-from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.model.cluster import Evidence, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.tools.binding.table import TORCH, binding_advice, binds
 from nccl_doctor.tools.groups.attempts import Attempt
 from nccl_doctor.tools.groups.culprits import AGAIN, judge_groups

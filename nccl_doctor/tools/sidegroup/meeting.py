@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.contract import Context, Untested
+from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.tools.groups.attempts import CONNECT, ENTRY
 from nccl_doctor.tools.groups.forming import beyond, take_device
 from nccl_doctor.tools.net.dial import dial

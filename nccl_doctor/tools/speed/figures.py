@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.model import Figure, Where
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Figure, Where
 from nccl_doctor.tools.groups.attempts import Attempt, attempts_of
 from nccl_doctor.tools.speed.measured import HOSTS, MESH, PAIRS, WORLD
 from nccl_doctor.tools.speed.outliers import bus_bandwidth

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from nccl_doctor.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.tools.groups.attempts import Attempt, attempts_of
 from nccl_doctor.tools.mesh.shape import mesh_groups
 from nccl_doctor.tools.speed.outliers import ring, second_try, slow_ones

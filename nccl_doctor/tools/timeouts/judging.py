@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Host
-from nccl_doctor.model import Confidence, Finding, Severity, Where
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.tools.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.tools.timeouts import CHECK
 from nccl_doctor.tools.timeouts.waits import Settings, Wait, waits

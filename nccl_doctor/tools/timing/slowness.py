@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nccl_doctor.cluster import Rank
+from nccl_doctor.model.cluster import Rank
 from nccl_doctor.tools.blame import Cause, blame_links
 from nccl_doctor.tools.timing.cpuwait import was_starved
 from nccl_doctor.tools.timing.timetable import Meeting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model import Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.tools.variables import table
 from nccl_doctor.tools.variables.view import Problem, View
 

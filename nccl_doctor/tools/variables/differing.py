@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from nccl_doctor.model import Confidence, Severity, Where
+from nccl_doctor.model.findings import Confidence, Severity, Where
 from nccl_doctor.tools.variables import Variable, table
 from nccl_doctor.tools.variables.values import canonical
 from nccl_doctor.tools.variables.view import Placed, Problem, Seen, View

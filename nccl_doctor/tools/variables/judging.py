@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.cluster import Cluster
-from nccl_doctor.model import Where
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.findings import Where
 from nccl_doctor.tools.variables.differing import differing
 from nccl_doctor.tools.variables.proxies import differing_proxies
 from nccl_doctor.tools.variables.rules import problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nccl_doctor.model import Confidence, Severity, Where
+from nccl_doctor.model.findings import Confidence, Severity, Where
 from nccl_doctor.tools.blame import odd_ones_out
 from nccl_doctor.tools.variables.noproxy import PROXIES
 from nccl_doctor.tools.variables.view import Placed, Problem, Seen, View

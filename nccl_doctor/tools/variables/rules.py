@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from nccl_doctor.model import Severity
+from nccl_doctor.model.findings import Severity
 from nccl_doctor.tools.nccl.ifchoice import NCCL_VARIABLE, Filter
 from nccl_doctor.tools.variables import AUTO, Leftover, Limit, Variable, table
 from nccl_doctor.tools.variables.conflicts import conflicts

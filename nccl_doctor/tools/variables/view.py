@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.cluster import Cluster, Rank
-from nccl_doctor.model import Confidence, Severity, Where
+from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.model.findings import Confidence, Severity, Where
 from nccl_doctor.redact import MASK
 from nccl_doctor.tools.gpu.models import hosts_of_several_models
 from nccl_doctor.tools.nccl.loaded import loaded_nccl

@@ -11,7 +11,7 @@ failed.
 
 from __future__ import annotations
 
-from nccl_doctor.model import Kind, Layer, Severity
+from nccl_doctor.model.findings import Kind, Layer, Severity
 
 CHECK_UNUSABLE = Kind(
     code="check-unusable",

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from nccl_doctor.cluster import Cluster, Host, OutcomeStatus, Rank
-from nccl_doctor.job import Job
 from nccl_doctor.launch import Launch
-from nccl_doctor.model import (
+from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
+from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
     Finding,
@@ -26,6 +25,7 @@ from nccl_doctor.model import (
     Status,
     Where,
 )
+from nccl_doctor.model.job import Job
 
 SCHEMA_VERSION = "1"
 VERDICTS = ("pass", "warn", "fail", "unknown")
