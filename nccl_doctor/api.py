@@ -14,7 +14,6 @@ What is unexpected is left to the engine: an exception in `observe` or `judge` m
 
 from __future__ import annotations
 
-from nccl_doctor.launch import Launch, LaunchProblem
 from nccl_doctor.model.check import Check, Context, Peers, Skip, Untested
 from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import (
@@ -31,6 +30,7 @@ from nccl_doctor.model.findings import (
     number_range,
 )
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.launch import Launch, LaunchProblem
 from nccl_doctor.tools.binding.deepspeed import IMPORT as IMPORT_DEEPSPEED
 from nccl_doctor.tools.binding.deepspeed import (
     accelerator_of,

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nccl_doctor import identity, probe
+from nccl_doctor import probe
 from nccl_doctor.doorkeeper import Door
 from nccl_doctor.history import Past, compare
-from nccl_doctor.hostlaunch import become, placed
-from nccl_doctor.launch import Launch
+from nccl_doctor.launch import identity
+from nccl_doctor.launch.host_launch import become, placed
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, RoundPeers
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import ALONE, Outcome
 from nccl_doctor.model.findings import Finding, Round, Scope
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report, cluster_of

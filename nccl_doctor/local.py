@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nccl_doctor.examine import Run, examine_alone, introduce
 from nccl_doctor.guardian import Guardian
-from nccl_doctor.launch import detect
+from nccl_doctor.launch.detect import detect
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report

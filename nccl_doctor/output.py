@@ -24,7 +24,7 @@ from nccl_doctor.report.text import safe
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
-    from nccl_doctor.launch import Launch
+    from nccl_doctor.model.launch import Launch
 
 _PIPE_WIDTH = 100
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")

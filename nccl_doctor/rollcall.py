@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nccl_doctor.examine import SETTLE_S, Run, take_place
-from nccl_doctor.hostlaunch import OWN
+from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model.findings import number_range

@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from nccl_doctor import identity, registry, spawn
+from nccl_doctor import registry
 from nccl_doctor.examine import Departure, Run
 from nccl_doctor.guardian import Guardian
 from nccl_doctor.history import Past
-from nccl_doctor.hostlaunch import DEFAULT_PORT, become, free_port, host_flags, host_launch, placed
-from nccl_doctor.launch import Launch, detect
+from nccl_doctor.launch import identity, local_ranks
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import (
+    DEFAULT_PORT,
+    become,
+    free_port,
+    host_flags,
+    host_launch,
+    placed,
+)
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.profiles import unable
@@ -52,7 +61,7 @@ def run(
         flags = told
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(prepare(options, found, environ, started, past), write)
-    nproc = spawn.num_local_ranks(flags.nproc_per_node or "auto", environ)
+    nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
     guardian = Guardian(started + options.timeout_s, lambda why: _no_report(why, options))
     import_torch()
     guardian.dismiss()
@@ -75,7 +84,7 @@ def run(
         run_.meeting = meeting
         return _supervise(run_, write)
 
-    return spawn.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
+    return local_ranks.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
 
 
 def prepare(

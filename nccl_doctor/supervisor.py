@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import doorkeeper, forks, identity
+from nccl_doctor import doorkeeper, forks
 from nccl_doctor.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.examine import (
     PROTOCOL,
@@ -28,7 +28,8 @@ from nccl_doctor.examine import (
     take_place,
 )
 from nccl_doctor.guardian import LAST_WORDS_S, Guardian
-from nccl_doctor.hostlaunch import OWN
+from nccl_doctor.launch import identity
+from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.ledger import Ledger
 from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import kinds

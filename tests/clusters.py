@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Level
+from nccl_doctor.model.launch import Launch
 
 
 def outcome(value: Mapping[str, Any] | Outcome) -> dict[str, Any]:

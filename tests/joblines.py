@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.jobline import JobLine, read
+from nccl_doctor.launch.command_line import JobLine, read
 
 
 def job(line: str, cwd: Path = Path("/nonexistent"), **environ: str) -> JobLine:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nccl_doctor.launch import Launch, LaunchProblem, detect
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.model.launch import Launch, LaunchProblem
 
 MASTER = {"MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
 TORCHRUN = {

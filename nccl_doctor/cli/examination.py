@@ -20,9 +20,9 @@ from nccl_doctor.model.job import GROUPS
 
 if TYPE_CHECKING:
     from nccl_doctor.examine import Departure
-    from nccl_doctor.fleet.run import Fleet
+    from nccl_doctor.gather.over_ssh import Fleet
     from nccl_doctor.history import Past
-    from nccl_doctor.launch import Launch
+    from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.options import Flags, Options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -223,9 +223,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
 def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
     """Examine the cluster that this process is a rank or a host of; the exit code."""
+    from nccl_doctor.launch.local_ranks import NoGpu
     from nccl_doctor.output import leave, relay
     from nccl_doctor.run import run as examine
-    from nccl_doctor.spawn import NoGpu
 
     def write(departure: Departure, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -241,8 +241,8 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     """Examine the cluster of a hostfile; the exit code."""
     from nccl_doctor.examine import Departure
-    from nccl_doctor.fleet.run import run_on_hosts
-    from nccl_doctor.launch import Launch
+    from nccl_doctor.gather.over_ssh import run_on_hosts
+    from nccl_doctor.model.launch import Launch
     from nccl_doctor.output import leave
 
     try:

@@ -128,7 +128,7 @@ def relayed_options(ctx: click.Context) -> Options:
         click.UsageError: they are not for this version, or name a check that is not here.
         click.Abort: whoever started it is gone.
     """
-    from nccl_doctor.fleet.relay import attend
+    from nccl_doctor.launch.ssh.relay import attend
 
     try:
         options = attend()

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from nccl_doctor.fleet import exports, hostfile, relay, ssh
-from nccl_doctor.fleet.hostfile import Entry
-from nccl_doctor.jobline import JobLine, JobLineError, read, which
-from nccl_doctor.launch import Launch, detect
+from nccl_doctor.launch.command_line import JobLine, JobLineError, read, which
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
+from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
 
 if TYPE_CHECKING:
-    from nccl_doctor.fleet.run import Fleet
+    from nccl_doctor.gather.over_ssh import Fleet
 
 _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 
@@ -151,7 +152,7 @@ def _check(ctx: click.Context, flags: Flags, launch: Launch) -> None:
             f"--nnodes {nnodes}: give --master-addr, the name or address of node 0's host", ctx
         )
     if flags.nproc_per_node is not None:
-        from nccl_doctor.spawn import num_local_ranks
+        from nccl_doctor.launch.local_ranks import num_local_ranks
 
         try:
             num_local_ranks(flags.nproc_per_node, os.environ)
@@ -173,7 +174,7 @@ def _fleet_of(
 
     `chosen` are the hosts of it that a job uses, with as many slots as ranks; None: all.
     """
-    from nccl_doctor.fleet.run import Fleet
+    from nccl_doctor.gather.over_ssh import Fleet
 
     if launch.launcher != "none" and not flags.starts_ranks:
         raise click.UsageError(
@@ -198,10 +199,10 @@ def _fleet_of(
         )
     if shutil.which("ssh") is None:
         raise click.UsageError("--hostfile needs ssh, and there is none in PATH: install it", ctx)
-    if len(relay.letter(Options(), variables)) > ssh.WORD_MAX // 2:
+    if len(relay.letter(Options(), variables)) > connection.WORD_MAX // 2:
         raise click.UsageError(
             f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
-            f"larger than {ssh.WORD_MAX >> 11} KiB; unset what the job does not need",
+            f"larger than {connection.WORD_MAX >> 11} KiB; unset what the job does not need",
             ctx,
         )
     return Fleet.of(path, entries, nproc, flags, variables)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.cluster import ALONE, Cluster
 from nccl_doctor.model.findings import Figure, Finding, Kind, Layer, Level, Round, Scope
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.launch import Launch
 
 
 class Skip(Exception):

@@ -8,9 +8,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.findings import Level, Where
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.launch import Launch
 
 ALONE = "alone"
 """Name of the one round of a check that observes without peers."""

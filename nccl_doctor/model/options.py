@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.launch import Launch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model.findings import (
     CheckResult,
@@ -26,6 +25,7 @@ from nccl_doctor.model.findings import (
     Where,
 )
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.launch import Launch
 
 SCHEMA_VERSION = "1"
 VERDICTS = ("pass", "warn", "fail", "unknown")

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.cluster import ALONE
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.tables import cell_text, is_table
 from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii

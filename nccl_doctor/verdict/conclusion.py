@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor import __version__
-from nccl_doctor.launch import MALFORMED
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES
+from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report, cluster_of, record, run_of
 from nccl_doctor.silence import silent_ranks
 from nccl_doctor.verdict.causes import explain, fold, root_causes

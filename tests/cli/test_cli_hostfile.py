@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nccl_doctor.fleet.relay import MARKER, letter
+from nccl_doctor.launch.ssh.relay import MARKER, letter
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port

@@ -15,7 +15,7 @@ import pytest
 
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.handover import COMMAND
-from nccl_doctor.jobline import JobLine, read
+from nccl_doctor.launch.command_line import JobLine, read
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
 

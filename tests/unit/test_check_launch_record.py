@@ -11,8 +11,8 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
-from nccl_doctor.hostlaunch import host_launch
-from nccl_doctor.launch import detect
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.options import Flags
 from tests import findings
 from tests.clusters import change_rank, make_cluster

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Context
-from nccl_doctor.launch import Launch
+from nccl_doctor.model.launch import Launch
 from tests.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "torch_import")

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.fleet.hostfile import parse
-from nccl_doctor.fleet.run import Fleet, combine, report_of
-from nccl_doctor.fleet.ssh import Ended, Heard
+from nccl_doctor.gather.over_ssh import Fleet, combine, report_of
+from nccl_doctor.launch.ssh.connection import Ended, Heard
+from nccl_doctor.launch.ssh.hostfile import parse
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report

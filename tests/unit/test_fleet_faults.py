@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.fleet.faults import Failed, findings
-from nccl_doctor.fleet.relay import MARKER
-from nccl_doctor.fleet.ssh import Ended
+from nccl_doctor.launch.ssh.connection import Ended
+from nccl_doctor.launch.ssh.faults import Failed, findings
+from nccl_doctor.launch.ssh.relay import MARKER
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,
     REMOTE_COMMAND_FAILED,

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.fleet.hostfile import MAX_BYTES, Entry, HostfileError, parse, ranks_per_host, read
+from nccl_doctor.launch.ssh.hostfile import (
+    MAX_BYTES,
+    Entry,
+    HostfileError,
+    parse,
+    ranks_per_host,
+    read,
+)
 
 
 def hosts(text: str) -> list[tuple[str, int | None]]:

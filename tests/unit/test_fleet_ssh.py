@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nccl_doctor.fleet.ssh import STDERR_MAX, Heard, converse, ssh_command
+from nccl_doctor.launch.ssh.connection import STDERR_MAX, Heard, converse, ssh_command
 
 # It is not our code that this stands in for: an ssh that always gets in, to this very host.
 SSH = """#!/bin/sh
@@ -202,7 +202,7 @@ def test_who_gets_ready_after_a_signal_is_told_nothing():
 def test_they_notice_when_this_process_is_killed(tmp_path):
     code = (
         "import sys, time\n"
-        "from nccl_doctor.fleet.ssh import converse\n"
+        "from nccl_doctor.launch.ssh.connection import converse\n"
         "now = time.monotonic()\n"
         "converse([['sh', '-c', sys.argv[1]]], marker='ready', word=lambda lost: 'go\\n',\n"
         "         ready_by=now + 5, deadline=now + 60)\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.jobline import JobLine, JobLineError, read
+from nccl_doctor.launch.command_line import JobLine, JobLineError, read
 
 FILE = """\
 compute_environment: LOCAL_MACHINE

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.jobline import which
+from nccl_doctor.launch.command_line import which
 
 
 @pytest.fixture
@@ -77,6 +77,7 @@ def test_what_cannot(line: str, words: str, cwd: Path):
 
 def test_reading_a_line_needs_no_launcher():
     code = (
-        "import sys, nccl_doctor.jobline; sys.exit(bool({'torch', 'deepspeed'} & {*sys.modules}))"
+        "import sys, nccl_doctor.launch.command_line;"
+        "sys.exit(bool({'torch', 'deepspeed'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch.distributed import launch, run
 from torch.distributed.elastic.rendezvous import utils
 
-from nccl_doctor.jobline import JobLineError, accelerate, deepspeed, read, torchrun
-from nccl_doctor.jobline.flags import Table, read_flags
-from nccl_doctor.jobline.record import Said
+from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed, read, torchrun
+from nccl_doctor.launch.command_line.flags import Table, read_flags
+from nccl_doctor.launch.command_line.record import Said
 
 
 class Refused(Exception):

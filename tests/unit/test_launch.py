@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.launch import Launch, detect
-from nccl_doctor.launchers import LAUNCHERS, TORCH
+from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
+from nccl_doctor.model.launch import Launch
 from tests.launches import (
     BATCH,
     DEEPSPEED,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from nccl_doctor.launch import detect
+from nccl_doctor.launch.detect import detect
 from tests.launches import MASTER, OPEN_MPI, PLAIN, SRUN, TORCHRUN, codes, problem, without
 
 

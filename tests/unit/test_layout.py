@@ -118,8 +118,8 @@ def test_the_engine_knows_no_check_and_only_the_command_line_knows_renderers(pat
     if path.parent.name != "cli":
         assert not [module for module in modules if of(module, "nccl_doctor.output")]
     if path.parent.name not in ("cli", "fleet"):
-        fleet = {module for module in modules if module.startswith("nccl_doctor.fleet.")}
-        assert all(of(module, "nccl_doctor.fleet.hostfile") for module in fleet)
+        fleet = {module for module in modules if module.startswith("nccl_doctor.launch.ssh.")}
+        assert all(of(module, "nccl_doctor.launch.ssh.hostfile") for module in fleet)
 
 
 @pytest.mark.parametrize("path", sorted((ENGINE / "tools").rglob("*.py")), ids=named)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from nccl_doctor.launch import Launch
 from nccl_doctor.model.findings import Level
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
 
 TORCHRUN = Launch(

@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
-from nccl_doctor.launch import LaunchProblem
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Level
+from nccl_doctor.model.launch import LaunchProblem
 from nccl_doctor.model.report import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format

@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.examine import Departure
-from nccl_doctor.launch import Launch
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.output import leave

@@ -17,7 +17,7 @@ START_S = 10.0  # of an interpreter, on a busy machine
 _HOST = """
 import os, signal, sys, time
 from nccl_doctor.model.layout import Place
-from nccl_doctor.spawn import run_host
+from nccl_doctor.launch.local_ranks import run_host
 
 sent = []
 really = os.kill
@@ -50,7 +50,7 @@ def test_who_was_reaped_is_sent_no_signal() -> None:
 
 _KILLED = """
 import os, time
-from nccl_doctor.spawn import run_host
+from nccl_doctor.launch.local_ranks import run_host
 
 print(run_host(1, lambda start: os.kill(os.getpid(), NUMBER), None, time.monotonic() + 30))
 """

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.fleet.relay import MARKER
-from nccl_doctor.fleet.ssh import Ended
+from nccl_doctor.launch.ssh.connection import Ended
+from nccl_doctor.launch.ssh.relay import MARKER
 from nccl_doctor.model.findings import Finding, Kind, Where
 from nccl_doctor.model.kinds import (
     CONFIG_BAD_VALUE,

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nccl_doctor.launch import Launch
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Place
 from nccl_doctor.model.options import Flags
 

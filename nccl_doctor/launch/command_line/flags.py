@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from nccl_doctor.jobline.record import JobLineError, Said
+from nccl_doctor.launch.command_line.record import JobLineError, Said
 
 _TYPO = 0.85
 """Likeness from which an unknown flag is a known one misspelt, and not one of another version."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_doctor.jobline import accelerate_config, deepspeed, torchrun
-from nccl_doctor.jobline.accelerate_config import Config
-from nccl_doctor.jobline.flags import Table, read_flags
-from nccl_doctor.jobline.record import (
+from nccl_doctor.launch.command_line import accelerate_config, deepspeed, torchrun
+from nccl_doctor.launch.command_line.accelerate_config import Config
+from nccl_doctor.launch.command_line.flags import Table, read_flags
+from nccl_doctor.launch.command_line.record import (
     DEFAULT,
     MAX_PORT,
     Draft,

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nccl_doctor.errands import send
-from nccl_doctor.jobline.record import JobLineError
-from nccl_doctor.jobline.wrappers import unwrap
+from nccl_doctor.launch.command_line.record import JobLineError
+from nccl_doctor.launch.command_line.wrappers import unwrap
 from nccl_doctor.suggest import suggest
 
 _LIKELY = ("torchrun", "accelerate", "deepspeed", "python", "python3", "srun", "mpirun", "env")

@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_doctor.fleet import hostfile
-from nccl_doctor.fleet.hostfile import Entry
-from nccl_doctor.jobline.flags import Table, read_flags
-from nccl_doctor.jobline.record import (
+from nccl_doctor.launch.command_line.flags import Table, read_flags
+from nccl_doctor.launch.command_line.record import (
     DEFAULT,
     MAX_PORT,
     Draft,
@@ -24,6 +22,8 @@ from nccl_doctor.jobline.record import (
     is_file,
     number,
 )
+from nccl_doctor.launch.ssh import hostfile
+from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.suggest import suggest
 
 FLAGS = Table(

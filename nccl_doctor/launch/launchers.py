@@ -1,6 +1,6 @@
 """The table of launchers: how each is recognised, and which of its variables mean what.
 
-`nccl_doctor.launch` reads it. The traps are written where they bite.
+`nccl_doctor.launch.detect` reads it. The traps are written where they bite.
 """
 
 from __future__ import annotations

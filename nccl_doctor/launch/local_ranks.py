@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from nccl_doctor import forks, identity
+from nccl_doctor import forks
+from nccl_doctor.launch import identity
 from nccl_doctor.model.layout import Address, Place
 
 CPU_RANKS = 2

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from typing import Any
 
-from nccl_doctor.launchers import (
+from nccl_doctor.launch.launchers import (
     HYDRA,
     LAUNCHERS,
     MASTER_ADDR_LINES,
@@ -26,106 +25,8 @@ from nccl_doctor.launchers import (
     number,
     tasks_on_node,
 )
+from nccl_doctor.model.launch import DERIVED, Launch, LaunchProblem
 
-MALFORMED = frozenset(
-    ("launch-missing-variable", "launch-bad-value", "rank-out-of-range", "local-rank-out-of-range")
-)
-"""Problems that no cluster can cure: the launch itself is a configuration error."""
-
-
-@dataclass(frozen=True)
-class LaunchProblem:
-    """Something wrong with what the launcher said; becomes a finding of the same code.
-
-    `variables` maps the names involved to their values as found (None: not set). `fatal` is False
-    where torch would start all the same, and only other readers of the environment are misled.
-    """
-
-    code: str
-    message: str
-    variables: Mapping[str, str | None] = field(default_factory=dict)
-    fix: str = ""
-    fatal: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "variables": dict(self.variables),
-            "fix": self.fix,
-            "fatal": self.fatal,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LaunchProblem:
-        """Inverse of `to_json`."""
-        return cls(
-            data["code"],
-            data["message"],
-            data.get("variables", {}),
-            data.get("fix", ""),
-            data.get("fatal", True),
-        )
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Who this process is in the job, and which variable said so.
-
-    A field that nothing told, or told wrongly, is None. `sources` maps field name → variable name,
-    `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent serves
-    the store.
-    """
-
-    launcher: str = "none"
-    rank: int | None = None
-    world_size: int | None = None
-    local_rank: int | None = None
-    local_world_size: int | None = None
-    node_rank: int | None = None
-    nnodes: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    run_id: str | None = None
-    restart_count: int = 0
-    agent_store: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[LaunchProblem, ...] = ()
-
-    def is_complete(self) -> bool:
-        """Whether all four values of torch's env:// rendezvous are known."""
-        return None not in (self.rank, self.world_size, self.master_addr, self.master_port)
-
-    @property
-    def per_host(self) -> bool:
-        """Whether one process was started per host and told its node rank only (Kubeflow): the
-        local ranks have yet to be started.
-        """
-        return self.launcher == "kubeflow"
-
-    def told(self, name: str) -> Any:
-        """The value of a field if somebody said it; None where it was only derived."""
-        return None if self.sources.get(name, "").startswith(_DERIVED) else getattr(self, name)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, every field present."""
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {
-            **data,
-            "sources": dict(self.sources),
-            "problems": [problem.to_json() for problem in self.problems],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Launch:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
-        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        known["problems"] = tuple(map(LaunchProblem.from_json, known.get("problems", ())))
-        return cls(**known)
-
-
-_DERIVED = "derived from "
 _MANY = 10_000_000
 """More processes than any cluster has: a larger number is a mistake."""
 
@@ -349,7 +250,7 @@ class _Reading:
     def _derive(self, name: str, value: int | str, reason: str) -> None:
         told = any(variable in self.environ for variable in self.launcher.variables(name))
         if name not in self.values and not told:
-            self.values[name], self.sources[name] = value, _DERIVED + reason
+            self.values[name], self.sources[name] = value, DERIVED + reason
 
     def check_ranges(self) -> None:
         """Each number against the size that bounds it."""
@@ -362,7 +263,7 @@ class _Reading:
                 continue
             sources = (self.sources[name], self.sources[size])
             value, limit = self.values[name], self.values[size]
-            if value >= limit and not any(source.startswith(_DERIVED) for source in sources):
+            if value >= limit and not any(source.startswith(DERIVED) for source in sources):
                 message = f"{sources[0]}={value} with {sources[1]}={limit}"
                 last = f"0–{limit - 1}" if limit > 1 else "0"
                 fix = f"{sources[0]} counts from 0: set it to {last}, or raise {sources[1]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.errands import send
-from nccl_doctor.fleet.hostfile import Entry
+from nccl_doctor.launch.ssh.hostfile import Entry
 
 
 class JobLineError(ValueError):

@@ -10,8 +10,8 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from nccl_doctor.jobline.flags import Table, read_flags
-from nccl_doctor.jobline.record import (
+from nccl_doctor.launch.command_line.flags import Table, read_flags
+from nccl_doctor.launch.command_line.record import (
     DEFAULT,
     MAX_PORT,
     Draft,

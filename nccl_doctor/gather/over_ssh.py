@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.fleet import faults
-from nccl_doctor.fleet.hostfile import Entry
-from nccl_doctor.fleet.relay import MARKER, letter
-from nccl_doctor.fleet.ssh import Ended, Heard, converse, ssh_command
 from nccl_doctor.history import Past, judge_beside
-from nccl_doctor.hostlaunch import DEFAULT_PORT, OWN
+from nccl_doctor.launch.host_launch import DEFAULT_PORT, OWN
+from nccl_doctor.launch.ssh import faults
+from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
+from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.launch.ssh.program import own_words
+from nccl_doctor.launch.ssh.relay import MARKER, letter
 from nccl_doctor.merge import merge
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.program import own_words
 from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
-from nccl_doctor.jobline import accelerate, deepspeed, torchrun
-from nccl_doctor.jobline.record import JobLine, JobLineError
-from nccl_doctor.jobline.wrappers import advice, unwrap
+from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
+from nccl_doctor.launch.command_line.record import JobLine, JobLineError
+from nccl_doctor.launch.command_line.wrappers import advice, unwrap
 
 _PROGRAMS = {  # name of a program: launcher, and the words that have to follow
     "torchrun": ("torchrun", ()),

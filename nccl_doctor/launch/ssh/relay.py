@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nccl_doctor import __version__
-from nccl_doctor.fleet import exports
+from nccl_doctor.launch.ssh import exports
 from nccl_doctor.model.options import Options
 
 MARKER = "nccl-doctor relay: ready, version "
