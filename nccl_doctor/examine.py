@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nccl_doctor import probe
 from nccl_doctor.doorkeeper import Door
 from nccl_doctor.history import Past, compare
 from nccl_doctor.launch import identity
@@ -26,6 +25,7 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.observe import probe
 from nccl_doctor.progress import Progress
 from nccl_doctor.redact import allowed
 from nccl_doctor.registry import Registry

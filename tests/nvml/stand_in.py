@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import probe
 from nccl_doctor.model.cluster import Outcome
+from nccl_doctor.observe import probe
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 MACHINES = Path(__file__).with_name("machines")

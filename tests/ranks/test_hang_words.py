@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import probe
 from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import OutcomeStatus
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.observe import probe
 from nccl_doctor.tools.groups.forming import speak_up
 from nccl_doctor.tools.groups.witness import watch
 from tests.broken import broken

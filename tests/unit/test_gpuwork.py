@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from nccl_doctor import probe
 from nccl_doctor.api import (
     GPU_STEPS,
     DeviceWork,
@@ -25,6 +24,7 @@ from nccl_doctor.api import (
     is_gpu_error,
 )
 from nccl_doctor.checks.gpu_work import GpuWork
+from nccl_doctor.observe import probe
 from nccl_doctor.tools.machine.gpus import compute_mode
 from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
 from nccl_doctor.tools.machine.gpuwork import differences, operands, sizes

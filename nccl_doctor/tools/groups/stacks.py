@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
-_BOUNDARY = "nccl_doctor/child.py"
+_BOUNDARY = "nccl_doctor/observe/child.py"
 """Below it is how the engine came to fork this child, which differs between ranks."""
 _SERVANTS = ("nccl_doctor/mailbox.py", "groups/witness.py")
 """Threads of ours that only look on."""

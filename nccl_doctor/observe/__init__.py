@@ -1,0 +1,1 @@
+"""One `observe` in a child process that may hang or die."""
