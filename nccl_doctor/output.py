@@ -23,7 +23,7 @@ from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
 
 if TYPE_CHECKING:
-    from nccl_doctor.examine import Departure
+    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.model.launch import Launch
 
 _PIPE_WIDTH = 100
@@ -138,7 +138,7 @@ def code_of(report: Report, options: Options, code: int) -> int:
     return code if told is None else told.code
 
 
-def leave(departure: Departure, launch: Launch, options: Options) -> int:
+def leave(departure: ParticipantResult, launch: Launch, options: Options) -> int:
     """Print and save what a participant has to say as it leaves; returns its exit code.
 
     The coordinator's report goes to stdout and to the files that were asked for. The own view of
@@ -263,7 +263,7 @@ def _summarised(report: Report, path: str) -> bytes:
     return b""
 
 
-def relay(departure: Departure, launch: Launch) -> int:
+def relay(departure: ParticipantResult, launch: Launch) -> int:
     """Say to whoever started this host over ssh, as JSON on stdout and nothing else, what it needs:
     the report, or the own view of a host that never got in; once per host.
     """

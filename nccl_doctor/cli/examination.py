@@ -19,7 +19,7 @@ from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.model.job import GROUPS
 
 if TYPE_CHECKING:
-    from nccl_doctor.examine import Departure
+    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import Fleet
     from nccl_doctor.history import Past
     from nccl_doctor.model.launch import Launch
@@ -223,11 +223,11 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
 def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
     """Examine the cluster that this process is a rank or a host of; the exit code."""
+    from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu
     from nccl_doctor.output import leave, relay
-    from nccl_doctor.run import run as examine
 
-    def write(departure: Departure, launch: Launch) -> int:
+    def write(departure: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
             return relay(departure, launch)
         return leave(departure, launch, options)
@@ -240,7 +240,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
 
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     """Examine the cluster of a hostfile; the exit code."""
-    from nccl_doctor.examine import Departure
+    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.output import leave
@@ -249,7 +249,7 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
         report = run_on_hosts(fleet, options, past)
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
-    return leave(Departure(report.exit_code, report), Launch(), options)
+    return leave(ParticipantResult(report.exit_code, report), Launch(), options)
 
 
 @click.command(
@@ -276,7 +276,7 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     seconds, most of them to import torch.
     """
     options = options_of(ctx, given, first=True)
-    from nccl_doctor.local import examine_here
+    from nccl_doctor.gather.this_host import examine_here
 
     report = examine_here(options)
     sys.exit(give(report, options.outputs, options))

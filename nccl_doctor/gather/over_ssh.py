@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
+from nccl_doctor.gather.progress import Progress
 from nccl_doctor.history import Past, judge_beside
 from nccl_doctor.launch.host_launch import DEFAULT_PORT, OWN
 from nccl_doctor.launch.ssh import faults
@@ -33,7 +34,6 @@ from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry
 from nccl_doctor.verdict import conclude, judge_again

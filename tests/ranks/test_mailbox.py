@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from nccl_doctor import doorkeeper, forks, mailbox
-from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
+from nccl_doctor import forks
+from nccl_doctor.gather import control_store, store_server
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 
 PREFIX = "test/"
 
@@ -31,7 +32,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
     port = free_port()
-    served = doorkeeper.serve(port)
+    served = store_server.serve(port)
     assert served.error is None
     (pid,) = forks.living
     yield port, pid
@@ -43,8 +44,8 @@ def thread_states(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/task").glob("*/status"))
 
 
-def connect(port: int) -> Mailbox:
-    return Mailbox("127.0.0.1", port, timeout_s=5, prefix=PREFIX)
+def connect(port: int) -> ControlStore:
+    return ControlStore("127.0.0.1", port, timeout_s=5, prefix=PREFIX)
 
 
 def test_letters_of_any_size_arrive_whole(door: tuple[int, int]) -> None:
@@ -60,7 +61,7 @@ def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
     store = TCPStore("127.0.0.1", door[0], is_master=False)
     piece = 1
     while store.check([f"{PREFIX}big#{piece}"]):
-        assert len(store.get(f"{PREFIX}big#{piece}")) <= mailbox.PIECE_BYTES
+        assert len(store.get(f"{PREFIX}big#{piece}")) <= control_store.PIECE_BYTES
         piece += 1
     assert piece > 10
 
@@ -68,7 +69,7 @@ def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
 def test_a_letter_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
     box = connect(door[0])
     started = time.monotonic()
-    with pytest.raises(MailboxTimeout, match="nothing under none"):
+    with pytest.raises(StoreTimeout, match="nothing under none"):
         box.get("none", 0.3)
     assert 0.3 <= time.monotonic() - started < 1.5
     box.put("still", 1)
@@ -91,8 +92,8 @@ def test_letter_above_the_bound_is_refused(
     door: tuple[int, int],
 ) -> None:
     box = connect(door[0])
-    with pytest.raises(ValueError, match=str(mailbox.MAX_LETTER_BYTES)):
-        box.put("huge", os.urandom(mailbox.MAX_LETTER_BYTES).hex())
+    with pytest.raises(ValueError, match=str(control_store.MAX_LETTER_BYTES)):
+        box.put("huge", os.urandom(control_store.MAX_LETTER_BYTES).hex())
 
 
 def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> None:
@@ -103,11 +104,11 @@ def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> N
         time.sleep(0.005)
     try:
         started = time.monotonic()
-        with pytest.raises(MailboxLost, match="no answer from the store"):
+        with pytest.raises(StoreLost, match="no answer from the store"):
             box.put("a", 1, timeout_s=0.5)
         assert time.monotonic() - started < 2.0
         started = time.monotonic()
-        with pytest.raises(MailboxLost):
+        with pytest.raises(StoreLost):
             box.get("a", 60.0)
         assert time.monotonic() - started < 0.5  # lost stays lost, at once
     finally:
@@ -119,15 +120,15 @@ def test_dead_store_is_noticed_at_once(door: tuple[int, int]) -> None:
     box = connect(port)
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
-    with pytest.raises(MailboxLost):
+    with pytest.raises(StoreLost):
         box.get("a", 30.0)
     assert time.monotonic() - started < 5.0
 
 
 def test_nobody_there_is_a_loss_within_the_time_given() -> None:
     started = time.monotonic()
-    with pytest.raises(MailboxLost):
-        Mailbox("127.0.0.1", free_port(), timeout_s=1.0, prefix=PREFIX)
+    with pytest.raises(StoreLost):
+        ControlStore("127.0.0.1", free_port(), timeout_s=1.0, prefix=PREFIX)
     assert time.monotonic() - started < 4.0
 
 
@@ -148,8 +149,8 @@ def test_something_else_on_the_port_is_a_loss_within_the_time_given() -> None:
         thread.start()
         started = time.monotonic()
         try:
-            with pytest.raises(MailboxLost):
-                Mailbox("127.0.0.1", server.getsockname()[1], timeout_s=1.0, prefix=PREFIX)
+            with pytest.raises(StoreLost):
+                ControlStore("127.0.0.1", server.getsockname()[1], timeout_s=1.0, prefix=PREFIX)
             assert time.monotonic() - started < 4.0
         finally:
             stop.set()
@@ -157,7 +158,7 @@ def test_something_else_on_the_port_is_a_loss_within_the_time_given() -> None:
 
 
 def test_port_in_use_is_an_errno_not_a_text(door: tuple[int, int]) -> None:
-    second = doorkeeper.serve(door[0])
+    second = store_server.serve(door[0])
     assert second.facts["server"] == "self"
     assert second.error is not None
     assert second.error.errno == 98

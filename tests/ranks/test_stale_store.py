@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from nccl_doctor import doorkeeper
-from nccl_doctor.examine import PROTOCOL
-from nccl_doctor.mailbox import Mailbox
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.examine import PROTOCOL
 from tests.ranks.ranks import Ranks
 
 OPTIONS = ("--join-timeout=3", "--timeout=40", "--collective-timeout=3")
@@ -23,7 +23,7 @@ def stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     """A job of two ranks, not yet started, on whose port somebody else's store is served."""
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     ranks = Ranks(tmp_path, 2, OPTIONS, start=[])
-    door = doorkeeper.serve(ranks.port)
+    door = store_server.serve(ranks.port)
     assert door.error is None
     yield ranks
     ranks.kill()
@@ -40,7 +40,7 @@ def test_rank_0_says_that_the_port_is_taken(stale: Ranks) -> None:
 
 
 def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks) -> None:
-    old = Mailbox("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+    old = ControlStore("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
     old.add("seats", 2)
     old.put("roster", {"nonce": "old", "backend": "gloo", "tokens": {"0": "a", "1": "b"}})
     old.put("order/0", {"finish": 0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.coordinator import touches
+from nccl_doctor.gather.coordinator import touches
 from nccl_doctor.model.findings import Finding, Kind, Layer, Where
 from tests.clusters import make_cluster
 

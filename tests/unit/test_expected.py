@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from nccl_doctor.gather.evidence import Ledger
 from nccl_doctor.launch.expected_hosts import names_of_nodes
-from nccl_doctor.ledger import Ledger
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nccl_doctor.gather.evidence import Ledger
 from nccl_doctor.launch.host_launch import host_launch
-from nccl_doctor.ledger import Ledger
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options

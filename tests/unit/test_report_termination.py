@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
-from nccl_doctor.examine import Departure
+from nccl_doctor.gather.examine import ParticipantResult
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
@@ -117,10 +117,10 @@ def test_every_container_has_its_own(aside: bool, tmp_path: Path) -> None:
     path.touch()
     options = Options(outputs={"termination": str(path), "json": str(tmp_path / "r.json")})
     launch = Launch(node_rank=1, local_rank=0)
-    assert leave(Departure(1, report, aside=aside), launch, options) == 1
+    assert leave(ParticipantResult(1, report, aside=aside), launch, options) == 1
     assert path.read_text() == termination.render(report)
     (saved,) = tmp_path.glob("*.json")
     assert saved.name == ("r.node1.json" if aside else "r.json")
     path.write_text("")
-    assert leave(Departure(1, report, aside=True), Launch(local_rank=1), options) == 1
+    assert leave(ParticipantResult(1, report, aside=True), Launch(local_rank=1), options) == 1
     assert path.read_text() == ""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
+from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.merge import merge
 from nccl_doctor.model.report import Report
 from nccl_doctor.verdict import conclude
-from nccl_doctor.views import Views
 from tests.clusters import make_cluster
 from tests.reports import RUN
 
@@ -30,14 +30,14 @@ def view(host: str, *, facts: bool = True, **fields: Any) -> Report:
 
 
 def test_what_one_host_writes_another_reads(tmp_path: Path) -> None:
-    assert Views(str(tmp_path), 10).write(3, view("nd3")) == ""
-    (found,) = Views(str(tmp_path), 10).of([2, 3], 0.0)
+    assert PartialReports(str(tmp_path), 10).write(3, view("nd3")) == ""
+    (found,) = PartialReports(str(tmp_path), 10).of([2, 3], 0.0)
     assert found.hosts[0]["host"] == "nd3"
     assert [path.name for path in tmp_path.iterdir()] == ["node3.json"]
 
 
 def test_files_of_earlier_runs_and_no_reports_are_left_out(tmp_path: Path) -> None:
-    views = Views(str(tmp_path), 10)
+    views = PartialReports(str(tmp_path), 10)
     views.write(1, view("nd1"))
     old = time.time() - 60
     os.utime(tmp_path / "node1.json", (old, old))
@@ -47,7 +47,7 @@ def test_files_of_earlier_runs_and_no_reports_are_left_out(tmp_path: Path) -> No
 
 
 def test_a_host_that_has_only_started_is_waited_for(tmp_path: Path) -> None:
-    views = Views(str(tmp_path), 10)
+    views = PartialReports(str(tmp_path), 10)
     views.write(1, view("nd1", facts=False))
     began = time.monotonic()
     assert len(views.of([1], 0.3)) == 1
@@ -59,20 +59,20 @@ def test_a_host_that_has_only_started_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_two_hosts_that_claim_one_node_rank_both_keep_their_view(tmp_path: Path) -> None:
-    views = Views(str(tmp_path), 10)
+    views = PartialReports(str(tmp_path), 10)
     for host in ("nd0", "nd5", "nd0", "nd5"):
         assert views.write(0, view(host)) == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node0.json", "node0.nd5.json"]
 
 
 def test_a_folder_that_went_away_is_told_and_costs_nothing_else(tmp_path: Path) -> None:
-    views = Views(str(tmp_path / "gone"), 10)
+    views = PartialReports(str(tmp_path / "gone"), 10)
     assert "gone/node0.json: No such file" in views.write(0, view("nd0"))
     assert views.of([1], 0.0) == []
 
 
 def test_without_a_folder_nothing_is_written_or_read() -> None:
-    views = Views(None, 10)
+    views = PartialReports(None, 10)
     assert views.write(0, view("nd0")) == ""
     assert views.of([0], 5.0) == []
 
@@ -90,7 +90,7 @@ def files_in(folder: Path) -> dict[str, int]:
 
 
 def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path: Path) -> None:
-    one, other = (Views(str(tmp_path), 10, redact=True) for _ in range(2))
+    one, other = (PartialReports(str(tmp_path), 10, redact=True) for _ in range(2))
     assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
     (heard,) = one.of([1], 0.0)
     assert heard.hosts[0]["host"] == "bilbo", "hosts hear each other by their real names"
@@ -116,18 +116,18 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
 
 
 def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
-    shut_out = Views(str(tmp_path), 10, redact=True)
+    shut_out = PartialReports(str(tmp_path), 10, redact=True)
     shut_out.write(3, view("gandalf"))
     assert shut_out.leave(3, view("gandalf"), heard=False) == ""
     assert files_in(tmp_path)[".private/node3.json"] == 0o600
     assert "gandalf" not in (tmp_path / "node3.json").read_text()
-    (heard,) = Views(str(tmp_path), 10, redact=True).of([3], 0.0)
+    (heard,) = PartialReports(str(tmp_path), 10, redact=True).of([3], 0.0)
     assert heard.hosts[0]["host"] == "gandalf"
     assert ".private/node3.json" not in files_in(tmp_path)
 
 
 def test_two_hosts_of_one_node_rank_keep_their_redacted_views(tmp_path: Path) -> None:
-    views = Views(str(tmp_path), 10, redact=True)
+    views = PartialReports(str(tmp_path), 10, redact=True)
     for host in ("gandalf", "bilbo"):
         assert views.leave(0, view(host), heard=True) == ""
     names = [path.name for path in sorted(tmp_path.glob("*.json"))]
@@ -141,13 +141,13 @@ def test_with_a_key_of_ones_own_and_with_one_that_is_not_there(tmp_path: Path) -
     seen = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        views = Views(str(tmp_path / name), 10, redact=True, redact_key=str(key))
+        views = PartialReports(str(tmp_path / name), 10, redact=True, redact_key=str(key))
         assert views.leave(0, view("gandalf"), heard=True) == ""
         seen.append((tmp_path / name / "node0.json").read_text())
     assert seen[0] == seen[1]
-    lost = Views(str(tmp_path / "one"), 10, redact=True, redact_key=str(tmp_path / "no"))
+    lost = PartialReports(str(tmp_path / "one"), 10, redact=True, redact_key=str(tmp_path / "no"))
     assert "No such file" in lost.leave(7, view("nd7"), heard=True)
     assert not (tmp_path / "one" / "node7.json").exists()
-    gone = Views(str(tmp_path / "gone"), 10, redact=True)
+    gone = PartialReports(str(tmp_path / "gone"), 10, redact=True)
     assert "No such file" in gone.write(0, view("nd0"))
     assert "No such file" in gone.leave(0, view("nd0"), heard=True)

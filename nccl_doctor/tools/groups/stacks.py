@@ -7,7 +7,7 @@ import re
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
 _BOUNDARY = "nccl_doctor/observe/child.py"
 """Below it is how the engine came to fork this child, which differs between ranks."""
-_SERVANTS = ("nccl_doctor/mailbox.py", "groups/witness.py")
+_SERVANTS = ("nccl_doctor/gather/control_store.py", "groups/witness.py")
 """Threads of ours that only look on."""
 _TORCH = "site-packages/"
 _MOST_FRAMES = 14

@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from nccl_doctor.examine import SETTLE_S, Departure, Run, hold
-from nccl_doctor.ledger import Ledger
-from nccl_doctor.mailbox import OPERATION_S, Mailbox
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.examine import SETTLE_S, ParticipantResult, Run, hold
+from nccl_doctor.gather.join import Join
+from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity
-from nccl_doctor.rollcall import RollCall
 from nccl_doctor.verdict import judge_all
-from nccl_doctor.views import Views
 
 VIEWS_S = 2.5
 """How long the own views of absent hosts are awaited: they give up when the roll call does."""
@@ -30,7 +30,7 @@ GOODBYE_S = 3.0
 class Coordinator:
     """Conducts one run; the participant in it that is rank 0 takes part as any other."""
 
-    def __init__(self, run: Run, box: Mailbox, ledger: Ledger, views: Views) -> None:
+    def __init__(self, run: Run, box: ControlStore, ledger: Ledger, views: PartialReports) -> None:
         self._run = run
         self._views = views
         self._box = box
@@ -38,15 +38,15 @@ class Coordinator:
         self._number = 0
         self._silent: set[int] = set()
 
-    def conduct(self) -> Departure:
+    def conduct(self) -> ParticipantResult:
         """From the roll call to the verdict.
 
         Raises:
-            MailboxLost: the store broke off.
+            StoreLost: the store broke off.
         """
         run = self._run
         run.nonce = secrets.token_hex(8)
-        roll = RollCall(run, self._box, self._ledger)
+        roll = Join(run, self._box, self._ledger)
         roll.call()
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
@@ -56,7 +56,7 @@ class Coordinator:
         nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
         report = run.judge(self._ledger, complete=True, views=self._views.of(nodes, VIEWS_S))
-        return Departure(report.exit_code, report, finish=self._send_home)
+        return ParticipantResult(report.exit_code, report, finish=self._send_home)
 
     # -- rounds ---------------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nccl_doctor.examine import SETTLE_S, Run, take_place
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.examine import SETTLE_S, Run, take_place
 from nccl_doctor.launch.host_launch import OWN
-from nccl_doctor.ledger import Ledger
-from nccl_doctor.mailbox import OPERATION_S, Mailbox
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
 
@@ -26,10 +26,10 @@ only show who else does."""
 _PAUSES_S = (0.002, 0.05)
 
 
-class RollCall:
+class Join:
     """The roll call of one run, on the coordinator."""
 
-    def __init__(self, run: Run, box: Mailbox, ledger: Ledger) -> None:
+    def __init__(self, run: Run, box: ControlStore, ledger: Ledger) -> None:
         self._run = run
         self._box = box
         self._ledger = ledger
@@ -39,7 +39,7 @@ class RollCall:
         """Wait for all or until the join time-out, then tell everybody who is in.
 
         Raises:
-            MailboxLost: the store broke off.
+            StoreLost: the store broke off.
         """
         run = self._run
         self._opened = time.monotonic()

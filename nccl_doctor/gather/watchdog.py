@@ -21,7 +21,7 @@ LAST_WORDS_S = 5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Guardian:
+class Watchdog:
     """Watches the deadline and the signals of this process."""
 
     def __init__(self, deadline: float, last_words: Callable[[str], int]) -> None:

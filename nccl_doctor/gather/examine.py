@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nccl_doctor.doorkeeper import Door
+from nccl_doctor.gather.control_store import ControlStore, RoundPeers
+from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.store_server import Door
 from nccl_doctor.history import Past, compare
 from nccl_doctor.launch import identity
 from nccl_doctor.launch.host_launch import become, placed
-from nccl_doctor.ledger import Ledger
-from nccl_doctor.mailbox import Mailbox, RoundPeers
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import ALONE, Outcome
 from nccl_doctor.model.findings import Finding, Round, Scope
@@ -26,7 +27,6 @@ from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.observe import probe
-from nccl_doctor.progress import Progress
 from nccl_doctor.redact import allowed
 from nccl_doctor.registry import Registry
 from nccl_doctor.unite import unite
@@ -140,7 +140,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Departure:
+class ParticipantResult:
     """How a participant leaves: with whose report (None: the coordinator has it), and what code.
 
     `aside` marks the own view of one that is not the coordinator: it must not take the place of the
@@ -223,7 +223,7 @@ def observing(check: Check, context: Context, deadline: float, grace_s: float = 
     return probe.Job(check.name, work, deadline + grace_s, shared=check.cost == "instant")
 
 
-def take_place(run: Run, place: Place, box: Mailbox) -> None:
+def take_place(run: Run, place: Place, box: ControlStore) -> None:
     """Become the first rank of a host that has been given its place, and start the others.
 
     They sign in where this one did.
@@ -239,7 +239,7 @@ def round_from(order: Mapping[str, Any]) -> Round:
     return Round(order["round"], groups, order["deadline_s"], order["params"])
 
 
-def hold(run: Run, box: Mailbox, check: Check, round_: Round) -> Outcome:
+def hold(run: Run, box: ControlStore, check: Check, round_: Round) -> Outcome:
     """Take part in one round, in a child, and return how it ended."""
     group = next(group for group in round_.groups if run.seat in group)
     name = f"{PROTOCOL}/{run.nonce}/{check.name}/{round_.name}/{min(group)}/"

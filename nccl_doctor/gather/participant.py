@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import doorkeeper, forks
-from nccl_doctor.coordinator import GOODBYE_S, Coordinator
-from nccl_doctor.examine import (
+from nccl_doctor import forks
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
+from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.examine import (
     PROTOCOL,
     SETTLE_S,
-    Departure,
+    ParticipantResult,
     Run,
     examine_alone,
     hold,
@@ -27,17 +30,15 @@ from nccl_doctor.examine import (
     round_from,
     take_place,
 )
-from nccl_doctor.guardian import LAST_WORDS_S, Guardian
+from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.launch import identity
 from nccl_doctor.launch.host_launch import OWN
-from nccl_doctor.ledger import Ledger
-from nccl_doctor.mailbox import Mailbox, MailboxLost, MailboxTimeout
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.layout import Place
 from nccl_doctor.verdict import judge_all
-from nccl_doctor.views import Views
 
 SHORT_ROAD_S = 2.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""
@@ -50,10 +51,10 @@ _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
 
 
-class Supervisor:
+class Participant:
     """The run of one participant; `run` is the only method to call, once."""
 
-    def __init__(self, run: Run, write: Callable[[Departure], int]) -> None:
+    def __init__(self, run: Run, write: Callable[[ParticipantResult], int]) -> None:
         """`write` prints and saves a departure's report and returns its exit code."""
         self._run = run
         self._write = write
@@ -61,14 +62,14 @@ class Supervisor:
         self._ledger = Ledger(run.launch, self._scopes, run.environ)
         self._letter: dict[str, Any] = {}
         self._is_second = False
-        self._box: Mailbox | None = None
-        self._views = Views(
+        self._box: ControlStore | None = None
+        self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
             redact=run.options.redact,
             redact_key=run.options.redact_key,
         )
-        self._guardian = Guardian(run.deadline - LAST_REPORT_S, self._last_words)
+        self._guardian = Watchdog(run.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -82,7 +83,7 @@ class Supervisor:
         code = self._write(departure)
         if not self._leave_last_view(departure) and run.options.exit_profile == "native":
             code = max(code, 3)
-        with contextlib.suppress(MailboxLost):  # the report is written; nobody is left to be told
+        with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
             departure.finish(code)
         run.door.close()
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
@@ -91,20 +92,20 @@ class Supervisor:
         forks.kill_living()
         return code
 
-    def _depart(self) -> Departure:
+    def _depart(self) -> ParticipantResult:
         run = self._run
         run.progress.say("importing torch")
         import_torch()
         if self._serves():
-            run.door = doorkeeper.serve(run.launch.master_port or 0)
+            run.door = store_server.serve(run.launch.master_port or 0)
         elif run.launch.agent_store:
-            run.door = doorkeeper.Door("agent")
+            run.door = store_server.Door("agent")
         try:
             return self._take_part()
-        except MailboxLost as error:
+        except StoreLost as error:
             return self._own_view(kinds.STORE_LOST, f"the store broke off: {error}")
 
-    def _take_part(self) -> Departure:
+    def _take_part(self) -> ParticipantResult:
         run = self._run
         self._letter = introduce(run)
         self._ledger.sign_in(run.seat, self._letter, 0.0)
@@ -116,7 +117,7 @@ class Supervisor:
             return self._own_view(None, "")
         try:
             box = self._connect()
-        except MailboxLost as error:
+        except StoreLost as error:
             address = f"{run.launch.master_addr}:{run.launch.master_port}"
             return self._own_view(
                 kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}"
@@ -141,31 +142,31 @@ class Supervisor:
         launch = self._run.launch
         return launch.rank == 0 and launch.master_port is not None and not launch.agent_store
 
-    def _connect(self) -> Mailbox:
+    def _connect(self) -> ControlStore:
         run = self._run
         # By the restart count, as torch itself does: the agent's store outlives its workers.
         prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
         if run.meeting:
-            return Mailbox(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
+            return ControlStore(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
         patience = run.options.join_timeout_s - (time.monotonic() - run.started)
         serves = run.door.server == "self" and not run.door.error
         if road := self._broken_road():
             if patience < SHORT_ROAD_S and not serves:  # the road was tried to the end
-                raise MailboxLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
+                raise StoreLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
             patience = SHORT_ROAD_S
         patience = min(max(patience, SHORT_ROAD_S), run.left())
-        doorkeeper.bound_resolver()
+        store_server.bound_resolver()
         master, port = str(run.launch.master_addr), run.launch.master_port or 0
         run.progress.say(f"signing in at {master}:{port}")
         if not serves:
-            return Mailbox(master, port, timeout_s=patience, prefix=prefix)
+            return ControlStore(master, port, timeout_s=patience, prefix=prefix)
         # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
         # others cannot, and it is the one to say so. Unless another rank 0 serves there.
-        own = Mailbox("127.0.0.1", port, timeout_s=patience, prefix=prefix)
+        own = ControlStore("127.0.0.1", port, timeout_s=patience, prefix=prefix)
         own.put("server", self._letter["token"])
         if not identity.is_this_host(master):
-            with contextlib.suppress(MailboxLost, MailboxTimeout):
-                other = Mailbox(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
+            with contextlib.suppress(StoreLost, StoreTimeout):
+                other = ControlStore(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
                 if other.get("server", SHORT_ROAD_S) != self._letter["token"]:
                     self._is_second = True
                     return other
@@ -173,7 +174,7 @@ class Supervisor:
 
     # -- following the coordinator --------------------------------------------------------------
 
-    def _follow(self, box: Mailbox) -> Departure:
+    def _follow(self, box: ControlStore) -> ParticipantResult:
         run = self._run
         run.progress.say("signed in; waiting for the coordinator")
         patience = run.options.join_timeout_s + 3 * SETTLE_S
@@ -181,7 +182,7 @@ class Supervisor:
             patience = min(patience, run.left())
             try:
                 letter = box.get(key, patience, run.progress.tick)
-            except MailboxTimeout:
+            except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     f"signed in, but rank 0 closed no roll call within {patience:.0f} s",
@@ -201,16 +202,16 @@ class Supervisor:
         while True:
             try:
                 order = box.get(f"order/{number}", min(patience, run.left()), run.progress.tick)
-            except MailboxTimeout:
+            except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     f"rank 0 fell silent for {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
             if "finish" in order:
-                with contextlib.suppress(MailboxLost):  # the store may go as soon as it has it
+                with contextlib.suppress(StoreLost):  # the store may go as soon as it has it
                     box.put(f"bye/{run.seat}", True)
-                return Departure(int(order["finish"]))
+                return ParticipantResult(int(order["finish"]))
             round_ = round_from(order)
             if any(run.seat in group for group in round_.groups):
                 outcome = self._take_part_in(box, order["check"], round_)
@@ -218,7 +219,7 @@ class Supervisor:
             patience = order["next_s"]
             number += 1
 
-    def _take_part_in(self, box: Mailbox, name: str, round_: Round) -> Outcome:
+    def _take_part_in(self, box: ControlStore, name: str, round_: Round) -> Outcome:
         check = next((check for check in self._run.registry.checks if check.name == name), None)
         if check is None:
             reason = f"this participant has no check {name}: another version, plug-in or --select"
@@ -229,14 +230,16 @@ class Supervisor:
 
     # -- leaving alone --------------------------------------------------------------------------
 
-    def _own_view(self, kind: Kind | None, message: str, where: Where | None = None) -> Departure:
+    def _own_view(
+        self, kind: Kind | None, message: str, where: Where | None = None
+    ) -> ParticipantResult:
         """Judge one's own facts: the coordinator was not reached, or was lost."""
         here = Where(hosts=(socket.gethostname(),)) if where is None else where
         road = self._broken_road()
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
         report = self._run.judge(self._ledger, complete=False, extra=extra)
-        return Departure(report.exit_code, report, aside=self._is_aside())
+        return ParticipantResult(report.exit_code, report, aside=self._is_aside())
 
     def _leave_view(self) -> None:
         """Leave what is known so far in the folder that the hosts share, if there is one."""
@@ -244,7 +247,7 @@ class Supervisor:
             report = self._run.judge(self._ledger, complete=False)
             self._views.write(self._run.launch.node_rank, report)  # said once, when it leaves
 
-    def _leave_last_view(self, departure: Departure) -> bool:
+    def _leave_last_view(self, departure: ParticipantResult) -> bool:
         """Leave there what stays; returns whether this participant has answered for itself.
 
         One that follows leaves with the code of all, whether its own view is there or not.
@@ -278,7 +281,7 @@ class Supervisor:
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
         report = self._run.judge(self._ledger, complete=coordinates, extra=[stopped])
-        departure = Departure(max(report.exit_code, 1), report, aside=self._is_aside())
+        departure = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
         return self._write(departure)
 
 

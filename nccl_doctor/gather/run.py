@@ -10,8 +10,10 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
-from nccl_doctor.examine import Departure, Run
-from nccl_doctor.guardian import Guardian
+from nccl_doctor.gather.examine import ParticipantResult, Run
+from nccl_doctor.gather.participant import Participant, import_torch
+from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.history import Past
 from nccl_doctor.launch import identity, local_ranks
 from nccl_doctor.launch.detect import detect
@@ -27,15 +29,13 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.profiles import unable
-from nccl_doctor.progress import Progress
 from nccl_doctor.redact import command_line
-from nccl_doctor.supervisor import Supervisor, import_torch
 
 
 def run(
     options: Options,
     flags: Flags,
-    write: Callable[[Departure, Launch], int],
+    write: Callable[[ParticipantResult, Launch], int],
     past: Past | None = None,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
@@ -62,7 +62,7 @@ def run(
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(prepare(options, found, environ, started, past), write)
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
-    guardian = Guardian(started + options.timeout_s, lambda why: _no_report(why, options))
+    guardian = Watchdog(started + options.timeout_s, lambda why: _no_report(why, options))
     import_torch()
     guardian.dismiss()
     is_master = bool(flags.any_node_rank) and (
@@ -117,12 +117,12 @@ def prepare(
     )
 
 
-def _supervise(run_: Run, write: Callable[[Departure, Launch], int]) -> int:
-    def leave(departure: Departure) -> int:
+def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:
+    def leave(departure: ParticipantResult) -> int:
         run_.progress.clear()
         return write(departure, run_.launch)
 
-    return Supervisor(run_, leave).run()
+    return Participant(run_, leave).run()
 
 
 def _no_report(reason: str, options: Options) -> int:

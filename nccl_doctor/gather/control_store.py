@@ -31,22 +31,22 @@ OPERATION_S = 10.0
 _POLL_S = 0.05
 
 
-class MailboxLost(ConnectionError):
+class StoreLost(ConnectionError):
     """The store cannot be reached, broke off, or did not answer in time."""
 
 
-class MailboxTimeout(TimeoutError):
+class StoreTimeout(TimeoutError):
     """The store answers, but the letter did not come in time."""
 
 
-class Mailbox:
+class ControlStore:
     """One connection to the run's store; every key lies under `prefix`."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, prefix: str) -> None:
         """Connect, retrying until `timeout_s` seconds have passed.
 
         Raises:
-            MailboxLost: nobody answered as a TCPStore in time.
+            StoreLost: nobody answered as a TCPStore in time.
         """
         self.host, self.port, self._prefix = host, port, prefix
         self._worker = _Worker()
@@ -69,7 +69,7 @@ class Mailbox:
         """Publish a JSON-able value.
 
         Raises:
-            MailboxLost: the store did not take it in time.
+            StoreLost: the store did not take it in time.
             ValueError: it is larger than `MAX_LETTER_BYTES` when compressed.
         """
         data = zlib.compress(json.dumps(value).encode(), 6)
@@ -92,11 +92,11 @@ class Mailbox:
         """Wait for a letter.
 
         Raises:
-            MailboxTimeout: it did not come.
-            MailboxLost: the store is gone.
+            StoreTimeout: it did not come.
+            StoreLost: the store is gone.
         """
         if not self.wait([key], timeout_s, tick):
-            raise MailboxTimeout(f"nothing under {key} after {timeout_s:.1f} s")
+            raise StoreTimeout(f"nothing under {key} after {timeout_s:.1f} s")
         name = self._prefix + key
 
         def receive() -> bytes:
@@ -148,7 +148,7 @@ class Mailbox:
     def outlive(self, timeout_s: float) -> None:
         """Wait until the store is gone, or for `timeout_s`."""
         until = time.monotonic() + timeout_s
-        with contextlib.suppress(MailboxLost):
+        with contextlib.suppress(StoreLost):
             while time.monotonic() < until:
                 self.add("outlived", 0)
                 time.sleep(_POLL_S)
@@ -168,13 +168,13 @@ class RoundPeers:
     ) -> None:
         self._address = (host, port)
         self._prefix, self._group, self._seat = prefix, group, seat
-        self._box: Mailbox | None = None
+        self._box: ControlStore | None = None
 
     @property
-    def _mailbox(self) -> Mailbox:
+    def _mailbox(self) -> ControlStore:
         if self._box is None:
             host, port = self._address
-            self._box = Mailbox(host, port, timeout_s=OPERATION_S, prefix=self._prefix)
+            self._box = ControlStore(host, port, timeout_s=OPERATION_S, prefix=self._prefix)
         return self._box
 
     def post(self, tag: str, value: Any) -> None:
@@ -205,17 +205,17 @@ class _Worker:
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
         if self._lost:
-            raise MailboxLost(self._lost)
+            raise StoreLost(self._lost)
         answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._calls.put((function, answer))
         try:
             value, error = answer.get(timeout=timeout_s)
         except queue.Empty:
             self._lost = f"no answer from the store for {timeout_s:.0f} s"
-            raise MailboxLost(self._lost) from None
+            raise StoreLost(self._lost) from None
         if error is not None:
             self._lost = str(error).partition("\n")[0]
-            raise MailboxLost(self._lost) from error
+            raise StoreLost(self._lost) from error
         return value  # type: ignore[no-any-return]
 
     def _serve(self) -> None:

@@ -27,7 +27,7 @@ from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder
 _POLL_S = 0.2
 
 
-class Views:
+class PartialReports:
     """The folder, as one host of the run sees it; without a folder nothing is written or read."""
 
     def __init__(

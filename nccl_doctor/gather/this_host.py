@@ -7,14 +7,14 @@ import sys
 import time
 from dataclasses import replace
 
-from nccl_doctor.examine import Run, examine_alone, introduce
-from nccl_doctor.guardian import Guardian
+from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.examine import Run, examine_alone, introduce
+from nccl_doctor.gather.participant import import_torch
+from nccl_doctor.gather.run import leave_unable, prepare
+from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.launch.detect import detect
-from nccl_doctor.ledger import Ledger
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.run import leave_unable, prepare
-from nccl_doctor.supervisor import import_torch
 
 JOIN_S = 3.0
 """No job has to come up here: knocking at a master that does not answer is given up soon."""
@@ -30,7 +30,7 @@ def examine_here(options: Options) -> Report:
     options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
     run = prepare(options, detect(environ), environ, time.monotonic())
-    guardian = Guardian(run.deadline, lambda reason: _no_report(reason, run))
+    guardian = Watchdog(run.deadline, lambda reason: _no_report(reason, run))
     run.progress.say("importing torch")
     import_torch()
     scopes = {check.name: check.scope for check in run.registry.checks}
