@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.api import Check, Finding, Layer, Severity
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 

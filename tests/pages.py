@@ -8,9 +8,9 @@ from html.parser import HTMLParser
 from nccl_doctor.api import Cluster, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.html import render
-from nccl_doctor.verdict import conclude
 from tests import exchanges, peers
 from tests.clusters import make_cluster, outcome
 from tests.reports import RUN, kind, made_check, through_json

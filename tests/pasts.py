@@ -7,11 +7,11 @@ from typing import Any
 
 from nccl_doctor.api import Check, Cluster
 from nccl_doctor.checks.links import Links
-from nccl_doctor.history import Comparison, Past, compare
-from nccl_doctor.history.past import Earlier
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.history import Comparison, Past, compare
+from nccl_doctor.judge.history.past import Earlier
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
-from nccl_doctor.verdict import conclude
 from tests.exchanges import World
 from tests.reports import RUN
 

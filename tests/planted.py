@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Severity, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, kind, made_check
 

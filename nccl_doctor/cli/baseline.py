@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from nccl_doctor.history import Past
+    from nccl_doctor.judge.history import Past
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ def past_of(
     if not path:
         raise click.UsageError("--baseline '': a file or a folder is needed")
     from nccl_doctor import registry
-    from nccl_doctor.history import read_past
+    from nccl_doctor.cli.earlier_reports import read_past
 
     try:
         return read_past(path, registry.load(select, ignore).checks)

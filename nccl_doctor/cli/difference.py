@@ -62,7 +62,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
     pseudonyms; what they stand for is kept in NEW.map.json.
     """
     from nccl_doctor import registry
-    from nccl_doctor.history import difference
+    from nccl_doctor.judge.history import difference
     from nccl_doctor.report.difference import render
     from nccl_doctor.report.places import Places
 

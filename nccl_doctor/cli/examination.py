@@ -21,7 +21,7 @@ from nccl_doctor.model.job import GROUPS
 if TYPE_CHECKING:
     from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import Fleet
-    from nccl_doctor.history import Past
+    from nccl_doctor.judge.history import Past
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.options import Flags, Options
 

@@ -130,7 +130,7 @@ def judge(
     Nothing is measured. FILE may be - for stdin. Exits as `run` would have.
     """
     from nccl_doctor import registry
-    from nccl_doctor.history import judge_beside
+    from nccl_doctor.judge.history import judge_beside
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
@@ -174,7 +174,7 @@ def merge(
     (report.node1.json); - is stdin. Exits as `run` would have.
     """
     from nccl_doctor import registry
-    from nccl_doctor.merge import merge as merged_from
+    from nccl_doctor.judge.merge_reports import merge as merged_from
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)

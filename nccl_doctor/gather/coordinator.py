@@ -16,10 +16,10 @@ from nccl_doctor.gather.evidence import Ledger
 from nccl_doctor.gather.examine import SETTLE_S, ParticipantResult, Run, hold
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity
-from nccl_doctor.verdict import judge_all
 
 VIEWS_S = 2.5
 """How long the own views of absent hosts are awaited: they give up when the roll call does."""

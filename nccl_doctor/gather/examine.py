@@ -16,7 +16,9 @@ from nccl_doctor.gather.control_store import ControlStore, RoundPeers
 from nccl_doctor.gather.evidence import Ledger
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
-from nccl_doctor.history import Past, compare
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.history import Past, compare
+from nccl_doctor.judge.merge_clusters import unite
 from nccl_doctor.launch import identity
 from nccl_doctor.launch.host_launch import become, placed
 from nccl_doctor.model.check import Check, Context
@@ -29,8 +31,6 @@ from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.observe import probe
 from nccl_doctor.redact import allowed
 from nccl_doctor.registry import Registry
-from nccl_doctor.unite import unite
-from nccl_doctor.verdict import conclude
 
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0

@@ -21,14 +21,15 @@ from typing import Any
 
 from nccl_doctor import registry
 from nccl_doctor.gather.progress import Progress
-from nccl_doctor.history import Past, judge_beside
+from nccl_doctor.judge.conclusion import conclude, judge_again
+from nccl_doctor.judge.history import Past, judge_beside
+from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.launch.host_launch import DEFAULT_PORT, OWN
 from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.launch.ssh.program import own_words
 from nccl_doctor.launch.ssh.relay import MARKER, letter
-from nccl_doctor.merge import merge
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
@@ -36,7 +37,6 @@ from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry
-from nccl_doctor.verdict import conclude, judge_again
 
 CONNECT_S = 10.0
 """For ssh to connect, at most a quarter of the run's time."""

@@ -32,13 +32,13 @@ from nccl_doctor.gather.examine import (
 )
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
+from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.launch import identity
 from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.layout import Place
-from nccl_doctor.verdict import judge_all
 
 SHORT_ROAD_S = 2.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""

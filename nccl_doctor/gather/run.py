@@ -14,7 +14,7 @@ from nccl_doctor.gather.examine import ParticipantResult, Run
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.watchdog import Watchdog
-from nccl_doctor.history import Past
+from nccl_doctor.judge.history import Past
 from nccl_doctor.launch import identity, local_ranks
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import (

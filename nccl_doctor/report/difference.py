@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.history.difference import Difference, Turn
-from nccl_doctor.history.usual import SHARE, Change, amount, percent
+from nccl_doctor.judge.history.difference import Difference, Turn
+from nccl_doctor.judge.history.usual import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.tables import Table, lay_out

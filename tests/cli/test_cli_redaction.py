@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nccl_doctor.cli import cli
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.formats import json as json_format
-from nccl_doctor.verdict import conclude
 from tests.cli.program import program
 from tests.clusters import make_cluster
 from tests.planted import leaks, secret_report

@@ -11,8 +11,8 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Finding, Where
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import json as json_format
-from nccl_doctor.verdict import conclude
 from tests.cli.program import error_of, program
 from tests.clusters import make_cluster
 from tests.reports import RUN, SCHEMA, kind, made_check, validate

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.links import Links
-from nccl_doctor.history import read_past
+from nccl_doctor.cli.earlier_reports import read_past
 from tests.lab import sshd
 from tests.lab.faults import lossy_pair, on_the_path, slow_pair, slow_port
 from tests.lab.lab import Lab, Run

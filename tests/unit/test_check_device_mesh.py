@@ -10,11 +10,11 @@ import pytest
 
 from nccl_doctor.api import Cluster, Job, Layer, Severity, Skip, Where
 from nccl_doctor.checks.device_mesh import DeviceMesh
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Status
 from nccl_doctor.tools.groups.kinds import HANG
 from nccl_doctor.tools.mesh.shape import mesh_groups, own_groups
-from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster
 from tests.findings import judge
 from tests.reports import RUN, made_check

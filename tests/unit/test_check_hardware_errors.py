@@ -26,10 +26,10 @@ from nccl_doctor.api import (
 from nccl_doctor.checks.hardware_errors import HardwareErrors
 from nccl_doctor.checks.memory_errors import MemoryErrors
 from nccl_doctor.checks.pcie_errors import PcieErrors
+from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.profiles import drains
 from nccl_doctor.tools.groups.kinds import CRASHED
-from nccl_doctor.verdict.causes import explain
 from tests import hardware
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

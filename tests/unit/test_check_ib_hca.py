@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Scope, Severity, Skip, admitted, rdma_ports
 from nccl_doctor.checks.ib_hca import IbHca
 from nccl_doctor.checks.rdma import Rdma
+from nccl_doctor.judge.causes import explain
 from nccl_doctor.tools.nccl.conf import Setting
-from nccl_doctor.verdict.causes import explain
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

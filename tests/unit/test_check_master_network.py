@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Skip
-from nccl_doctor.verdict import conclude
+from nccl_doctor.judge.conclusion import conclude
 from tests import findings
 from tests.clusters import make_cluster, outcome, shut_out
 from tests.reports import RUN

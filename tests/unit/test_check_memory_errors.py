@@ -9,8 +9,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Skip, Where
 from nccl_doctor.checks.memory_errors import MemoryErrors
+from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.findings import Kind, Layer
-from nccl_doctor.verdict.causes import explain
 from tests import fabrics, hardware
 from tests.clusters import make_cluster
 from tests.findings import judge, only

@@ -18,8 +18,8 @@ from nccl_doctor.api import (
     Skip,
     attempt_deadline,
 )
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Round
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 from tests.reports import RUN

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
-from nccl_doctor.verdict import conclude
+from nccl_doctor.judge.conclusion import conclude
 from tests import findings
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.reports import RUN

@@ -9,9 +9,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.side_group import SideGroup
+from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
 from nccl_doctor.tools.sidegroup.meeting import serving_address
-from nccl_doctor.verdict.status import check_results
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.api import Finding, Severity, Where
-from nccl_doctor.history import Difference, difference
+from nccl_doctor.judge.history import Difference, difference
 from nccl_doctor.model.kinds import SLOWER
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.difference import render

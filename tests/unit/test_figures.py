@@ -19,10 +19,10 @@ from nccl_doctor.checks.nccl_library import NcclLibrary
 from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.checks.software import Software
-from nccl_doctor.history import difference
-from nccl_doctor.history.places import slower_places
-from nccl_doctor.history.sheet import sheet_of
-from nccl_doctor.history.usual import Change
+from nccl_doctor.judge.history import difference
+from nccl_doctor.judge.history.places import slower_places
+from nccl_doctor.judge.history.sheet import sheet_of
+from nccl_doctor.judge.history.usual import Change
 from tests import environments, exchanges, peers
 from tests.clusters import make_cluster
 from tests.gpu_facts import H200, cluster, rates, worked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.api import Confidence
-from nccl_doctor.verdict.causes import fold
+from nccl_doctor.judge.causes import fold
 from tests.peers import DROPPED, NO_ROUTE, REFUSED, SILENT_PROXY, World, only, pairs, stuck
 
 

@@ -8,13 +8,13 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.gather.over_ssh import Fleet, combine, report_of
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.launch.ssh.connection import Ended, Heard
 from nccl_doctor.launch.ssh.hostfile import parse
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, through_json
 

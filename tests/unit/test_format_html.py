@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats.html import render
 from nccl_doctor.report.page.markup import Html, element
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.pages import (
     EMPTY,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from nccl_doctor.api import Check, Confidence, Figure, Severity, Where
 from nccl_doctor.checks.software import Software
-from nccl_doctor.history import Past, compare, judge_beside, read_past
-from nccl_doctor.history.past import MOST
-from nccl_doctor.history.reading import LARGEST, NEWEST
+from nccl_doctor.cli.earlier_reports import LARGEST, NEWEST, read_past
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.history import Past, compare, judge_beside
+from nccl_doctor.judge.history.past import MOST
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.exchanges import World, both
 from tests.pasts import LINKS, NOW, held_against, noisy, of, past, run_of, saved

@@ -87,7 +87,7 @@ class A:
         ("os.path", False),
         ("nccl_doctor.checks", False),
         ("nccl_doctor.report.sibling", False),
-        ("nccl_doctor.verdict.place", False),
+        ("nccl_doctor.judge.place", False),
         ("torch", False),
         ("subprocess", True),
     } <= found

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Layer, Severity, Where
-from nccl_doctor.merge import merge
+from nccl_doctor.judge.conclusion import judge_again
+from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult, Scope, Status
 from nccl_doctor.model.launch import LaunchProblem
-from nccl_doctor.verdict import judge_again
 from tests.clusters import change_rank, make_cluster
 from tests.merging import (
     HEALTHY,

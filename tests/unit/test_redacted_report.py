@@ -9,8 +9,9 @@ import pytest
 
 from nccl_doctor import profiles, registry
 from nccl_doctor.api import Finding, Where
-from nccl_doctor.history import difference
-from nccl_doctor.merge import merge
+from nccl_doctor.judge.conclusion import conclude, judge_again
+from nccl_doctor.judge.history import difference
+from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.pseudonyms import redact
 from nccl_doctor.report import github, issue
@@ -19,7 +20,6 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.text import render as render_text
-from nccl_doctor.verdict import conclude, judge_again
 from tests.clusters import make_cluster, shut_out
 from tests.planted import SECRETS, VERSIONS, leaks, secret_report
 from tests.reports import RUN, kind, made_check, through_json, validate

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import facts
-from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.reports import RUN, made_check, through_json
 

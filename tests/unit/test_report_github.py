@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import markdown
-from nccl_doctor.verdict import conclude
 from tests.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
 from tests.gpu_facts import gpu
 from tests.reports import RUN, kind

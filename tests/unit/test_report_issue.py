@@ -6,9 +6,9 @@ import pytest
 
 from nccl_doctor.api import Finding, Layer, Where
 from nccl_doctor.cli.bundle import PROJECTS
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.report.issue import UNKNOWN, fill, form_of, projects
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.planted import secret_report
 from tests.reports import RUN, kind, made_check

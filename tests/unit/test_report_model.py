@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
+from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.launch import LaunchProblem
 from nccl_doctor.model.report import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
-from nccl_doctor.verdict import conclude, judge_again
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, SCHEMA, kind, made_check, through_json
 

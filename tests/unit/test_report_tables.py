@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import facts as facts_page
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.report.text import render
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, made_check, through_json
 

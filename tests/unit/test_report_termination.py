@@ -8,12 +8,12 @@ import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.gather.examine import ParticipantResult
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.output import leave
 from nccl_doctor.report.formats import termination
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 

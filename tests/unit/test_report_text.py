@@ -7,8 +7,8 @@ import re
 import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Cluster
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.merge_clusters import unite
 from nccl_doctor.model.report import Report
-from nccl_doctor.unite import unite
-from nccl_doctor.verdict import conclude
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.merging import HEALTHY, REGISTRY, THREE, coordinators, keyed, own_view, with_facts
 from tests.reports import RUN

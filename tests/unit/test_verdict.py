@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus
+from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds as engine
-from nccl_doctor.verdict import conclude, judge_all
 from tests.clusters import make_cluster
 from tests.reports import RUN, made_check, through_json
 from tests.verdicts import DEVICE, GROUP, HOST, NOTE, OK, PORT, RISK, at

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Layer, Severity, Where
-from nccl_doctor.verdict.causes import explain, fold
+from nccl_doctor.judge.causes import explain, fold
 from tests.clusters import make_cluster
 from tests.reports import kind
 from tests.verdicts import DEVICE, GROUP, HOST, NAME, NOTE, PORT, RISK, SPEED, at

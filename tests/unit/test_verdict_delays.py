@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.api import Confidence, Finding, Kind, Layer, Severity, Where
-from nccl_doctor.verdict.causes import explain, root_causes
+from nccl_doctor.judge.causes import explain, root_causes
 from tests.clusters import make_cluster
 
 SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, delays=True)

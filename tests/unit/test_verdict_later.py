@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nccl_doctor.api import Finding, Layer, Where
-from nccl_doctor.verdict.causes import explain, root_causes
+from nccl_doctor.judge.causes import explain, root_causes
 from tests.clusters import make_cluster
 from tests.verdicts import GROUP, HOST
 

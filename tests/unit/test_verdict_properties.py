@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Finding, Layer, OutcomeStatus, Scope, Severity, Where
+from nccl_doctor.judge.causes import explain, fold
+from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Status
-from nccl_doctor.verdict import conclude, judge_all
-from nccl_doctor.verdict.causes import explain, fold
 from tests.clusters import change_rank, make_cluster
 from tests.reports import RUN, made_check, through_json
 from tests.verdicts import DEVICE, GROUP, HOST, NOTE, PORT, RANKS, RISK, ROUTE, SPEED

@@ -12,8 +12,8 @@ from nccl_doctor.api import ADDR_UNRESOLVABLE, PORT_BLOCKED, Cluster, Finding, S
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING
 from nccl_doctor.checks.port import PORT_IN_USE
 from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
-from nccl_doctor.verdict import conclude
-from nccl_doctor.verdict.causes import explain, fold, root_causes
+from nccl_doctor.judge.causes import explain, fold, root_causes
+from nccl_doctor.judge.conclusion import conclude
 from tests.clusters import make_cluster, shut_out
 from tests.reports import RUN
 

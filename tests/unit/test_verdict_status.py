@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Round, Scope, Where
+from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
-from nccl_doctor.verdict.status import check_results
 from tests.clusters import make_cluster
 from tests.reports import made_check
 from tests.verdicts import HOST, OK, PORT, RANKS, RISK, at

@@ -16,10 +16,10 @@ from nccl_doctor.checks.firewall import (
     Firewall,
 )
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
+from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.tools.groups.kinds import FROZEN, HANG
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.peers import DROPPED, NO_ROUTE, World, stuck
 from tests.reports import RUN, kind, made_check, through_json

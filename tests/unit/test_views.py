@@ -12,9 +12,9 @@ from typing import Any
 
 from nccl_doctor import registry
 from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.merge import merge
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model.report import Report
-from nccl_doctor.verdict import conclude
 from tests.clusters import make_cluster
 from tests.reports import RUN
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nccl_doctor.history.compare import compare
-from nccl_doctor.history.past import Past
+from nccl_doctor.judge.conclusion import judge_again
+from nccl_doctor.judge.history.compare import compare
+from nccl_doctor.judge.history.past import Past
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import CHECK_BROKE, HISTORY_KINDS
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.registry import Registry
-from nccl_doctor.verdict import judge_again
 
 _CODES = frozenset(kind.code for kind in HISTORY_KINDS)
 

@@ -6,11 +6,10 @@ expect, `past` which reports count, `compare` makes findings of it, `difference`
 reports do not share. `reading` alone touches files.
 """
 
-from nccl_doctor.history.again import judge_beside
-from nccl_doctor.history.compare import Comparison, compare
-from nccl_doctor.history.difference import Difference, difference
-from nccl_doctor.history.past import Past
-from nccl_doctor.history.reading import read_past
+from nccl_doctor.judge.history.again import judge_beside
+from nccl_doctor.judge.history.compare import Comparison, compare
+from nccl_doctor.judge.history.difference import Difference, difference
+from nccl_doctor.judge.history.past import Past
 
 __all__ = [
     "Comparison",
@@ -19,5 +18,4 @@ __all__ = [
     "compare",
     "difference",
     "judge_beside",
-    "read_past",
 ]

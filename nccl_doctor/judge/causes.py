@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from nccl_doctor.judge.place import Map, Place, is_of_a_group
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.model.kinds import ENGINE_CODES
-from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 _OF_PROCESSES = (Layer.HOST, Layer.ENV)
 """A limit or a variable may break a process, or choose an interface; it lets no packet pass."""

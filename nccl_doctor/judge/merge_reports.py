@@ -12,16 +12,17 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
+from nccl_doctor.judge.causes import importance
+from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.merge_clusters import Known, machine_of, unite
+from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.tools.hosts import road_to_master
-from nccl_doctor.unite import Known, machine_of, unite
-from nccl_doctor.verdict import conclude, judge_all
-from nccl_doctor.verdict.causes import importance
-from nccl_doctor.verdict.place import Map
 
 APART_S = 900.0
 """Hosts of one job start within minutes of each other, and a clock may be wrong by some more."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from nccl_doctor.judge.account import Account, Gap
+from nccl_doctor.judge.causes import importance
+from nccl_doctor.judge.place import Map, Place, is_of_a_group
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Layer, Severity, Status, Where
 from nccl_doctor.model.kinds import ENGINE_CODES
-from nccl_doctor.verdict.account import Account, Gap
-from nccl_doctor.verdict.causes import importance
-from nccl_doctor.verdict.place import Map, Place, is_of_a_group
 
 _NONE: Mapping[str, str] = {}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nccl_doctor import files
 from nccl_doctor.errands import send
-from nccl_doctor.history.past import Earlier, Past
+from nccl_doctor.judge.history.past import Earlier, Past
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.report import Report
 

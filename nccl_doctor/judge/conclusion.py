@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor import __version__
+from nccl_doctor.judge.causes import explain, fold, root_causes
+from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.sentence import summary
+from nccl_doctor.judge.silent_ranks import silent_ranks
+from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES
 from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report, cluster_of, record, run_of
-from nccl_doctor.silence import silent_ranks
-from nccl_doctor.verdict.causes import explain, fold, root_causes
-from nccl_doctor.verdict.judging import judge_all
-from nccl_doctor.verdict.sentence import summary
-from nccl_doctor.verdict.status import check_results
 
 if TYPE_CHECKING:
     from nccl_doctor.registry import Registry

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.history.sheet import Sheet, sheet_of
+from nccl_doctor.judge.history.sheet import Sheet, sheet_of
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report, cluster_of

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from nccl_doctor.judge.checks import in_words, view_for
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, OutcomeStatus
 from nccl_doctor.model.findings import Figure, Where
-from nccl_doctor.verdict.judging import in_words, view_for
 
 Key = tuple[str, str, Where]
 """Check, name of the figure, and place."""

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_doctor.judge.checks import in_words, view_for
+from nccl_doctor.judge.place import host_where, is_of_a_group, rank_where
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import ALONE, Cluster, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Scope, Where, number_range
-from nccl_doctor.verdict.judging import in_words, view_for
-from nccl_doctor.verdict.place import host_where, is_of_a_group, rank_where
 
 _WORDS = {
     OutcomeStatus.RAISED: "raised",

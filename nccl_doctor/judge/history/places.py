@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nccl_doctor.history.sheet import hosts_of
-from nccl_doctor.history.usual import Change
+from nccl_doctor.judge.history.sheet import hosts_of
+from nccl_doctor.judge.history.usual import Change
 from nccl_doctor.model.findings import Confidence, Where
 from nccl_doctor.tools.blame import blame_links
 

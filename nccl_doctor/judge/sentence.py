@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, number_range
 from nccl_doctor.model.kinds import ENGINE_CODES
-from nccl_doctor.verdict.place import Map
 
 
 def summary(

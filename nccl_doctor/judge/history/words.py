@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nccl_doctor.history.sheet import Key, Sheet, hosts_of
+from nccl_doctor.judge.history.sheet import Key, Sheet, hosts_of
 from nccl_doctor.model.findings import Where
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor.history.sheet import Key, Sheet
+from nccl_doctor.judge.history.sheet import Key, Sheet
 from nccl_doctor.model.findings import Confidence, Figure
 
 LEAST = 5
