@@ -9,7 +9,7 @@ import click
 
 from nccl_doctor.cli import cli
 from nccl_doctor.cli.words import PROGRAM
-from nccl_doctor.profiles import profile_of, unable
+from nccl_doctor.report.profiles import profile_of, unable
 from nccl_doctor.streams import CannotPrint, protect
 
 

@@ -19,10 +19,10 @@ import click  # noqa: E402
 from nccl_doctor import registry  # noqa: E402
 from nccl_doctor.cli import cli  # noqa: E402
 from nccl_doctor.cli.words import PROGRAM  # noqa: E402
-from nccl_doctor.manual import check_page, code_page  # noqa: E402
 from nccl_doctor.model.check import Check  # noqa: E402
 from nccl_doctor.model.findings import Layer  # noqa: E402
 from nccl_doctor.registry import Registry  # noqa: E402
+from nccl_doctor.report.manual import check_page, code_page  # noqa: E402
 
 FOLDERS = ("checks", "codes")
 """Of docs/: they hold nothing but written pages."""

@@ -17,10 +17,10 @@ from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_report
 
 if TYPE_CHECKING:
-    from nccl_doctor.bundle import Bundle, Piece
     from nccl_doctor.model.report import Report
-    from nccl_doctor.privacy import Cover
-    from nccl_doctor.pseudonyms import Text
+    from nccl_doctor.report.bundle import Bundle, Piece
+    from nccl_doctor.report.redaction import Text
+    from nccl_doctor.report.redaction.cover import Cover
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,8 +99,8 @@ def bundle(
     themselves, on the host where they are. Names are pseudonyms; what they stand for is kept in
     PATH.map.json, beside the archive.
     """
-    from nccl_doctor.bundle import Bundle, named_logs, read_logs
-    from nccl_doctor.privacy import MAP
+    from nccl_doctor.report.bundle import Bundle, named_logs, read_logs
+    from nccl_doctor.report.redaction.cover import MAP
 
     for log in logs:
         check_place(f"--log {log}", Path(log).parent, partial(_wrong_with_log, Path(log)))
@@ -143,7 +143,7 @@ def _cover(path: str | None, file: str, no_redact: bool, redact_key: str | None)
 
 
 def _beside(file: str) -> str | None:
-    from nccl_doctor.privacy import MAP
+    from nccl_doctor.report.redaction.cover import MAP
 
     return None if file == "-" else f"{file}{MAP}"
 
@@ -166,8 +166,8 @@ def _default_output(file: str) -> str:
 
 def _tools(packed: Bundle) -> Iterator[Piece]:
     """What the tools of this host print."""
-    from nccl_doctor.bundle import Piece
-    from nccl_doctor.vendor import run_tools
+    from nccl_doctor.report.bundle import Piece
+    from nccl_doctor.report.vendor import run_tools
 
     for name, printed in run_tools().items():
         command = shlex.join(printed.command)
@@ -191,7 +191,7 @@ def _learn(text: Text, pieces: Sequence[Piece]) -> None:
 
 
 def _pack(packed: Bundle, saved: Report, pieces: Sequence[Piece], text: Text | None = None) -> None:
-    from nccl_doctor.bundle import by_line
+    from nccl_doctor.report.bundle import by_line
     from nccl_doctor.report.formats import renderer
     from nccl_doctor.report.text import render
 

@@ -89,7 +89,7 @@ def _redacted(
     old: str, before: Report, new: str, now: Report, key: str | None
 ) -> tuple[Report, Report]:
     """Both reports with pseudonyms of one key: the one given, or that of a map beside them."""
-    from nccl_doctor.privacy import MAP
+    from nccl_doctor.report.redaction.cover import MAP
 
     maps = [f"{file}{MAP}" for file in (new, old) if file != "-"]
     there = [path for path in maps if os.path.isfile(path)]

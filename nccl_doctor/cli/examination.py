@@ -225,7 +225,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
     """Examine the cluster that this process is a rank or a host of; the exit code."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu
-    from nccl_doctor.output import leave, relay
+    from nccl_doctor.report.output import leave, relay
 
     def write(departure: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -243,7 +243,7 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
-    from nccl_doctor.output import leave
+    from nccl_doctor.report.output import leave
 
     try:
         report = run_on_hosts(fleet, options, past)

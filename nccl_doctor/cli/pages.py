@@ -75,7 +75,7 @@ def explain(code: str) -> None:
     docs/checks.
     """
     from nccl_doctor import registry
-    from nccl_doctor.manual import check_page, code_page
+    from nccl_doctor.report.manual import check_page, code_page
     from nccl_doctor.suggest import suggest
 
     found = registry.load()

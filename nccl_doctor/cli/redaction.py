@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from nccl_doctor.privacy import Cover
+    from nccl_doctor.report.redaction.cover import Cover
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ def cover_of(path: str | None, key_file: str | None) -> Cover:
     Raises:
         click.UsageError: the key cannot be used.
     """
-    from nccl_doctor.privacy import Cover
+    from nccl_doctor.report.redaction.cover import Cover
 
     if key_file is not None:
         _checked(key_file)
@@ -57,7 +57,7 @@ def cover_of(path: str | None, key_file: str | None) -> Cover:
 
 
 def _checked(path: str) -> None:
-    from nccl_doctor.privacy import read_key
+    from nccl_doctor.report.redaction.cover import read_key
 
     try:
         read_key(path)

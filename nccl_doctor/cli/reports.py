@@ -24,8 +24,8 @@ from nccl_doctor.cli.saving import (
     wants_github,
 )
 from nccl_doctor.cli.words import need_command
-from nccl_doctor.profiles import PROFILES
 from nccl_doctor.report.formats import formats
+from nccl_doctor.report.profiles import PROFILES
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report

@@ -13,7 +13,7 @@ import click
 
 from nccl_doctor import files
 from nccl_doctor.errands import send
-from nccl_doctor.profiles import PROFILES
+from nccl_doctor.report.profiles import PROFILES
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
@@ -185,7 +185,7 @@ def give(
     Returns: the exit code, which is that of the report unless `code` is given, in the words of the
         exit profile; 3 where something could not be written.
     """
-    from nccl_doctor.output import give
+    from nccl_doctor.report.output import give
 
     start = saved.exit_code if code is None else code
     return give(saved, options, outputs, start, made_of=made_of)

@@ -22,7 +22,7 @@ from pathlib import Path
 from nccl_doctor.errands import send
 from nccl_doctor.files import write_private, write_whole
 from nccl_doctor.model.report import Report
-from nccl_doctor.privacy import MAP, PRIVATE, Cover, key_in, private_folder
+from nccl_doctor.report.redaction.cover import MAP, PRIVATE, Cover, key_in, private_folder
 
 _POLL_S = 0.2
 

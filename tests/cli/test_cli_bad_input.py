@@ -22,12 +22,12 @@ from nccl_doctor.cli import cli, saving
 from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.model.report import Report
-from nccl_doctor.pseudonyms import redact
 from nccl_doctor.report import difference as report_difference
 from nccl_doctor.report import facts, github, issue
 from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
+from nccl_doctor.report.redaction import redact
 from tests.cli.program import CLEAN, error_of, program
 from tests.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 

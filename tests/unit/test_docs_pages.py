@@ -18,8 +18,8 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import Check, Confidence, Context, Launch, Layer, Level, Severity, Skip
 from nccl_doctor.cli import cli
-from nccl_doctor.manual import check_page, code_page, shown
 from nccl_doctor.model.findings import Status
+from nccl_doctor.report.manual import check_page, code_page, shown
 from tests.cli.program import program
 from tests.unit.test_readme import doctor, options
 

@@ -13,9 +13,9 @@ import pytest
 from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
-from nccl_doctor.profiles import tell
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import formats, renderer
+from nccl_doctor.report.profiles import tell
 from nccl_doctor.report.text import render as render_text
 from tests.ci import OK, SHM, report_of
 from tests.clusters import change_rank, make_cluster

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nccl_doctor import manual, registry
+from nccl_doctor import registry
 from nccl_doctor.cli import cli
 from nccl_doctor.model.kinds import ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.report import manual
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,12 +112,12 @@ def test_the_engine_knows_no_check_and_only_the_command_line_knows_renderers(pat
     others = ("nccl_doctor.checks", "checks", "nccl_doctor.api")
     assert not [module for module in modules if of(module, *others)]
     renders = named(path).startswith("nccl_doctor/report/")
-    if path.parent.name != "cli" and not renders and named(path) != "nccl_doctor/output.py":
+    if path.parent.name != "cli" and not renders and named(path) != "nccl_doctor/report/output.py":
         assert not [module for module in modules if of(module, "nccl_doctor.report")]
     if path.parent.name != "cli" and named(path) != "nccl_doctor/__main__.py":
         assert not [module for module in modules if of(module, "nccl_doctor.cli")]
     if path.parent.name != "cli":
-        assert not [module for module in modules if of(module, "nccl_doctor.output")]
+        assert not [module for module in modules if of(module, "nccl_doctor.report.output")]
     if path.parent.name not in ("cli", "fleet"):
         fleet = {module for module in modules if module.startswith("nccl_doctor.launch.ssh.")}
         assert all(of(module, "nccl_doctor.launch.ssh.hostfile") for module in fleet)

@@ -18,7 +18,7 @@ from nccl_doctor.cli import cli
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.model.report import Report
-from nccl_doctor.profiles import NPD_BYTES, PROFILES, REASON_BYTES, profile_of, tell, unable
+from nccl_doctor.report.profiles import NPD_BYTES, PROFILES, REASON_BYTES, profile_of, tell, unable
 from nccl_doctor.tools.gpu.kinds import GPU_LOST
 from tests.cli.program import program
 from tests.clusters import make_cluster

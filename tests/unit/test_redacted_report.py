@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor import profiles, registry
+from nccl_doctor import registry
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model.report import Report, cluster_of
-from nccl_doctor.pseudonyms import redact
-from nccl_doctor.report import github, issue
+from nccl_doctor.report import github, issue, profiles
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
+from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.text import render as render_text
 from tests.clusters import make_cluster, shut_out
 from tests.planted import SECRETS, VERSIONS, leaks, secret_report

@@ -12,8 +12,8 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.output import leave
 from nccl_doctor.report.formats import termination
+from nccl_doctor.report.output import leave
 from tests.clusters import make_cluster
 from tests.reports import RUN, kind, made_check, through_json
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.vendor import COMMANDS, run_tools
+from nccl_doctor.report.vendor import COMMANDS, run_tools
 
 
 @pytest.fixture

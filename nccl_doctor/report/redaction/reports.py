@@ -14,11 +14,12 @@ from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.pseudonyms.addresses import is_ip
-from nccl_doctor.pseudonyms.book import Book
-from nccl_doctor.pseudonyms.names import is_host_name
-from nccl_doctor.pseudonyms.text import Text
-from nccl_doctor.pseudonyms.words import (
+from nccl_doctor.redact import MASK
+from nccl_doctor.report.redaction.addresses import is_ip
+from nccl_doctor.report.redaction.book import Book
+from nccl_doctor.report.redaction.names import is_host_name
+from nccl_doctor.report.redaction.text import Text
+from nccl_doctor.report.redaction.words import (
     COMMON,
     ENDINGS,
     HOST_KEYS,
@@ -30,7 +31,6 @@ from nccl_doctor.pseudonyms.words import (
     SERIAL_KEYS,
     VERSION_KEYS,
 )
-from nccl_doctor.redact import MASK
 from nccl_doctor.tools.slurm import slurm_hosts
 
 _SAME = frozenset(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from nccl_doctor.pseudonyms.book import Book
-from nccl_doctor.pseudonyms.words import (
+from nccl_doctor.report.redaction.book import Book
+from nccl_doctor.report.redaction.words import (
     COMMON,
     COUNTRIES,
     ENDINGS,

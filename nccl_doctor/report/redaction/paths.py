@@ -7,9 +7,9 @@ folders stay the folders that they were.
 
 from __future__ import annotations
 
-from nccl_doctor.pseudonyms.book import Book
-from nccl_doctor.pseudonyms.names import Names
-from nccl_doctor.pseudonyms.words import (
+from nccl_doctor.report.redaction.book import Book
+from nccl_doctor.report.redaction.names import Names
+from nccl_doctor.report.redaction.words import (
     ENDINGS,
     LOCAL_ROOTS,
     PACKAGES,

@@ -16,7 +16,7 @@ from typing import Any
 from nccl_doctor import files
 from nccl_doctor.errands import send
 from nccl_doctor.model.report import Report
-from nccl_doctor.pseudonyms import Book, Text, key_of_map, known_of, redact
+from nccl_doctor.report.redaction import Book, Text, key_of_map, known_of, redact
 
 MAP = ".map.json"
 """Behind the name of what is redacted."""

@@ -14,11 +14,11 @@ from nccl_doctor.errands import send
 from nccl_doctor.files import write_whole
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.privacy import MAP, Cover, key_in, map_beside
-from nccl_doctor.profiles import tell
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert, summary
+from nccl_doctor.report.profiles import tell
+from nccl_doctor.report.redaction.cover import MAP, Cover, key_in, map_beside
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
 

@@ -6,8 +6,8 @@ gives the same pseudonyms, so that two reports can still be compared and merged,
 what each of them stands for.
 """
 
-from nccl_doctor.pseudonyms.book import Book, key_of_map
-from nccl_doctor.pseudonyms.record import known_of, redact
-from nccl_doctor.pseudonyms.text import Text
+from nccl_doctor.report.redaction.book import Book, key_of_map
+from nccl_doctor.report.redaction.reports import known_of, redact
+from nccl_doctor.report.redaction.text import Text
 
 __all__ = ["Book", "Text", "key_of_map", "known_of", "redact"]

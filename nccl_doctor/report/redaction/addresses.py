@@ -13,7 +13,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
-from nccl_doctor.pseudonyms.book import Book
+from nccl_doctor.report.redaction.book import Book
 
 _Block = tuple[int, int, bool]
 """Value of the network, length of its prefix, and whether its addresses say nothing of anybody."""
