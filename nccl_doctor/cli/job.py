@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nccl_doctor.dsconfig import DsConfigError, read
+from nccl_doctor.cli.deepspeed_config import DsConfigError, read
 from nccl_doctor.model.job import Job
 
 

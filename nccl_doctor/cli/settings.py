@@ -30,7 +30,7 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
     Raises:
         click.UsageError: there is a file, and it cannot be used.
     """
-    from nccl_doctor.config import ConfigError, load
+    from nccl_doctor.cli.config import ConfigError, load
 
     try:
         config = load(value, Path.cwd())

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from nccl_doctor.cli import cli
-from nccl_doctor.config import load
+from nccl_doctor.cli.config import load
 from nccl_doctor.model.findings import Status
 from nccl_doctor.report.formats import formats, prometheus
 from tests.ci import report_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.config import OPTIONS, ConfigError, load
+from nccl_doctor.cli.config import OPTIONS, ConfigError, load
 
 
 def write(folder: Path, text: str, name: str = "nccl-doctor.toml") -> Path:

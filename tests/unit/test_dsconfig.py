@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.dsconfig import DsConfigError, read
+from nccl_doctor.cli.deepspeed_config import DsConfigError, read
 from nccl_doctor.tools.deepspeed import KINDS, Settings, table
 from nccl_doctor.tools.deepspeed.arithmetic import MICRO, STEPS, TRAIN, batch_problems
 from nccl_doctor.tools.deepspeed.conflicts import conflict_problems
