@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.tools.machine.gpuwork import DeviceWork
+from nccl_doctor.checks.gpu_work.work import DeviceWork
 
 TURNS = 3
 ALLOWED = 0.05

@@ -1,8 +1,8 @@
 """How many rounds and tests does isolation need, and does it name the right place? No network.
 
 Clusters of 4 to 10,000 hosts are made up, with faulty hosts, faulty links and faults of size at
-random places; the planner of nccl_doctor.tools.isolation.planner is asked for one round after the
-other, and the made-up cluster answers. Writes a page with the results.
+random places; the planner (`nccl_doctor.checks.collectives.planner`) is asked for one round after
+the other, and the made-up cluster answers. Writes a page with the results.
 
     python benchmarks/isolation.py --write docs/isolation.md
 
@@ -21,9 +21,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nccl_doctor.checks.collectives.bisection import Result, Units
+from nccl_doctor.checks.collectives.planner import Plan, Seen, Verdict, next_round, verdict_so_far
 from nccl_doctor.model.findings import Confidence
-from nccl_doctor.tools.isolation.bisection import Result, Units
-from nccl_doctor.tools.isolation.planner import Plan, Seen, Verdict, next_round, verdict_so_far
 
 BAR_HOSTS = 1024
 BAR_ROUNDS = 12

@@ -44,8 +44,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    DRIVER_MISMATCH,
-    LIBRARY_COLUMNS,
     Check,
     Cluster,
     Confidence,
@@ -58,12 +56,12 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
-    disagreement,
-    file_version,
-    host_gpus,
-    library_row,
-    mapped_libraries,
 )
+from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
+from nccl_doctor.toolkit.libraries import file_version, library_row, mapped_libraries
+from nccl_doctor.toolkit.shared_kinds import DRIVER_MISMATCH
+from nccl_doctor.toolkit.versions import disagreement
 
 DIFFERS = Kind(
     "libcuda-differs",

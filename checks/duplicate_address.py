@@ -44,11 +44,9 @@ from nccl_doctor.api import (
     Layer,
     Severity,
     Where,
-    interfaces,
-    is_link_local,
-    is_loopback,
     likely_address,
 )
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
 
 ADDRESS_DUPLICATE = Kind(
     code="address-duplicate",

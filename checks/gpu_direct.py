@@ -45,7 +45,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    HCA,
     Check,
     Cluster,
     Confidence,
@@ -58,22 +57,20 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
-    copies_arrive,
-    count_gpus,
-    gpu_direct_road,
-    host_gpus,
-    joined_by_pcie,
-    nccl_settings,
     odd_ones_out,
-    rdma_admits,
-    rdma_off,
-    rdma_ports,
+)
+from nccl_doctor.toolkit.fabric.between import copies_arrive, joined_by_pcie
+from nccl_doctor.toolkit.fabric.direct import (
+    gpu_direct_road,
     read_gpu_direct,
     redirecting_bridges,
-    speaks_verbs,
     translating,
     unread_bridges,
 )
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_off
+from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
+from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 MISSING = Kind(
     "gpudirect-rdma-missing",

@@ -48,10 +48,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    CORRECTED_TOO_MANY,
-    MEMORY_ERRORS,
-    MEMORY_FAILING,
-    PCIE_ERRORS,
     Check,
     Cluster,
     Confidence,
@@ -65,15 +61,21 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
-    by_link,
+)
+from nccl_doctor.toolkit.memory_errors import (
+    CORRECTED_TOO_MANY,
     memory_errors,
     memory_risen,
     module_names,
+)
+from nccl_doctor.toolkit.pcie_errors import (
+    by_link,
     pcie_errors,
     pcie_is_broken,
     pcie_risen,
     told_by_counts,
 )
+from nccl_doctor.toolkit.shared_kinds import MEMORY_ERRORS, MEMORY_FAILING, PCIE_ERRORS
 
 _ROUND = "late"
 _PCIE, _MEMORY = "pcie_errors", "memory_errors"

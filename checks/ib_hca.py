@@ -41,12 +41,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    HCA,
     Check,
     Cluster,
     Context,
     Finding,
-    HcaList,
     Kind,
     Layer,
     Rank,
@@ -55,12 +53,11 @@ from nccl_doctor.api import (
     Skip,
     Where,
     place_of,
-    ports_down,
-    rdma_ports,
-    rdma_settings,
-    seen_by_rdma,
-    speaks_verbs,
 )
+from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
+from nccl_doctor.toolkit.fabric.hca import HCA, HcaList
+from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
+from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 _LIST = "ibv_devices shows the names; export NCCL_IB_HCA==<device>:<port>,… or unset NCCL_IB_HCA"
 

@@ -49,16 +49,14 @@ from nccl_doctor.api import (
     Layer,
     Rank,
     Severity,
-    Sorted,
     Where,
     host_labels,
-    is_loopback,
-    link_names,
     odd_ones_out,
-    read_calls,
-    sort_calls,
-    survey,
 )
+from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
 _EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
 

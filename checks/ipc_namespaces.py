@@ -50,10 +50,10 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Untested,
-    nccl_settings,
     odd_ones_out,
     place_of,
 )
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 IPC_NAMESPACE_SPLIT = Kind(
     code="ipc-namespace-split",

@@ -48,10 +48,10 @@ from nccl_doctor.api import (
     Layer,
     Scope,
     Severity,
-    disagreement,
     place_of,
-    see_other_gpus,
 )
+from nccl_doctor.toolkit.gpu.devices import see_other_gpus
+from nccl_doctor.toolkit.versions import disagreement
 
 MISSING_VARIABLE = Kind(
     "launch-missing-variable",

@@ -44,8 +44,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nccl_doctor.api import (
-    LIBRARY_COLUMNS,
-    NCCL_LIBRARIES,
     Check,
     Cluster,
     Context,
@@ -58,20 +56,21 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
-    differences,
-    library_row,
-    mapped_libraries,
-    mapped_nccl,
-    nccl_version,
     number_range,
     odd_ones_out,
-    own_version,
     place_of,
-    release,
+)
+from nccl_doctor.toolkit.gpu.devices import torch_build
+from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
+from nccl_doctor.toolkit.libraries import (
+    library_row,
+    mapped_libraries,
+    own_version,
     shared_files,
-    torch_build,
     wheels,
 )
+from nccl_doctor.toolkit.nccl.library import NCCL_LIBRARIES, mapped_nccl, nccl_version
+from nccl_doctor.toolkit.versions import differences, release
 
 COLLIDE = Kind(
     "cuda-wheels-collide",

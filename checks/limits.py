@@ -58,15 +58,13 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Where,
-    admitted,
-    cgroup_limits,
-    choose_road,
-    in_user_namespace,
     master_host,
-    nccl_settings,
-    privileges,
-    rdma_ports,
 )
+from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
 
 OPEN_FILES = Kind(
     code="open-files-limit-low",

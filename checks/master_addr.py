@@ -41,10 +41,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nccl_doctor.api import (
-    ADDR_DIGITS_ONLY,
-    ADDR_LOOPBACK,
-    ADDR_UNRESOLVABLE,
-    SLOW_S,
     Check,
     Cluster,
     Confidence,
@@ -52,21 +48,20 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
-    LookUp,
     Rank,
     Severity,
     Skip,
     Untested,
     Where,
-    everybody_came_in,
-    has_route,
-    interfaces,
-    is_loopback,
     likely_address,
-    look_up,
     odd_ones_out,
     spans_machines,
 )
+from nccl_doctor.toolkit.hosts import everybody_came_in
+from nccl_doctor.toolkit.net.dial import has_route
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
+from nccl_doctor.toolkit.net.names import SLOW_S, LookUp, look_up
+from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 ADDR_DIFFERS = Kind(
     code="addr-differs",

@@ -33,7 +33,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
-    PORT_BLOCKED,
     Check,
     Cluster,
     Confidence,
@@ -42,16 +41,19 @@ from nccl_doctor.api import (
     Layer,
     Skip,
     Where,
-    how_to_let_pass,
-    interfaces,
-    kept_out,
     likely_address,
-    look_up,
+)
+from nccl_doctor.toolkit.firewall.portrules import (
+    how_to_let_pass,
+    kept_out,
     rules_for_calls_in,
     somebody_did_not_knock,
     stopped_by,
     sure_hit,
 )
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.names import look_up
+from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
 LOOK_UP_S = 2.0
 RULES_S = 1.5

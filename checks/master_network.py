@@ -48,14 +48,12 @@ from nccl_doctor.api import (
     Layer,
     Skip,
     Where,
-    interfaces,
-    is_link_local,
-    is_loopback,
-    look_up,
     master_host,
     spans_machines,
-    subnet_prefixes,
 )
+from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.names import look_up
 
 LOOK_UP_S = 2.0
 INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]br\d+|podman\d+")

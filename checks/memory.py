@@ -43,9 +43,8 @@ from nccl_doctor.api import (
     Severity,
     Untested,
     Where,
-    cgroup_limits,
-    memory_kills,
 )
+from nccl_doctor.toolkit.cgroup import cgroup_limits, memory_kills
 
 MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",

@@ -36,21 +36,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nccl_doctor.api import (
-    MEMORY_ERRORS,
-    MEMORY_FAILING,
-    Check,
-    Cluster,
-    Context,
-    Finding,
-    Layer,
-    Skip,
-    Where,
-    by_module,
-    memory_errors,
-    memory_risen,
-    module_names,
-)
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Skip, Where
+from nccl_doctor.toolkit.memory_errors import by_module, memory_errors, memory_risen, module_names
+from nccl_doctor.toolkit.shared_kinds import MEMORY_ERRORS, MEMORY_FAILING
 
 _DAY_S = 86400
 _LATER = ("hardware_errors", "late")

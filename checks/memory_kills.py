@@ -46,8 +46,8 @@ from nccl_doctor.api import (
     Severity,
     Untested,
     Where,
-    memory_kills,
 )
+from nccl_doctor.toolkit.cgroup import memory_kills
 
 KILLED = Kind(
     "out-of-memory-kill",

@@ -52,15 +52,12 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
-    fingerprint,
-    in_front,
-    mapped_nccl,
-    nccl_version,
-    nccl_wheels,
     odd_ones_out,
-    release,
-    torch_build,
 )
+from nccl_doctor.toolkit.gpu.devices import torch_build
+from nccl_doctor.toolkit.libraries import fingerprint, in_front
+from nccl_doctor.toolkit.nccl.library import mapped_nccl, nccl_version, nccl_wheels
+from nccl_doctor.toolkit.versions import release
 
 COLLIDE = Kind(
     "nccl-wheels-collide",

@@ -57,11 +57,10 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Where,
-    host_gpus,
-    major,
-    nccl_settings,
-    release,
 )
+from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.versions import major, release
 
 BLOCKED = Kind(
     "numa-calls-blocked",

@@ -42,10 +42,10 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
-    dial,
-    interfaces,
     likely_address,
 )
+from nccl_doctor.toolkit.net.dial import dial
+from nccl_doctor.toolkit.net.interfaces import interfaces
 
 OWN_ADDRESS_BLOCKED = Kind(
     code="own-address-blocked",

@@ -37,24 +37,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
-    ADDR_DIGITS_ONLY,
-    ADDR_LOOPBACK,
-    ADDR_UNRESOLVABLE,
     Check,
     Cluster,
     Context,
     Finding,
     Layer,
-    LookUp,
     Rank,
     Severity,
     Where,
-    interfaces,
-    is_loopback,
     likely_address,
-    look_up,
     spans_machines,
 )
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
+from nccl_doctor.toolkit.net.names import LookUp, look_up
+from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
 

@@ -41,19 +41,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nccl_doctor.api import (
-    PCIE_ERRORS,
-    Check,
-    Cluster,
-    Context,
-    Finding,
-    Layer,
-    Severity,
-    Skip,
-    Where,
-    pcie_errors,
-    pcie_outliers,
-)
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Severity, Skip, Where
+from nccl_doctor.toolkit.pcie_errors import pcie_errors, pcie_outliers
+from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
 
 
 class PcieErrors(Check):

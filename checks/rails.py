@@ -47,7 +47,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    HCA,
     Check,
     Cluster,
     Confidence,
@@ -59,9 +58,10 @@ from nccl_doctor.api import (
     Skip,
     Where,
     odd_ones_out,
-    rails_of,
-    rdma_settings,
 )
+from nccl_doctor.toolkit.fabric.hca import HCA
+from nccl_doctor.toolkit.fabric.rails import rails_of
+from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 ORDER = Kind(
     "rail-order-differs",

@@ -60,10 +60,8 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     Where,
-    counters_full,
-    counters_risen,
-    error_counters,
 )
+from nccl_doctor.toolkit.fabric.counters import counters_full, counters_risen, error_counters
 
 RISING = Kind(
     "rdma-errors-rising",

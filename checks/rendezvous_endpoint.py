@@ -46,13 +46,11 @@ from nccl_doctor.api import (
     Layer,
     Skip,
     Where,
-    endpoint_host,
-    is_host_told,
     likely_address,
-    look_up,
-    matches_machine,
     spans_machines,
 )
+from nccl_doctor.toolkit.c10d import endpoint_host, is_host_told, matches_machine
+from nccl_doctor.toolkit.net.names import look_up
 
 RDZV_ENDPOINT_UNHOSTED = Kind(
     code="rdzv-endpoint-unhosted",

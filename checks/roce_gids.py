@@ -44,32 +44,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
-    GID_SETTINGS,
-    HCA,
-    SEARCHES_SINCE,
     Check,
     Cluster,
     Confidence,
     Context,
     Finding,
-    GidKind,
     Kind,
     Layer,
-    PickedGid,
     Severity,
     Skip,
     Where,
+    odd_ones_out,
+)
+from nccl_doctor.toolkit.fabric.gids import (
+    GID_SETTINGS,
+    SEARCHES_SINCE,
+    GidKind,
+    PickedGid,
     fixed_index,
     gid_kind,
     gid_tables,
-    loaded_nccl,
-    odd_ones_out,
     pick_gid,
-    rdma_admits,
-    rdma_settings,
-    release,
     wanted_kind,
 )
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits
+from nccl_doctor.toolkit.fabric.settings import rdma_settings
+from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
+from nccl_doctor.toolkit.versions import release
 
 _SHOW = "show_gids shows the table; give the interface its IPv4 address, and unset "
 

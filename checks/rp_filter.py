@@ -44,11 +44,10 @@ from nccl_doctor.api import (
     Layer,
     Severity,
     Where,
-    interfaces,
-    read_calls,
-    sort_calls,
-    subnet_prefixes,
 )
+from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 
 RP_FILTER_STRICT = Kind(
     code="rp-filter-strict",

@@ -54,9 +54,9 @@ from nccl_doctor.api import (
     Skip,
     Untested,
     odd_ones_out,
-    own_device,
     place_of,
 )
+from nccl_doctor.toolkit.gpu.devices import own_device
 
 SEED_DIFFERS = Kind(
     "seed-differs",

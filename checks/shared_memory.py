@@ -57,9 +57,9 @@ from nccl_doctor.api import (
     Rank,
     Severity,
     Where,
-    cgroup_limits,
-    nccl_settings,
 )
+from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 SHM_TOO_SMALL = Kind(
     code="shm-too-small",

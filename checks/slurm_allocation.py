@@ -29,22 +29,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nccl_doctor.api import (
-    Check,
-    Cluster,
-    Confidence,
-    Context,
-    Finding,
-    Kind,
-    Layer,
-    Skip,
-    Where,
-    endpoint_host,
-    everybody_came_in,
-    is_loopback,
-    look_up,
-    slurm_hosts,
-)
+from nccl_doctor.api import Check, Cluster, Confidence, Context, Finding, Kind, Layer, Skip, Where
+from nccl_doctor.toolkit.c10d import endpoint_host
+from nccl_doctor.toolkit.hosts import everybody_came_in
+from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.net.names import look_up
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 MASTER_OUTSIDE_ALLOCATION = Kind(
     code="master-outside-allocation",

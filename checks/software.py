@@ -41,7 +41,6 @@ from nccl_doctor.api import (
     Check,
     Cluster,
     Context,
-    Difference,
     Figure,
     Finding,
     Kind,
@@ -49,14 +48,11 @@ from nccl_doctor.api import (
     Rank,
     Scope,
     Severity,
-    differences,
-    host_gpus,
-    minor_of,
     number_range,
     place_of,
-    public,
-    torch_build,
 )
+from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
+from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
 """Libraries that decide in which order ranks communicate, and how much."""

@@ -46,7 +46,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import (
-    USE_NCCL2,
     Check,
     Cluster,
     Confidence,
@@ -59,12 +58,10 @@ from nccl_doctor.api import (
     Severity,
     Skip,
     Untested,
-    disagreement,
-    minor_of,
-    process_group,
-    release,
-    torch_build,
 )
+from nccl_doctor.toolkit.gpu.devices import torch_build
+from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2, process_group
+from nccl_doctor.toolkit.versions import disagreement, minor_of, release
 
 NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 

@@ -20,7 +20,7 @@ from typing import Any
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
-from nccl_doctor.suggest import suggest
+from nccl_doctor.toolkit.suggest import suggest
 
 GROUP = "nccl_doctor.checks"
 """Entry point group of third-party checks; also the package of the built-in ones."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Severity
-from nccl_doctor.tools.variables.gather import gather_variables
+from nccl_doctor.checks.environment.gather import gather_variables
 from tests import findings
 from tests.clusters import change_rank, make_cluster
 

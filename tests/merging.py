@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.api import Cluster, Finding, LookUp, Rank, Where
+from nccl_doctor.api import Cluster, Finding, Rank, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit.net.names import LookUp
 from tests.clusters import make_cluster, outcome
 from tests.knocks import facts, tried
 from tests.reports import RUN, through_json

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import files
-from nccl_doctor.suggest import suggest
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.suggest import suggest
 
 if sys.version_info >= (3, 11):
     import tomllib

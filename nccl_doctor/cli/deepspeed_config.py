@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from nccl_doctor import files
+from nccl_doctor.toolkit import files
 
 
 class DsConfigError(ValueError):

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from nccl_doctor import files
-from nccl_doctor.errands import send
 from nccl_doctor.judge.history.past import Earlier, Past
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.errands import send
 
 NEWEST = 50
 """Files of a folder that are looked into, by the time of their last change."""

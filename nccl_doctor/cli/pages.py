@@ -76,7 +76,7 @@ def explain(code: str) -> None:
     """
     from nccl_doctor import registry
     from nccl_doctor.report.manual import check_page, code_page
-    from nccl_doctor.suggest import suggest
+    from nccl_doctor.toolkit.suggest import suggest
 
     found = registry.load()
     named = {check.name: check for check in found.checks}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from nccl_doctor import files
-from nccl_doctor.errands import send
 from nccl_doctor.report.profiles import PROFILES
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.errands import send
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options

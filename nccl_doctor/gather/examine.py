@@ -29,8 +29,8 @@ from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.observe import probe
-from nccl_doctor.redact import allowed
 from nccl_doctor.registry import Registry
+from nccl_doctor.toolkit.masking import allowed
 
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0

@@ -35,8 +35,8 @@ from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
-from nccl_doctor.redact import command_line
 from nccl_doctor.registry import Registry
+from nccl_doctor.toolkit.masking import command_line
 
 CONNECT_S = 10.0
 """For ssh to connect, at most a quarter of the run's time."""

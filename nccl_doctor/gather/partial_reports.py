@@ -19,10 +19,10 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from nccl_doctor.errands import send
-from nccl_doctor.files import write_private, write_whole
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction.cover import MAP, PRIVATE, Cover, key_in, private_folder
+from nccl_doctor.toolkit.errands import send
+from nccl_doctor.toolkit.files import write_private, write_whole
 
 _POLL_S = 0.2
 

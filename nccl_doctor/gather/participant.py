@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor import forks
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
@@ -39,6 +38,7 @@ from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.layout import Place
+from nccl_doctor.toolkit import forks
 
 SHORT_ROAD_S = 2.0
 """A road that the checks found broken gets one more try of this length, not the whole time."""

@@ -28,8 +28,8 @@ from nccl_doctor.launch.host_launch import (
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Flags, Options
-from nccl_doctor.redact import command_line
 from nccl_doctor.report.profiles import unable
+from nccl_doctor.toolkit.masking import command_line
 
 
 def run(

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from nccl_doctor import forks
+from nccl_doctor.toolkit import forks
 
 _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
 

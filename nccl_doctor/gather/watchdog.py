@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nccl_doctor import errands, forks
+from nccl_doctor.toolkit import errands, forks
 
 LAST_WORDS_S = 5
 """Seconds for the last words; then SIGALRM ends the process without them."""

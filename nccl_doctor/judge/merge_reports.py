@@ -22,7 +22,7 @@ from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, W
 from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.registry import Registry
-from nccl_doctor.tools.hosts import road_to_master
+from nccl_doctor.toolkit.hosts import road_to_master
 
 APART_S = 900.0
 """Hosts of one job start within minutes of each other, and a clock may be wrong by some more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 
 def names_of_nodes(

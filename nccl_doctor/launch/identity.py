@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from nccl_doctor.tools.machine.gpus import count_gpus, host_gpus
-from nccl_doctor.tools.net.interfaces import interfaces, is_link_local, is_loopback
-from nccl_doctor.tools.net.names import look_up
+from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.names import look_up
 
 LOOK_UP_S = 4.0
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 Table = Mapping[str, tuple[str, ...]]
 """Field of a `Launch` → variables that tell it, the first one set wins."""

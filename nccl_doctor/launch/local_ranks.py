@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from nccl_doctor import forks
 from nccl_doctor.launch import identity
 from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.toolkit import forks
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the fewest that have to meet."""

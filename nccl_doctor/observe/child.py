@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nccl_doctor.forks import end, fork, kill, living, rename, settle, signal_name
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.toolkit.forks import end, fork, kill, living, rename, settle, signal_name
 
 MAX_MESSAGE_BYTES = 8 << 20
 """More than this from one piece of work is a fault of the check, not a fact."""

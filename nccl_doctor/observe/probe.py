@@ -21,9 +21,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from nccl_doctor.forks import REAP_WAIT_S
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Job, Line
+from nccl_doctor.toolkit.forks import REAP_WAIT_S
 
 __all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "run"]
 

@@ -21,9 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import __version__, files
-from nccl_doctor.errands import alive, send
+from nccl_doctor import __version__
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.errands import alive, send
 
 ROOT = "nccl-doctor-bundle"
 """Folder in the archive."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
-from nccl_doctor.tools.peers.matrix import job_roles
+from nccl_doctor.toolkit.peers.matrix import job_roles
 
 Pair = tuple[int, int]
 """Positions of (the host that calls or sends, the other one) in `Network.hosts`."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from nccl_doctor.errands import send
-from nccl_doctor.files import write_whole
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.facts import render as render_facts
@@ -21,6 +19,8 @@ from nccl_doctor.report.profiles import tell
 from nccl_doctor.report.redaction.cover import MAP, Cover, key_in, map_beside
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
+from nccl_doctor.toolkit.errands import send
+from nccl_doctor.toolkit.files import write_whole
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.examine import ParticipantResult

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from nccl_doctor.errands import PATIENCE_S
+from nccl_doctor.toolkit.errands import PATIENCE_S
 
 COMMANDS = (
     "run --config PIPE",

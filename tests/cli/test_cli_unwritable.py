@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from nccl_doctor.cli import cli
-from nccl_doctor.errands import PATIENCE_S
 from nccl_doctor.report.formats import formats
+from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests import disks
 from tests.cli.program import CLEAN, program
 from tests.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in

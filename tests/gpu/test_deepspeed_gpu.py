@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.binding.table import binds
+from nccl_doctor.toolkit.groups.binding import binds
 from tests.gpu.one_gpu import WORLD, examine
 
 pytestmark = [

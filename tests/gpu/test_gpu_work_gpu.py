@@ -90,7 +90,7 @@ def test_the_full_stress_takes_its_time_and_gives_plausible_rates() -> None:
 def test_a_wrong_element_on_the_gpu_is_seen() -> None:
     code = """
 import torch
-from nccl_doctor.tools.machine.gpuwork import differences, operands
+from nccl_doctor.checks.gpu_work.work import differences, operands
 if torch.cuda.is_available():
     left, right, product = operands(2048, torch.bfloat16)
     got = (left.cuda() @ right.cuda()).float()
@@ -112,7 +112,7 @@ else:
 def test_a_copy_to_the_next_gpu_arrives() -> None:
     code = """
 import torch
-from nccl_doctor.tools.machine.gpuwork import DeviceWork
+from nccl_doctor.checks.gpu_work.work import DeviceWork
 if torch.cuda.device_count() > 1:
     work = DeviceWork(lambda *_, **__: None, torch.device("cuda", 0))
     work.context()

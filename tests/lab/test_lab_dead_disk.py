@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.errands import PATIENCE_S
+from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests import disks
 from tests.lab import faults
 from tests.lab.lab import PATIENT, TOTAL_S, Lab

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.errands import PATIENCE_S
 from nccl_doctor.gather.watchdog import LAST_WORDS_S
+from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests import disks
 from tests.ranks.ranks import BASE, Ended, Ranks
 

@@ -13,8 +13,8 @@ from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import OutcomeStatus
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.observe import probe
-from nccl_doctor.tools.groups.forming import speak_up
-from nccl_doctor.tools.groups.witness import watch
+from nccl_doctor.toolkit.groups.forming import speak_up
+from nccl_doctor.toolkit.groups.witness import watch
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from nccl_doctor import forks
 from nccl_doctor.gather import control_store, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.toolkit import forks
 
 PREFIX = "test/"
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import forks
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
-from nccl_doctor.tools.groups.stacks import main_stack
+from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.groups.stacks import main_stack
 from tests import disks
 from tests.ranks.ranks import descendants, gone
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Confidence
-from nccl_doctor.tools.binding import table as binding
-from nccl_doctor.tools.binding.table import Binding, as_observed, binding_advice, binds
+from nccl_doctor.toolkit.groups import binding
+from nccl_doctor.toolkit.groups.binding import Binding, as_observed, binding_advice, binds
 
 OFFICIAL = "2.13.0+cu130"
 

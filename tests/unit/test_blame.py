@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.model.findings import Confidence
-from nccl_doctor.tools.blame import blame_links, odd_ones_out
+from nccl_doctor.toolkit.blame import blame_links, odd_ones_out
 
 Pair = tuple[str, str]
 

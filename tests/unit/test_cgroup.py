@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from nccl_doctor.tools.machine.cgroup import cgroup_limits
+from nccl_doctor.toolkit.cgroup import cgroup_limits
 
 GIB = 1 << 30
 NOTHING = {"memory": None, "pids": None, "oom_kills": None, "cpus": None, "cpuset": None}

@@ -14,8 +14,8 @@ import pytest
 from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
+from nccl_doctor.checks.clock.clocks import clock_offsets
 from nccl_doctor.gather.control_store import RoundPeers
-from nccl_doctor.tools.machine.clocks import clock_offsets
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 

@@ -13,8 +13,8 @@ from nccl_doctor.checks.device_mesh import DeviceMesh
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Status
-from nccl_doctor.tools.groups.kinds import HANG
-from nccl_doctor.tools.mesh.shape import mesh_groups, own_groups
+from nccl_doctor.toolkit.groups.kinds import HANG
+from nccl_doctor.toolkit.mesh import mesh_groups, own_groups
 from tests.clusters import change_rank, make_cluster
 from tests.findings import judge
 from tests.reports import RUN, made_check

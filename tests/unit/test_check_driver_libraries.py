@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, LIBRARY_COLUMNS, Cluster, Context, Launch, Severity, Skip
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
 from nccl_doctor.checks.driver_libraries import DriverLibraries
+from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 from tests.libraries import compiled

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Severity
-from nccl_doctor.tools.variables import AUTO, table
+from nccl_doctor.toolkit.variables.table import AUTO, table
 from tests.environments import Env, judge
 
 DEFAULTS = sorted(

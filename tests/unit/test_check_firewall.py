@@ -13,7 +13,6 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Launch,
-    Listeners,
     Outcome,
     OutcomeStatus,
     Severity,
@@ -21,6 +20,7 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.firewall import Firewall
+from nccl_doctor.toolkit.peers.echo import Listeners
 from tests.clusters import make_cluster
 from tests.peers import (
     DROPPED,

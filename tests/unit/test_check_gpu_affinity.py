@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import HOW_NEAR, Context, Launch, Severity, Skip, place_on_host
+from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.gpu_affinity import GpuAffinity
+from nccl_doctor.checks.gpu_affinity.gpu_places import as_sysfs, place_on_host
+from nccl_doctor.checks.gpu_affinity.nic_places import HOW_NEAR
 from nccl_doctor.report.tables import is_table
-from nccl_doctor.tools.machine.gpuplaces import as_sysfs
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 

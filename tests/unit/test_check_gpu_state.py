@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity, hosts_without_gpu
+from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.tools.gpu.nvml import STEP
+from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
+from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.findings import judge, only
 from tests.gpu_facts import facts as seen_by_torch
 from tests.gpu_states import cluster_of, every, gpu, lost, state, torch_sees, with_backend

@@ -10,11 +10,9 @@ import pytest
 
 from nccl_doctor.api import (
     ALONE,
-    GPU_STEPS,
     Cluster,
     Confidence,
     Context,
-    DeviceWork,
     Launch,
     Level,
     Outcome,
@@ -24,6 +22,7 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.gpu_work import DRIVER, GpuWork, _neighbour, _work
+from nccl_doctor.checks.gpu_work.work import GPU_STEPS, DeviceWork
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 from tests.gpu_facts import H200, cluster, measured, worked

@@ -8,8 +8,8 @@ import pytest
 
 from nccl_doctor.api import Severity
 from nccl_doctor.checks.gpu_work import GpuWork
+from nccl_doctor.checks.gpu_work.rates import rates_table
 from nccl_doctor.report.tables import is_table
-from nccl_doctor.tools.machine.gpurates import rates_table
 from tests.findings import judge, only
 from tests.gpu_facts import H200, cluster, measured, rates, worked
 

@@ -12,7 +12,7 @@ from nccl_doctor.checks.groups import Groups
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Confidence, Finding, Severity
 from nccl_doctor.model.job import Job
-from nccl_doctor.tools.groups.strays import MADE, MAKING
+from nccl_doctor.toolkit.groups.strays import MADE, MAKING
 from tests.clusters import make_cluster
 from tests.findings import judge
 

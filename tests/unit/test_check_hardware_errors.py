@@ -29,7 +29,7 @@ from nccl_doctor.checks.pcie_errors import PcieErrors
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.report.profiles import drains
-from nccl_doctor.tools.groups.kinds import CRASHED
+from nccl_doctor.toolkit.groups.kinds import CRASHED
 from tests import hardware
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

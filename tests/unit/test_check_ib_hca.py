@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Scope, Severity, Skip, admitted, rdma_ports
+from nccl_doctor.api import ALONE, Cluster, Scope, Severity, Skip
 from nccl_doctor.checks.ib_hca import IbHca
 from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.judge.causes import explain
-from nccl_doctor.tools.nccl.conf import Setting
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import admitted
+from nccl_doctor.toolkit.nccl.conf import Setting
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor import registry
-from nccl_doctor.api import LIBRARY_COLUMNS, Cluster, Severity
+from nccl_doctor.api import Cluster, Severity
 from nccl_doctor.report.tables import is_table
+from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests import findings
 from tests.clusters import make_cluster
 from tests.libraries import compiled

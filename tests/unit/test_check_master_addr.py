@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Finding, LookUp, Severity
+from nccl_doctor.api import Cluster, Confidence, Finding, Severity
 from nccl_doctor.checks.master_addr import MasterAddr
+from nccl_doctor.toolkit.net.names import LookUp
 from tests.clusters import change_rank, make_cluster, outcome, shut_out
 from tests.findings import judge
 

@@ -13,7 +13,7 @@ from nccl_doctor.checks.memory import Memory
 from nccl_doctor.checks.memory_kills import MemoryKills
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
-from nccl_doctor.tools.groups.kinds import CRASHED
+from nccl_doctor.toolkit.groups.kinds import CRASHED
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

@@ -9,17 +9,10 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import (
-    Cluster,
-    Finding,
-    Outcome,
-    OutcomeStatus,
-    Severity,
-    Skip,
-    attempt_deadline,
-)
+from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Round
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 from tests.reports import RUN

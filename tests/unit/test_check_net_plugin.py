@@ -26,7 +26,7 @@ from nccl_doctor.api import (
     Severity,
     Skip,
 )
-from nccl_doctor.tools.nccl.plugin import NET_PLUGIN, plugin_candidates
+from nccl_doctor.toolkit.nccl.plugin import NET_PLUGIN, plugin_candidates
 from tests import findings
 from tests.clusters import make_cluster, outcome
 from tests.libraries import compiled
@@ -156,7 +156,7 @@ class TestCrashes:
         __attribute__((constructor)) static void start(void) { abort(); }
         int ncclNetPlugin_v9;"""
         library = compiled(tmp_path / "libnccl-net-bad.so", source)
-        program = "from nccl_doctor.tools.nccl.plugin import load_plugin as load; "
+        program = "from nccl_doctor.toolkit.nccl.plugin import load_plugin as load; "
         program += f"load({str(library)!r})"
         done = subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
         assert done.returncode == -signal.SIGABRT

@@ -10,7 +10,6 @@ import pytest
 
 from nccl_doctor.api import (
     ALONE,
-    LIBRARY_COLUMNS,
     Cluster,
     Confidence,
     Context,
@@ -21,6 +20,7 @@ from nccl_doctor.api import (
     Skip,
 )
 from nccl_doctor.checks.numa_calls import NumaCalls
+from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 

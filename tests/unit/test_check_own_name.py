@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Finding, Launch, LookUp, Severity
+from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity
 from nccl_doctor.checks.own_name import OwnName
+from nccl_doctor.toolkit.net.names import LookUp
 from tests.clusters import make_cluster, shut_out
 from tests.findings import judge
 

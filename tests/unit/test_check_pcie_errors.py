@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Severity, Skip, pcie_errors
+from nccl_doctor.api import Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.pcie_errors import PcieErrors
+from nccl_doctor.toolkit.pcie_errors import pcie_errors
 from tests import fabrics, hardware
 from tests.clusters import make_cluster
 from tests.findings import judge, only

@@ -18,14 +18,14 @@ from nccl_doctor.api import (
     Context,
     Finding,
     Launch,
-    Listeners,
-    Origin,
     Severity,
     Skip,
     Untested,
 )
 from nccl_doctor.checks.rail_reach import RailReach
-from nccl_doctor.tools.net.neighbours import neighbour
+from nccl_doctor.checks.rail_reach.neighbours import neighbour
+from nccl_doctor.toolkit.net.dial import Origin
+from nccl_doctor.toolkit.peers.echo import Listeners
 from tests import fabrics
 from tests.clusters import make_cluster, outcome
 from tests.findings import judge, only

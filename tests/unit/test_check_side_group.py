@@ -11,7 +11,7 @@ from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeSta
 from nccl_doctor.checks.side_group import SideGroup
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
-from nccl_doctor.tools.sidegroup.meeting import serving_address
+from nccl_doctor.toolkit.groups.side_group import serving_address
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import judge, only
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import ALONE, Cluster, Context, Finding, Launch, Severity, differences
+from nccl_doctor.api import ALONE, Cluster, Context, Finding, Launch, Severity
+from nccl_doctor.toolkit.versions import differences
 from tests import findings
 from tests.clusters import change_rank, make_cluster, outcome
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip, Untested
-from nccl_doctor.checks.stuck_processes import StuckProcesses
-from nccl_doctor.tools.machine import stuck
+from nccl_doctor.checks.stuck_processes import StuckProcesses, stuck
 from tests import fabrics
 from tests.clusters import make_cluster
 from tests.findings import judge, only

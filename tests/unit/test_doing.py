@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
-from nccl_doctor.tools.groups.attempts import Attempt
-from nccl_doctor.tools.groups.culprits import judge_groups
-from nccl_doctor.tools.groups.doing import MOST_ENTRIES, what_they_did
+from nccl_doctor.toolkit.groups.attempts import Attempt
+from nccl_doctor.toolkit.groups.culprits import judge_groups
+from nccl_doctor.toolkit.groups.doing import MOST_ENTRIES, what_they_did
 from tests.clusters import make_cluster
 
 CRUMBS = (

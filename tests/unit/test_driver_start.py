@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity, attempt_deadline
+from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from tests.clusters import change_rank, make_cluster, outcome
 from tests.findings import only
 from tests.gpu_facts import facts as built

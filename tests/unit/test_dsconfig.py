@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.checks.deepspeed_config.arithmetic import MICRO, STEPS, TRAIN, batch_problems
+from nccl_doctor.checks.deepspeed_config.conflicts import conflict_problems
+from nccl_doctor.checks.deepspeed_config.keys import key_problems
+from nccl_doctor.checks.deepspeed_config.offload import offload_problems
+from nccl_doctor.checks.deepspeed_config.table import KINDS, Settings, table
 from nccl_doctor.cli.deepspeed_config import DsConfigError, read
-from nccl_doctor.tools.deepspeed import KINDS, Settings, table
-from nccl_doctor.tools.deepspeed.arithmetic import MICRO, STEPS, TRAIN, batch_problems
-from nccl_doctor.tools.deepspeed.conflicts import conflict_problems
-from nccl_doctor.tools.deepspeed.keys import key_problems
-from nccl_doctor.tools.deepspeed.offload import offload_problems
 
 NEW = frozenset({"0.19.8"})
 OLD = frozenset({"0.15.4"})

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.checks.deepspeed_config.arithmetic import MICRO, STEPS, TRAIN, batch_problems, fits
+from nccl_doctor.checks.deepspeed_config.table import Problem, Settings
 from nccl_doctor.model.findings import Severity
-from nccl_doctor.tools.deepspeed import Problem, Settings
-from nccl_doctor.tools.deepspeed.arithmetic import MICRO, STEPS, TRAIN, batch_problems, fits
 
 
 def batch(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.tools.peers.echo import (
+from nccl_doctor.toolkit.peers.echo import (
     LARGE_BYTES,
     MAGIC,
     Door,

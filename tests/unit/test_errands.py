@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor import errands, files, forks
+from nccl_doctor.toolkit import errands, files, forks
 from tests import disks
 
 PATIENCE_S = 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.tools.groups.errors import meaning_of
+from nccl_doctor.toolkit.groups.errors import meaning_of
 
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, "
 STORE = "DistNetworkError: The client socket has timed out after 60000ms while trying to connect "

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.fabric.counters import counters_risen, error_counters
-from nccl_doctor.tools.fabric.direct import (
+from nccl_doctor.toolkit.fabric.counters import counters_risen, error_counters
+from nccl_doctor.toolkit.fabric.direct import (
     acs_control,
     gpu_direct_road,
     read_gpu_direct,
     redirecting_bridges,
     translating,
 )
-from nccl_doctor.tools.fabric.gids import GidKind, fixed_index, gid_tables, pick_gid, wanted_kind
-from nccl_doctor.tools.fabric.hca import HcaList, rdma_admits, rdma_off
-from nccl_doctor.tools.fabric.ports import rdma_devices, rdma_ports, roce_mtu
-from nccl_doctor.tools.nccl.conf import Setting
+from nccl_doctor.toolkit.fabric.gids import GidKind, fixed_index, gid_tables, pick_gid, wanted_kind
+from nccl_doctor.toolkit.fabric.hca import HcaList, rdma_admits, rdma_off
+from nccl_doctor.toolkit.fabric.ports import rdma_devices, rdma_ports, roce_mtu
+from nccl_doctor.toolkit.nccl.conf import Setting
 from tests import fabrics
 
 V2 = GidKind(2, "IPv4")

@@ -13,8 +13,8 @@ import pytest
 
 from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.tools.gpu.apart import each_apart
-from nccl_doctor.tools.gpu.gather import gather_gpus
+from nccl_doctor.checks.gpu_state.gather import gather_gpus
+from nccl_doctor.toolkit.apart import each_apart
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 from tests.gpu_states import cluster_of, gpu, state

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.gpu.fabricmanager import read_fabric_manager
+from nccl_doctor.checks.gpu_state.fabric_manager import read_fabric_manager
 
 WORDS = (
     "Jan 15 14:00:00 nd0 nv-fabricmanager[3228]: fabric manager NVIDIA GPU driver interface "

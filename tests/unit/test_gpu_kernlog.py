@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Severity
-from nccl_doctor.tools.gpu import kernlog, xid
+from nccl_doctor.checks.gpu_state import kernel_log, xid
 
 FELL = "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus."
 
@@ -29,7 +29,7 @@ def test_the_ring_buffer_tells_how_long_ago(tmp_path: Path) -> None:
         f"4,902,3000000,-,caller=T1;{again}",
         " SUBSYSTEM=pci",
     )
-    seen = kernlog.read_kernel_log(root)
+    seen = kernel_log.read_kernel_log(root)
     assert seen["source"] == "/dev/kmsg"
     assert [(one["bus"], one["xid"], one["count"]) for one in seen["xids"]] == [
         ("0000:1b:00", 31, 2),
@@ -52,16 +52,16 @@ def test_the_ring_buffer_tells_how_long_ago(tmp_path: Path) -> None:
     ],
 )
 def test_every_way_to_write_a_bus(tmp_path: Path, written: str, bus: str) -> None:
-    (seen,) = kernlog.read_kernel_log(log(tmp_path, "dev/kmsg", f"NVRM: Xid ({written}): 48, x"))[
-        "xids"
-    ]
+    (seen,) = kernel_log.read_kernel_log(
+        log(tmp_path, "dev/kmsg", f"NVRM: Xid ({written}): 48, x")
+    )["xids"]
     assert (seen["bus"], seen["xid"], seen["age_s"]) == (bus, 48, None)
 
 
 @pytest.mark.parametrize("part", ["GPU-I:05", "GPU-I:05 GPU-CI:00"])
 def test_an_xid_of_a_mig_instance_is_one_of_its_gpu(tmp_path: Path, part: str) -> None:
     line = f"NVRM: Xid (PCI:0000:01:00 {part}): 94, pid=7, name=python, Contained: SM"
-    (seen,) = kernlog.read_kernel_log(log(tmp_path, "dev/kmsg", line))["xids"]
+    (seen,) = kernel_log.read_kernel_log(log(tmp_path, "dev/kmsg", line))["xids"]
     assert (seen["bus"], seen["xid"]) == ("0000:01:00", 94)
     assert seen["text"] == f"{part}, pid=7, name=python, Contained: SM"
 
@@ -74,13 +74,13 @@ def test_a_log_file_counts_from_the_last_start(tmp_path: Path) -> None:
         "Jan 15 14:30:00 nd0 kernel: Linux version 6.1.0 (gcc)",
         f"Jan 15 14:30:45 nd0 kernel: [   12.5] {FELL.replace('79', '94')}",
     )
-    seen = kernlog.read_kernel_log(root)
+    seen = kernel_log.read_kernel_log(root)
     assert seen["source"] == "/var/log/messages"
     assert [one["xid"] for one in seen["xids"]] == [94]
 
 
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    seen = kernlog.read_kernel_log(tmp_path)
+    seen = kernel_log.read_kernel_log(tmp_path)
     assert (seen["source"], seen["xids"], seen["sxids"]) == (None, [], [])
     assert "/dev/kmsg: No such file" in seen["reason"]
     assert "/var/log/kern.log" in seen["reason"]
@@ -92,12 +92,12 @@ def test_garbage_gives_nothing(tmp_path: Path) -> None:
         b"\xff\xfe\n4,x;NVRM: Xid (PCI:zz): 9\nNVRM: Xid (7): 9\n"
         b"nvidia-nvswitchX: SXid (PCI:0000:c1:00.0): garbled, Fatal\n" * 50
     )
-    seen = kernlog.read_kernel_log(tmp_path)
+    seen = kernel_log.read_kernel_log(tmp_path)
     assert (seen["xids"], seen["sxids"]) == ([], [])
 
 
 def test_ten_thousand_of_one_are_one(tmp_path: Path) -> None:
-    (seen,) = kernlog.read_kernel_log(log(tmp_path, "dev/kmsg", *[FELL] * 10_000))["xids"]
+    (seen,) = kernel_log.read_kernel_log(log(tmp_path, "dev/kmsg", *[FELL] * 10_000))["xids"]
     assert seen["count"] == 10_000
 
 
@@ -115,7 +115,7 @@ def test_the_errors_of_nvswitches_are_read_line_by_line(tmp_path: Path) -> None:
         "timeout error",
         "3,6,1,-;nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 11001, Fatal, ingress invalid command",
     )
-    seen = kernlog.read_kernel_log(root)
+    seen = kernel_log.read_kernel_log(root)
     assert seen["xids"] == []
     short = [(s["switch"], s["bus"], s["sxid"], s["fatal"], s["link"]) for s in seen["sxids"]]
     assert short == [

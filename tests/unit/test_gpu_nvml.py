@@ -15,8 +15,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.tools.gpu.gather import gather_gpus
-from nccl_doctor.tools.gpu.nvml import STEP
+from nccl_doctor.checks.gpu_state.gather import gather_gpus
+from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write

@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.tools.gpu.gather import gather_gpus
+from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from tests.clusters import make_cluster
 from tests.findings import judge, only
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import DeviceWork, LoadReader, Outcome, OutcomeStatus
-from nccl_doctor.tools.gpu.underload import held_back, in_words
-from nccl_doctor.tools.machine.gpuwork import STRESS
+from nccl_doctor.api import Outcome, OutcomeStatus
+from nccl_doctor.checks.gpu_work.under_load import LoadReader, held_back, in_words
+from nccl_doctor.checks.gpu_work.work import STRESS, DeviceWork
 from tests.nvml.stand_in import build, described, observe, uuid, write
 
 HOT = 5

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.api import arch_runs_on, count_gpus, host_gpus, index_of_own
+from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus, index_of_own
+from nccl_doctor.toolkit.versions import arch_runs_on
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_the_uuid_of_a_gpu_where_torch_does_not_say_it(
         check=True,
         timeout=60,
     )
-    ask = "from nccl_doctor.tools.machine.gpus import uuid_by_driver as ask; print(ask(INDEX))"
+    ask = "from nccl_doctor.toolkit.gpu.devices import uuid_by_driver as ask; print(ask(INDEX))"
     said = subprocess.run(
         [sys.executable, "-c", ask.replace("INDEX", str(index))],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},

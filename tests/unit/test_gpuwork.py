@@ -14,20 +14,19 @@ from typing import Any
 import pytest
 import torch
 
-from nccl_doctor.api import (
+from nccl_doctor.api import Outcome, OutcomeStatus, Untested
+from nccl_doctor.checks.gpu_work import GpuWork
+from nccl_doctor.checks.gpu_work.work import (
     GPU_STEPS,
     DeviceWork,
-    Outcome,
-    OutcomeStatus,
-    Untested,
-    gpu_error,
+    differences,
     is_gpu_error,
+    operands,
+    sizes,
 )
-from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.observe import probe
-from nccl_doctor.tools.machine.gpus import compute_mode
-from nccl_doctor.tools.machine.gputables import MEASURES, peaks_of
-from nccl_doctor.tools.machine.gpuwork import differences, operands, sizes
+from nccl_doctor.toolkit.gpu.devices import compute_mode
+from nccl_doctor.toolkit.gpu.tables import MEASURES, gpu_error, peaks_of
 from tests.clusters import make_cluster
 from tests.findings import only
 from tests.gpu_facts import worked

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nccl_doctor.tools.speed.outliers import (
+from nccl_doctor.toolkit.outliers import (
     algorithm_bandwidth,
     blame_edges,
     bus_bandwidth,

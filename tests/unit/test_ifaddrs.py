@@ -7,9 +7,9 @@ import socket
 
 import psutil
 
-from nccl_doctor.tools.nccl.ifchoice import subnet_prefixes
-from nccl_doctor.tools.net import ifaddrs
-from nccl_doctor.tools.net.interfaces import interfaces
+from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.net import ifaddrs
+from nccl_doctor.toolkit.net.interfaces import interfaces
 
 THEIRS = {
     name: [

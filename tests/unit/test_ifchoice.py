@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.nccl.conf import Setting, nccl_settings
-from nccl_doctor.tools.nccl.ifchoice import (
+from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+from nccl_doctor.toolkit.nccl.interface_choice import (
     Filter,
     chosen,
     gloo_choice,
@@ -16,7 +16,7 @@ from nccl_doctor.tools.nccl.ifchoice import (
     resolve_own,
     subnet_prefixes,
 )
-from nccl_doctor.tools.net.interfaces import Interface
+from nccl_doctor.toolkit.net.interfaces import Interface
 from tests import fabrics
 
 

@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.isolation import BAR_ROUNDS, MadeUp, random_cluster, rounds_to_name, tell
+from nccl_doctor.checks.collectives.bisection import Result, Units
+from nccl_doctor.checks.collectives.planner import (
+    Plan,
+    Seen,
+    most_rounds,
+    next_round,
+    verdict_so_far,
+)
 from nccl_doctor.model.findings import Confidence
-from nccl_doctor.tools.isolation.bisection import Result, Units
-from nccl_doctor.tools.isolation.planner import Plan, Seen, most_rounds, next_round, verdict_so_far
 
 
 def hosts_of(count: int, nproc: int = 1) -> list[tuple[int, ...]]:

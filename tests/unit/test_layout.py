@@ -190,7 +190,7 @@ def test_files_of_the_user_are_opened_at_the_door(path: Path):
     if why is None:
         assert not lines
     elif "errands" in why:
-        assert "nccl_doctor.errands" in {module for module, _ in imports_of(path)}
+        assert "nccl_doctor.toolkit.errands" in {module for module, _ in imports_of(path)}
 
 
 # --- what a check shows to people ---

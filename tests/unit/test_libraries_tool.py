@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.machine.libraries import (
+from nccl_doctor.toolkit.libraries import (
     COLUMNS,
     Wheel,
     file_version,

@@ -23,9 +23,9 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.collectives import Collectives
+from nccl_doctor.checks.links.timed import Pace, hold_meetings
+from nccl_doctor.checks.links.wire import Gate
 from nccl_doctor.judge.causes import explain, root_causes
-from nccl_doctor.tools.timing.timed import Pace, hold_meetings
-from nccl_doctor.tools.timing.wire import Gate
 from tests.clusters import make_cluster
 from tests.exchanges import CHECK, World, both
 from tests.findings import judge

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.tools.mesh.shape import (
+from nccl_doctor.toolkit.mesh import (
     Mesh,
     mesh_groups,
     mesh_size,

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from nccl_doctor.tools.net.dial import has_route
-from nccl_doctor.tools.net.names import LookUp, look_up
+from nccl_doctor.toolkit.net.dial import has_route
+from nccl_doctor.toolkit.net.names import LookUp, look_up
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,8 @@ def test_a_resolver_that_does_not_answer_is_slow_and_given_up(tmp_path):
     conf = tmp_path / "resolv.conf"
     conf.write_text("nameserver 127.0.0.53\noptions timeout:5\n")
     script = (
-        "import json, time; from nccl_doctor.tools.net.names import look_up; t = time.monotonic();"
+        "import json, time; from nccl_doctor.toolkit.net.names import look_up;"
+        "t = time.monotonic();"
         "found = look_up('192.168.77.9', 2.5, reverse=True).to_json();"
         "print(json.dumps({**found, 'wall': time.monotonic() - t}), flush=True);"
         "import os; os._exit(0)"

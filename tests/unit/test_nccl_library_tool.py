@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.tools.machine.libraries import fingerprint, in_front
-from nccl_doctor.tools.nccl.library import mapped_nccl, nccl_version, nccl_wheels, version_text
-from nccl_doctor.tools.versions import release
+from nccl_doctor.toolkit.libraries import fingerprint, in_front
+from nccl_doctor.toolkit.nccl.library import mapped_nccl, nccl_version, nccl_wheels, version_text
+from nccl_doctor.toolkit.versions import release
 from tests.libraries import compiled
 
 MAPS = """\

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.fabric.picks import table_of_picks
-from nccl_doctor.tools.fabric.ports import rdma_ports
-from nccl_doctor.tools.fabric.road import Access, Road, admitted, choose_road
-from nccl_doctor.tools.fabric.verbs import barred_devices, ibverbs_error
-from nccl_doctor.tools.nccl.conf import Setting
+from nccl_doctor.checks.rdma.picks import table_of_picks
+from nccl_doctor.checks.rdma.verbs import barred_devices, ibverbs_error
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import Access, Road, admitted, choose_road
+from nccl_doctor.toolkit.nccl.conf import Setting
 from tests import fabrics
 
 

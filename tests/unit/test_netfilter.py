@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.tools.firewall.netfilter import MAX_LINES, Packet, Rules, rule_matches
-from nccl_doctor.tools.firewall.rulesets import (
+from nccl_doctor.toolkit.firewall.netfilter import MAX_LINES, Packet, Rules, rule_matches
+from nccl_doctor.toolkit.firewall.rulesets import (
     parse_iptables,
     parse_nft,
     parse_nft_rule,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.firewall.netfilter import Packet, Rules
-from nccl_doctor.tools.firewall.portrules import fits, how_to_let_pass, stopped_by, sure_hit
-from nccl_doctor.tools.firewall.portrules import follow as walk
-from nccl_doctor.tools.firewall.rulesets import parse_nft
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
+from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by, sure_hit
+from nccl_doctor.toolkit.firewall.portrules import follow as walk
+from nccl_doctor.toolkit.firewall.rulesets import parse_nft
 
 ANYBODY, NETWORK, OWN = "0.0.0.0/0", "192.168.77.0/24", "192.168.77.1"
 

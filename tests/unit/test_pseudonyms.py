@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from nccl_doctor.redact import masked
 from nccl_doctor.report.redaction import Book, Text
 from nccl_doctor.report.redaction.addresses import Addresses
+from nccl_doctor.toolkit.masking import masked
 
 
 def addresses(key: bytes = b"a key") -> Addresses:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.nccl.ras import LIMIT_S, ask_ras, own_address, summary
+from nccl_doctor.toolkit.nccl.ras import LIMIT_S, ask_ras, own_address, summary
 
 PID = 4242
 Behave = Callable[[socket.socket], None]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.groups.recorder import MOST_GROUPS, summary
+from nccl_doctor.toolkit.groups.recorder import MOST_GROUPS, summary
 
 
 def entry(number: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from nccl_doctor.redact import allowed
+from nccl_doctor.toolkit.masking import allowed
 
 
 @pytest.mark.parametrize(

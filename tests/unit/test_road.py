@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.tools.meeting import road
-from nccl_doctor.tools.meeting.road import knock
+from nccl_doctor.checks.port import road
+from nccl_doctor.checks.port.road import knock
 
 
 @pytest.fixture

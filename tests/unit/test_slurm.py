@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 
 @pytest.mark.parametrize(

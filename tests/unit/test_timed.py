@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.tools.timing.cpuwait import CpuWatch, load_average, was_starved
-from nccl_doctor.tools.timing.tcpinfo import TcpInfo, tcp_info
-from nccl_doctor.tools.timing.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
-from nccl_doctor.tools.timing.timetable import in_slots, tournament
-from nccl_doctor.tools.timing.wire import Gate, Stalled, Wire, call
+from nccl_doctor.checks.links.tcp_info import TcpInfo, tcp_info
+from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
+from nccl_doctor.checks.links.timetable import in_slots, tournament
+from nccl_doctor.checks.links.wire import Gate, Stalled, Wire, call
+from nccl_doctor.toolkit.cpu_wait import CpuWatch, load_average, was_starved
 
 HOME = "127.0.0.1"
 SHORT = Pace(burst_s=0.02, calm_s=0.02, limit_s=2.0)

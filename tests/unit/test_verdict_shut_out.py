@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import ADDR_UNRESOLVABLE, PORT_BLOCKED, Cluster, Finding, Severity, Where
+from nccl_doctor.api import Cluster, Finding, Severity, Where
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING
 from nccl_doctor.checks.port import PORT_IN_USE
 from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
 from tests.clusters import make_cluster, shut_out
 from tests.reports import RUN
 

@@ -7,7 +7,7 @@ from itertools import permutations
 
 import pytest
 
-from nccl_doctor.api import ADDR_UNRESOLVABLE, PORT_BLOCKED, Check, Finding, Kind, Layer, Where
+from nccl_doctor.api import Check, Finding, Kind, Layer, Where
 from nccl_doctor.checks.firewall import (
     MTU_BLACKHOLE,
     PEER_BLOCKED,
@@ -19,7 +19,8 @@ from nccl_doctor.checks.interfaces import INTERFACE_MISSING, Interfaces
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
-from nccl_doctor.tools.groups.kinds import FROZEN, HANG
+from nccl_doctor.toolkit.groups.kinds import FROZEN, HANG
+from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
 from tests.clusters import make_cluster
 from tests.peers import DROPPED, NO_ROUTE, World, stuck
 from tests.reports import RUN, kind, made_check, through_json

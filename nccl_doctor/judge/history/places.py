@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nccl_doctor.judge.history.sheet import hosts_of
 from nccl_doctor.judge.history.usual import Change
 from nccl_doctor.model.findings import Confidence, Where
-from nccl_doctor.tools.blame import blame_links
+from nccl_doctor.toolkit.blame import blame_links
 
 Link = tuple[str, str]
 

@@ -24,7 +24,7 @@ from nccl_doctor.launch.command_line.record import (
     is_file,
     number,
 )
-from nccl_doctor.suggest import suggest
+from nccl_doctor.toolkit.suggest import suggest
 
 FLAGS = Table(
     values="""

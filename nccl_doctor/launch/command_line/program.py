@@ -8,10 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nccl_doctor.errands import send
 from nccl_doctor.launch.command_line.record import JobLineError
 from nccl_doctor.launch.command_line.wrappers import unwrap
-from nccl_doctor.suggest import suggest
+from nccl_doctor.toolkit.errands import send
+from nccl_doctor.toolkit.suggest import suggest
 
 _LIKELY = ("torchrun", "accelerate", "deepspeed", "python", "python3", "srun", "mpirun", "env")
 _SHELL_WORDS = {"cd", "command", "eval", "exec", "export", "set", "source", "time", "ulimit"}

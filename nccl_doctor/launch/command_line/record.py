@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nccl_doctor.errands import send
 from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.toolkit.errands import send
 
 
 class JobLineError(ValueError):

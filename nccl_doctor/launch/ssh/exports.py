@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from nccl_doctor import files
+from nccl_doctor.toolkit import files
 
 PREFIXES = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
 ENV_FILE = ".deepspeed_env"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nccl_doctor import files
-from nccl_doctor.suggest import suggest
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.suggest import suggest
 
 MAX_BYTES = 1 << 20
 """Room for some ten thousand hosts; what is larger is another kind of file."""

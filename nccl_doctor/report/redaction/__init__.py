@@ -1,7 +1,7 @@
 """Pseudonyms in place of who and where: names of hosts, addresses, users and paths.
 
-What may be recorded at all is decided earlier, in `nccl_doctor.redact`: secrets never get here.
-Here a record that people keep becomes one that they can give away. All of it is pure: the same key
+What may be recorded at all is decided earlier, by `nccl_doctor.toolkit.masking`: secrets never
+get here. Here a record that people keep becomes one that they can give away. All of it is pure: the same key
 gives the same pseudonyms, so that two reports can still be compared and merged, and `Book` says
 what each of them stands for.
 """

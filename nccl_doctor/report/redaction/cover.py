@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import files
-from nccl_doctor.errands import send
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction import Book, Text, key_of_map, known_of, redact
+from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.errands import send
 
 MAP = ".map.json"
 """Behind the name of what is redacted."""

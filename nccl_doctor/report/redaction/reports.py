@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.redact import MASK
 from nccl_doctor.report.redaction.addresses import is_ip
 from nccl_doctor.report.redaction.book import Book
 from nccl_doctor.report.redaction.names import is_host_name
@@ -31,7 +30,8 @@ from nccl_doctor.report.redaction.words import (
     SERIAL_KEYS,
     VERSION_KEYS,
 )
-from nccl_doctor.tools.slurm import slurm_hosts
+from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 _SAME = frozenset(
     {

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from nccl_doctor.redact import MASK, masked
 from nccl_doctor.report.redaction.addresses import Addresses
 from nccl_doctor.report.redaction.book import Book
 from nccl_doctor.report.redaction.names import Names, is_public
 from nccl_doctor.report.redaction.paths import HOMES, Paths, is_systems_own
+from nccl_doctor.toolkit.masking import MASK, masked
 
 _PATH_END = r"[^\s'\"`<>|;,()\[\]{}:]"
 _THINGS = re.compile(

@@ -1,0 +1,355 @@
+"""Can the backend use the GPUs: is there one for each rank, and does this torch build fit them?
+
+What it checks
+--------------
+Whether torch is built with CUDA (or ROCm) and NCCL, whether the driver starts, how many GPUs the
+host has (and whether nouveau holds them instead of NVIDIA's driver), how many of them
+CUDA_VISIBLE_DEVICES leaves, which GPU each rank would take (by UUID), and which torch would take by
+itself, whether LOCAL_RANK is among the visible ones, whether the build holds code for the GPU, and
+whether hosts have the same GPUs, and local ranks take them in the same order. GPUs are counted and
+asked for their names; no kernel is run.
+
+Why it matters
+--------------
+A rank without a GPU of its own ends the job at its first collective, often only on that rank: the
+others wait for it until the process group times out. A CPU build of torch in one container of many
+is found late, because everything imports.
+
+How to fix
+----------
+Start as many ranks per host as it has GPUs, give each its own LOCAL_RANK, and call
+torch.cuda.set_device(LOCAL_RANK) before init_process_group. NCCL alone carries no tensor of the CPU
+(`No backend type associated with device type cpu`): a job that sends such, too, needs
+init_process_group("cpu:gloo,cuda:nccl").
+
+When it is wrong
+----------------
+The GPU of a rank is taken to be LOCAL_RANK modulo the visible GPUs, as torch 2.15 and Accelerate
+have it; so every rank that sees one GPU takes that. A script that chooses otherwise is not seen.
+That older torch guesses in a barrier counts only for scripts that call one before they set a
+device. Parts of one GPU (MIG) are known by its PCI address, which check `gpu_affinity` sees.
+Several ranks on one GPU are right where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own
+for each rank, says that it is meant; that is reported as information. Without persistence mode a
+driver may need longer to start than this check waits.
+Another order of equal GPUs (gpu-order-differs) does no harm where all of them reach each other and
+the network alike. Where RDMA ports are known, check `gpu_affinity` compares those instead.
+Not validated on hardware: everything about GPUs here was written from sources and tested on
+made-up clusters; no run on a GPU is on record yet.
+
+References
+----------
+NVIDIA CUDA driver API (CUresult, cuInit), CUDA compatibility guide, CUDA programming guide (binary
+and PTX compatibility), PyTorch documentation of torch.cuda and torch.distributed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Check,
+    Cluster,
+    Context,
+    Evidence,
+    Finding,
+    Kind,
+    Layer,
+    OutcomeStatus,
+    Scope,
+    Severity,
+    Where,
+    odd_ones_out,
+    place_of,
+)
+from nccl_doctor.toolkit.gpu.devices import (
+    VISIBLE,
+    count_gpus,
+    host_gpus,
+    index_of_own,
+    see_gpus,
+    torch_build,
+)
+from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
+from nccl_doctor.toolkit.shared_kinds import (
+    DRIVER_MISMATCH,
+    FABRIC_MANAGER_DOWN,
+    GPU_DIFFERS,
+    GPU_UNHEALTHY,
+)
+from nccl_doctor.toolkit.versions import OLDEST_DRIVER, arch_runs_on, major, public
+
+from .mapping import (
+    GPU_GUESSED,
+    GPU_HIDDEN,
+    GPU_SHARED,
+    LOCAL_RANK_BEYOND,
+    SeenByRank,
+    judge_mapping,
+    sharing_is_meant,
+)
+from .orders import GPU_ORDER, judge_orders
+
+DRIVER_STEP = "starting the GPU driver"
+
+MISMATCH = Kind(
+    "backend-device-mismatch",
+    Layer.DEVICE,
+    "Backend and torch build or hardware do not fit",
+    "NCCL moves data between GPUs only, gloo keeps it in host memory: the wrong one fails at init "
+    "or wastes the GPUs.",
+    "Install a torch build with CUDA for nccl, or use the backend gloo on machines without GPUs.",
+)
+NO_NCCL = Kind(
+    "nccl-unavailable",
+    Layer.DEVICE,
+    "This torch build has no NCCL",
+    "init_process_group('nccl') fails on this rank while the others wait for it.",
+    "Install a torch build with NCCL (the official Linux CUDA wheels have it).",
+)
+MISSING = Kind(
+    "gpu-missing",
+    Layer.DEVICE,
+    "Fewer GPUs than needed",
+    "A rank without a GPU of its own fails, or takes another rank's.",
+    "Start as many ranks as the host has GPUs, or bring the missing GPU back: look for Xid in "
+    "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, ask for all GPUs.",
+)
+ARCH = Kind(
+    "arch-unsupported",
+    Layer.DEVICE,
+    "This torch build has no code for the GPU",
+    "The first kernel fails with `no kernel image is available for execution on the device`.",
+    "Install a torch build whose torch.cuda.get_arch_list() covers the GPU.",
+)
+_DRIVER_ERRORS = {
+    34: (
+        DRIVER_MISMATCH,
+        "take the CUDA `stubs` folder out of LD_LIBRARY_PATH: it hides the real libcuda",
+    ),
+    35: (DRIVER_MISMATCH, ""),
+    36: (DRIVER_MISMATCH, ""),
+    801: (
+        DRIVER_MISMATCH,
+        "use a driver that supports this GPU here (vGPU: licence and CUDA enabled)",
+    ),
+    802: (FABRIC_MANAGER_DOWN, ""),
+    803: (
+        DRIVER_MISMATCH,
+        "reboot, or reload the nvidia modules: kernel module and libcuda must be equal",
+    ),
+    804: (
+        DRIVER_MISMATCH,
+        "take the `cuda/compat` folder out of LD_LIBRARY_PATH, or upgrade the driver",
+    ),
+}
+"""CUresult → what it is and what to type; others are `gpu-unhealthy`."""
+
+
+class BackendDevice(Check):
+    """Backend, torch build, driver and GPUs, by every rank."""
+
+    name = "backend_device"
+    layer = Layer.DEVICE
+    scope = Scope.RANK
+    cost = "seconds"
+    kinds = (
+        MISMATCH,
+        NO_NCCL,
+        MISSING,
+        GPU_HIDDEN,
+        GPU_SHARED,
+        LOCAL_RANK_BEYOND,
+        GPU_GUESSED,
+        GPU_ORDER,
+        GPU_UNHEALTHY,
+        DRIVER_MISMATCH,
+        ARCH,
+        FABRIC_MANAGER_DOWN,
+        GPU_DIFFERS,
+    )
+    deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Build and GPUs as this rank sees them, in the shapes of
+        `nccl_doctor.toolkit.gpu.devices`; `device` is the index of the one that it would take.
+        """
+        build, on_host, local = torch_build(), host_gpus(), ctx.launch.local_rank
+        seen = see_gpus(
+            build,
+            lambda call: ctx.breadcrumb(DRIVER_STEP, call=call, gpus=count_gpus(on_host)),
+        )
+        own = None
+        if seen["devices"] and local is not None:
+            own = index_of_own(local, len(seen["devices"]))
+        visible = {name: ctx.env[name] for name in VISIBLE if name in ctx.env}
+        return {**build, **seen, "host_gpus": on_host, "visible": visible, "device": own}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Each rank alone, then the ranks of each host, then hosts against each other."""
+        without = hosts_without_gpu(cluster)
+        lost = {host.label for host in cluster.hosts if host.id in without}
+        for found in self._found(cluster):
+            # CUDA starts on no GPU, or on fewer, while one of the host does not answer.
+            if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
+                found = found.replaced(explained_by="gpu-lost")
+            yield found
+
+    def _found(self, cluster: Cluster) -> Iterator[Finding]:
+        yield from _wedged(cluster.evidence(self.name, ALONE))
+        hosts: dict[int, list[SeenByRank]] = defaultdict(list)
+        for one in (SeenByRank(rank, facts) for rank, facts in cluster.facts(self.name)):
+            hosts[one.rank.host.id].append(one)
+            for found in (_backend(cluster, one), _arch(cluster, one)):
+                if found is not None:
+                    yield found.replaced(where=found.where | place_of([one.rank]))
+        fit = []  # where a host lacks GPUs, sharing and another number are the consequence
+        for mine in hosts.values():
+            lacking = _too_few(cluster, mine)
+            if lacking is not None:
+                yield lacking
+            elif all(one.facts["devices"] for one in mine):
+                fit.append(mine)
+        if cluster.backend == "nccl":
+            yield from judge_mapping(cluster, fit)
+            yield from judge_orders(cluster, fit)
+        yield from _models(fit)
+
+
+def _for_gpus(cluster: Cluster) -> Severity:
+    """A job over gloo starts without its GPUs."""
+    return Severity.FAIL if cluster.backend == "nccl" else Severity.WARN
+
+
+def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
+    for item in evidence:
+        end = item.outcome
+        hung = end.status is OutcomeStatus.HUNG
+        # Before it touches a GPU, an end is not the driver's fault.
+        if end.last_step == DRIVER_STEP and (hung or end.status is OutcomeStatus.DIED):
+            how = "did not return" if hung else "killed the process"
+            detail = f", process state {end.state}" if end.state else ""
+            detail += f", {end.signal}" if end.signal else ""
+            yield Finding(
+                GPU_UNHEALTHY,
+                f"{end.breadcrumbs[-1]['call']} {how}{detail}",
+                item.where,
+                {"breadcrumb": end.last_step, "wchan": end.wchan, "log_tail": end.log_tail},
+            )
+
+
+def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
+    """What keeps one rank from using the backend; the lowest cause only. The place is added."""
+    facts, gpus = one.facts, count_gpus(one.facts["host_gpus"])
+    build, accelerated = f"torch {facts['torch']}", facts["cuda"] or facts["rocm"]
+    code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it sees no GPU, but works
+    if code != 100 and (gpus or (code is not None and cluster.backend == "nccl")):
+        return _driver(cluster, facts)
+    if cluster.backend == "gloo":
+        if not facts["gloo_built"]:
+            return Finding(MISMATCH, f"backend gloo, but {build} is built without gloo")
+        usable = len(facts["devices"]) or (0 if accelerated else gpus)
+        text = f"backend gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
+        text += "" if accelerated else f" and {build} is built without CUDA"
+        fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' where tensors of the CPU are "
+        fix = f"{fix}sent as well" if accelerated else MISMATCH.fix
+        return Finding(MISMATCH, text, fix=fix, severity=Severity.WARN) if usable else None
+    if not accelerated:
+        text = f"backend nccl, but {build} is built without CUDA"
+        fix = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
+        return Finding(MISMATCH, text, fix=fix if gpus else "use the backend gloo: no GPU here")
+    if not facts["nccl_built"]:
+        return Finding(NO_NCCL, f"backend nccl, but {build} is built without NCCL")
+    if facts["devices"]:
+        return None
+    if gpus and facts["visible"]:
+        fix = f"unset {' '.join(facts['visible'])}"
+        return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
+    if gpus:
+        return Finding(MISSING, f"none of {gpus} GPUs is usable: the driver reports no device")
+    nouveau = facts["host_gpus"].get("nouveau")
+    if nouveau and not facts["host_gpus"]["driver"]:
+        gpus_of = f"{nouveau} {'GPU' if nouveau == 1 else 'GPUs'} of NVIDIA"
+        text = f"no GPU: the kernel driver nouveau has {gpus_of}, and NVIDIA's own is not loaded"
+        fix = "install NVIDIA's driver, keep nouveau from being loaded (blacklist it), and reboot"
+        return Finding(MISSING, text, fix=fix)
+    fix = "load the driver (modprobe nvidia, then nvidia-smi); in a container docker run --gpus "
+    fix += "all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo on all hosts"
+    return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
+
+
+def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
+    error, kernel = facts["driver_error"], facts["host_gpus"]["driver"]
+    kind, fix = _DRIVER_ERRORS.get(error["code"], (GPU_UNHEALTHY, ""))
+    number = "" if error["code"] is None else f" ({error['code']})"
+    text = f"{error['name']}{number}: {error['text']}"
+    runs, needs = major(facts["driver_cuda"]), major(facts["cuda"])
+    if runs is not None and needs is not None and runs < needs:
+        kind, newest = DRIVER_MISMATCH, facts["driver_cuda"]
+        text = f"driver {kernel} runs CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
+        oldest = OLDEST_DRIVER.get(needs, f"one for CUDA {needs}")
+        fix = f"upgrade the NVIDIA driver to {oldest} or newer, or install torch for CUDA {runs}"
+    elif error["name"] == "libcuda.so.1":
+        kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded beside kernel driver {kernel}"
+        fix = "install libcuda of that version; in a container NVIDIA_DRIVER_CAPABILITIES=all"
+    return Finding(kind, text, fix=fix, severity=_for_gpus(cluster), evidence=dict(error))
+
+
+def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:
+    own, built = one.own, one.facts["arch_list"]
+    if own is None or not built:
+        return None
+    sm = own["arch"] or "sm_" + "".join(str(part) for part in own["capability"])
+    if sm in built or any(arch_runs_on(arch, own["capability"]) for arch in built):
+        return None
+    text = f"{own['name']} is {sm}, torch {one.facts['torch']} is built for {' '.join(built)}"
+    where = Where(devices=(own["uuid"],) if own["uuid"] else ())
+    fix = f"install a torch build with {sm} in torch.cuda.get_arch_list()"
+    return Finding(ARCH, text, where, fix=fix, severity=_for_gpus(cluster))
+
+
+def _on_host(mine: Iterable[SeenByRank]) -> dict[str, str]:
+    """UUID → model, over what all ranks of one host see together."""
+    devices = [device for one in mine for device in one.facts["devices"]]
+    return {device["uuid"] or f"cuda:{device['index']}": device["name"] for device in devices}
+
+
+def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
+    """Fewer GPUs than local ranks, or than the configuration expects.
+
+    Nothing where nccl sees none at all: then every rank has its own finding.
+    """
+    facts, host = mine[0].facts, mine[0].rank.host
+    gpus, all_gpus = len(_on_host(mine)), count_gpus(facts["host_gpus"])
+    ranks, wanted = cluster.ranks_on(host), int(cluster.expected.get("gpus_per_host", 0))
+    per_rank = cluster.backend == "nccl" and not sharing_is_meant(ranks)
+    need = max(len(ranks) if per_rank else 0, wanted)
+    if gpus >= need or (cluster.backend == "nccl" and not gpus):
+        return None
+    who = f"{len(ranks)} local ranks" if per_rank and need > wanted else f"expected {need} per host"
+    without = place_of(r for r in ranks if per_rank and (r.local_rank or 0) >= gpus)
+    where = Where(hosts=(host.label,)) | without
+    evidence = {"visible": gpus, "needed": need, "host_gpus": facts["host_gpus"]}
+    if facts["visible"] and all_gpus >= need:
+        text = f"{mine[0].hiding} leaves {gpus} of {all_gpus} GPUs; {who}"
+        return Finding(GPU_HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
+    text = f"{gpus} visible {'GPU' if gpus == 1 else 'GPUs'}, {who}"
+    fix = f"--nproc-per-node {gpus}, or: {MISSING.fix}" if per_rank else ""
+    return Finding(MISSING, text, where, evidence, fix)
+
+
+def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
+    """Hosts whose GPUs are unlike the others'."""
+    gpus: dict[int, str] = {}
+    labels = {}
+    for mine in hosts:
+        host = mine[0].rank.host
+        models = sorted(Counter(_on_host(mine).values()).items())
+        gpus[host.id] = ", ".join(f"{count} x {name}" for name, count in models)
+        labels[host.id] = host.label
+    odd = odd_ones_out(gpus)
+    for place in odd.places if odd else ():
+        usual = f"the others have {odd.usual}" if odd and odd.usual else "a tie between hosts"
+        yield Finding(GPU_DIFFERS, f"{gpus[place]}; {usual}", Where(hosts=(labels[place],)))

@@ -1,0 +1,279 @@
+"""Which rank takes which GPU: shared, hidden, beyond what is visible, or guessed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nccl_doctor.api import (
+    Cluster,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Where,
+    number_range,
+    odd_ones_out,
+    place_of,
+)
+from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
+from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2, process_group
+from nccl_doctor.toolkit.versions import public, release
+
+GPU_HIDDEN = Kind(
+    "gpu-hidden",
+    Layer.DEVICE,
+    "A variable hides GPUs from ranks",
+    "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered anew from 0.",
+    "Set one CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or unset it.",
+)
+GPU_SHARED = Kind(
+    "gpu-shared-by-ranks",
+    Layer.DEVICE,
+    "Several ranks on one GPU",
+    "NCCL refuses two ranks of one communicator on one GPU (`Duplicate GPU detected`); the ranks "
+    "that do not notice hang.",
+    "Give each rank of a host its own LOCAL_RANK, and call torch.cuda.set_device(LOCAL_RANK) "
+    "before init_process_group.",
+)
+LOCAL_RANK_BEYOND = Kind(
+    "local-rank-beyond-gpus",
+    Layer.DEVICE,
+    "LOCAL_RANK is beyond the GPUs that a rank sees",
+    "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`; torch 2.15 takes "
+    "LOCAL_RANK modulo their number.",
+    "one CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of the host; or "
+    "torch.cuda.set_device(LOCAL_RANK % torch.cuda.device_count())",
+    Severity.WARN,
+)
+GPU_GUESSED = Kind(
+    "gpu-guess-differs",
+    Layer.DEVICE,
+    "Where nobody tells it, torch takes another GPU than LOCAL_RANK's",
+    "Without LOCAL_RANK, init_process_group of torch 2.15 binds a rank to the GPU RANK modulo "
+    "their number; older ones do so in a barrier() before a device is set.",
+    "export LOCAL_RANK on every rank, and call torch.cuda.set_device(LOCAL_RANK) before "
+    "init_process_group; or say the GPU where it is guessed: barrier(device_ids=[LOCAL_RANK]), "
+    'init_process_group("nccl", device_id=torch.device("cuda", LOCAL_RANK))',
+    Severity.WARN,
+)
+_KNOWS_PARTS_SINCE = (2, 30, 3)
+"""NCCL that tells MIG instances of one GPU from each other."""
+
+
+class SeenByRank(NamedTuple):
+    """A rank and what it observed in check `backend_device`."""
+
+    rank: Rank
+    facts: Mapping[str, Any]
+
+    @property
+    def own(self) -> Mapping[str, Any] | None:
+        """The GPU that this rank would take."""
+        index = self.facts["device"]
+        return None if index is None else dict(self.facts["devices"][index])
+
+    @property
+    def sees(self) -> tuple[str, ...]:
+        """UUIDs of all GPUs that this rank sees, in no order; none where torch does not say."""
+        uuids = [device["uuid"] for device in self.facts["devices"]]
+        return () if None in uuids else tuple(sorted(uuids))
+
+    @property
+    def hiding(self) -> str:
+        """The variables that hide GPUs, as people type them."""
+        return " ".join(f"{name}={value!r}" for name, value in self.facts["visible"].items())
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the program will find LOCAL_RANK in its environment."""
+        launch = self.rank.launch
+        by_launch = launch is not None and launch.sources.get("local_rank") == "LOCAL_RANK"
+        return "LOCAL_RANK" in self.rank.env or by_launch
+
+
+def sharing_is_meant(ranks: Sequence[Rank]) -> bool:
+    """Whether NCCL is told to let several ranks use one GPU."""
+    allowed = all(rank.env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" for rank in ranks)
+    ids = {rank.env["NCCL_HOSTID"] for rank in ranks if "NCCL_HOSTID" in rank.env}
+    return allowed or len(ids) == len(ranks)
+
+
+def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
+    """How ranks and GPUs go together, for a job over NCCL.
+
+    Args:
+        cluster: for the PCI addresses of GPUs, by check `gpu_affinity`.
+        hosts: of each host that has a GPU for every rank: its ranks.
+    """
+    known = list(hosts)
+    for mine in known:
+        hidden = list(_visible_differs(mine))
+        yield from hidden
+        for found in _beyond(mine):
+            yield found.replaced(explained_by=GPU_HIDDEN.code if hidden else None)
+        yield from _guessed(mine)
+    yield from _shared(one for mine in known for one in mine)
+    yield from _parts(cluster, {one.rank.seat: one for mine in known for one in mine})
+
+
+def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
+    """By what the variables say, and by what is seen: control groups hide GPUs without a word."""
+    said = {one.rank.seat: one.hiding or "unset" for one in mine}
+    seen = {one.rank.seat: (said[one.rank.seat], one.sees) for one in mine}
+    odd = odd_ones_out(seen)
+    taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
+    if odd is not None and len(taken) == len(mine):  # else they share a GPU: that says it
+        where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
+        if len(set(said.values())) > 1:
+            sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
+            text = f"differs between ranks of one host: {', '.join(sides)}"
+            yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+            return
+        sides = [f"{', '.join(one.sees)} (local rank {one.rank.local_rank})" for one in mine]
+        yield Finding(
+            GPU_HIDDEN,
+            f"ranks of one host see different GPUs, though none has another variable than the "
+            f"others ({next(iter(said.values()))}): a control group hides the rest, and with it "
+            "the memory of the other ranks' GPUs from NCCL",
+            where,
+            {"seen": sides},
+            "let every rank of a host see all GPUs of the job there: srun --gpus-per-node=N "
+            "--gpu-bind=none in place of --gpus-per-task",
+            Severity.WARN,
+        )
+
+
+def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
+    """Every rank has a GPU, but not under the number LOCAL_RANK."""
+    by_count: dict[int, list[Rank]] = defaultdict(list)
+    for one in mine:
+        count, local = len(one.facts["devices"]), one.rank.local_rank
+        if one.is_told and local is not None and local >= count:
+            by_count[count].append(one.rank)
+    for count, ranks in by_count.items():
+        numbers = number_range([rank.local_rank or 0 for rank in ranks])
+        gpus = f"{count} visible {'GPU' if count == 1 else 'GPUs'}"
+        text = f"LOCAL_RANK {numbers}, {gpus}: numbered 0 to {count - 1}"
+        yield Finding(LOCAL_RANK_BEYOND, text, place_of(ranks))
+
+
+def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
+    """What torch takes by the rank's number, where nobody tells it."""
+    by_number = {
+        one.rank.seat: one.facts["devices"][(one.rank.rank or 0) % len(one.facts["devices"])]
+        for one in mine
+        if one.rank.rank is not None
+    }
+    wrong = [
+        one
+        for one in mine
+        if one.rank.seat in by_number
+        and by_number[one.rank.seat]["index"] != one.facts["device"]
+        and by_number[one.rank.seat]["uuid"]
+    ]
+    binding = [one for one in wrong if _binds_by_number(one)]
+    users = Counter(by_number[one.rank.seat]["uuid"] for one in mine if _binds_by_number(one))
+    twice = {uuid for uuid, count in users.items() if count > 1}
+    if binding and twice:
+        sharers = [
+            one.rank
+            for one in mine
+            if _binds_by_number(one) and by_number[one.rank.seat]["uuid"] in twice
+        ]
+        yield Finding(
+            GPU_SHARED,
+            f"torch {public(binding[0].facts['torch'])} takes the GPU RANK modulo their number "
+            "where LOCAL_RANK is not set, and several ranks get the same one",
+            Where(devices=tuple(sorted(twice))) | place_of(sharers),
+            {"ranks": [rank.rank for rank in sharers]},
+            "export LOCAL_RANK on every rank (with srun: LOCAL_RANK=$SLURM_LOCALID)",
+            Severity.INFO if sharing_is_meant(sharers) else None,
+        )
+    elif binding:
+        yield _guess(binding, by_number, "init_process_group binds to", None)
+    else:
+        # A barrier too early takes a GPU that is another rank's.
+        own = {(one.own or {}).get("uuid"): one.rank.seat for one in mine}
+        early = [
+            one
+            for one in wrong
+            if not _binds(one)
+            and own.get(by_number[one.rank.seat]["uuid"], one.rank.seat) != one.rank.seat
+        ]
+        if early:
+            yield _guess(early, by_number, "a barrier() before it would take", Severity.INFO)
+
+
+def _guess(
+    ranks: Sequence[SeenByRank],
+    by_number: Mapping[int, Mapping[str, Any]],
+    words: str,
+    severity: Severity | None,
+) -> Finding:
+    shown = [
+        f"rank {one.rank.rank} GPU {by_number[one.rank.seat]['index']}, its own is "
+        f"{'unknown' if one.facts['device'] is None else one.facts['device']}"
+        for one in ranks[:4]
+    ]
+    shown += [f"and {len(ranks) - 4} more ranks"] if len(ranks) > 4 else []
+    where = place_of(one.rank for one in ranks)
+    return Finding(GPU_GUESSED, f"{words}: {'; '.join(shown)}", where, severity=severity)
+
+
+def _binds(one: SeenByRank) -> bool:
+    """Whether init_process_group("nccl") chooses a GPU by itself."""
+    return process_group(one.facts["torch"], one.rank.env.get(USE_NCCL2)) == "nccl2"
+
+
+def _binds_by_number(one: SeenByRank) -> bool:
+    return _binds(one) and not one.is_told
+
+
+def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
+    users: dict[tuple[str, str], list[SeenByRank]] = defaultdict(list)
+    for one in seen:
+        if one.own is not None and one.own["uuid"]:
+            users[one.own["uuid"], one.own["name"]].append(one)
+    for (uuid, model), sharers in users.items():
+        ranks = [one.rank for one in sharers]
+        # Two hosts with one GPU are two containers of a machine: NCCL may tell them apart.
+        severity = Severity.FAIL if len({rank.host.id for rank in ranks}) == 1 else Severity.WARN
+        if len(ranks) > 1:
+            yield Finding(
+                GPU_SHARED,
+                f"{len(ranks)} ranks use the same {model}",
+                Where(devices=(uuid,)) | place_of(ranks),
+                {
+                    "local_ranks": [rank.local_rank for rank in ranks],
+                    "visible": [one.facts["visible"] for one in sharers],
+                },
+                severity=Severity.INFO if sharing_is_meant(ranks) else severity,
+            )
+
+
+def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding]:
+    """Ranks with other UUIDs at one PCI address: MIG instances of one GPU."""
+    loaded = loaded_nccl(cluster)
+    users: dict[tuple[int, str], list[SeenByRank]] = defaultdict(list)
+    for rank, facts in cluster.facts("gpu_affinity"):
+        one = seen.get(rank.seat)
+        if one is not None and one.own is not None and facts.get("address"):
+            users[rank.host.id, facts["address"]].append(one)
+    for (_, address), sharers in users.items():
+        uuids = {str((one.own or {}).get("uuid") or "") for one in sharers}
+        nccl = [loaded.get(one.rank.seat) or one.facts["nccl"] for one in sharers]
+        oldest = min(nccl, key=release)
+        if len(uuids) < 2 or "" in uuids or release(oldest) >= _KNOWS_PARTS_SINCE:
+            continue
+        ranks = [one.rank for one in sharers]
+        yield Finding(
+            GPU_SHARED,
+            f"{len(ranks)} ranks use parts (MIG instances) of the GPU at {address}; NCCL "
+            f"{oldest or 'of unknown version'} takes them for the same GPU",
+            Where(devices=tuple(sorted(uuids))) | place_of(ranks),
+            fix="NCCL 2.30.3 or newer, instances of different GPUs, or nvidia-smi -mig 0",
+            severity=Severity.INFO if sharing_is_meant(ranks) else None,
+        )

@@ -1,0 +1,150 @@
+"""Hosts on which local ranks take the same GPUs as elsewhere, in another order. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Cluster,
+    Confidence,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Where,
+    odd_ones_out,
+    place_of,
+)
+
+GPU_ORDER = Kind(
+    "gpu-order-differs",
+    Layer.DEVICE,
+    "Local ranks take GPUs in another order than on the other hosts",
+    "Ranks of one number are meant to be alike on all hosts: with another model, the faster ones "
+    "wait for the slower, or run out of memory; with another slot, their traffic takes another "
+    "road.",
+    "the same CUDA_VISIBLE_DEVICES on all hosts, and export CUDA_DEVICE_ORDER=PCI_BUS_ID on every "
+    "rank: CUDA numbers GPUs by speed, nvidia-smi by PCI address",
+    Severity.INFO,
+    between=True,
+)
+
+_SHOWN = 4
+_ORDER, _DEFAULT = "CUDA_DEVICE_ORDER", "FASTEST_FIRST"
+Taken = Mapping[int, str]
+"""Local rank → what it takes: a model, or the place of a GPU."""
+Seen = Sequence[tuple[Rank, Mapping[str, Any]]]
+"""The ranks of one host, and what check `backend_device` observed on each."""
+
+
+def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
+    """Compare what each local rank takes; hosts that take something else altogether are left out.
+
+    Args:
+        cluster: for the PCI addresses of GPUs and the NICs beside them, by check `gpu_affinity`.
+        hosts: each that has a GPU for every rank.
+    """
+    known = {
+        mine[0][0].host.id: mine
+        for mine in hosts
+        if all(rank.local_rank is not None for rank, _ in mine)
+    }
+    told = set()
+    for host, found in _odd(known, {host: _models(mine) for host, mine in known.items()}, "takes"):
+        told.add(host)
+        yield found.replaced(severity=Severity.WARN)
+    beside = {rank.seat: facts for rank, facts in cluster.facts("gpu_affinity")}
+    left = {
+        host: mine
+        for host, mine in known.items()
+        # Where the NICs beside GPUs are known, these are compared: `gpu-nic-pairs-differ`.
+        if host not in told and not any((beside.get(r.seat) or {}).get("rdma") for r, _ in mine)
+    }
+    addresses = {host: _addresses(mine, beside) for host, mine in left.items()}
+    numbers = {host: {} if addresses[host] else _numbers(mine) for host, mine in left.items()}
+    for taken in (addresses, numbers):
+        for _, found in _odd(known, taken, "takes the GPU"):
+            yield found
+
+
+def _models(mine: Seen) -> Taken:
+    taken = {
+        rank.local_rank or 0: str(facts["devices"][facts["device"]]["name"])
+        for rank, facts in mine
+        if facts["device"] is not None
+    }
+    return taken if len(taken) == len(mine) else {}
+
+
+def _addresses(mine: Seen, beside: Mapping[int, Mapping[str, Any]]) -> Taken:
+    taken = {
+        rank.local_rank or 0: f"at {beside[rank.seat]['address']}"
+        for rank, _ in mine
+        if (beside.get(rank.seat) or {}).get("address")
+    }
+    return taken if len(taken) == len(mine) else {}
+
+
+def _numbers(mine: Seen) -> Taken:
+    """By CUDA_VISIBLE_DEVICES, where addresses are not known; UUIDs are others on every host."""
+    taken = {}
+    for rank, facts in mine:
+        text, own = facts["visible"].get("CUDA_VISIBLE_DEVICES"), facts["device"]
+        if own is None:
+            return {}
+        number = str(own)
+        if text is not None:
+            listed = [part.strip() for part in text.split(",")]
+            if own >= len(listed) or not all(part.isdecimal() for part in listed):
+                return {}
+            number = str(int(listed[own]))
+        taken[rank.local_rank or 0] = number
+    return taken if len(taken) == len(mine) else {}
+
+
+def _odd(
+    known: Mapping[int, Seen], taken: Mapping[int, Taken], verb: str
+) -> Iterator[tuple[int, Finding]]:
+    """Findings with the ids of their hosts: those that take the same in another order."""
+    alike: dict[tuple[str, ...], dict[int, tuple[tuple[int, str], ...]]] = defaultdict(dict)
+    for host, of_rank in taken.items():
+        if of_rank:
+            alike[tuple(sorted(of_rank.values()))][host] = tuple(sorted(of_rank.items()))
+    for orders in alike.values():
+        odd = odd_ones_out(orders)
+        if odd is None:
+            continue
+        for host in odd.places:
+            mine, order = known[host], orders[host]
+            other = next(h for h, o in orders.items() if o != order and odd.usual in (None, o))
+            usual = dict(orders[other])
+            wrong = {local: what for local, what in order if usual.get(local) != what}
+            shown = [
+                f"local rank {local} {verb} {what}, elsewhere {usual.get(local, 'none')}"
+                for local, what in list(wrong.items())[:_SHOWN]
+            ]
+            shown += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+            tie = "; as many hosts have the one order as the other" if odd.tie else ""
+            where = place_of(rank for rank, _ in mine if rank.local_rank in wrong)
+            yield (
+                host,
+                Finding(
+                    GPU_ORDER,
+                    f"{'; '.join(shown)}{tie}",
+                    where | Where(hosts=(mine[0][0].host.label,)),
+                    {
+                        "taken": {str(local): what for local, what in order},
+                        "visible": dict(mine[0][1]["visible"]),
+                    },
+                    confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
+                    explained_by="env-differs" if _rule(mine) != _rule(known[other]) else None,
+                ),
+            )
+
+
+def _rule(mine: Seen) -> set[str]:
+    """By what CUDA numbers the GPUs of a host: where that differs, check `environment` says so."""
+    return {(rank.env.get(_ORDER) or _DEFAULT).casefold() for rank, _ in mine}

@@ -1,0 +1,242 @@
+"""Do the clocks of all hosts tell the same time?
+
+What it checks
+--------------
+The wall clock of every host against those of the others: each posts its time in the run's store,
+three times, and notes when it has read what the others posted. That bounds the difference of two
+clocks from both sides, and the bounds are in the evidence. Whether the kernel says that something
+keeps its clock right is noted too.
+
+Why it matters
+--------------
+torchrun's c10d rendezvous compares wall-clock times of different hosts: a host that is 15 s behind
+looks dead (no keep-alive in three intervals of 5 s), is thrown out, and comes back, again and
+again. Logs that do not fit together, and certificates or tickets that are not yet valid, follow
+from smaller differences.
+
+How to fix
+----------
+On the host that is named: chronyc makestep, or timedatectl set-ntp true.
+
+When it is wrong
+----------------
+Of two hosts nobody can tell which one is right, unless only one of them says that its clock is kept
+right: then both are named. A store that is so slow that it could hide five seconds makes the
+check unknown. Other intervals (--rdzv-conf keep_alive_interval) are not known here.
+
+References
+----------
+PyTorch torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (keep_alive_interval,
+keep_alive_max_attempt); adjtimex(2); RFC 5905.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Round,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+    host_labels,
+    master_host,
+)
+
+from .clocks import Offset, clock_is_synchronized, clock_offsets
+
+CLOCK_SKEW = Kind(
+    code="clock-skew",
+    layer=Layer.HOST,
+    title="The clocks of the hosts differ",
+    why="torchrun's c10d rendezvous takes a host whose clock is 15 s behind for dead and throws it "
+    "out; logs of different hosts cannot be compared.",
+    fix="chronyc makestep, or timedatectl set-ntp true",
+    severity=Severity.WARN,
+)
+
+_WARN_S = 5.0
+_FAIL_S = 15.0
+"""torchrun's default: a keep-alive each 5 s, and dead after three of them."""
+_EXCHANGES = 3
+"""The first brings those together that started late; the others are the exact ones."""
+_EXCHANGE_S = 3.0
+_DEADLINE_S = 12.0
+_GROUP = 32
+"""Everybody reads what all others of a group posted, so the work grows with its square."""
+_ALL, _HEADS = "all", "heads"
+_C10D = re.compile(r"--rdzv[-_]backend[= ]c10d( |$)", re.IGNORECASE)
+_ANCESTORS = 4
+
+
+class Clock(Check):
+    """Exchange times in groups, then between the first hosts of the groups."""
+
+    name = "clock"
+    layer = Layer.HOST
+    together = True
+    kinds = (CLOCK_SKEW,)
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """One round of all hosts, rank 0's first; a second one where they are many."""
+        if max(cluster.nnodes, len(cluster.hosts)) < 2:
+            raise Skip("one host: one clock")
+        master = master_host(cluster)
+        hosts = sorted(cluster.present_hosts, key=lambda host: host is not master)
+        first = [cluster.first_on(host) for host in hosts]
+        seats = [rank.seat for rank in first if rank is not None]
+        groups = tuple(tuple(seats[i : i + _GROUP]) for i in range(0, len(seats), _GROUP))
+        if not groups:
+            return ()
+        params = {"present": len(seats)}
+        rounds = [Round(_ALL, groups, _DEADLINE_S, params, may_shrink=True)]
+        if len(groups) > 1:
+            heads = tuple(group[0] for group in groups)
+            rounds.append(Round(_HEADS, (heads,), _DEADLINE_S, params, may_shrink=True))
+        return rounds
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`group`: first seat of this one's group. `exchanges`: [seconds since the epoch before
+        posting, the same after hearing the others, seats that were not heard]. `synchronized`: as
+        the kernel says. `c10d`: whether torchrun's c10d rendezvous is seen to be used.
+        """
+        if ctx.peers is None or ctx.params["present"] < 2:
+            raise Untested("no other host signed in")
+        exchanges, quickest = [], float("inf")
+        for number in range(_EXCHANGES):
+            ctx.breadcrumb("exchanging times with the other hosts", exchange=number)
+            began, sent = time.monotonic(), time.time()
+            ctx.peers.post(f"time{number}", sent)
+            heard = ctx.peers.collect(f"time{number}", min(_EXCHANGE_S, ctx.left()))
+            received, took = time.time(), time.monotonic() - began
+            missed = [seat for seat in ctx.group if seat not in heard]
+            exchanges.append([round(sent, 4), round(received, 4), missed])
+            if len(missed) + 1 < len(ctx.group):
+                quickest = min(quickest, took)
+        if len(ctx.group) > 1 and quickest > _WARN_S:
+            raise Untested("the store was too slow, or no other host answered, to compare clocks")
+        return {
+            "group": ctx.group[0],
+            "exchanges": exchanges,
+            "synchronized": clock_is_synchronized(),
+            "c10d": _uses_c10d(ctx),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """The clocks that surely differ from those of most hosts."""
+        reports = {rank.seat: facts for rank, facts in cluster.facts(self.name, _ALL)}
+        heads = {rank.seat: facts for rank, facts in cluster.facts(self.name, _HEADS)}
+        labels = host_labels(cluster)
+        clocks = clock_offsets(reports, heads)
+        usual = _agreeing(clocks)
+        if len(usual) == len(clocks):
+            return
+        severe = any(facts["c10d"] for facts in reports.values())
+        evidence = {
+            "offsets": {
+                labels[seat]: f"{clock.middle:+.3f} s ± {clock.error:.3f} s"
+                for seat, clock in clocks.items()
+            },
+            "synchronized": {labels[seat]: f["synchronized"] for seat, f in reports.items()},
+        }
+        confidence = Confidence.CERTAIN
+        if len(usual) * 2 <= len(clocks):
+            # No majority: those that something keeps right are believed, if they agree.
+            kept = {s: c for s, c in clocks.items() if reports[s]["synchronized"]}
+            usual = _agreeing(kept) if kept and len(_agreeing(kept)) == len(kept) else ()
+            confidence = Confidence.LIKELY
+        if usual:
+            yield from _odd(clocks, usual, labels, evidence, confidence, severe=severe)
+        else:
+            yield _tie(clocks, labels, evidence, severe=severe)
+
+
+def _uses_c10d(ctx: Context) -> bool:
+    """By torchrun's options in the environment, by its command line, or by our own: with c10d the
+    hosts are given their node ranks.
+    """
+    if ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
+        return True
+    launch = ctx.launch
+    if launch.launcher != "torchrun":
+        return bool(launch.node_rank) and launch.sources.get("node_rank") == "default"
+    process = os.getppid()
+    for _ in range(_ANCESTORS):
+        folder = Path(f"/proc/{process}")
+        try:
+            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        if _C10D.search(" ".join(words)):
+            return True
+        process = int(stat.rpartition(")")[2].split()[1])
+    return False
+
+
+def _agreeing(clocks: Mapping[int, Offset]) -> tuple[int, ...]:
+    """The largest set of seats around one of them that are not surely 5 s away from it."""
+    sets = (
+        tuple(s for s, clock in clocks.items() if (clock - one).at_least <= _WARN_S)
+        for one in clocks.values()
+    )
+    return max(sets, key=len, default=())
+
+
+def _odd(
+    clocks: Mapping[int, Offset],
+    usual: Sequence[int],
+    labels: Mapping[int, str],
+    evidence: Mapping[str, Any],
+    confidence: Confidence,
+    *,
+    severe: bool,
+) -> Iterator[Finding]:
+    middle = sorted((clocks[seat] for seat in usual), key=lambda clock: clock.middle)
+    reference = middle[len(middle) // 2]
+    for seat, clock in clocks.items():
+        away = clock - reference
+        if seat in usual or away.at_least <= _WARN_S:
+            continue
+        way = "ahead of" if away.middle > 0 else "behind"
+        yield Finding(
+            CLOCK_SKEW,
+            f"{abs(away.middle):.1f} s {way} the others (± {away.error:.1f} s)",
+            Where(hosts=(labels[seat],)),
+            evidence,
+            severity=Severity.FAIL if severe and away.at_least > _FAIL_S else None,
+            confidence=confidence,
+        )
+
+
+def _tie(
+    clocks: Mapping[int, Offset],
+    labels: Mapping[int, str],
+    evidence: Mapping[str, Any],
+    *,
+    severe: bool,
+) -> Finding:
+    ordered = sorted(clocks.values(), key=lambda clock: clock.middle)
+    apart = ordered[-1] - ordered[0]
+    return Finding(
+        CLOCK_SKEW,
+        f"the clocks differ by {apart.middle:.1f} s (± {apart.error:.1f} s); nothing tells which "
+        "one is right",
+        Where(hosts=tuple(sorted(labels[seat] for seat in clocks))),
+        evidence,
+        severity=Severity.FAIL if severe and apart.at_least > _FAIL_S else None,
+        confidence=Confidence.POSSIBLE,
+    )

@@ -1,0 +1,115 @@
+"""Do collectives finish, with the right result, on every group that a job would build?
+
+What it checks
+--------------
+All-reduce, broadcast and barrier on the job's backend, with integer results checked exactly and
+several message sizes: over all ranks, over the ranks of each host, and over one rank per host.
+Every group attempt runs in processes of its own, under its own deadline. Several groups at once
+are for the check `groups`.
+Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups
+find it: every host by itself, then halves of the hosts side by side, down to the host that works
+with nobody, to the two that do not work together, or to the rank. docs/isolation.md has the
+scheme, and what it needs for up to 10,000 hosts.
+
+Why it matters
+--------------
+A collective has no useful time-out: when one rank dies, freezes or never comes, the others wait
+for 10 minutes (NCCL) or 30 minutes (gloo), and the one that finally prints is a victim.
+
+How to fix
+----------
+collective-hang, group-init-hang: look at the ranks that never came first, then at the network
+between the hosts of the group. rank-crashed: the signal and the stack in the evidence say how
+it died; SIGKILL is usually the kernel's out-of-memory killer (`dmesg | grep -i oom`).
+rank-frozen: state T is a stopped process (`kill -CONT PID`), state D one that waits in the
+kernel, mostly for a file system or a driver. collective-wrong-result: take the named rank's
+host out of the job and test its GPU and its links.
+
+When it is wrong
+----------------
+A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
+looks like a hang. Raise that option and see whether the finding stays. Where the GPU driver starts
+anew for each process (no persistence mode), every attempt has as much more time as the slowest rank
+needed in `backend_device` and `gpu_work`, at most 60 s; 25 s where neither ran.
+Isolation takes a smaller group for good where it finishes. NCCL does not connect every pair of a
+group, so that of a broken link between hosts that are no neighbours it may say only that no
+smaller group fails. Confidence `certain` means: each place named fails with others that work.
+Not validated on hardware: with gloo every rule has met real ranks and real faults; the NCCL path
+has not run on a GPU yet.
+
+References
+----------
+https://docs.pytorch.org/docs/stable/distributed.html
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope
+from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise
+from nccl_doctor.toolkit.groups.forming import form_world
+from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS
+
+from .isolation import is_isolated, judge_isolation, rounds_of_isolation
+
+
+class Collectives(Check):
+    """All-reduce, broadcast and barrier over all ranks, inside hosts and across them."""
+
+    name = "collectives"
+    layer = Layer.COLLECTIVE
+    scope = Scope.RANK
+    cost = "seconds"
+    kinds = GROUP_KINDS
+    level = Level.STANDARD
+    together = True
+    needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """World; then hosts and across hosts, and once more what hung for no reason; or, where the
+        world went wrong and nobody is seen to be the cause, what isolates it.
+        """
+        deadline_s = attempt_deadline(cluster)
+        attempts = attempts_of(cluster, self.name)
+        world = tuple(rank.seat for rank in cluster.present)
+        rounds = [Round("world", (world,), deadline_s)]
+        if "world" not in attempts:
+            return rounds
+        if is_isolated(cluster, attempts):
+            return [*rounds, *rounds_of_isolation(cluster, attempts)]
+        by_host = [
+            tuple(rank.seat for rank in cluster.ranks_on(host)) for host in cluster.present_hosts
+        ]
+        # In order of rank, as torch sorts the members of every group that it builds.
+        firsts = tuple(sorted((seats[0] for seats in by_host), key=world.index))
+        inside = tuple(seats for seats in by_host if len(seats) > 1)
+        if len(by_host) > 1 and inside:
+            rounds.append(Round("each-host", inside, deadline_s))
+            rounds.append(Round("across-hosts", (firsts,), deadline_s))
+        rounds += rounds_again(attempts, deadline_s)
+        return rounds
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Form the round's group, run collectives on it, check every result.
+
+        Returns: as `Exercise.facts`.
+        """
+        tester = Exercise(ctx.breadcrumb, form_world(ctx))
+        tester.alone(ctx.round, None, ctx.position, len(ctx.group), SIZES[ctx.level])
+        return tester.facts()
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Per round and group: the culprits, if any can be told from the victims."""
+        if not cluster.complete:  # nobody can tell a culprit from a victim
+            return
+        attempts: Mapping[str, Sequence[Attempt]] = attempts_of(cluster, self.name)
+        if is_isolated(cluster, attempts):
+            attempts, findings = judge_isolation(cluster, attempts)
+            yield from findings
+        yield from judge_groups(attempts)

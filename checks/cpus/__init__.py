@@ -1,0 +1,277 @@
+"""Does every rank have a CPU of its own that may run fast, and do hosts have CPUs of one kind?
+
+What it checks
+--------------
+On every rank, the CPUs that it may run on (its affinity), those that the control group allows, and
+the share of CPU time that the group is limited to (cpu.max). All ranks of a host are added up. With
+NCCL also the architecture and, on x86, the maker of the CPUs, from /proc/cpuinfo, against the other
+hosts. Of the CPUs that a rank may run on, the governor and the driver that set their clock (cpufreq
+in sysfs), by themselves and against the other hosts.
+
+Why it matters
+--------------
+NCCL moves data over the network with threads of its own, that spin; torch adds autograd, watchdog
+and DataLoader workers. With less than one CPU for each rank they take turns: start-up looks like a
+hang, and every step is slow. A wrong binding often puts all ranks of a host on one core.
+NCCL chooses algorithms and protocols by the CPU: from 2.18 until 2.22 each rank by its own, so that
+jobs on CPUs of Intel and of AMD hang at some sizes of messages.
+The governor powersave of a driver such as acpi-cpufreq holds CPUs at their lowest clock, whatever
+the load: kernels are launched late, NCCL's threads move less, and the GPUs wait.
+
+How to fix
+----------
+srun --cpus-per-task=N (and --cpu-bind=cores), mpirun --bind-to none, no taskset around the
+launcher; docker run --cpus or resources.limits.cpu: several for each rank.
+NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave a binding that was inherited. cpu-differs:
+NCCL 2.22.3 or newer, or export NCCL_NET_OVERHEAD=1000 on every rank. cpu-clock-held-low: cpupower
+frequency-set -g performance, and a tuned profile or firmware setting that keeps it so.
+
+When it is wrong
+----------------
+Jobs on CPUs with more ranks than CPUs are common in tests: without GPUs only a binding to fewer
+CPUs than the group allows is a warning. A program that binds its ranks itself, later, is not seen.
+CPUs that differ do not hang every network and topology. Where NCCL_NET_OVERHEAD, or NCCL_ALGO and
+NCCL_PROTO, are set alike on every rank, nothing is said of it. That part is not validated on
+hardware.
+With intel_pstate or amd_pstate in active mode, powersave is the usual governor and follows the
+load: nothing is said of it, nor under drivers that are not known here. Firmware may hold clocks
+down without a word in sysfs, and virtual machines show none. Where the lowest clock allowed is
+nearly the highest, powersave does no harm. Governors that differ may suit hosts that differ. Not
+validated on hardware: tested with made-up folders of sysfs.
+
+References
+----------
+sched_setaffinity(2); NCCL user guide (NCCL_IGNORE_CPU_AFFINITY); Kernel documentation,
+admin-guide/cgroup-v2 (cpu.max, cpuset) and admin-guide/pm (cpufreq, intel_pstate, amd-pstate);
+NVIDIA/nccl issue 1136, and src/init.cc of 2.22.3
+(NCCL_TOPO_CPU_VENDOR_MIXED).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Figure,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Scope,
+    Severity,
+    Where,
+    number_range,
+    place_of,
+)
+from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.versions import disagreement, release
+
+from .governors import holds_low, read_governors
+
+CPU_LIMIT_LOW = Kind(
+    code="cpu-limit-low",
+    layer=Layer.HOST,
+    title="Less than one CPU for each rank",
+    why="The threads that move NCCL's data wait for a CPU: start-up looks like a hang, and every "
+    "step is slow.",
+    fix="srun --cpus-per-task=N, mpirun --bind-to none, docker run --cpus=N, or fewer ranks; where "
+    "the binding must stay, NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave it",
+    severity=Severity.WARN,
+)
+
+
+CPU_DIFFERS = Kind(
+    code="cpu-differs",
+    layer=Layer.HOST,
+    title="Hosts have CPUs of different kinds",
+    why="NCCL chooses algorithms and protocols by the CPU; before 2.22.3 each rank does so by its "
+    "own, and ranks that choose differently wait for each other at some sizes of messages.",
+    fix="upgrade to NCCL 2.22.3 or newer, or export NCCL_NET_OVERHEAD=1000 on every rank",
+    severity=Severity.INFO,
+    between=True,
+)
+
+CPU_HELD_LOW = Kind(
+    code="cpu-clock-held-low",
+    layer=Layer.HOST,
+    title="CPUs are held at their lowest clock",
+    why="Kernels are launched late, and the threads that move NCCL's data are slow: the GPUs wait, "
+    "and with them those of all other hosts.",
+    fix="cpupower frequency-set -g performance (as root, on the host), and look for what sets it "
+    "at boot: tuned-adm active",
+    severity=Severity.WARN,
+)
+
+GOVERNOR_DIFFERS = Kind(
+    code="cpu-governor-differs",
+    layer=Layer.HOST,
+    title="Hosts set the clocks of their CPUs by different rules",
+    why="Where all else is equal, the hosts with the lazier rule are the slower ones.",
+    fix="one governor on all hosts: cpupower frequency-set -g performance",
+    severity=Severity.INFO,
+    between=True,
+)
+
+_BY_VENDOR, _AGREES = (2, 18, 0), (2, 22, 3)
+"""NCCL reckons with the maker of its own host's CPU; then with those of all."""
+_PINS = (("NCCL_NET_OVERHEAD",), ("NCCL_ALGO", "NCCL_PROTO"))
+_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "HygonGenuine": "Hygon"}
+_FIRST_LINES = 40
+
+
+class Cpus(Check):
+    """CPUs of every rank, judged host by host."""
+
+    name = "cpus"
+    layer = Layer.HOST
+    scope = Scope.RANK
+    kinds = (CPU_LIMIT_LOW, CPU_DIFFERS, CPU_HELD_LOW, GOVERNOR_DIFFERS)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them; `allowed`: how
+        many there are for the control group; `quota`: CPUs' worth of time, or None; `machine`: the
+        architecture, as uname has it; `vendor` of the CPUs, None where the kernel names none;
+        `clock`: of `read_governors`.
+        """
+        mine = sorted(os.sched_getaffinity(0))
+        limits = cgroup_limits(self.root)
+        return {
+            "affinity": number_range(mine),
+            "count": len(mine),
+            "allowed": limits["cpuset"] or os.cpu_count() or len(mine),
+            "quota": limits["cpus"],
+            "machine": os.uname().machine,
+            "vendor": _vendor(self.root),
+            "clock": read_governors(mine, self.root),
+        }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """What the control group allows to each host."""
+        for rank, facts in cluster.facts(self.name):
+            quota = "" if facts["quota"] is None else f", {facts['quota']:g} CPUs' worth of time"
+            said = f"{facts['allowed']}{quota}"
+            yield Figure("CPUs allowed", said, Where(hosts=(rank.host.label,)))
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Of each host, the CPUs of all its ranks together; then the hosts."""
+        yield from self._few(cluster)
+        yield from self._clocks(cluster)
+        kinds = ((rank, _kind(facts)) for rank, facts in cluster.facts(self.name))
+        story = disagreement(CPU_DIFFERS, "CPU", kinds, of_host=True)
+        if story is not None and cluster.backend == "nccl" and not _is_pinned(cluster):
+            versions = [
+                release((facts["loaded"] or {}).get("version") or facts["built"])
+                for _, facts in cluster.facts("nccl_library")
+            ]
+            hangs = any(_BY_VENDOR <= version < _AGREES for version in versions)
+            yield story.finding.replaced(
+                fix="",
+                severity=Severity.WARN if hangs else Severity.INFO,
+                confidence=Confidence.LIKELY if hangs else Confidence.CERTAIN,
+            )
+
+    def _clocks(self, cluster: Cluster) -> Iterator[Finding]:
+        """Hosts with CPUs that are held low; then what sets the clocks of the others."""
+        by_host: dict[int, list[tuple[Rank, Mapping[str, Any]]]] = defaultdict(list)
+        for rank, facts in cluster.facts(self.name):
+            if facts.get("clock"):
+                by_host[rank.host.id].append((rank, facts["clock"]))
+        rules = []
+        for seen in by_host.values():
+            low = [clock for _, clock in seen if holds_low(clock)]
+            if low:
+                yield _held_low(seen[0][0], low)
+            else:
+                names = sorted({name for _, clock in seen for name in clock["governors"]})
+                rules += [(rank, f"{clock['driver']} {'/'.join(names)}") for rank, clock in seen]
+        story = disagreement(GOVERNOR_DIFFERS, "governor", rules, of_host=True)
+        if story is not None:
+            yield story.finding.replaced(fix="")
+
+    def _few(self, cluster: Cluster) -> Iterator[Finding]:
+        by_host: dict[int, list[tuple[Rank, Mapping[str, Any]]]] = defaultdict(list)
+        for rank, facts in cluster.facts(self.name):
+            by_host[rank.host.id].append((rank, facts))
+        for seen in by_host.values():
+            allowed = max(facts["allowed"] for _, facts in seen)
+            bound = len(set().union(*(_cpus(facts["affinity"]) for _, facts in seen)))
+            quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
+            nccl = cluster.backend == "nccl"
+            held = bound < min(allowed, len(seen))  # by a binding, not for want of CPUs
+            if min(bound, *quotas, len(seen)) == len(seen):
+                # Enough for all, but a rank with one core has NCCL's threads on it as well.
+                seen = [(r, f) for r, f in seen if nccl and f["count"] == 1 < allowed]
+            if not seen:
+                continue
+            bindings = list(dict.fromkeys(facts["affinity"] for _, facts in seen))
+            many = f"{len(seen)} ranks" if len(seen) > 1 else "1 rank"
+            limit = f", CPU time for {min(quotas):g}" if quotas else ""
+            yield Finding(
+                CPU_LIMIT_LOW,
+                f"{many} on CPU {' and '.join(bindings[:4])} of {allowed}{limit}",
+                place_of(rank for rank, _ in seen),
+                {"affinity": bindings[:16], "allowed": allowed, "quota": min(quotas, default=None)},
+                severity=Severity.WARN if nccl or held else Severity.INFO,
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _held_low(rank: Rank, low: Sequence[Mapping[str, Any]]) -> Finding:
+    cpus = number_range(
+        sorted(set().union(*(_cpus(clock["governors"]["powersave"]) for clock in low)))
+    )
+    lowest, highest = low[0]["lowest_khz"], low[0]["highest_khz"]
+    at = "at their lowest clock"
+    if lowest and highest:
+        at = f"at {lowest / 1e6:.1f} of {highest / 1e6:.1f} GHz"
+    return Finding(
+        CPU_HELD_LOW,
+        f"governor powersave of {low[0]['driver']} holds CPU {cpus} {at}",
+        Where(hosts=(rank.host.label,)),
+        {"driver": low[0]["driver"], "cpus": cpus, "lowest_khz": lowest, "highest_khz": highest},
+    )
+
+
+def _is_pinned(cluster: Cluster) -> bool:
+    """Whether all ranks were given one and the same choice."""
+    return any(
+        all(len({rank.env.get(name) for rank in cluster.present}) == 1 for name in names)
+        and all(rank.env.get(name) for rank in cluster.present for name in names)
+        for names in _PINS
+    )
+
+
+def _kind(facts: Mapping[str, Any]) -> str | None:
+    machine, vendor = facts.get("machine"), facts.get("vendor")
+    return f"{vendor} {machine}" if machine and vendor else machine
+
+
+def _vendor(root: Path) -> str | None:
+    try:
+        with (root / "proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in islice(file, _FIRST_LINES):
+                name, _, value = line.partition(":")
+                if name.strip() == "vendor_id":
+                    return _VENDORS.get(value.strip(), value.strip())
+    except OSError:
+        pass
+    return None
+
+
+def _cpus(text: str) -> set[int]:
+    """The numbers of `0–3, 8`."""
+    found: set[int] = set()
+    for part in text.split(", "):
+        first, _, last = part.partition("–")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

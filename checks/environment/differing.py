@@ -1,0 +1,163 @@
+"""Where ranks or hosts were given different variables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from nccl_doctor.api import Confidence, Severity, Where, place_of
+from nccl_doctor.toolkit.variables.table import Variable, table
+from nccl_doctor.toolkit.variables.values import canonical
+from nccl_doctor.toolkit.versions import Difference, differences
+
+from .view import Placed, Problem, Seen, View
+
+DIFFERS = "env-differs"
+FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
+"""Prefixes of what DeepSpeed's launcher takes along to other hosts (deepspeed/launcher/runner.py);
+and the lines of .deepspeed_env."""
+
+_UNSET, _SET = "\0unset", "\0set"
+
+
+def differing(seen: Seen) -> Iterator[Placed]:
+    """Compare all ranks. A host votes once; what differs at the same places comes together.
+
+    A variable that is not set means its default. Where only ranks of one host differ, the odd ranks
+    are blamed; else the odd hosts, or both sides of a tie.
+    """
+    stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
+    for name in sorted({row.name for _, view in seen.values() for row in view.rows}):
+        row = table().variables[name]
+        meanings = _meanings(seen, row)
+        if len(set(meanings.values())) < 2:
+            continue
+        of_host: dict[int, set[str]] = defaultdict(set)
+        for seat, meaning in meanings.items():
+            of_host[seen[seat][0].host.id].add(meaning)
+        whole = all(len(each) == 1 for each in of_host.values())
+        views = [view for _, view in seen.values()]
+        level = _level(row, whole, set(meanings.values()), views)
+        for seat, meaning in meanings.items():
+            place = seen[seat][0].host.id if whole else seat
+            stacks[level, whole].setdefault(place, {})[name] = meaning
+    for (level, whole), stack in stacks.items():
+        for difference in differences(stack):
+            yield _apart(seen, level, whole, difference)
+
+
+def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
+    """Seat → what the variable comes to; empty where nobody can or needs to compare it."""
+    views = {seat: view for seat, (_, view) in seen.items()}
+    if row.kind == "url" or row.gone:
+        return {}
+    if row.differs == "free":
+        # Each host may have a name of its own, but a launcher that forgets it leaves hosts without.
+        forgets = row.kind == "names" and all(v.launcher == "deepspeed" for v in views.values())
+        is_kept = row.name.startswith(FORWARDED)
+        if not forgets or is_kept:
+            return {}
+        return {seat: _SET if v.is_set(row.name) else _UNSET for seat, v in views.items()}
+    if any(view.is_set(row.name) and view.text(row.name) is None for view in views.values()):
+        return {}  # masked
+    return {seat: view.meaning(row.name) or _UNSET for seat, view in views.items()}
+
+
+def _level(row: Variable, whole: bool, meanings: set[str], views: Sequence[View]) -> Severity:
+    view = views[0]
+    if row.mixed:  # one host on which it matters is enough
+        view = next((each for each in views if each.has_several_models), view)
+    level = row.differs if whole else row.inside
+    severity = Severity.WARN if level == "free" else Severity(level)
+    matters = {canonical(row, value) for value in row.only}
+    if matters and not matters & meanings:
+        return Severity.INFO
+    return view.bounded(row, severity)
+
+
+def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> Placed:
+    def at(place: int) -> list[int]:
+        return [s for s, (rank, _) in seen.items() if (rank.host.id if whole else s) == place]
+
+    names = tuple(difference.sides)
+    odd = [seat for place in difference.places for seat in at(place)]
+    where = place_of(seen[seat][0] for seat in odd)
+    first = seen[odd[0]][1]
+    evidence = {name: _sides(seen, name, whole) for name in names}
+    if difference.tie:
+        message = "; ".join(_counts(evidence[name], whole) for name in names)
+        message += ": as many say the one as the other, so nobody knows who is right"
+        fix = f"decide which {_and(names)} is right, and set it on all of them"
+    else:
+        good = next(view for seat, (_, view) in seen.items() if seat not in odd)
+        others = ", ".join(_phrase(good, name) for name in names)
+        message = f"{', '.join(_phrase(first, name) for name in names)}; elsewhere {others}"
+        fix = "; ".join(_as_elsewhere(first, good, name) for name in names)
+    hint = _not_forwarded(seen, names)
+    return Placed(
+        Problem(
+            DIFFERS,
+            message,
+            hint or fix,
+            level,
+            confidence=Confidence.POSSIBLE if difference.tie else Confidence.CERTAIN,
+        ),
+        Where(hosts=where.hosts) if whole else where,
+        {"values": evidence},
+    )
+
+
+def _phrase(view: View, name: str) -> str:
+    return view.says(name) if view.is_set(name) else f"{name} not set"
+
+
+def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
+    """What is said of a variable → by whom."""
+    phrases: dict[str, str] = {}
+    sides: dict[str, list[str]] = {}
+    for rank, view in seen.values():
+        meaning = _meanings({0: (rank, view)}, table().variables[name])[0]
+        phrase = phrases.setdefault(meaning, _phrase(view, name))
+        label = rank.host.label if whole else f"rank {rank.rank}"
+        if label not in sides.setdefault(phrase, []):
+            sides[phrase].append(label)
+    return sides
+
+
+def _counts(sides: Mapping[str, Sequence[str]], whole: bool) -> str:
+    what = "host" if whole else "rank"
+    return ", ".join(
+        f"{phrase} on {len(who)} {what}{'s' * (len(who) > 1)}" for phrase, who in sides.items()
+    )
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _as_elsewhere(odd: View, good: View, name: str) -> str:
+    text = good.text(name)
+    return odd.put(name, text) if text is not None else odd.drop(name)
+
+
+def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
+    """A fix, where variables are set on the first host alone and its launcher keeps them there."""
+    first = next((rank.host for rank, _ in seen.values() if rank.host.node_rank == 0), None)
+    here = [view for rank, view in seen.values() if rank.host is first]
+    there = [view for rank, view in seen.values() if rank.host is not first]
+    launcher = here[0].launcher if here else ""
+    if not there or launcher in ("srun", "mpirun", "mpi", "kubeflow", "ray"):
+        return ""
+    if any(n.startswith(FORWARDED) or table().variables[n].is_aid for n in names):
+        return ""  # it is carried, or is better taken out
+    only_here = all(view.is_set(n) for view in here for n in names) and not any(
+        view.is_set(n) for view in there for n in names
+    )
+    if not only_here:
+        return ""
+    lines = ", ".join(here[0].says(name) for name in names)
+    kept = "the deepspeed launcher takes along only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX*"
+    wish = f"write {lines} into .deepspeed_env in the home or working folder of the first host"
+    if launcher == "deepspeed":
+        return f"{wish}: {kept}"
+    return f"export {lines} on every host; under the deepspeed launcher {wish} ({kept})"

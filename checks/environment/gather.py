@@ -1,0 +1,90 @@
+"""What is set on this host, and where: the environment, and NCCL's configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.masking import allowed
+from nccl_doctor.toolkit.nccl.conf import ETC_CONF, conf_faults, nccl_settings
+from nccl_doctor.toolkit.variables.table import Table, table
+
+from .no_proxy import is_proxied
+
+ENVIRONMENT = "environment"
+SET = "(set)"
+"""Stands for a value that is never recorded."""
+
+
+def gather_variables(
+    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+) -> dict[str, Any]:
+    """Plain facts, of variables that are in the table or under its prefixes, and of no others.
+
+    `variables`: name → `{"value", "origin", "line"}`, what is effective for the library that reads
+    it: `origin` is `environment` or a file of NCCL's. Secrets are masked as in every report.
+    `unknown`: names under the prefixes that are not in the table.
+    `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a
+    file that its library does not read is `misplaced`.
+    `proxied`: whether what heeds http_proxy would ask a proxy for MASTER_ADDR.
+    """
+    known = table()
+    variables: dict[str, Any] = {}
+    faults: list[dict[str, Any]] = []
+    settings = nccl_settings(env, home, etc)
+    for name, setting in sorted(settings.items()):
+        row = known.variables.get(name)
+        if row is None:
+            continue
+        if setting.origin != ENVIRONMENT and not row.in_files:
+            fault = "comes too late: torch has read its own variables before NCCL reads this file"
+            if row.library != "torch":
+                fault = "is not read from here: this is a file of NCCL's"
+            faults.append(_fault(setting.origin, setting.line, name, fault, misplaced=True))
+            continue
+        value = SET if row.kind == "url" else setting.value
+        # A name of the table that no report may hold the value of is masked there as well.
+        shown = allowed({name: value}).get(name, value)
+        variables[name] = {"value": shown, "origin": setting.origin, "line": setting.line}
+    for each in conf_faults(env, home, etc):
+        if not each.name or each.name in known.variables or known.library_of(each.name):
+            faults.append(_fault(each.path, each.line, each.name, each.fault))
+    return {
+        "variables": variables,
+        "unknown": _unknown(known, settings),
+        "faults": faults,
+        "proxied": is_proxied(env),
+    }
+
+
+def _fault(
+    path: str, line: int, name: str, fault: str, *, misplaced: bool = False
+) -> dict[str, Any]:
+    return {"path": path, "line": line, "name": name, "fault": fault, "misplaced": misplaced}
+
+
+def _unknown(known: Table, names: Iterable[str]) -> list[str]:
+    """Names that nobody reads, as far as the table goes; of few prefixes it knows every name."""
+    prefixes = tuple(each for library in known.libraries for each in library.near)
+    found = []
+    for name in names:
+        library = known.library_of(name)
+        if name in known.variables or not name.isidentifier():
+            continue
+        if library is not None and library.ignores(name):
+            continue
+        if library or name in known.unread or name.startswith(prefixes) or closest(name):
+            found.append(name)
+    return sorted(found)
+
+
+def closest(name: str) -> str:
+    """A name of the table that was meant, where only capitals or the word NCCL are wrong."""
+    variables = table().variables
+    if name.upper() in variables and name.upper() != name:
+        return "" if name in variables else name.upper()
+    word, _, rest = name.upper().partition("_")
+    meant = f"NCCL_{rest}"
+    is_slip = word != "NCCL" and word.startswith("N") and set(word) == set("NCCL")
+    return meant if is_slip and meant in variables else ""

@@ -1,0 +1,20 @@
+"""Hosts that have GPUs of several models. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from nccl_doctor.api import Cluster
+
+
+def hosts_of_several_models(cluster: Cluster) -> frozenset[int]:
+    """Ids of hosts on which ranks, or NVML, see GPUs of more than one model.
+
+    NVML sees those as well that a variable hides from every rank.
+    """
+    models: dict[int, set[str]] = defaultdict(set)
+    for check, listed in (("backend_device", "devices"), ("gpu_state", "gpus")):
+        for rank, facts in cluster.facts(check):
+            names = (gpu.get("name") for gpu in facts.get(listed) or ())
+            models[rank.host.id].update(name for name in names if name)
+    return frozenset(host for host, names in models.items() if len(names) > 1)

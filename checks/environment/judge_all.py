@@ -1,0 +1,39 @@
+"""All that is wrong with the variables of a cluster, each thing once, with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.api import Cluster, Where, place_of
+
+from .differing import differing
+from .proxies import differing_proxies
+from .rules import problems
+from .view import Placed, Problem, Seen, look
+
+
+def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
+    """What the facts of `check`, from `gather_variables`, come to.
+
+    A problem that all ranks of a host share is the host's.
+    """
+    seen = look(cluster, check)
+    found: dict[Problem, set[int]] = {}
+    for seat, (_, view) in seen.items():
+        for problem in problems(view):
+            found.setdefault(problem, set()).add(seat)
+    for problem, seats in found.items():
+        yield Placed(problem, _place(seen, seats))
+    yield from differing(seen)
+    yield from differing_proxies(seen)
+
+
+def _place(seen: Seen, seats: set[int]) -> Where:
+    hosts: dict[int, set[int]] = {}
+    for seat, (rank, _) in seen.items():
+        hosts.setdefault(rank.host.id, set()).add(seat)
+    where = Where()
+    for here in hosts.values():
+        mine = place_of(seen[seat][0] for seat in here & seats)
+        where |= Where(hosts=mine.hosts) if here <= seats else mine
+    return where

@@ -1,0 +1,161 @@
+"""One rank's variables, as its libraries read them: what the rules look at."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from nccl_doctor.api import Cluster, Confidence, Rank, Severity, Where
+from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
+from nccl_doctor.toolkit.variables.table import Variable, table
+from nccl_doctor.toolkit.variables.values import canonical, number_of
+
+from .gather import ENVIRONMENT, SET
+from .gpu_models import hosts_of_several_models
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with the variables of one rank; becomes a finding of the same code.
+
+    Equal problems of several ranks are one finding, so nothing here may depend on the rank.
+    `variable` is the one whose limit it is about, if any.
+    """
+
+    code: str
+    message: str
+    fix: str
+    severity: Severity
+    explained_by: str | None = None
+    confidence: Confidence = Confidence.CERTAIN
+    variable: str = ""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A problem with its place."""
+
+    problem: Problem
+    where: Where
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+def version_tuple(text: str | None) -> tuple[int, ...]:
+    """`"2.13.0+cpu"` gives (2, 13, 0); empty for None."""
+    return tuple(map(int, re.findall(r"\d+", (text or "").split("+", maxsplit=1)[0])))
+
+
+class View:
+    """The effective variables of one rank, and what decides how much they matter."""
+
+    def __init__(self, cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+        self.backend = cluster.backend
+        self.spans_hosts = cluster.is_multi_host()
+        self.launcher = rank.launch.launcher if rank.launch else "none"
+        self.has_peers_here = len(cluster.ranks_on(rank.host)) > 1
+        self.has_several_models = bool(facts.get("several_models"))
+        self._settings: Mapping[str, Mapping[str, Any]] = facts["variables"]
+
+    @cached_property
+    def rows(self) -> tuple[Variable, ...]:
+        """Rows of the table that are set here, by name."""
+        known = table().variables
+        return tuple(known[name] for name in sorted(self._settings) if name in known)
+
+    def text(self, name: str) -> str | None:
+        """The value as it was typed; None where it is not set or was masked."""
+        value = self._settings.get(name, {}).get("value")
+        return None if value in (None, MASK, SET) else str(value)
+
+    def is_set(self, name: str) -> bool:
+        """Whether it is set, whatever the value."""
+        return name in self._settings
+
+    def meaning(self, name: str) -> str | None:
+        """What its library takes it for: the default where it is not set, None where unknown."""
+        return canonical(table().variables[name], self.text(name))
+
+    def number(self, name: str) -> int | None:
+        """The number that its library sees; the default where it is not set."""
+        row = table().variables[name]
+        text = self.text(name)
+        return number_of(row, row.default or "" if text is None else text)
+
+    def says(self, name: str, value: str | None = None) -> str:
+        """`NAME=value`, with the file and line that it stands in, if any."""
+        setting = self._settings[name]
+        text = setting["value"] if value is None else value
+        return f"{name}={text}{self._at(name)}"
+
+    def _at(self, name: str) -> str:
+        setting = self._settings.get(name, {"origin": ENVIRONMENT})
+        if setting["origin"] == ENVIRONMENT:
+            return ""
+        return f" ({setting['origin']} line {setting['line']})"
+
+    def put(self, name: str, value: str) -> str:
+        """What to type to give it another value, where it stands now."""
+        setting = self._settings.get(name, {"origin": ENVIRONMENT})
+        if setting["origin"] == ENVIRONMENT:
+            return f"export {name}={shlex.quote(value)}"
+        return f"write {name}={value} in line {setting['line']} of {setting['origin']}"
+
+    def drop(self, name: str) -> str:
+        """What to type to be rid of it."""
+        setting = self._settings[name]
+        if setting["origin"] == ENVIRONMENT:
+            return f"unset {name}"
+        return f"remove line {setting['line']} ({name}) from {setting['origin']}"
+
+    def version(self, library: str) -> tuple[int, ...]:
+        """Of the NCCL that is loaded, or of torch; empty where unknown."""
+        return version_tuple(self.facts.get("torch" if library == "gloo" else library))
+
+    def is_older(self, library: str, version: str) -> bool:
+        """Whether the library in use is known to be older than that."""
+        mine, other = self.version(library), version_tuple(version)
+        return bool(mine and other) and mine[: len(other)] < other
+
+    def is_newer(self, library: str, version: str) -> bool:
+        """Whether the library in use is known to be newer than that."""
+        mine, other = self.version(library), version_tuple(version)
+        return bool(mine and other) and mine[: len(other)] > other
+
+    def bounded(self, row: Variable, severity: Severity) -> Severity:
+        """No failure from a variable that nothing in this job is sure to read, and no more than
+        information from one that changes nothing on this host.
+        """
+        if row.mixed and not self.has_several_models:
+            return Severity.INFO
+        readers = {
+            "nccl": "nccl" in self.backend,
+            "gloo": "gloo" in self.backend,
+            "deepspeed": bool(self.facts.get("deepspeed")),
+        }
+        is_read = readers.get(row.read_by, True)
+        return Severity.WARN if severity is Severity.FAIL and not is_read else severity
+
+
+Seen = Mapping[int, tuple[Rank, View]]
+"""Seat → the participant and its variables."""
+
+
+def look(cluster: Cluster, check: str) -> Seen:
+    """The variables of every rank that told them, in what `check` observed."""
+    loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
+    seen = {}
+    for rank, facts in cluster.facts(check):
+        known = {
+            **facts,
+            # What torch was built with, where nobody knows what it loads.
+            "nccl": loaded.get(rank.seat) or facts.get("nccl"),
+            "several_models": rank.host.id in mixed,
+        }
+        seen[rank.seat] = rank, View(cluster, rank, known)
+    return seen

@@ -1,0 +1,347 @@
+"""Are the RDMA ports of all hosts alike: number, fabric, rate, MTU, firmware, PCIe slot?
+
+What it checks
+--------------
+The RDMA ports that NCCL's settings admit (NCCL_IB_HCA), as the kernel of each host shows them:
+how many there are, link layer and subnet, rate, MTU (as check `rdma` hears it from libibverbs; of
+RoCE also by its interface), firmware of the adapter, and width and speed of its PCIe slot. Hosts
+are compared; nothing is sent. The error counters are read as well, for check `rdma_errors`.
+
+Why it matters
+--------------
+Every collective is as slow as its slowest port, and NCCL does not say that it has one rail less on
+a host. A port that was set to Ethernet while the others are InfiniBand, or that is in another
+subnet, cannot connect. With another MTU at each end, NCCL from 2.20 on may end with a local length
+or access error, or hang.
+
+How to fix
+----------
+ibstat and ibv_devinfo show the ports. Fewer devices: `lspci | grep -i mellanox`, kernel log (it
+fell off the bus), container options. Rate: cable, transceiver, switch port. Link layer: mlxconfig
+-d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet). MTU: RoCE: ip link set dev <nic> mtu
+4200 or 9000 on every host; InfiniBand: ibv_devinfo shows active_mtu, which the partition of the
+subnet manager limits (opensm's partitions.conf: mtu=5 is 4096). PCIe: reseat the adapter, or use
+another slot.
+
+When it is wrong
+----------------
+Clusters of several kinds of hosts differ on purpose. NICs that are not for training (storage,
+management) count as well, unless NCCL_IB_HCA leaves them out. The MTU of InfiniBand is known only
+where libibverbs can be loaded and the device opened. Subnets that a router joins are different on
+purpose. Where all hosts have the same fault, only the PCIe slot shows it. Where the ranks of a host
+have lists of their own, what any of them may use is compared.
+Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
+
+References
+----------
+Kernel documentation, ABI/stable/sysfs-class-infiniband and ABI/testing/sysfs-bus-pci; NCCL user
+guide, troubleshooting; NVIDIA/nccl issue 1524 and pull request 2135 (MTU).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Where,
+    odd_ones_out,
+)
+from nccl_doctor.toolkit.fabric.counters import error_counters
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits
+from nccl_doctor.toolkit.fabric.ports import rdma_devices
+from nccl_doctor.toolkit.fabric.settings import rdma_settings
+
+from .lists import as_ranks_want, lists_of_ranks
+
+MISSING = Kind(
+    "rdma-device-missing",
+    Layer.ROUTE,
+    "A host has fewer RDMA ports than the others",
+    "NCCL goes on without a word: the GPUs beside it share what is left, or rails do not match.",
+    "ibv_devices; lspci; dmesg (did it fall off the bus?); devices that the container was given",
+    Severity.WARN,
+)
+FABRIC = Kind(
+    "rdma-fabric-differs",
+    Layer.ROUTE,
+    "The RDMA ports of some hosts are in another fabric",
+    "InfiniBand does not connect to Ethernet, nor one subnet to another: the first communicator "
+    "fails or hangs.",
+    "ibstat; mlxconfig -d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet); or choose the "
+    "right ports by NCCL_IB_HCA",
+)
+RATE = Kind(
+    "rdma-rate-differs",
+    Layer.ROUTE,
+    "RDMA ports run at another rate than on the other hosts",
+    "Every collective is as slow as its slowest port.",
+    "ibstat; check cable, transceiver and switch port of the slow one",
+    Severity.WARN,
+)
+MTU = Kind(
+    "rdma-mtu-differs",
+    Layer.ROUTE,
+    "RDMA ports have another MTU than on the other hosts",
+    "NCCL from 2.20 on may not agree on the smaller one: local length errors, or a hang.",
+    "RoCE: ip link set dev <nic> mtu <the same value on every host and switch port>; InfiniBand: "
+    "the same mtu for the partition and all its ports in the subnet manager (ibv_devinfo shows "
+    "active_mtu)",
+    Severity.WARN,
+)
+FIRMWARE = Kind(
+    "rdma-firmware-differs",
+    Layer.ROUTE,
+    "Adapters of one kind have different firmware",
+    "Faults of one version then show on some hosts only.",
+    "install one firmware on all adapters (mlxfwmanager)",
+    Severity.INFO,
+)
+PCI = Kind(
+    "rdma-pci-slow",
+    Layer.ROUTE,
+    "The PCIe slot of an RDMA adapter is slower than its ports",
+    "The adapter can do more than the slot gives: every collective waits for it.",
+    "lspci -vv -s <address> (LnkSta against LnkCap); reseat the adapter, or use another slot",
+    Severity.WARN,
+)
+
+
+class FabricPorts(Check):
+    """Read what sysfs says of every port, and compare hosts."""
+
+    name = "fabric_ports"
+    layer = Layer.ROUTE
+    kinds = (MISSING, FABRIC, RATE, MTU, FIRMWARE, PCI)
+    root: ClassVar[Path] = Path("/")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`devices`: as of `rdma_devices`, each port with `wanted`; `counters`: as of
+        `error_counters`, read at the `time.monotonic()` second `at_s`.
+        """
+        settings = rdma_settings(ctx)
+        ctx.breadcrumb("read /sys/class/infiniband")
+        devices = rdma_devices(self.root)
+        if not devices:
+            raise Skip("no RDMA device here")
+        hca = settings[HCA].value if HCA in settings else ""
+        for device in devices:
+            for port in device["ports"]:
+                port["wanted"] = rdma_admits(hca, port["device"], int(port["port"]))
+        return {
+            "at_s": time.monotonic(),
+            "devices": devices,
+            "counters": error_counters(self.root),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """One thing after the other; what is missing or down is not compared."""
+        lists = lists_of_ranks(cluster)
+        seen = {
+            rank.host.label: as_ranks_want(facts["devices"], lists.get(rank.host.label, ()))
+            for rank, facts in cluster.facts(self.name)
+        }
+        heard = {rank.host.label: facts.get("mtus") for rank, facts in cluster.facts("rdma")}
+        wanted: dict[str, list[Mapping[str, Any]]] = {
+            host: [
+                {**port, "mtu": (heard.get(host) or {}).get(port["name"], port["mtu"])}
+                for port in _ports(devices)
+            ]
+            for host, devices in seen.items()
+        }
+        used = {
+            host: [port for port in ports if port["state"] == "ACTIVE"]
+            for host, ports in wanted.items()
+        }
+        yield from _missing(wanted)
+        used = {host: ports for host, ports in used.items() if ports}
+        layers = list(_layers(used))
+        yield from layers
+        if not layers:
+            yield from _subnets(used)
+        used = {host: _comparable(host, ports, layers) for host, ports in used.items()}
+        for kind, field, unit in ((RATE, "rate", ""), (MTU, "mtu", "MTU ")):
+            values = {
+                host: {port["name"]: f"{unit}{port[field]}" for port in ports if port[field]}
+                for host, ports in used.items()
+            }
+            yield from _unlike(kind, values)
+        yield from _firmware(seen)
+        for host, devices in seen.items():
+            for device in devices:
+                yield from _slot(host, device)
+
+
+def _ports(devices: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (port for device in devices for port in device["ports"] if port["wanted"])
+
+
+def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts with fewer ports than most, up or down; a tie is nobody's fault for sure."""
+    names = {host: {port["name"] for port in ports} for host, ports in wanted.items()}
+    odd = odd_ones_out({host: len(mine) for host, mine in names.items()})
+    if odd is None:
+        return
+    usual = odd.usual if odd.usual is not None else max(len(mine) for mine in names.values())
+    full = [mine for mine in names.values() if len(mine) == usual]
+    for host in odd.places:
+        mine = names[host]
+        if len(mine) < usual:
+            lacks = sorted(set.intersection(*full) - mine)
+            shown = f": no {', '.join(lacks)}" if lacks else ""
+            yield Finding(
+                MISSING,
+                f"{len(mine)} RDMA ports that NCCL may use, {usual} on other hosts{shown}",
+                Where(hosts=(host,), interfaces=tuple(lacks)),
+                {"ports": sorted(mine)},
+                confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
+            )
+
+
+def _layers(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts that have no link layer in common with most others; else single ports of another."""
+    links = {
+        host: {port["name"]: port["link"] for port in ports if port["link"]}
+        for host, ports in used.items()
+    }
+    apart = list(_apart({host: frozenset(mine.values()) for host, mine in links.items()}, None))
+    yield from apart
+    told = {host for finding in apart for host in finding.where.hosts}
+    rest = {host: mine for host, mine in links.items() if host not in told}
+    for finding in _unlike(FABRIC, rest):
+        yield finding.replaced(severity=Severity.WARN)
+
+
+def _subnets(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts that have no InfiniBand subnet in common with most others."""
+    subnets = {
+        host: mine
+        for host, ports in used.items()
+        if (mine := frozenset(port["subnet"] for port in ports if port["subnet"]))
+    }
+    yield from _apart(subnets, Severity.WARN)
+
+
+def _comparable(
+    host: str, ports: Iterable[Mapping[str, Any]], layers: Iterable[Finding]
+) -> list[Mapping[str, Any]]:
+    """Without those of another link layer: their rates are other ones anyhow."""
+    told = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
+    return [port for port in ports if not any(not names or port["name"] in names for names in told)]
+
+
+def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> Iterator[Finding]:
+    odd = odd_ones_out({host: mine for host, mine in values.items() if mine})
+    if odd is None:
+        return
+    usual = odd.usual
+    sets = [values[host] for host in odd.places]
+    if usual is None and any(a & b for i, a in enumerate(sets) for b in sets[:i] if a != b):
+        return
+    for host in odd.places:
+        if usual is None or not values[host] & usual:
+            others = ", ".join(sorted(usual)) if usual else "another one"
+            yield Finding(
+                FABRIC,
+                f"{', '.join(sorted(values[host]))} here; the other hosts: {others}",
+                Where(hosts=(host,)),
+                severity=severity,
+                confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
+            )
+
+
+def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
+    """Hosts of which some ports have a value that the usual host has not, or has less often.
+
+    Names are not compared, as hosts may number their devices in another way.
+    """
+    counts = {host: Counter(mine.values()) for host, mine in values.items() if mine}
+    odd = odd_ones_out({host: tuple(sorted(count.items())) for host, count in counts.items()})
+    if odd is None:
+        return
+    if odd.usual is not None:
+        usual = most = Counter(dict(odd.usual))
+    else:  # nobody is usual: what all have in common
+        usual = Counter(dict.fromkeys(set.intersection(*(set(c) for c in counts.values())), 1))
+        most = Counter()
+        for count in counts.values():
+            most |= count
+    examples = [values[host] for host in counts if host not in odd.places]
+    for host in odd.places:
+        mine = values[host]
+        if all(counts[host][v] >= n for v, n in most.items()):
+            continue  # it only has ports more, perhaps for storage
+        more = {v for v, n in counts[host].items() if v not in usual or (usual[v] < n and examples)}
+        ports = [name for name, value in mine.items() if value in more]
+        # A port of the same name that has the same value elsewhere is not the one that differs.
+        told = [n for n in ports if not any(each.get(n) == mine[n] for each in examples)]
+        ports = told or ports
+        if ports:
+            rest = set(usual) if examples else {v for c in counts.values() for v in c} - more
+            yield Finding(
+                kind,
+                f"{', '.join(ports)}: {', '.join(sorted({mine[n] for n in ports}))}; the other "
+                f"hosts: {', '.join(sorted(rest)) or 'another value'}",
+                Where(hosts=(host,), interfaces=tuple(ports)),
+                {"ports": dict(mine)},
+                confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
+            )
+
+
+def _firmware(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
+    boards: dict[str, dict[str, set[str]]] = {}
+    for host, devices in seen.items():
+        for device in devices:
+            if device["board"] and device["firmware"]:
+                boards.setdefault(device["board"], {}).setdefault(host, set()).add(
+                    device["firmware"]
+                )
+    for board, by_host in boards.items():
+        odd = odd_ones_out({host: frozenset(found) for host, found in by_host.items()})
+        for host in odd.places if odd else ():
+            usual = ", ".join(sorted(odd.usual)) if odd and odd.usual else "another one"
+            yield Finding(
+                FIRMWARE,
+                f"{board}: {', '.join(sorted(by_host[host]))} here; the other hosts: {usual}",
+                Where(hosts=(host,)),
+            )
+
+
+def _slot(host: str, device: Mapping[str, Any]) -> Iterator[Finding]:
+    """A slot that gives less than the adapter can take, and less than its active ports carry."""
+    pci = device["pci"]
+    width, speed = pci["width"], pci["speed"]
+    if None in (width, speed, pci["width_max"], pci["speed_max"]):
+        return
+    gives = width * speed * (0.8 if speed <= 5 else 128 / 130)  # the coding on the line
+    carries = sum(
+        port["gbps"] or 0
+        for port in device["ports"]
+        if port["wanted"] and port["state"] == "ACTIVE"
+    )
+    below = width < pci["width_max"] or speed < pci["speed_max"]
+    if below and gives < carries:
+        yield Finding(
+            PCI,
+            f"{device['device']} ({pci['address'] or 'PCI'}): x{width:.0f} at {speed:g} GT/s gives "
+            f"{gives:.0f} Gb/s, its ports carry {carries:.0f}; it can do x{pci['width_max']:.0f} "
+            f"at {pci['speed_max']:g} GT/s",
+            Where(hosts=(host,), devices=(device["device"],)),
+            {"pci": dict(pci)},
+            fix=f"lspci -vv -s {pci['address']} (LnkSta against LnkCap); reseat the adapter, or "
+            "use another slot"
+            if pci["address"]
+            else "",
+        )

@@ -1,0 +1,335 @@
+"""Can every host reach every other one on the ports and addresses that the job will use?
+
+What it checks
+--------------
+On each address that NCCL (bootstrap, and data over sockets) and gloo would choose (see check
+`interfaces`), every host listens on a fresh ephemeral port, and every other host calls it: the
+answer must prove that it is the right listener, 64 bytes and then 1 MiB must come back unchanged.
+What fails is tried twice. Where something failed, the firewall rules of both ends are read (nft,
+iptables; needs root) and the packet is followed through them.
+
+Why it matters
+--------------
+MASTER_PORT is only the meeting point. NCCL and gloo then connect every host to every other one, in
+both directions, on ports that the kernel picks at random, on addresses that they pick themselves.
+A firewall that lets MASTER_PORT through and drops the rest, an interface that the others cannot
+route to, or a path that loses large packets lets the job start and then hang for minutes or hours.
+
+How to fix
+----------
+Open all tcp between the hosts of the job, or at least net.ipv4.ip_local_port_range (in a cloud: a
+security group that admits itself). Keep the libraries off interfaces that the others cannot route
+to: NCCL_SOCKET_IFNAME==eth0 and GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation needed" through.
+
+When it is wrong
+----------------
+Only one participant per host calls, once, at the start: a firewall that drops idle connections, or
+one that counts connections, is not seen. InfiniBand traffic is not tested. A rule with a condition
+that is not understood (a named set, a rate) is never blamed. A path that delivers less than 16 KiB
+in 3 seconds is taken for one that loses large packets. Where no rule is found, a host, or what goes
+in or out of it, is blamed by comparison alone: only if every account of the failures that needs the
+fewest faults has it so. Else the finding names the links; two hosts alone cannot be told from the
+link between them.
+
+References
+----------
+NCCL user guide, environment variables and troubleshooting (networking); NCCL src/misc/socket.cc;
+PyTorch documentation of torch.distributed (choosing the network interface); nft(8); RFC 2923 (TCP
+problems with path MTU discovery).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Round,
+    Severity,
+    Skip,
+    Where,
+    host_labels,
+)
+from nccl_doctor.toolkit.firewall.netfilter import quote_hit
+from nccl_doctor.toolkit.firewall.rulesets import read_rules
+from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.ports import port_range
+from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
+from nccl_doctor.toolkit.peers.echo import Listeners, scoped
+from nccl_doctor.toolkit.peers.matrix import PeerCall, read_calls, sort_calls, unroutable_hosts
+
+from .culprits import (
+    Suspects,
+    follow_pairs,
+    how_to_open,
+    sample_for_rules,
+    suspects,
+    what_rules_say,
+)
+
+_BOTH_WAYS = (
+    "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
+)
+_EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+_OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_local_port_range"
+
+INTERFACE_UNROUTABLE = Kind(
+    code="interface-unroutable",
+    layer=Layer.ROUTE,
+    title="A chosen address cannot be reached by the other hosts, while another one can",
+    why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC), so a "
+    "job hangs after a healthy bootstrap when one of them leads nowhere.",
+    fix=_EXACT,
+)
+PEER_NO_ROUTE = Kind(
+    code="peer-no-route",
+    layer=Layer.ROUTE,
+    title="A host has no route to the address that another one chose",
+    why="The connection fails at once (Network is unreachable); NCCL does not try again.",
+    fix="ip route get <address>; add the route or choose an interface in a common network: "
+    + _EXACT,
+)
+MTU_BLACKHOLE = Kind(
+    code="mtu-blackhole",
+    layer=Layer.ROUTE,
+    title="Small packets arrive, large ones are lost without a word",
+    why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
+    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let ICMP "
+    '"fragmentation needed" through',
+)
+PEER_BLOCKED = Kind(
+    code="peer-blocked",
+    layer=Layer.PORT,
+    title="Hosts cannot connect to each other on ephemeral ports",
+    why=_BOTH_WAYS + ": a silent drop costs the job its whole time-out, NCCL up to an hour.",
+    fix=_OPEN,
+)
+PEER_ONE_WAY = Kind(
+    code="peer-one-way",
+    layer=Layer.PORT,
+    title="Connections on ephemeral ports work in one direction only",
+    why=_BOTH_WAYS + ", whichever side happens to connect.",
+    fix=_OPEN,
+)
+PEER_INTERCEPTED = Kind(
+    code="peer-intercepted",
+    layer=Layer.PORT,
+    title="Something else answers on the ports between the hosts",
+    why="A proxy (service mesh, transparent proxy) or another host accepts the connection and does "
+    "not pass it on, so everything looks connected and nothing moves.",
+    fix="take the job's traffic out of the proxy (Istio: annotation sidecar.istio.io/inject: "
+    '"false"), and look for redirect rules and duplicate addresses',
+)
+
+_RULES_S = 25.0
+
+_WAYS = {
+    "in": "in to the host",
+    "out": "out of the host",
+    "both": "in to the host, nor out of it",
+}
+
+
+class Firewall(Check):
+    """Every ordered pair of hosts, on the addresses that the job would use."""
+
+    name = "firewall"
+    layer = Layer.PORT
+    cost = "seconds"
+    together = True
+    kinds = (
+        PEER_NO_ROUTE,
+        PEER_BLOCKED,
+        PEER_ONE_WAY,
+        PEER_INTERCEPTED,
+        MTU_BLACKHOLE,
+        INTERFACE_UNROUTABLE,
+    )
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """The matrix of all hosts; then, for what failed, the rules of the hosts at both ends."""
+        if max(cluster.nnodes, len(cluster.hosts)) < 2:
+            raise Skip("one host: no peers")
+        first = [cluster.first_on(host) for host in cluster.present_hosts]
+        seats = tuple(rank.seat for rank in first if rank is not None)
+        if not seats:
+            return ()
+        rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
+        pairs = sample_for_rules(_Matrix(cluster).sorted.failed)
+        ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
+        if ends:
+            groups = tuple((seat,) for seat in ends)
+            rounds.append(Round("rules", groups, _RULES_S, {"pairs": pairs}))
+        return rounds
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Call every other host, or (round `rules`) read the rules of this one."""
+        return _observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """What the calls say, and the rules of hosts where they failed."""
+        matrix = _Matrix(cluster)
+        yield from _failed(matrix)
+        yield from _unroutable(matrix)
+
+
+# Observing ----------------------------------------------------------------------------------------
+
+
+def _observe_matrix(ctx: Context) -> Mapping[str, Any]:
+    ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
+    choice = survey(ctx.env)
+    doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
+    ctx.breadcrumb("listening", addresses=list(doors))
+    with Listeners(list(doors)) as listeners:
+        peers = hold_calls(ctx, listeners, doors, call_others)
+    return {
+        "nccl_data": choice["nccl_data"],
+        "port_range": list(port_range()),
+        "peers": peers,
+        "not_bound": listeners.failed,
+    }
+
+
+def _observe_rules(ctx: Context) -> Mapping[str, Any]:
+    ctx.breadcrumb("reading the firewall rules of this host")
+    rules = read_rules()
+    pairs = ctx.params.get("pairs", ())
+    return {
+        "readable": rules.readable,
+        "reason": rules.reason,
+        "managers": list(rules.managers),
+        "drops": rules.dropping(),
+        "hits": follow_pairs(rules, pairs, ctx.seat, interfaces(), port_range()),
+    }
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+class _Matrix:
+    """All that was called, and the rules that were read."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        reports = list(cluster.facts(Firewall.name, "matrix"))
+        self.backend = cluster.backend
+        self.labels = host_labels(cluster)
+        self.ranges = {rank.seat: facts["port_range"] for rank, facts in reports}
+        self.calls = read_calls(reports, cluster.backend)
+        self.sorted = sort_calls(self.calls)
+        self.down = {
+            (rank.seat, nic["name"])
+            for rank, facts in cluster.facts("interfaces")
+            for nic in facts.get("interfaces", ())
+            if not (nic["up"] and nic["running"])
+        }
+        self.rules = {rank.seat: facts for rank, facts in cluster.facts(Firewall.name, "rules")}
+
+    def is_down(self, call: PeerCall) -> bool:
+        """Whether the interface that was called is down on its own host."""
+        return (call.listener, call.interface) in self.down
+
+    def names(self, seats: Iterable[int]) -> tuple[str, ...]:
+        return tuple(sorted(self.labels[seat] for seat in seats))
+
+    def shown(self, calls: Sequence[PeerCall]) -> list[dict[str, Any]]:
+        return [call.shown(self.labels) for call in calls[:5]]
+
+
+def _failed(matrix: _Matrix) -> Iterator[Finding]:
+    hits = {seat: facts["hits"] for seat, facts in matrix.rules.items()}
+    for kind in (PEER_NO_ROUTE, PEER_BLOCKED, PEER_ONE_WAY, PEER_INTERCEPTED, MTU_BLACKHOLE):
+        calls = matrix.sorted.by_code[kind.code]
+        large = kind is MTU_BLACKHOLE
+        blame = matrix.sorted.large_blame if large else matrix.sorted.blame
+        for found in suspects(calls, blame, hits):
+            yield _finding(matrix, kind, found)
+
+
+def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
+    labels, calls, large = matrix.labels, found.calls, kind is MTU_BLACKHOLE
+    pairs = {call.stuck for call in calls}
+    words = Counter(call.words for call in calls).most_common(3)
+    message = f"{', '.join(word for word, _ in words)} on a fresh port, twice "
+    if found.cause is None:
+        message += f"({len(pairs)} of {len(matrix.sorted.tested)} ordered pairs)"
+    else:
+        nothing = "no large packet" if large else "nothing"
+        message = f"{nothing} gets {_WAYS[found.cause.way]}: {message}"
+        message += f"({len(pairs)} of {len(found.cause.pairs)} tried)"
+    evidence: dict[str, Any] = {"calls": matrix.shown(calls)}
+    confidence = found.confidence
+    if found.rules:
+        quotes = [
+            (labels[seat], quote_hit(hit))
+            for seat, hits in sorted(found.rules.items())
+            for hit in hits
+        ]
+        evidence["rules"] = [f"{host}: {quote}" for host, quote in quotes][:20]
+        more = len({quote for _, quote in quotes}) - 1
+        message += f"; by {quotes[0][1]}" + (f" and {more} more" if more else "")
+    else:
+        ends = {call.pair for call in calls}
+        evidence["local rules"] = what_rules_say(labels, matrix.rules, ends)
+        if large and any(call.moved for call in calls):
+            confidence = Confidence.POSSIBLE
+    return Finding(
+        kind,
+        message,
+        Where(hosts=matrix.names(found.seats), links=link_names(labels, pairs)),
+        evidence,
+        fix=_fix(matrix, kind, found),
+        confidence=confidence,
+    )
+
+
+def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
+    call = found.calls[0]
+    if kind is PEER_NO_ROUTE:
+        return f"on {matrix.labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
+    remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
+    if remove and not found.rules:
+        return kind.fix.replace("<host>", call.address)
+    steps = how_to_open(found, matrix.labels, matrix.rules, remove=remove)
+    ends = {call.listener for call in found.calls}
+    low, high = next(ports for seat, ports in matrix.ranges.items() if seat in ends)
+    everywhere = "in the hosts' firewalls, security groups and ACLs"
+    return steps or f"{_OPEN} ({low}-{high}), {everywhere}"
+
+
+def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
+    working = matrix.sorted.working
+    groups: dict[tuple[str, bool], list[PeerCall]] = {}
+    for call in matrix.sorted.unroutable:
+        groups.setdefault((call.interface if call.job else "", call.job), []).append(call)
+    for (_, job), group in sorted(groups.items()):
+        pairs = {call.pair for call in group}
+        good = min((working[pair].interface for pair in pairs if pair in working), default="<nic>")
+        nccl = ("nccl" in matrix.backend) == job
+        words = sorted({call.words for call in group})
+        hosts, confidence = unroutable_hosts(group, matrix.calls)
+        yield Finding(
+            INTERFACE_UNROUTABLE,
+            f"{', '.join(sorted({c.address for c in group})[:8])}: {', '.join(words)}",
+            Where(
+                hosts=matrix.names(hosts),
+                links=link_names(matrix.labels, pairs),
+                interfaces=tuple(sorted({call.interface for call in group})),
+            ),
+            {"calls": matrix.shown(group)},
+            fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
+            severity=Severity.FAIL if job else Severity.INFO,
+            confidence=confidence,
+            # Check `interfaces` says so, which is the reason.
+            explained_by="interface-down" if all(map(matrix.is_down, group)) else None,
+        )

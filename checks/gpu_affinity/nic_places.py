@@ -1,0 +1,167 @@
+"""Which RDMA ports are beside a rank's GPU: per rank as facts, and where that is odd. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Confidence,
+    Finding,
+    Kind,
+    Layer,
+    Rank,
+    Severity,
+    Where,
+    odd_ones_out,
+    place_of,
+)
+
+HOW_NEAR = ("same PCIe switch", "same root complex", "same NUMA node", "another NUMA node")
+"""From near to far. GPUs of a virtual machine often seem to be in one root complex with all."""
+NIC_FAR = Kind(
+    "gpu-far-from-nic",
+    Layer.DEVICE,
+    "The NIC beside a rank's GPU cannot be used",
+    "NCCL sends through a NIC that is farther away, and another rank's: both share its bandwidth, "
+    "and what goes there crosses the host.",
+    "ibstat of the port that is named, and NCCL_IB_HCA (or /etc/nccl.conf) if that leaves it out; "
+    "nvidia-smi topo -m shows which NIC is near which GPU.",
+    Severity.WARN,
+)
+NIC_PAIRS = Kind(
+    "gpu-nic-pairs-differ",
+    Layer.DEVICE,
+    "GPUs and NICs go together in another way than on the other hosts",
+    "NCCL joins GPUs of one number over NICs of one number: where a host pairs them differently, "
+    "its traffic crosses rails, or the link between its sockets.",
+    "the same order in CUDA_VISIBLE_DEVICES on all hosts; compare nvidia-smi topo -m",
+    Severity.WARN,
+    between=True,
+)
+
+
+def nics_beside(place: Mapping[str, Any], rails: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The RDMA ports beside one GPU.
+
+    Args:
+        place: of `place_on_host`.
+        rails: of `rails_of`.
+
+    Returns: None where there is no RDMA device. `near`: index of `HOW_NEAR` of the nearest ports
+    that NCCL may use, None where none may or nobody knows; `at`: their places in NCCL's order;
+    `names`; `own`: of devices that are nearer, and of which no port may be used: PCI address →
+    `down` or `left out`, and `own_near`; `count`: of ports that may be used.
+    """
+    near_of = {nic["pci"]: nic["near"] for nic in place["nics"] if nic["near"] is not None}
+    devices = [pci for pci in rails["slots"] if pci in near_of]
+    if not devices:
+        return None
+    usable = [
+        (number, rail)
+        for number, rail in enumerate(rails["rails"])
+        if rail["state"] == "ACTIVE" and rail["pci"] in near_of
+    ]
+    near = min((near_of[rail["pci"]] for _, rail in usable), default=None)
+    beside = [(number, rail) for number, rail in usable if near_of[rail["pci"]] == near]
+    nearest = min(near_of[pci] for pci in devices)
+    wanted = {rail["pci"] for rail in rails["rails"]}
+    own = {
+        pci: "down" if pci in wanted else "left out"
+        for pci in devices
+        if near_of[pci] == nearest != near
+    }
+    return {
+        "near": near,
+        "at": [number for number, _ in beside],
+        "names": [str(rail["name"]) for _, rail in beside],
+        "own": own,
+        "own_near": nearest if own else None,
+        "count": len(usable),
+    }
+
+
+def judge_nics(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Ranks whose own NIC cannot be used, then ranks unlike most of their host, then hosts.
+
+    Args:
+        seen: of each rank `uuid`, and `rdma` as `nics_beside` returns it. Where no port of a host
+            may be used, other checks say so.
+    """
+    hosts: dict[int, list[tuple[Rank, Mapping[str, Any]]]] = defaultdict(list)
+    for rank, facts in seen:
+        if facts.get("rdma") and facts["rdma"]["near"] is not None:
+            hosts[rank.host.id].append((rank, facts))
+    whole = []
+    for mine in hosts.values():
+        far = list(_far(mine))
+        yield from far
+        if not far and all(rank.local_rank is not None for rank, _ in mine):
+            whole.append(mine)
+    yield from _pairs(whole)
+
+
+def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
+    (usual, count), *_ = Counter(facts["rdma"]["near"] for _, facts in mine).most_common(1)
+    most = count if 2 * count > len(mine) and count > 1 else 0
+    for rank, facts in mine:
+        rdma = facts["rdma"]
+        now = f"the nearest that NCCL may use: {_names(rdma)} ({HOW_NEAR[rdma['near']]})"
+        where = place_of([rank]) | Where(devices=(facts["uuid"],) if facts["uuid"] else ())
+        if rdma["own"]:
+            devices = ", ".join(f"{pci} is {why}" for pci, why in sorted(rdma["own"].items()))
+            # What a setting leaves out may be there for storage.
+            sure = Confidence.LIKELY if "down" in rdma["own"].values() else Confidence.POSSIBLE
+            text = f"{devices} ({HOW_NEAR[rdma['own_near']]}); {now}"
+            yield Finding(NIC_FAR, text, where, dict(rdma), confidence=sure)
+        elif most and rdma["near"] > usual:
+            text = f"{now}, of {most} other ranks of the host: {HOW_NEAR[usual]}"
+            yield Finding(NIC_FAR, text, where, dict(rdma), confidence=Confidence.LIKELY)
+
+
+def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterator[Finding]:
+    """Hosts with as many ranks and ports, of which the same local ranks have other NICs."""
+    sizes: dict[tuple[int, int], list[Sequence[tuple[Rank, Mapping[str, Any]]]]] = defaultdict(list)
+    for mine in hosts:
+        sizes[len(mine), mine[0][1]["rdma"]["count"]].append(mine)
+    for alike in sizes.values():
+        shapes = {mine[0][0].host.id: _shape(mine) for mine in alike}
+        odd = odd_ones_out(shapes)
+        for mine in alike if odd else ():
+            host = mine[0][0].host
+            if odd is None or host.id not in odd.places:
+                continue
+            others = [odd.usual] if odd.usual else [s for h, s in shapes.items() if h != host.id]
+            mismatched = [
+                (rank, facts)
+                for rank, facts in mine
+                if any(_one(rank, facts) not in other for other in others)
+            ]
+            shown = [
+                f"local rank {rank.local_rank} is beside {_names(facts['rdma'])} (rail "
+                f"{', '.join(map(str, facts['rdma']['at']))}, {HOW_NEAR[facts['rdma']['near']]})"
+                for rank, facts in mismatched[:4]
+            ]
+            shown += [f"and {len(mismatched) - 4} more"] if len(mismatched) > 4 else []
+            rest = "the other hosts pair them in one way" if odd.usual else "a tie between hosts"
+            yield Finding(
+                NIC_PAIRS,
+                f"{'; '.join(shown)}; {rest}",
+                place_of(rank for rank, _ in mismatched) | Where(hosts=(host.label,)),
+                {"pairs": {str(rank.local_rank): facts["rdma"]["names"] for rank, facts in mine}},
+                confidence=Confidence.LIKELY if odd.usual else Confidence.POSSIBLE,
+            )
+
+
+def _shape(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> tuple[Any, ...]:
+    return tuple(sorted(_one(rank, facts) for rank, facts in mine))
+
+
+def _one(rank: Rank, facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    return rank.local_rank or 0, facts["rdma"]["near"], tuple(facts["rdma"]["at"])
+
+
+def _names(rdma: Mapping[str, Any]) -> str:
+    names = rdma["names"]
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

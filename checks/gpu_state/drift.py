@@ -1,0 +1,195 @@
+"""Where GPUs that should be alike are not: on one host, and from host to host. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.api import Severity
+from nccl_doctor.toolkit.versions import Difference, differences
+
+from .trouble import is_readable
+
+Gpu = Mapping[str, Any]
+_ON = {0: "off", 1: "on"}
+NEAREST = {
+    "INTERNAL": "on one board",
+    "SINGLE": "behind one PCIe switch",
+    "MULTIPLE": "behind several PCIe switches",
+    "HOSTBRIDGE": "below one host bridge",
+    "NODE": "in one NUMA node",
+    "SYSTEM": "in different NUMA nodes",
+}
+"""NVML_TOPOLOGY_* in words, from near to far."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What the odd ones have in common; `places` are keys of what was compared."""
+
+    places: tuple[int, ...]
+    text: str
+    severity: Severity
+
+
+def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
+    """GPUs of one host that are unlike its others; the places are their indices."""
+    seen = {gpu["index"]: gpu for gpu in gpus if is_readable(gpu)}
+    models = {index: {"model": gpu["name"]} for index, gpu in seen.items() if gpu["name"]}
+    yield from _told(differences(models), Severity.WARN, "the other GPUs of the host have")
+    by_model: dict[Any, dict[int, Gpu]] = defaultdict(dict)
+    for index, gpu in seen.items():
+        by_model[gpu["name"]][index] = gpu
+    for alike in by_model.values():
+        for severity, traits in _TRAITS:
+            stacks = {index: traits(gpu) for index, gpu in alike.items()}
+            yield from _told(differences(stacks), severity, "the other GPUs of the host have")
+
+
+def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iterator[Drift]:
+    """Hosts whose GPUs are unlike those of the others; the places are the keys of `hosts`.
+
+    Args:
+        hosts: what `gather_gpus` saw on each.
+        count: whether to compare number and model, too.
+    """
+    every = {
+        key: [gpu for gpu in facts["gpus"] if is_readable(gpu)] for key, facts in hosts.items()
+    }
+    every = {key: gpus for key, gpus in every.items() if gpus}
+    if count:
+        # Where one of a host does not answer, that is said already.
+        whole = {
+            key: gpus
+            for key, gpus in every.items()
+            if len(gpus) == len(hosts[key]["gpus"]) and all(gpu["name"] for gpu in gpus)
+        }
+        numbers = {key: {"GPUs": _sum(gpus)} for key, gpus in whole.items()}
+        yield from _told(differences(numbers), Severity.WARN, "the other hosts have")
+    by_model: dict[Any, dict[int, list[Gpu]]] = defaultdict(dict)
+    for key, gpus in every.items():
+        names = {gpu["name"] for gpu in gpus}
+        if len(names) == 1:
+            by_model[names.pop()][key] = gpus
+    for alike in by_model.values():
+        for severity, traits in _TRAITS:
+            stacks = {
+                key: {
+                    **_common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus]),
+                    **_between(hosts[key], gpus, severity),
+                }
+                for key, gpus in alike.items()
+            }
+            yield from _told(differences(stacks), severity, "the other hosts have")
+    releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
+    if len({release.split(".")[0] for release in releases.values()}) == 1:
+        # Another branch is the affair of the check `software`.
+        stacks = {key: {"driver": release} for key, release in releases.items()}
+        yield from _told(differences(stacks), Severity.INFO, "the other hosts have")
+
+
+def _speed(gpu: Gpu) -> dict[str, str]:
+    memory, ecc, mig = gpu["memory"], gpu["ecc"], gpu["mig"]
+    return _known(
+        {
+            "memory": memory and f"{memory['total'] / (1 << 30):.1f} GiB",
+            "ECC": ecc and _ON.get(ecc[0]),
+            "MIG": mig and _ON.get(mig[0]),
+            "power limit": gpu["power_limit_mw"] and f"{gpu['power_limit_mw'] / 1000:.0f} W",
+            "highest SM clock": gpu["max_sm_clock_mhz"] and f"{gpu['max_sm_clock_mhz']} MHz",
+            "highest memory clock": gpu["max_memory_clock_mhz"]
+            and f"{gpu['max_memory_clock_mhz']} MHz",
+            "SM clock set": _clock_set(gpu),
+            "PCIe": gpu["max_pcie_generation"]
+            and gpu["max_pcie_width"]
+            and f"generation {gpu['max_pcie_generation']} x{gpu['max_pcie_width']}",
+        }
+    )
+
+
+def _clock_set(gpu: Gpu) -> str:
+    """One below the default is said of the GPU itself."""
+    now, usual = gpu.get("set_sm_clock_mhz"), gpu.get("default_sm_clock_mhz")
+    return f"{now} MHz" if now and usual and now >= usual else ""
+
+
+def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
+    """From host to host; on one host this is `nvlink-down`."""
+    links = gpu["nvlinks"] if severity is Severity.WARN else ()
+    return {"NVLinks": f"{sum(links)} of {len(links)} up"} if links else {}
+
+
+def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) -> dict[str, str]:
+    """How the GPUs of a host are joined; single pairs are the affair of `hostwide`.
+
+    Of a host with a GPU that does not answer, nobody knows all pairs.
+    """
+    if len(gpus) < len(facts["gpus"]):
+        return {}
+    if severity is Severity.INFO:
+        nodes = sorted(Counter(gpu["numa"] for gpu in gpus if gpu["numa"] is not None).items())
+        levels = {level: len(pairs) for level, pairs in facts["nearest"].items()}
+        return _known(
+            {
+                "GPUs by NUMA node": ", ".join(f"{count} on {node}" for node, count in nodes),
+                "pairs by common bus": ", ".join(
+                    f"{levels[level]} {words}"
+                    for level, words in NEAREST.items()
+                    if level in levels
+                ),
+            }
+        )
+    total, able = sum(map(len, facts["p2p"].values())), len(facts["p2p"].get("OK", ()))
+    words = {0: "no pair", total: "every pair"}.get(able, "") if total else ""
+    return _known({"GPUs that reach each other's memory": words})
+
+
+def _make(gpu: Gpu) -> dict[str, str]:
+    mode = gpu["compute_mode"]
+    return _known(
+        {
+            "VBIOS": gpu["vbios"],
+            "persistence mode": _ON.get(gpu["persistence"]),
+            # Prohibited is said of the GPU itself.
+            "compute mode": {0: "Default", 3: "Exclusive Process"}.get(mode),
+        }
+    )
+
+
+_TRAITS = ((Severity.WARN, _speed), (Severity.INFO, _make))
+"""What makes a GPU slower or smaller than its peers, and what only tells that it is another."""
+
+
+def _known(traits: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value for name, value in traits.items() if value}
+
+
+def _common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """What all GPUs of a host have in common; where they differ, that was said of the host."""
+    first, *others = stacks
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+
+
+def _sum(gpus: Sequence[Gpu]) -> str:
+    models = sorted(Counter(gpu["name"] for gpu in gpus).items())
+    return ", ".join(f"{number} x {name}" for name, number in models)
+
+
+def _told(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
+    for odd in found:
+        if odd.tie:
+            sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
+            yield Drift(odd.places, f"{'; '.join(sides)}: as many one as the other", severity)
+        else:
+            text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
+            yield Drift(odd.places, text, severity)
+
+
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,0 +1,249 @@
+"""What one GPU is asked, and how each answer becomes a plain fact.
+
+Units are in the names: `_mhz`, `_mw` (milliwatt), `_bytes`; temperatures are degrees Celsius
+(`margin_temperature`: how far below the point where the driver slows the GPU down). A field without
+an answer is None, and named in `refused` under the driver's reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.gpu.nvml import ABSENT, Asked, Library, Refused
+
+_SM, _MEMORY = 1, 2  # NVML_CLOCK_*
+_CORRECTED, _UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*
+_SINCE_LOAD, _LIFETIME = 0, 1  # NVML_VOLATILE_ECC, NVML_AGGREGATE_ECC
+_SLOWDOWN, _MEMORY_MAX = 1, 2  # NVML_TEMPERATURE_THRESHOLD_*
+_ECC = "nvmlDeviceGetTotalEccErrors"
+
+_NUMBERS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "vbios": ("nvmlDeviceGetVbiosVersion", ()),
+    "persistence": ("nvmlDeviceGetPersistenceMode", ()),
+    "compute_mode": ("nvmlDeviceGetComputeMode", ()),
+    "pstate": ("nvmlDeviceGetPerformanceState", ()),
+    "slowdown_temperature": ("nvmlDeviceGetTemperatureThreshold", (_SLOWDOWN,)),
+    "memory_max_temperature": ("nvmlDeviceGetTemperatureThreshold", (_MEMORY_MAX,)),
+    "margin_temperature": ("nvmlDeviceGetMarginTemperature", ()),
+    "power_mw": ("nvmlDeviceGetPowerUsage", ()),
+    "power_limit_mw": ("nvmlDeviceGetPowerManagementLimit", ()),
+    "default_power_limit_mw": ("nvmlDeviceGetPowerManagementDefaultLimit", ()),
+    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", (_SM,)),
+    "max_sm_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (_SM,)),
+    "max_memory_clock_mhz": ("nvmlDeviceGetMaxClockInfo", (_MEMORY,)),
+    "set_sm_clock_mhz": ("nvmlDeviceGetApplicationsClock", (_SM,)),
+    "default_sm_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (_SM,)),
+    "set_memory_clock_mhz": ("nvmlDeviceGetApplicationsClock", (_MEMORY,)),
+    "default_memory_clock_mhz": ("nvmlDeviceGetDefaultApplicationsClock", (_MEMORY,)),
+    "virtualization": ("nvmlDeviceGetVirtualizationMode", ()),
+    "pcie_generation": ("nvmlDeviceGetCurrPcieLinkGeneration", ()),
+    "max_pcie_generation": ("nvmlDeviceGetMaxPcieLinkGeneration", ()),
+    "pcie_width": ("nvmlDeviceGetCurrPcieLinkWidth", ()),
+    "max_pcie_width": ("nvmlDeviceGetMaxPcieLinkWidth", ()),
+    "pcie_replays": ("nvmlDeviceGetPcieReplayCounter", ()),
+    "ecc_corrected": (_ECC, (_CORRECTED, _SINCE_LOAD)),
+    "ecc_uncorrected": (_ECC, (_UNCORRECTED, _SINCE_LOAD)),
+    "ecc_uncorrected_lifetime": (_ECC, (_UNCORRECTED, _LIFETIME)),
+    "retired_pages_pending": ("nvmlDeviceGetRetiredPagesPendingStatus", ()),
+}
+_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2}  # NVML_NVLINK_ERROR_DL_*
+_FABRIC = ("NOT_SUPPORTED", "NOT_STARTED", "IN_PROGRESS", "COMPLETED")
+_RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+_RECOVERY = "NVML_GPU_RECOVERY_ACTION_"
+
+
+def read_gpu(library: Library, index: int, root: Path) -> Asked:
+    """Ask one GPU everything.
+
+    Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
+    that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
+    (as the kernel writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes,
+    name}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
+    `{corrected, uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
+    `retired_pages`, `throttle` (bits), `temperature`, `memory_temperature`, `recovery_action`,
+    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`.
+    """
+    asked = Asked(library, index)
+    asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))
+    del asked.facts["handle"]
+    if asked.handle is None:
+        return asked
+    # The UUID first: from here on every breadcrumb names it.
+    asked.ask("uuid", ("nvmlDeviceGetUUID", ()))
+    asked.ask("bus_id", ("nvmlDeviceGetPciInfo", ()), read=lambda pci: kernel_bus_id(pci.busId))
+    asked.ask("name", ("nvmlDeviceGetName", ()))
+    asked.facts["numa"] = _numa(root, asked.facts["bus_id"])
+    # The first of these is to go with CUDA 14.
+    both = ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV")
+    asked.ask("temperature", *((function, (0,)) for function in both))
+    for field, way in _NUMBERS.items():
+        asked.ask(field, way)
+    asked.ask(
+        "memory",
+        ("nvmlDeviceGetMemoryInfo", ()),
+        read=lambda seen: {"total": seen.total, "used": seen.used},
+    )
+    asked.ask(
+        "processes",
+        *((f"nvmlDeviceGetComputeRunningProcesses{of}", ()) for of in ("", "_v3", "_v2")),
+        read=lambda seen: [_process(root, one) for one in seen],
+    )
+    asked.ask("ecc", ("nvmlDeviceGetEccMode", ()), read=list)
+    asked.ask("mig", ("nvmlDeviceGetMigMode", ()), read=list)
+    asked.ask(
+        "remapped",
+        ("nvmlDeviceGetRemappedRows", ()),
+        read=lambda rows: dict(
+            zip(("corrected", "uncorrected", "pending", "failed"), rows, strict=True)
+        ),
+    )
+    asked.ask(
+        "banks_without_spare",
+        ("nvmlDeviceGetRowRemapperHistogram", ()),
+        read=lambda seen: seen.none,
+    )
+    _sram(library, asked)
+    by_single = asked.ask("retired_pages", ("nvmlDeviceGetRetiredPages", (0,)), read=len)
+    if by_single is not None:
+        by_double = asked.ask("retired_pages", ("nvmlDeviceGetRetiredPages", (1,)), read=len)
+        asked.facts["retired_pages"] = by_single + (by_double or 0)
+    asked.ask(
+        "throttle",
+        ("nvmlDeviceGetCurrentClocksEventReasons", ()),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", ()),
+    )
+    _recovery(library, asked)
+    _field(library, asked, "memory_temperature", "NVML_FI_DEV_MEMORY_TEMP")
+    _nvlinks(asked, int(getattr(library.nvml, "NVML_NVLINK_MAX_LINKS", 18)))
+    _fabric(library, asked)
+    return asked
+
+
+def kernel_bus_id(text: str) -> str:
+    """`00000000:1B:00.0`, as NVML writes it, is `0000:1b:00.0` in sysfs and the kernel log."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _numa(root: Path, bus_id: str | None) -> int | None:
+    try:
+        return int((root / f"sys/bus/pci/devices/{bus_id}/numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _process(root: Path, seen: Any) -> dict[str, Any]:
+    """Its name is None where it lives in another PID namespace."""
+    try:
+        comm = root / f"proc/{seen.pid}/comm"
+        name: str | None = comm.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        name = None
+    return {"pid": seen.pid, "bytes": seen.usedGpuMemory, "name": name}
+
+
+def _field(
+    library: Library,
+    asked: Asked,
+    name: str,
+    constant: str,
+    read: Callable[[int], Any] = lambda value: value,
+) -> None:
+    """What has no function of its own, but a number of a field."""
+    number = getattr(library.nvml, constant, None)
+    ways = () if number is None else (("nvmlDeviceGetFieldValues", ([number],)),)
+    asked.ask(
+        name,
+        *ways,
+        read=lambda values: None if values[0].nvmlReturn else read(values[0].value.uiVal),
+    )
+
+
+def _recovery(library: Library, asked: Asked) -> None:
+    """What the driver itself asks for, by name; drivers before 570 do not say."""
+    names = {
+        value: name.removeprefix(_RECOVERY)
+        for name, value in vars(library.nvml).items()
+        if name.startswith(_RECOVERY)
+    }
+    _field(library, asked, "recovery_action", _RECOVERY_FIELD, names.get)
+
+
+def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
+    """A structure that the driver fills in.
+
+    Raises:
+        Refused: the driver does not.
+        AttributeError: the bindings are older than the structure.
+    """
+    made = getattr(library.nvml, kind)()
+    asked.value(function, ctypes.byref(made))
+    return made
+
+
+def _sram(library: Library, asked: Asked) -> None:
+    """Whether caches had more errors than they may have; only root is told."""
+    field = "sram_threshold_exceeded"
+    try:
+        seen = _filled(
+            library, asked, "nvmlDeviceGetSramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t"
+        )
+        asked.facts[field] = seen.bThresholdExceeded
+    except AttributeError:
+        asked.refuse(field, ABSENT)
+    except Refused as refused:
+        asked.refuse(field, refused.name)
+
+
+def _nvlinks(asked: Asked, most: int) -> None:
+    """Link by link, until the driver says that there is no such link."""
+    states: list[int] = []
+    errors = dict.fromkeys(_COUNTERS, 0)
+    counted = False
+    for link in range(most):
+        try:
+            states.append(asked.value("nvmlDeviceGetNvLinkState", link))
+        except Refused as refused:
+            if link and refused.name == "NOT_SUPPORTED":  # one that this model does not use
+                continue
+            if not link:
+                asked.refuse("nvlinks", refused.name)
+            break
+        for name, counter in _COUNTERS.items() if states[-1] else ():
+            with contextlib.suppress(Refused):
+                errors[name] += asked.value("nvmlDeviceGetNvLinkErrorCounter", link, counter)
+                counted = True
+    asked.facts["nvlinks"] = states
+    asked.facts["nvlink_errors"] = errors if counted else None
+
+
+def _fabric(library: Library, asked: Asked) -> None:
+    """State of this GPU in the NVLink fabric: `{state, status, degraded, health_mask}`.
+
+    The structure has grown with the driver; of an older one, the last two are None.
+    """
+    found = None
+    for function, kind in (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    ):
+        try:
+            found = _filled(library, asked, function, kind)
+            break
+        except (Refused, AttributeError):
+            continue
+    asked.facts["fabric"] = None
+    if found is not None:
+        state = found.state
+        mask = getattr(found, "healthMask", None)
+        asked.facts["fabric"] = {
+            "state": _FABRIC[state] if state < len(_FABRIC) else str(state),
+            "status": found.status,
+            "degraded": None if mask is None else mask & 3 == 1,
+            "health_mask": mask,
+        }

@@ -1,0 +1,222 @@
+"""The state of all GPUs of this host, as facts. Touches the driver: for a probe child only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import Skip, Untested
+from nccl_doctor.toolkit.apart import Ended, each_apart
+from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.gpu.nvml import LOST, Crumb, Refused, read_pairs, read_system, start
+
+from .fabric_manager import read_fabric_manager
+from .fields import read_gpu
+from .kernel_log import read_kernel_log
+from .trouble import is_readable
+
+MOST_GPUS = 64
+_RESERVE_S = 6.0
+"""Of the deadline: for pairs of GPUs, for the kernel log, and for reporting."""
+_LEAST_PAIRS_S = 3.0
+_AFTER_PAIRS_S = 3.0
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+def gather_gpus(
+    crumb: Crumb, root: Path = Path("/"), left: Callable[[], float] = lambda: float("inf")
+) -> dict[str, Any]:
+    """Everything that the rules of `health`, `hostwide` and `drift` read.
+
+    Each GPU is asked by a process of its own: one whose driver never answers is `wedged`, and the
+    others are described all the same.
+
+    Args:
+        crumb: told each call before it is made.
+        root: folder in which `dev`, `proc`, `sys` and `var` lie.
+        left: seconds until this process is killed.
+
+    Returns: `error`: None, or `{call, name}` of the call without which nothing can be read;
+    `on_pci`: NVIDIA GPUs that the kernel sees on the bus and that no other driver has;
+    `driver`, `nvml`, `cuda`, `count` of `read_system`; `gpus`, those of `read_gpu` in the order of
+    NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`,
+    or of one at whose answers this raised, the same and `raised`: `{call, how}`; `p2p`, `nearest`
+    and `pairs_refused` of `read_pairs`, with `pairs_error`: None, or `{call, name}` of what kept
+    pairs from being asked for; `kernel_log` of `read_kernel_log`; `fabric_manager` of
+    `read_fabric_manager`; `own`: process ids of this examination.
+
+    Raises:
+        Skip: there is no NVIDIA GPU, or nothing to read it by.
+        Untested: the library refuses, for a reason that is not the GPUs'.
+    """
+    on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
+    facts: dict[str, Any] = {
+        "error": None,
+        "on_pci": on_pci,
+        "driver": on_host["driver"],
+        "nvml": None,
+        "cuda": None,
+        "count": 0,
+        "gpus": [],
+        "p2p": {},
+        "nearest": {},
+        "pairs_refused": {},
+        "pairs_error": None,
+        "own": [],
+    }
+    # For ever: then this process misses its own deadline, and says with which call.
+    (system,) = each_apart([_system], float("inf"), crumb)
+    if system.raised:
+        raise RuntimeError(system.raised)
+    error = _error(system)
+    if error is None:
+        facts |= system.value["system"]
+        if not facts["count"]:
+            raise Skip("the NVIDIA driver shows no GPU here")
+        facts |= _all(min(facts["count"], MOST_GPUS), root, crumb, left)
+    elif error["name"] == _NO_BINDINGS:
+        raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))
+    else:
+        _give_up(error, on_host, on_pci)
+        facts["error"] = error
+    return {
+        **facts,
+        "kernel_log": read_kernel_log(root, crumb),
+        "fabric_manager": read_fabric_manager(root, crumb),
+    }
+
+
+_NO_BINDINGS = "no bindings"
+
+
+def _system(crumb: Crumb) -> dict[str, Any]:
+    try:
+        return {"system": read_system(start(crumb))}
+    except ImportError:
+        return {"error": {"call": "import pynvml", "name": _NO_BINDINGS}}
+    except Refused as refused:
+        return {"error": {"call": refused.call, "name": refused.name}}
+
+
+def _error(system: Ended) -> dict[str, str] | None:
+    if system.how:
+        return {"call": str(system.crumb.get("call", "nvmlInit")), "name": system.how}
+    error: dict[str, str] | None = system.value.get("error")
+    return error
+
+
+def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dict[str, Any]:
+    works = [partial(_one, index, root) for index in range(count)]
+    limit_s = max(1.0, left() - _RESERVE_S)
+    all_ended = each_apart(works, limit_s, crumb)
+    if all(ended.raised for ended in all_ended):
+        raise RuntimeError(all_ended[0].raised)  # it has nothing to do with one of them
+    gpus = [
+        _without_answer(index, ended) if ended.how else ended.value
+        for index, ended in enumerate(all_ended)
+    ]
+    readable = [gpu for gpu in gpus if is_readable(gpu)]
+    pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
+    own = sorted(pid for pid in pids if _is_own(pid, root))
+    # Whoever asks for pairs has to wake all GPUs again, where persistence mode is off.
+    limit_s = max(_LEAST_PAIRS_S, left() - _AFTER_PAIRS_S)
+    pairs = each_apart([partial(_pairs, readable)] if len(readable) > 1 else [], limit_s, crumb)
+    return {"gpus": gpus, "own": own, **(_ended_pairs(pairs[0]) if pairs else {})}
+
+
+def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
+    try:
+        library = start(crumb)
+    except Refused as refused:
+        lost = refused.name == LOST
+        return {"index": index, "lost": lost, "refused": {refused.name: ["handle"]}}
+    return read_gpu(library, index, root).facts
+
+
+def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
+    """What is known of a GPU whose process did not return, or raised."""
+    told = str(ended.crumb.get("device", ""))
+    uuid = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
+    known = {"index": index, **uuid, "lost": False, "refused": {}}
+    call = str(ended.crumb.get("call", "the driver"))
+    if ended.raised:
+        return {**known, "raised": {"call": call, "how": ended.how}}
+    how = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
+    return {**known, "wedged": {"call": call, **how}}
+
+
+def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
+    try:
+        return dict(read_pairs(start(crumb), gpus))
+    except Refused as refused:
+        return {"pairs_error": {"call": refused.call, "name": refused.name}}
+
+
+def _ended_pairs(ended: Ended) -> dict[str, Any]:
+    if not ended.how:
+        return dict(ended.value)
+    call = str(ended.crumb.get("call", "the driver"))
+    return {"pairs_error": {"call": call, "name": ended.how}}
+
+
+def _nothing(on_host: Mapping[str, Any], reason: str) -> str:
+    if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
+        return "AMD GPUs: their state (amdsmi) is not examined, only that of NVIDIA's"
+    return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
+
+
+def _give_up(error: Mapping[str, str], on_host: Mapping[str, Any], on_pci: int) -> None:
+    """Raise where the refusal says nothing about the health of a GPU."""
+    name = error["name"]
+    if name == "LIBRARY_NOT_FOUND":
+        reason = "libnvidia-ml.so.1 is not here"
+        if on_host["nodes"]:
+            reason += " (in a container: NVIDIA_DRIVER_CAPABILITIES=all, or add utility)"
+        raise Skip(_nothing(on_host, reason))
+    if name == "DRIVER_NOT_LOADED" and (on_host["driver"] or not on_pci):
+        # Loaded, but without device files: a container that was given no GPU.
+        raise Skip(_nothing(on_host, "the NVIDIA driver is not to be reached from here"))
+    if name == "LIB_RM_VERSION_MISMATCH":
+        raise Untested(
+            f"libnvidia-ml.so.1 is not of the version of the kernel driver {on_host['driver']}"
+        )
+    if name in ("NO_PERMISSION", "FUNCTION_NOT_FOUND"):
+        raise Untested(f"NVML refuses: {error['call']}: {name}")
+
+
+def _on_pci(root: Path) -> Iterator[str]:
+    """Bus ids of NVIDIA GPUs that no other driver has taken, such as vfio-pci for a guest."""
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        try:
+            vendor = (device / "vendor").read_text(encoding="ascii").strip()
+            kind = (device / "class").read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        driver = device / "driver"
+        taken = driver.is_symlink() and os.path.basename(os.readlink(driver)) != "nvidia"
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY) and not taken:
+            yield device.name
+
+
+def _is_own(pid: int, root: Path) -> bool:
+    """Whether a process is a child of the examination, or above this one."""
+    try:
+        comm = root / f"proc/{pid}/comm"
+        if comm.read_text(encoding="utf-8", errors="replace").startswith(OURS):
+            return True
+    except OSError:
+        return False
+    above = os.getpid()
+    for _ in range(64):
+        if above == pid:
+            return True
+        try:
+            stat = (root / f"proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        above = int(stat.rpartition(")")[2].split()[1])
+    return False

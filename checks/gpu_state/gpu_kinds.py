@@ -1,0 +1,123 @@
+"""Kinds of finding about the state of a GPU. Pure."""
+
+from __future__ import annotations
+
+from nccl_doctor.api import Kind, Layer, Severity
+
+GPU_LOST = Kind(
+    "gpu-lost",
+    Layer.DEVICE,
+    "A GPU does not answer any more",
+    "It fell off the PCIe bus, or the driver waits for it for ever; a rank that touches it fails "
+    "or hangs, and CUDA may not start on this host at all.",
+    "Drain the host and power-cycle it; if the GPU is lost again, have it reseated or replaced.",
+    drains=True,
+)
+GPU_BUSY = Kind(
+    "gpu-busy",
+    Layer.DEVICE,
+    "Something else uses the GPU",
+    "Its memory is missing to the job, and whoever shares a GPU is slower; all ranks wait for the "
+    "slowest.",
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv, and end "
+    "what should not be there.",
+    Severity.WARN,
+)
+GPU_THROTTLED = Kind(
+    "gpu-throttled",
+    Layer.DEVICE,
+    "The GPU holds its clocks down",
+    "All ranks wait for the slowest GPU.",
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER; look at fans, airflow and power supplies.",
+    Severity.WARN,
+)
+PCIE_DEGRADED = Kind(
+    "pcie-degraded",
+    Layer.DEVICE,
+    "The PCIe link of a GPU is slower than it can be",
+    "Copies to host memory and to network cards go at a fraction of the speed.",
+    "Reseat the GPU or its riser; nvidia-smi --query-gpu=pci.bus_id,pcie.link.gen.current,"
+    "pcie.link.gen.max,pcie.link.width.current,pcie.link.width.max --format=csv",
+    Severity.WARN,
+)
+NVLINK_DOWN = Kind(
+    "nvlink-down",
+    Layer.DEVICE,
+    "NVLinks of a GPU are down",
+    "NCCL takes the links that are left, or PCIe: all ranks wait for that.",
+    "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
+    "or reboot it.",
+    Severity.WARN,
+)
+NVLINK_ERRORS = Kind(
+    "nvlink-errors",
+    Layer.DEVICE,
+    "NVLinks of a GPU had to recover from errors",
+    "Each recovery stops the link for a moment; a link that does it often is about to fail.",
+    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU looked at.",
+    Severity.WARN,
+)
+CLOCKS_LIMITED = Kind(
+    "gpu-clocks-limited",
+    Layer.DEVICE,
+    "The clocks of a GPU are limited by hand",
+    "All ranks wait for the slowest GPU. A limit that somebody set for a test, or to save power, "
+    "stays until the driver is loaded anew.",
+    "as root: nvidia-smi --reset-gpu-clocks; nvidia-smi --reset-applications-clocks",
+    Severity.WARN,
+)
+P2P_UNAVAILABLE = Kind(
+    "gpu-p2p-unavailable",
+    Layer.DEVICE,
+    "Two GPUs of a host cannot reach each other's memory, where others can",
+    "NCCL sends what goes between them through the memory of the host: all ranks wait for it.",
+    "nvidia-smi topo -p2p r; look at IOMMU and ACS, at the options of the driver's module, and at "
+    "the slots of these GPUs.",
+    Severity.WARN,
+)
+NVSWITCH_ERROR = Kind(
+    "nvswitch-error",
+    Layer.DEVICE,
+    "An NVSwitch had a fatal error",
+    "What goes through it stalls: GPUs of this host hang in their next collective, or NCCL goes "
+    "without NVLink.",
+    "drain the host and reset all its GPUs together (nvidia-smi --gpu-reset), or reboot it; if it "
+    "comes back, have the NVSwitch board looked at.",
+    Severity.WARN,
+    drains=True,
+)
+GPU_VIRTUAL = Kind(
+    "gpu-virtual",
+    Layer.DEVICE,
+    "The GPU is a vGPU",
+    "CUDA's unified memory, which NCCL needs, is off in a vGPU unless it is turned on: NCCL then "
+    "ends with `operation not supported`.",
+    "on the hypervisor: enable_uvm=1 among the plugin parameters of the vGPU",
+    Severity.INFO,
+)
+P2P_UNSUPPORTED = Kind(
+    "gpu-p2p-unsupported",
+    Layer.DEVICE,
+    "GPUs copy directly to each other where NVIDIA's driver has no such way",
+    "The driver is patched, or an early release that was wrong about it: NCCL believes it, and may "
+    "hang in its first collective or add up wrong numbers.",
+    "export NCCL_P2P_DISABLE=1, or install a current driver of NVIDIA's own",
+    Severity.WARN,
+)
+PERSISTENCE_OFF = Kind(
+    "gpu-persistence-off",
+    Layer.DEVICE,
+    "GPUs are put to sleep between jobs",
+    "Whoever comes first wakes them, which takes seconds for each; settings that were made by hand "
+    "and error counts are lost whenever nobody uses a GPU.",
+    "systemctl enable --now nvidia-persistenced, or as root: nvidia-smi -pm 1",
+    Severity.INFO,
+)
+STATE_UNREAD = Kind(
+    "gpu-state-unread",
+    Layer.DEVICE,
+    "Some of what GPUs say of themselves could not be read",
+    "A fault that only shows there would not have been seen.",
+    "Run the examination again, on the host itself and as root.",
+    Severity.INFO,
+)

@@ -1,0 +1,267 @@
+"""What the facts of GPUs say about their state. Pure rules, one GPU or one host at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.toolkit.gpu.nvml import LOST
+from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
+
+from .gpu_kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, GPU_VIRTUAL, PCIE_DEGRADED
+from .nvlinks import fabric_troubles, link_troubles
+from .trouble import Gpu, Trouble, is_readable
+from .users import busy_troubles
+from .xid import asks_for_nothing, xid_of
+
+_BROKEN = ("UNKNOWN", "RESET_REQUIRED", "IRQ_ISSUE", "TIMEOUT", "INSUFFICIENT_POWER")
+"""Refusals of a handle that mean a GPU out of order; others mean that it is not ours."""
+_VITAL = {"uuid", "name", "memory", "temperature", "pcie_width"}
+"""What every driver says of every GPU that works."""
+_THROTTLES = {
+    0x40: "the GPU is too hot (hardware)",
+    0x20: "the GPU is too hot (driver)",
+    0x80: "power brake: the power supply asks for less",
+    0x08: "hardware slowdown",
+}
+"""Bits of nvmlClocksEventReason* that no healthy GPU has; a power cap under load is none."""
+_ASKS = {
+    "GPU_RESET": (Severity.FAIL, "nvidia-smi --gpu-reset -i BUS_ID, or reboot the host"),
+    "NODE_REBOOT": (Severity.FAIL, "reboot the host"),
+    "SYSTEM_REBOOT": (Severity.FAIL, "reboot the host"),
+    "BUS_RESET": (Severity.FAIL, "reboot the host, or reset the PCIe bus of the GPU"),
+    "RECOVER_IMEX_DOMAIN": (Severity.FAIL, "restart nvidia-imex on all hosts of the domain"),
+    "DRAIN_P2P": (Severity.WARN, "drain the host and reset the GPUs that use NVLink together"),
+    "DRAIN_AND_RESET": (Severity.WARN, "drain the host, then nvidia-smi --gpu-reset -i BUS_ID"),
+}
+"""What the driver asks for: with the last two the GPU works, at less than its full capacity."""
+_PROHIBITED = 2
+_BY_HAND = 0x02
+"""The bit of nvmlClocksEventReason* for clocks that somebody set (`nvidia-smi -ac` or `-lgc`)."""
+_VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
+_MOST_RETIRED = 60
+"""Retired pages from which on NVIDIA replaces a GPU; 64 is all that there can be."""
+
+
+def troubles_of(
+    gpu: Gpu,
+    others: Sequence[Gpu],
+    xids: Sequence[Mapping[str, Any]],
+    own: Collection[int],
+    ours: int = 0,
+) -> Iterator[Trouble]:
+    """What is wrong with one GPU.
+
+    Args:
+        gpu: the one.
+        others: all GPUs of its host that answer; those of its model are what it is compared with.
+        xids: what the kernel log says of it.
+        own: processes of the examination.
+        ours: bytes that the examination may hold on it.
+    """
+    if gpu["lost"]:
+        yield Trouble(GPU_LOST, f"the driver says {LOST}{_last_words(xids)}")
+        return
+    if gpu.get("wedged"):
+        stuck = gpu["wedged"]
+        state = f", process state {stuck['state']}" if stuck["state"] else ""
+        text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
+        yield Trouble(GPU_LOST, text)
+        return
+    if gpu.get("raised"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"its state is not known: reading the answer to {gpu['raised']['call']} ended in "
+            f"{gpu['raised']['how']}",
+            f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` has what is "
+            "needed to mend nccl-doctor",
+            Severity.WARN,
+            Confidence.POSSIBLE,
+        )
+        return
+    if not is_readable(gpu):
+        broken = [name for name in gpu["refused"] if name in _BROKEN]
+        if broken:
+            yield Trouble(
+                GPU_UNHEALTHY, f"the driver gives no access: {broken[0]}{_last_words(xids)}"
+            )
+        return
+    silent = sorted(_VITAL.intersection(gpu["refused"].get("UNKNOWN", ())))
+    if silent:
+        text = f"the driver answers UNKNOWN for its {', '.join(silent)}"
+        yield Trouble(GPU_UNHEALTHY, f"{text}{_last_words(xids)}")
+    alike = [other for other in others if other["name"] == gpu["name"]]
+    yield from _recovery(gpu)
+    yield from _memory_errors(gpu)
+    yield from _xids(xids)
+    yield from fabric_troubles(gpu)
+    yield from busy_troubles(gpu, own, ours)
+    yield from _throttled(gpu)
+    yield from _clocks(gpu, alike)
+    yield from _power(gpu, alike)
+    yield from _pcie(gpu, alike)
+    yield from link_troubles(gpu, alike)
+
+
+def _last_words(xids: Sequence[Mapping[str, Any]]) -> str:
+    return f"; kernel log: {_in_words(xids[-1])}" if xids else ""
+
+
+def _in_words(seen: Mapping[str, Any]) -> str:
+    row = xid_of(seen["xid"])
+    return f"Xid {seen['xid']}" + (f" ({row.means})" if row else "")
+
+
+def _recovery(gpu: Gpu) -> Iterator[Trouble]:
+    if "RESET_REQUIRED" in gpu["refused"]:
+        severity, fix = _ASKS["GPU_RESET"]
+        yield Trouble(GPU_UNHEALTHY, "the driver says RESET_REQUIRED", fix, severity)
+    elif gpu["recovery_action"] in _ASKS:
+        severity, fix = _ASKS[gpu["recovery_action"]]
+        text = f"the driver asks for {gpu['recovery_action'].lower().replace('_', ' ')}"
+        yield Trouble(GPU_UNHEALTHY, text, fix, severity)
+    if gpu["compute_mode"] == _PROHIBITED:
+        yield Trouble(
+            GPU_UNHEALTHY,
+            "its compute mode is Prohibited: no process may use it",
+            "nvidia-smi -c DEFAULT",
+        )
+    if gpu.get("virtualization") == _VGPU:
+        yield Trouble(GPU_VIRTUAL, "the driver says that it is a vGPU")
+
+
+def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
+    rows = gpu["remapped"] or {"pending": 0, "failed": 0}
+    count, fix = gpu["ecc_uncorrected"] or 0, "nvidia-smi --gpu-reset -i BUS_ID, or reboot the host"
+    pending = bool(rows["pending"] or gpu["retired_pages_pending"])
+    if rows["failed"]:
+        yield Trouble(
+            GPU_UNHEALTHY,
+            "bad memory could not be remapped: no spare rows are left",
+            "drain the host and have the GPU replaced",
+            Severity.FAIL,
+        )
+    elif count and pending:
+        # Bad memory that is still in use, or withheld as whole pages, until a reset.
+        text = f"{count} uncorrected ECC errors, and bad memory in place until a reset"
+        yield Trouble(GPU_UNHEALTHY, text, fix, Severity.FAIL)
+    elif count:
+        text = f"{count} uncorrected ECC errors since the driver was loaded"
+        yield Trouble(GPU_UNHEALTHY, text, f"{fix}; if it comes back, replace", Severity.WARN)
+    elif pending:
+        yield Trouble(
+            GPU_UNHEALTHY, "bad memory is to be remapped at the next reset", fix, Severity.WARN
+        )
+    elif gpu.get("banks_without_spare"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"{gpu['banks_without_spare']} banks of its memory have no spare row left: the next "
+            "bad row there cannot be remapped",
+            "keep an eye on it: nvidia-smi -q -d ROW_REMAPPER",
+            Severity.INFO,
+        )
+    if gpu.get("sram_threshold_exceeded"):
+        yield Trouble(
+            GPU_UNHEALTHY,
+            "the driver says that its SRAM had more uncorrectable errors than it may have",
+            "drain the host, run NVIDIA's field diagnostic, and have the GPU replaced if it fails",
+            Severity.WARN,
+        )
+    if (gpu["retired_pages"] or 0) >= _MOST_RETIRED:
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"{gpu['retired_pages']} pages of its memory are retired",
+            "have the GPU replaced",
+            Severity.WARN,
+        )
+
+
+def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
+    """Of a GPU that answers: it may have been reset since, so nobody can be certain."""
+    for seen in xids:
+        row = xid_of(seen["xid"])
+        if row is None or row.severity is Severity.INFO or asks_for_nothing(seen):
+            continue
+        yield Trouble(
+            GPU_UNHEALTHY,
+            f"kernel log: {_in_words(seen)}",
+            row.fix,
+            Severity.WARN,
+            Confidence.LIKELY,
+        )
+
+
+def _throttled(gpu: Gpu) -> Iterator[Trouble]:
+    reasons = [text for bit, text in _THROTTLES.items() if (gpu["throttle"] or 0) & bit]
+    if len(reasons) > 1:
+        reasons = [text for text in reasons if text != _THROTTLES[0x08]]  # it only sums them up
+    if not reasons:
+        reasons = list(_heat(gpu))
+    if reasons:
+        yield Trouble(GPU_THROTTLED, "; ".join(reasons))
+
+
+def _heat(gpu: Gpu) -> Iterator[str]:
+    """By the margin where the driver tells it: from Ada on, thresholds are on their way out."""
+    margin, hot, limit = (
+        gpu.get(name) for name in ("margin_temperature", "temperature", "slowdown_temperature")
+    )
+    if margin is not None:
+        if margin < 0:
+            yield f"the GPU is {-margin} °C above what it may have"
+    elif hot is not None and limit and hot >= limit:
+        yield "the GPU is too hot"
+    hot, limit = gpu.get("memory_temperature"), gpu.get("memory_max_temperature")
+    if hot and limit and hot >= limit:
+        yield f"its memory is too hot ({hot} of {limit} °C)"
+
+
+def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """Limits that somebody set. Locked clocks cannot be asked for: the driver only says that it
+    holds to some, and on some models always; so that counts only against its peers.
+    """
+    set_lower = []
+    for name, words in (("sm", "SM"), ("memory", "memory")):
+        now, usual = gpu.get(f"set_{name}_clock_mhz"), gpu.get(f"default_{name}_clock_mhz")
+        most = gpu[f"max_{name}_clock_mhz"]
+        if now and usual and now < usual:
+            set_lower.append(f"{words} clock at most {now} of {most or usual} MHz")
+    if set_lower:
+        yield Trouble(CLOCKS_LIMITED, f"applications clocks: {', '.join(set_lower)}")
+    elif (gpu["throttle"] or 0) & _BY_HAND:
+        held = [other for other in alike if (other["throttle"] or 0) & _BY_HAND]
+        if 2 * len(held) < len(alike):
+            yield Trouble(
+                CLOCKS_LIMITED,
+                "the driver holds to clocks that somebody set, unlike on most GPUs of the host",
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """A limit that all have alike is most often meant; one GPU's own is said by `drift`."""
+    now, usual = gpu["power_limit_mw"], gpu.get("default_power_limit_mw")
+    if now and usual and now < usual and all(other["power_limit_mw"] == now for other in alike):
+        yield Trouble(
+            CLOCKS_LIMITED,
+            f"power limit {now / 1000:g} W, by default {usual / 1000:g} W",
+            f"if it is not meant, as root: nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
+            Severity.INFO,
+        )
+
+
+def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    width, widest = gpu["pcie_width"], gpu["max_pcie_width"]
+    if width and widest and width < widest:
+        yield Trouble(PCIE_DEGRADED, f"x{width} of x{widest} lanes")
+    # An idle GPU may lower its generation to save power: it counts only against its peers.
+    now, most = gpu["pcie_generation"], gpu["max_pcie_generation"]
+    faster = [other for other in alike if (other["pcie_generation"] or 0) > (now or 0)]
+    if now and most and now < most and 2 * len(faster) > len(alike):
+        yield Trouble(
+            PCIE_DEGRADED,
+            f"generation {now} of {most}, where most GPUs of the host run at "
+            f"{max(other['pcie_generation'] for other in faster)}",
+            confidence=Confidence.LIKELY,
+        )

@@ -1,0 +1,288 @@
+"""What is wrong between the GPUs of one host: pairs, NVSwitches, the fabric manager. Pure."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.api import Confidence, Kind, Severity
+from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
+from nccl_doctor.toolkit.tables import read_table
+
+from .drift import NEAREST
+from .gpu_kinds import (
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
+)
+from .trouble import is_readable
+
+_WHY = {
+    "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it
+    "CHIPSET_NOT_SUPPORTED": "the chipset does not support it",
+    "GPU_NOT_SUPPORTED": "the GPU does not support it",
+    "IOH_TOPOLOGY_NOT_SUPPORTED": "the link between the sockets does not support it",
+    "DISABLED_BY_REGKEY": "an option of the driver's module turns it off",
+    "NOT_SUPPORTED": "it is not supported",
+    "UNKNOWN": "unknown",
+}
+_DAY_S, _HOUR_S = 86_400, 3_600
+
+
+@dataclass(frozen=True)
+class Between:
+    """One thing that is wrong on a host.
+
+    `gpus` are indices of the GPUs concerned, `pairs` those of which two of them; `devices` are
+    names of what is no GPU.
+    """
+
+    kind: Kind
+    text: str
+    gpus: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    devices: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: Confidence = Confidence.CERTAIN
+
+
+@dataclass(frozen=True)
+class Copying:
+    """What is known of direct copies: indices of the GPUs that ranks use, pairs of them between
+    which a copy was made, and those where it did not arrive as it was sent.
+    """
+
+    used: frozenset[int]
+    made: frozenset[tuple[int, int]]
+    bad: frozenset[tuple[int, int]]
+
+
+def troubles_between(
+    facts: Mapping[str, Any],
+    *,
+    cuda_starts: bool,
+    hints: Sequence[str],
+    copying: Copying | None = None,
+) -> Iterator[Between]:
+    """What is wrong on one host beside its single GPUs.
+
+    Args:
+        facts: of `gather_gpus`.
+        cuda_starts: whether a rank of the host uses a GPU all the same.
+        hints: clauses that may explain why GPUs do not reach each other.
+        copying: what NCCL would copy directly; None where it would not.
+    """
+    yield from _unread(facts)
+    yield from _unreachable(facts, hints)
+    if copying is not None:
+        yield from _unsupported(facts, copying)
+    yield from _asleep(facts)
+    yield from _switches(facts["kernel_log"].get("sxids", ()))
+    yield from _fabric_manager(facts, cuda_starts)
+
+
+# Pairs --------------------------------------------------------------------------------------------
+
+
+def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Between]:
+    """Pairs that cannot, where most pairs that are as near each other can."""
+    why = {_pair(pair): reason for reason, pairs in facts["p2p"].items() for pair in pairs}
+    bad: dict[tuple[int, int], str] = {}
+    for level, pairs in facts["nearest"].items():
+        known = [pair for pair in map(_pair, pairs) if pair in why]
+        cannot = [pair for pair in known if why[pair] != "OK"]
+        if 2 * len(cannot) < len(known):
+            bad |= dict.fromkeys(cannot, level)
+    # One GPU that reaches none of the others is the culprit, not each of its pairs.
+    every = {index for pair in why for index in pair}
+    alone = [
+        index
+        for index in sorted(every)
+        if len(every) > 2 and all(pair in bad for pair in why if index in pair)
+    ]
+    if alone:
+        pairs = [pair for pair in bad if set(pair) & set(alone)]
+        who = _listed("GPU", alone)
+        yield _cannot(f"{who}: no other GPU of the host", pairs, why, hints, tuple(alone))
+    left = [pair for pair in bad if not set(pair) & set(alone)]
+    by_level: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for pair in left:
+        by_level[bad[pair]].append(pair)
+    for level, pairs in by_level.items():
+        who = ", ".join(f"GPU {one} and GPU {other}" for one, other in pairs[:8])
+        who += f", and {len(pairs) - 8} more pairs" if len(pairs) > 8 else ""
+        near = NEAREST.get(level, level)
+        gpus = tuple(sorted({index for pair in pairs for index in pair}))
+        yield _cannot(f"{who}, where most pairs {near} can", pairs, why, hints, gpus)
+
+
+def _cannot(
+    who: str,
+    pairs: Sequence[tuple[int, int]],
+    why: Mapping[tuple[int, int], str],
+    hints: Sequence[str],
+    gpus: tuple[int, ...],
+) -> Between:
+    reasons = sorted({_WHY.get(why[pair], why[pair]) for pair in pairs})
+    return Between(
+        P2P_UNAVAILABLE,
+        "; ".join([f"{who} (the driver: {', '.join(reasons)})", *hints]),
+        gpus,
+        tuple(pairs),
+        evidence={"pairs": [list(pair) for pair in pairs]},
+    )
+
+
+def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between]:
+    """Pairs that reach each other over PCIe where NVIDIA's driver has no such way."""
+    boards = {
+        gpu["index"]: gpu["name"]
+        for gpu in facts["gpus"]
+        if gpu["index"] in copying.used and _is_without(gpu)
+    }
+    able = [_pair(pair) for pair in facts["p2p"].get("OK", ())]
+    pairs = [pair for pair in able if set(pair) <= set(boards)]
+    if not pairs:
+        return
+    gpus = tuple(sorted({index for pair in pairs for index in pair}))
+    models = ", ".join(sorted({str(boards[index]) for index in gpus}))
+    text = f"{models}: the driver says that {len(pairs)} "
+    text += "pair reaches" if len(pairs) == 1 else "pairs reach"
+    text += " each other's memory over PCIe, and NVIDIA's own has no such way"
+    tried = copying.made & set(pairs)
+    arrived = bool(tried) and not copying.bad & set(pairs)
+    yield Between(
+        P2P_UNSUPPORTED,
+        text + ("; what was sent between neighbours arrived" if arrived else ""),
+        gpus,
+        tuple(pairs),
+        evidence={"pairs": [list(pair) for pair in pairs], "tried": sorted(map(list, tried))},
+        severity=Severity.INFO if arrived else None,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _is_without(gpu: Mapping[str, Any]) -> bool:
+    """Whether it is in the table of those without P2P over PCIe, and has no NVLink."""
+    if not is_readable(gpu) or not gpu["name"] or sum(gpu["nvlinks"]):
+        return False
+    return any(name.fullmatch(gpu["name"]) for name in _without())
+
+
+@functools.cache
+def _without() -> tuple[re.Pattern[str], ...]:
+    rows = read_table(__package__, "p2p.toml")["gpu"]
+    return tuple(re.compile(row["name"]) for row in rows)
+
+
+def _pair(pair: Sequence[int]) -> tuple[int, int]:
+    return min(pair), max(pair)
+
+
+def _listed(noun: str, numbers: Iterable[int]) -> str:
+    return ", ".join(f"{noun} {number}" for number in numbers)
+
+
+# What was not read, and what sleeps ---------------------------------------------------------------
+
+_ASKED = {
+    "p2p": "which GPUs reach each other's memory",
+    "nearest": "how near GPUs are to each other",
+}
+
+
+def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
+    """What the rules never got to see."""
+    gaps, fixes = [], []
+    log = facts["kernel_log"]
+    if log["source"] is None:
+        first = str(log["reason"]).split("; ", 1)[0]
+        gaps.append(f"the kernel log ({first}), and with it Xids and SXids")
+        fixes.append(
+            "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, let it "
+            "read /dev/kmsg"
+        )
+    error = facts.get("pairs_error")
+    if error:
+        gaps.append(f"{_ASKED['p2p']} ({error['call']}: {error['name']})")
+    for field_name, refused in (facts.get("pairs_refused") or {}).items():
+        for name, count in refused.items():
+            if name != "NOT_SUPPORTED":  # a driver without that call: then nothing is amiss
+                pairs = f"{count} {'pair' if count == 1 else 'pairs'}"
+                gaps.append(f"{_ASKED.get(field_name, field_name)} ({pairs}: {name})")
+    if gaps:
+        yield Between(STATE_UNREAD, "; ".join(gaps), fix="; ".join(fixes))
+
+
+def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
+    """Where only some do, that is said where GPUs are compared."""
+    modes = [gpu["persistence"] for gpu in facts["gpus"] if is_readable(gpu)]
+    if len(modes) > 1 and not any(mode != 0 for mode in modes):
+        yield Between(PERSISTENCE_OFF, f"persistence mode is off on all {len(modes)} GPUs")
+
+
+# NVSwitches ---------------------------------------------------------------------------------------
+
+
+def _switches(sxids: Sequence[Mapping[str, Any]]) -> Iterator[Between]:
+    """Fatal errors; they may be older than a reset, so nobody can be certain."""
+    fatal = [seen for seen in sxids if seen["fatal"]]
+    if not fatal:
+        return
+    words = [_in_words(seen) for seen in fatal[-4:]]
+    words += [f"and {len(fatal) - 4} more"] if len(fatal) > 4 else []
+    yield Between(
+        NVSWITCH_ERROR,
+        f"kernel log: {'; '.join(words)}",
+        devices=tuple(sorted({str(seen["bus"]) for seen in fatal})),
+        evidence={"sxids": [dict(seen) for seen in fatal]},
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _in_words(seen: Mapping[str, Any]) -> str:
+    link = "" if seen["link"] is None else f" on link {seen['link']}"
+    times = f", {seen['count']} times" if seen["count"] > 1 else ""
+    ago = "" if seen["age_s"] is None else f", {_age(seen['age_s'])} ago"
+    said = f": {seen['text']}" if seen["text"] else ""
+    return f"SXid {seen['sxid']} of NVSwitch {seen['switch']}{link}{said}{times}{ago}"
+
+
+def _age(seconds: int) -> str:
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds // _DAY_S} days"
+    return f"{seconds // _HOUR_S} h" if seconds >= _HOUR_S else f"{seconds // 60} min"
+
+
+# The fabric manager -------------------------------------------------------------------------------
+
+
+def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Between]:
+    seen = facts.get("fabric_manager") or {"switches": 0}
+    if not seen["switches"] or seen["running"]:
+        return
+    severity = Severity.WARN if cuda_starts else None
+    # What the log says of another driver was so before an upgrade.
+    if seen["misfit"] and seen["misfit"][1] == facts["driver"]:
+        its, driver = seen["misfit"]
+        yield Between(
+            FABRIC_MANAGER_DOWN,
+            f"fabric manager {its} does not fit driver {driver}, and did not start",
+            fix=f"install fabric manager {driver}, and systemctl restart nvidia-fabricmanager",
+            severity=severity,
+        )
+    elif seen["running"] is False:
+        yield Between(
+            FABRIC_MANAGER_DOWN,
+            f"{seen['switches']} NVSwitches, and no process nv-fabricmanager",
+            severity=severity,
+            confidence=Confidence.LIKELY,
+        )

@@ -1,0 +1,124 @@
+"""What is wrong with the NVLinks of one GPU, or with its place in their fabric. Pure.
+
+Source: NVML API reference, "Fabric definitions" and "NvLink Methods".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
+
+from .gpu_kinds import NVLINK_DOWN, NVLINK_ERRORS
+from .trouble import Gpu, Trouble
+
+_TRUE = 1
+"""Of the fields of two bits of NVML_GPU_FABRIC_HEALTH_MASK_*; 2 is false, 0 not supported."""
+_ROUTE_RECOVERY, _ROUTE_UNHEALTHY, _TIMEOUT_RECOVERY = 2, 4, 6
+"""By how many bits they are shifted."""
+_CONFIGURATION = 8
+_WELL = (0, 1)  # not supported, none
+_INCORRECT = {
+    2: "its SysGUID is not the one that is expected",
+    3: "its chassis serial number is not the one that is expected",
+    4: "the GPU is in no partition",
+    5: "too few NVLinks",
+    6: "the firmware of the GPU does not fit",
+    7: "its location is not valid",
+    8: "the state of the GPU is not valid",
+}
+"""NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_* in words."""
+_WAIT = "wait until `nvidia-smi -q` shows that it is over; if it lasts, reset the GPU"
+_MANY, _TIMES = 1000, 10
+"""Errors that a healthy link has not, and by how much more than on any other GPU of the host."""
+_COUNTED = {"crc_flit": "CRC errors", "replay": "replays"}
+
+
+def fabric_troubles(gpu: Gpu) -> Iterator[Trouble]:
+    """Its registration with the NVLink fabric, and what the fabric says of its health."""
+    seen = gpu["fabric"]
+    if not seen or seen["state"] == "NOT_SUPPORTED":
+        return
+    mask = seen.get("health_mask") or 0
+    incorrect = _incorrect(mask)
+    if seen["state"] != "COMPLETED":
+        words = seen["state"].lower().replace("_", " ")
+        why = f"; {incorrect}" if incorrect else ""
+        yield Trouble(FABRIC_MANAGER_DOWN, f"registration with the NVLink fabric: {words}{why}")
+    elif seen["status"]:
+        text = f"registration with the NVLink fabric failed (status {seen['status']})"
+        yield Trouble(FABRIC_MANAGER_DOWN, text)
+    else:
+        yield from _health(seen, mask, incorrect)
+
+
+def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trouble]:
+    """Of a GPU that is registered."""
+    if incorrect:
+        text = f"the NVLink fabric is not set up for this GPU: {incorrect}"
+        yield Trouble(FABRIC_MANAGER_DOWN, text, severity=Severity.WARN)
+    if seen["degraded"]:
+        yield Trouble(NVLINK_DOWN, "the NVLink fabric gives this GPU less bandwidth")
+    if mask >> _ROUTE_UNHEALTHY & 3 == _TRUE:
+        yield Trouble(NVLINK_DOWN, "the NVLink fabric calls the routes of this GPU unhealthy")
+    for shift, words in (
+        (_ROUTE_RECOVERY, "recovers routes of this GPU"),
+        (_TIMEOUT_RECOVERY, "recovers from an access that timed out on this GPU"),
+    ):
+        if mask >> shift & 3 == _TRUE:
+            yield Trouble(NVLINK_DOWN, f"the NVLink fabric {words} at the moment", _WAIT)
+
+
+def _incorrect(mask: int) -> str:
+    number = mask >> _CONFIGURATION & 0xF
+    return "" if number in _WELL else _INCORRECT.get(number, f"incorrect configuration {number}")
+
+
+def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """Links that are down, and links with errors.
+
+    Args:
+        gpu: the one.
+        alike: GPUs of its host of the same model, itself among them.
+    """
+    states = gpu["nvlinks"]
+    up, usual = sum(states), max(sum(other["nvlinks"]) for other in alike)
+    fabric = (gpu["fabric"] or {}).get("state")
+    if up < usual:
+        down = len(states) - up
+        of_switch = fabric not in (None, "NOT_SUPPORTED")
+        yield Trouble(
+            NVLINK_DOWN,
+            f"{up} NVLinks are up, {usual} on another GPU of the host"
+            + (f" ({down} are down)" if down else ""),
+            # Bridges join some GPUs of a host and leave others without any.
+            confidence=Confidence.CERTAIN if up or of_switch else Confidence.POSSIBLE,
+        )
+    elif 0 < up < len(states) and fabric == "COMPLETED" and not _is_of_model(gpu, alike):
+        # All of them lead to switches. A guest with one GPU may have been given none.
+        text = f"{up} of {len(states)} NVLinks are up"
+        yield Trouble(NVLINK_DOWN, text, confidence=Confidence.LIKELY)
+    yield from _errors(gpu, alike)
+
+
+def _is_of_model(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
+    """Whether all of a model have the same links, and no more: some are sold with fewer."""
+    return len(alike) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in alike)
+
+
+def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    mine = gpu["nvlink_errors"] or {}
+    if mine.get("recovery"):
+        yield Trouble(NVLINK_ERRORS, f"its NVLinks recovered {mine['recovery']} times")
+        return
+    others = [other["nvlink_errors"] for other in alike if other is not gpu]
+    others = [counts for counts in others if counts]
+    if len(others) < 2:
+        return  # links correct errors by themselves: only what is far from usual says anything
+    for name, words in _COUNTED.items():
+        most = max(counts.get(name, 0) for counts in others)
+        if mine.get(name, 0) >= max(_MANY, _TIMES * most):
+            text = f"its NVLinks counted {mine[name]} {words}, at most {most} on another GPU of "
+            yield Trouble(NVLINK_ERRORS, f"{text}the host", "", Severity.INFO, Confidence.LIKELY)

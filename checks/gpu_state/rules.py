@@ -1,0 +1,270 @@
+"""From the facts of all hosts to findings about their GPUs. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Finding,
+    Host,
+    OutcomeStatus,
+    Severity,
+    Where,
+)
+from nccl_doctor.toolkit.fabric.between import in_the_way
+from nccl_doctor.toolkit.gpu.lost import ended_in_driver
+from nccl_doctor.toolkit.gpu.nvml import device_name
+from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
+
+from .drift import across_hosts, within_host
+from .gpu_kinds import (
+    CLOCKS_LIMITED,
+    GPU_BUSY,
+    GPU_LOST,
+    GPU_THROTTLED,
+    GPU_VIRTUAL,
+    NVLINK_DOWN,
+    NVLINK_ERRORS,
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
+    PCIE_DEGRADED,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
+)
+from .health import troubles_of
+from .host_wide import Between, Copying, troubles_between
+from .trouble import Trouble, is_readable
+from .users import Users, facts_on, held_by_us, users_of
+
+CHECK = "gpu_state"
+"""Name of the check whose facts these are."""
+GPU_STATE_KINDS = (
+    GPU_LOST,
+    GPU_UNHEALTHY,
+    FABRIC_MANAGER_DOWN,
+    GPU_BUSY,
+    GPU_THROTTLED,
+    CLOCKS_LIMITED,
+    PCIE_DEGRADED,
+    NVLINK_DOWN,
+    NVLINK_ERRORS,
+    NVSWITCH_ERROR,
+    P2P_UNAVAILABLE,
+    P2P_UNSUPPORTED,
+    GPU_VIRTUAL,
+    PERSISTENCE_OFF,
+    STATE_UNREAD,
+    GPU_DIFFERS,
+)
+_SYSTEM_NOT_READY = 802  # CUresult: the fabric manager has not set NVSwitch up
+
+
+def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
+    """Every host alone, then hosts against each other."""
+    hosts: dict[int, Mapping[str, Any]] = {}
+    labels: dict[int, Host] = {}
+    for found in (_wedged(cluster), _unread(cluster)):
+        yield from (_weighed(cluster, finding) for finding in found)
+    for rank, facts in cluster.facts(CHECK):
+        hosts[rank.host.id], labels[rank.host.id] = facts, rank.host
+        yield from (_weighed(cluster, found) for found in _of_host(cluster, rank.host, facts))
+    compared = any(facts["devices"] for _, facts in cluster.facts("backend_device"))
+    for drift in across_hosts(hosts, count=not compared):
+        where = Where(hosts=tuple(sorted(labels[key].label for key in drift.places)))
+        yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+
+
+def _weighed(cluster: Cluster, finding: Finding) -> Finding:
+    """A job over gloo starts without its GPUs."""
+    if cluster.backend != "nccl" and finding.level is Severity.FAIL:
+        return finding.replaced(severity=Severity.WARN)
+    return finding
+
+
+def _wedged(cluster: Cluster) -> Iterator[Finding]:
+    cuda_too = {
+        item.rank.host.id
+        for item in cluster.evidence("backend_device", ALONE)
+        if item.outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED)
+    }
+    for item in ended_in_driver(cluster):
+        end, crumb = item.outcome, item.outcome.breadcrumbs[-1]
+        of_gpu = "gpu" in crumb
+        if not of_gpu and item.rank.host.id in cuda_too:
+            continue  # `backend_device` says it, with the ranks
+        how = "did not return" if end.status is OutcomeStatus.HUNG else "killed the process"
+        detail = f", process state {end.state}" if end.state else ""
+        detail += f", {end.signal}" if end.signal else ""
+        gpu = {"index": crumb.get("gpu"), "uuid": crumb.get("device")}
+        yield Finding(
+            GPU_LOST if of_gpu else GPU_UNHEALTHY,
+            f"{crumb['call']} {how}{detail}",
+            _place(users_of(cluster, item.rank.host, ()), item.rank.host, [gpu] if of_gpu else []),
+            {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
+        )
+
+
+def _unread(cluster: Cluster) -> Iterator[Finding]:
+    """The library starts on no GPU at all."""
+    for rank, facts in cluster.facts(CHECK):
+        error = facts["error"]
+        if error is None or _cuda_error(cluster, rank.host) is not None:
+            continue  # `backend_device` says it, by the driver's own error
+        text = f"{error['call']}: {error['name']}"
+        if error["name"] == "DRIVER_NOT_LOADED":
+            number = facts["on_pci"]
+            text = f"{number} NVIDIA GPUs on the PCI bus, and no driver is loaded"
+            fix = "modprobe nvidia, and see `dmesg` for why it was not loaded"
+            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), fix=fix)
+        else:
+            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), dict(error))
+
+
+def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    gpus, log = facts["gpus"], facts["kernel_log"]["xids"]
+    users = users_of(cluster, host, gpus)
+    own = {*facts["own"], *(rank.pid for rank in cluster.ranks_on(host) if rank.pid)}
+    readable = [gpu for gpu in gpus if is_readable(gpu)]
+    cuda = _cuda_error(cluster, host)
+    same: dict[tuple[Trouble, bool], list[Mapping[str, Any]]] = defaultdict(list)
+    between = list(
+        troubles_between(
+            facts,
+            cuda_starts=_cuda_starts(cluster, host),
+            hints=in_the_way(cluster, host),
+            copying=_copying(cluster, host, facts, users),
+        )
+    )
+    for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
+        for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own, ours):
+            # The fabric is the whole host's.
+            foreign = one.kind is not FABRIC_MANAGER_DOWN and users.is_foreign(gpu)
+            same[one, foreign].append(gpu)
+    for (one, foreign), sick in same.items():
+        if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:
+            continue  # `backend_device` says it, with the ranks
+        if one.kind is FABRIC_MANAGER_DOWN and _cuda_starts(cluster, host):
+            # As in a virtual machine that was given one GPU, without its NVLinks.
+            text = f"{one.text}; CUDA starts all the same"
+            one = replace(one, text=text, severity=Severity.WARN, confidence=Confidence.LIKELY)
+        for more in [more for more in between if more.kind is one.kind]:
+            between.remove(more)
+            one = replace(one, text=f"{one.text}; {more.text}", fix=one.fix or more.fix)
+        buses = ",".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
+        found = Finding(
+            one.kind,
+            one.text,
+            _place(users, host, sick),
+            {"gpus": [_evidence(gpu, _xids_of(gpu, gpus, log)) for gpu in sick]},
+            one.fix.replace("BUS_ID", buses),
+            one.severity,
+            one.confidence,
+        )
+        yield _not_ours(found, _unused(sick)) if foreign else found
+    foreign_ones = {gpu["index"] for gpu in gpus if users.is_foreign(gpu)}
+    for trouble in between:
+        found = _finding(users, host, trouble, gpus)
+        apart = all(set(pair) & foreign_ones for pair in trouble.pairs)
+        yield _not_ours(found, "no two ranks use such a pair") if trouble.pairs and apart else found
+    for drift in within_host(gpus):
+        odd = [gpu for gpu in gpus if gpu["index"] in drift.places]
+        found = Finding(GPU_DIFFERS, drift.text, _place(users, host, odd), severity=drift.severity)
+        foreign = foreign_ones.issuperset(drift.places)
+        yield _not_ours(found, _unused(odd)) if foreign else found
+
+
+def _unused(gpus: Sequence[Mapping[str, Any]]) -> str:
+    return f"no rank uses {'this GPU' if len(gpus) == 1 else 'these GPUs'}"
+
+
+def _not_ours(found: Finding, why: str) -> Finding:
+    """What is wrong with a neighbour's GPU is worth knowing, and not ours to mend."""
+    return found.replaced(
+        message=f"{found.message}; {why}",
+        fix="nothing for this job: tell whoever looks after the host",
+        severity=Severity.INFO,
+    )
+
+
+def _finding(users: Users, host: Host, one: Between, gpus: Sequence[Mapping[str, Any]]) -> Finding:
+    where = _place(users, host, [gpu for gpu in gpus if gpu["index"] in one.gpus])
+    return Finding(
+        one.kind,
+        one.text,
+        where | Where(devices=one.devices),
+        dict(one.evidence),
+        one.fix,
+        one.severity,
+        one.confidence,
+    )
+
+
+def _copying(
+    cluster: Cluster, host: Host, facts: Mapping[str, Any], users: Users
+) -> Copying | None:
+    """What NCCL would copy directly between the GPUs of a host, and what `gpu_work` did."""
+    ranks = cluster.ranks_on(host)
+    by_env = bool(ranks) and all(rank.env.get("NCCL_P2P_DISABLE") == "1" for rank in ranks)
+    if cluster.backend != "nccl" or by_env or facts.get("p2p_off"):
+        return None
+    index = {gpu["uuid"]: gpu["index"] for gpu in facts["gpus"] if gpu.get("uuid")}
+    made, bad = set(), set()
+    for _, seen in facts_on(cluster, host, "gpu_work"):
+        peer = seen.get("peer") or {}
+        ends = (seen["uuid"], peer.get("uuid"))
+        if all(end in index for end in ends):
+            one, other = sorted(index[end] for end in ends)
+            made.add((one, other))
+            if peer["error"] or peer["wrong"]:
+                bad.add((one, other))
+    used = frozenset(gpu["index"] for gpu in facts["gpus"] if not users.is_foreign(gpu))
+    return Copying(used, frozenset(made), frozenset(bad))
+
+
+def _xids_of(
+    gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Those of its bus; of a lost GPU whose bus nobody knows, those of no GPU that is known."""
+    if gpu.get("bus_id"):
+        return [seen for seen in log if gpu["bus_id"].startswith(seen["bus"])]
+    known = [str(other["bus_id"]) for other in gpus if other.get("bus_id")]
+    left = [seen for seen in log if not any(bus.startswith(seen["bus"]) for bus in known)]
+    return left if len(gpus) - len(known) == 1 else []
+
+
+def _evidence(gpu: Mapping[str, Any], xids: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Its number and bus, what it showed, and the kernel log, for whoever goes there."""
+    shown = ("index", "bus_id", "temperature", "sm_clock_mhz", "memory", "processes")
+    found = {**{name: gpu.get(name) for name in shown}, "xids": list(xids)}
+    return {name: value for name, value in found.items() if value not in (None, [])}
+
+
+def _cuda_error(cluster: Cluster, host: Host) -> int | None:
+    """CUresult with which CUDA does not start on a host; -1 where there is no number."""
+    for _, facts in facts_on(cluster, host, "backend_device"):
+        if facts["driver_error"]:
+            code = facts["driver_error"]["code"]
+            return -1 if code is None else int(code)
+    return None
+
+
+def _cuda_starts(cluster: Cluster, host: Host) -> bool:
+    return any(facts["devices"] for _, facts in facts_on(cluster, host, "backend_device"))
+
+
+def _place(users: Users, host: Host, gpus: Iterable[Mapping[str, Any]]) -> Where:
+    """The host, the GPUs, and the ranks that would take them, where that is known."""
+    sick = list(gpus)
+    numbers = {rank.rank for gpu in sick for rank in users.of(gpu) if rank.rank is not None}
+    return Where(
+        hosts=(host.label,),
+        ranks=tuple(sorted(numbers)),
+        devices=tuple(sorted({device_name(gpu) for gpu in sick})),
+    )

@@ -1,0 +1,28 @@
+"""One thing that is wrong with one GPU. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.api import Confidence, Kind, Severity
+
+Gpu = Mapping[str, Any]
+"""One of the `gpus` of `gather_gpus`."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One thing that is wrong with one GPU; `severity` None is that of the kind."""
+
+    kind: Kind
+    text: str
+    fix: str = ""
+    severity: Severity | None = None
+    confidence: Confidence = Confidence.CERTAIN
+
+
+def is_readable(gpu: Gpu) -> bool:
+    """Whether the driver answers for it."""
+    return "uuid" in gpu and not gpu["lost"] and not (gpu.get("wedged") or gpu.get("raised"))

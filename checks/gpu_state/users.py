@@ -1,0 +1,160 @@
+"""Who uses the GPUs of a host: ranks, this examination, and others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Host,
+    Level,
+    Outcome,
+    OutcomeStatus,
+    Rank,
+    Severity,
+)
+from nccl_doctor.toolkit.forks import OURS
+
+from .gpu_kinds import GPU_BUSY
+from .trouble import Gpu, Trouble, is_readable
+
+_MPS = "nvidia-cuda-mps"
+_GIB = 1 << 30
+_SOME_BYTES = 2 * _GIB
+_WORK_BYTES = {Level.FULL: 5 * _GIB}
+_LESS_WORK_BYTES = 2 * _GIB
+"""What `gpu_work` may hold on the GPU of its rank: its context and that of a neighbour, buffers."""
+
+
+@dataclass(frozen=True)
+class Users:
+    """Which ranks of one host take which GPU.
+
+    `by_name`: UUID, or PCI address, → ranks. `complete`: every rank that the host is to have said
+    which, so that all other GPUs are others'.
+    """
+
+    by_name: Mapping[str, tuple[Rank, ...]]
+    complete: bool
+
+    def of(self, gpu: Gpu) -> tuple[Rank, ...]:
+        """The ranks that take a GPU, or a part of it."""
+        found = {
+            rank.seat: rank
+            for name in (gpu.get("uuid"), gpu.get("bus_id"))
+            for rank in self.by_name.get(str(name), ())
+        }
+        return tuple(found.values())
+
+    def is_foreign(self, gpu: Gpu) -> bool:
+        """Whether it is known that no rank takes it; one that does not answer may be anybody's."""
+        return self.complete and is_readable(gpu) and not self.of(gpu)
+
+
+def users_of(cluster: Cluster, host: Host, gpus: Sequence[Gpu]) -> Users:
+    """By what `backend_device` and `gpu_affinity` saw.
+
+    NVML lists GPUs, and torch the MIG instances of some by UUIDs of their own: then the PCI address
+    tells which is which.
+    """
+    by_name: dict[str, tuple[Rank, ...]] = {}
+    listed = {str(gpu[name]) for gpu in gpus for name in ("uuid", "bus_id") if gpu.get(name)}
+    known = set()
+    for rank, name in _taken(cluster, host):
+        by_name[name] = (*by_name.get(name, ()), rank)
+        if name in listed:
+            known.add(rank.seat)
+    ranks = cluster.ranks_on(host)
+    most = max((rank.launch.local_world_size or 0 for rank in ranks if rank.launch), default=0)
+    complete = bool(ranks) and len(ranks) >= most and all(rank.seat in known for rank in ranks)
+    return Users(by_name, complete)
+
+
+def _taken(cluster: Cluster, host: Host) -> Iterator[tuple[Rank, str]]:
+    for rank, facts in facts_on(cluster, host, "backend_device"):
+        own = facts["device"]
+        if own is not None and facts["devices"][own]["uuid"]:
+            yield rank, facts["devices"][own]["uuid"]
+    for rank, facts in facts_on(cluster, host, "gpu_affinity"):
+        if facts.get("address"):
+            yield rank, facts["address"]
+
+
+def outcomes_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Outcome]]:
+    """What the ranks of one host observed alone, of thousands of hosts without asking them all."""
+    for rank in cluster.ranks_on(host):
+        found = rank.facts.get(check, {}).get(ALONE)
+        if found is not None:
+            yield rank, Outcome.from_json(found)
+
+
+def facts_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
+    """The facts of those that are `ok`."""
+    for rank, found in outcomes_on(cluster, host, check):
+        if found.status is OutcomeStatus.OK:
+            yield rank, found.facts
+
+
+def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) -> list[int]:
+    """Bytes that this examination itself may hold on each GPU while it is looked at.
+
+    Where nobody knows who takes a GPU, one rank may.
+    """
+    worked = {
+        rank.seat
+        for rank, found in outcomes_on(cluster, host, "gpu_work")
+        if found.status not in (OutcomeStatus.SKIPPED, OutcomeStatus.SILENT)
+    }
+    each = _WORK_BYTES.get(cluster.level, _LESS_WORK_BYTES)
+    busy = [len(worked & {rank.seat for rank in users.of(gpu)}) for gpu in gpus]
+    return [(count or min(1, len(worked))) * each for count in busy]
+
+
+def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble]:
+    """Who else uses a GPU.
+
+    With MIG on, the processes of all its instances are listed, and some are other tenants'.
+
+    Args:
+        gpu: one that answers.
+        own: process ids of the examination.
+        ours: bytes that the examination may hold.
+    """
+    memory, processes = gpu["memory"], gpu["processes"] or ()
+    if (gpu["mig"] or [0])[0]:
+        return
+    used = max(0, memory["used"] - ours) if memory else 0
+    full = bool(memory) and memory["total"] - used < memory["total"] / 10
+    severity = Severity.FAIL if full else Severity.WARN
+    strange = [
+        one
+        for one in processes
+        if one["pid"] not in own and not (one["name"] or "").startswith((_MPS, OURS))
+    ]
+    if strange:
+        who = ", ".join(
+            f"pid {one['pid']} ({one['name'] or 'not to be seen from here'})" for one in strange[:4]
+        )
+        who += f" and {len(strange) - 4} more" if len(strange) > 4 else ""
+        known = [str(one["pid"]) for one in strange if one["name"]]
+        yield Trouble(
+            GPU_BUSY,
+            f"{who} on it",
+            f"kill {' '.join(known)}, if nobody needs it" if known else "",
+            severity,
+            # One without a name is in another PID namespace, or has ended: it may be one of ours.
+            Confidence.CERTAIN if known else Confidence.POSSIBLE,
+        )
+    elif memory and not processes and used > max(_SOME_BYTES, memory["total"] / 20):
+        yield Trouble(
+            GPU_BUSY,
+            f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, by no "
+            "process that can be seen from here",
+            "look from the host, outside containers: nvidia-smi, fuser -v /dev/nvidia*",
+            severity,
+            Confidence.LIKELY,
+        )

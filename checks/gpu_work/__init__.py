@@ -1,0 +1,322 @@
+"""Does each rank's GPU compute and copy, without an error and at the speed of its like?
+
+What it checks
+--------------
+Every rank makes a context on the GPU that it would take (LOCAL_RANK modulo the visible ones),
+multiplies matrices of which the product is known exactly (float32 and bfloat16), and copies memory
+there, within, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1
+or a GPU that lets one process in at a time forbids it; where each rank sees its own GPU only, that
+cannot be tried, and gpu-p2p-untested says so.
+Each rank does so in a process of its own: a GPU that hangs costs the deadline, and the others go
+on. With --level full it keeps the GPU busy for some ten seconds, and measures
+twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory. In the midst
+of the products the driver is asked what the clock is, how hot the GPU is, and what holds it back
+(NVIDIA GPUs, with nvidia-ml-py).
+
+Why it matters
+--------------
+A GPU that hangs, or that has fallen off the bus, stops the first collective of the whole job, and
+the other ranks say no more than that they wait. One that computes wrongly spoils a run without a
+word. One that is slow sets the pace of all. With an IOMMU or ACS in the way, and on some boards for
+the desktop, what one GPU sends to another never arrives, or arrives changed: then NCCL hangs right
+after its start, or adds up wrong numbers.
+
+How to fix
+----------
+Look for Xid and NVRM in `dmesg` of the host, run `nvidia-smi` and `dcgmi diag -r 3`; drain the
+host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` says what holds it back. Two GPUs that
+cannot send to each other: check `gpu_direct`; NCCL_P2P_DISABLE=1 goes around it, slower.
+
+When it is wrong
+----------------
+A process that takes the GPU's memory or time meanwhile makes it fail or look slow; with
+--level full the other checks of the run may be such a process for its first seconds, so the better
+of two measurements counts. A GPU is compared with those of the same model: 1.2 times slower than
+their median, and far outside their spread (copies from and to the host: twice as slow, for GPUs
+share switches and memory there). Fewer than three of a model are only compared with what the vendor
+publishes, and so are all where they are slow together: below 0.5 of the published rate of products
+or 0.7 of that of memory; and copies from and to the host below 0.3 of the PCIe link, where the
+driver says what it is, divided by the GPUs of the host that copy at once. A power limit set on
+purpose looks the same, and is named. Ranks that share a GPU are not compared. Only neighbours are
+copied between, by the way that torch takes: NCCL may take another one. Of a GPU with less than
+2 GiB of free memory, or in a run with too little time left, no speed is measured, and that is said.
+Not validated on hardware: everything about GPUs here was written from sources, and tested with
+torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
+
+References
+----------
+CUDA runtime API (cudaError, cudaGetErrorString), NVIDIA Xid catalogue, PyTorch documentation
+(torch.cuda.Event, CUDA semantics); datasheets named in nccl_doctor/tools/machine/gpupeaks.toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Evidence,
+    Figure,
+    Finding,
+    Layer,
+    Level,
+    OutcomeStatus,
+    Scope,
+    Skip,
+    Untested,
+    Where,
+)
+from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, index_of_own, see_gpus, torch_build
+from nccl_doctor.toolkit.gpu.nvml import STEP as ASKING_NVML
+from nccl_doctor.toolkit.gpu.tables import gpu_error
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.shared_kinds import GPU_SLOW, GPU_UNHEALTHY
+
+from .peers import P2P_BROKEN, P2P_UNTESTED, judge_peers
+from .rates import judge_gpu_rates, rate_figures, rates_table
+from .under_load import LoadReader
+from .work import GPU_STEPS, DeviceWork, is_gpu_error
+
+DRIVER = "starting the GPU driver"
+
+_TRY_S = 5.0
+_PAUSE_S = 1.0
+_RESERVE_S = 6.0
+"""Of the deadline: for making contexts and buffers, and for reporting."""
+_LEAST_S = 1.0
+"""A shorter measurement says nothing."""
+
+
+class GpuWork(Check):
+    """Some work for every rank's own GPU."""
+
+    name = "gpu_work"
+    layer = Layer.DEVICE
+    scope = Scope.RANK
+    cost = "seconds"
+    level = Level.STANDARD
+    kinds = (GPU_UNHEALTHY, P2P_BROKEN, P2P_UNTESTED, GPU_SLOW)
+    deadline_s = 45.0  # as long as a driver may take to start
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns it;
+        `start_s`, as `see_gpus` returns it; `error`: None or `{"step", "text"}`; `peer`: None where
+        there is no other GPU to copy to, or `{"uuid", "wrong", "error"}`; `tries`: two
+        measurements, as `DeviceWork.measure` returns them, or none; `under_load`: of each of them
+        what `LoadReader.read` returned; `rates`: the same as a table.
+
+        Raises:
+            Untested: the driver does not start, the GPU is taken, or all is well but its speed
+                could not be measured though it was asked for.
+        """
+        if ctx.backend != "nccl":
+            raise Skip(f"the backend is {ctx.backend}: the job's collectives use no GPU")
+        ctx.breadcrumb("importing torch")
+        build = torch_build()
+        if not (build["cuda"] or build["rocm"]):
+            raise Skip(f"torch {build['torch']} is built without CUDA")
+        seen = see_gpus(build, lambda call: ctx.breadcrumb(DRIVER, call=call))
+        if seen["driver_error"]:
+            # backend_device asks for the same, and says what to do about it.
+            raise Untested(f"the GPU driver does not start: {seen['driver_error']['text']}")
+        if not seen["devices"]:
+            raise Untested("torch sees no GPU")
+        import torch
+
+        torch.set_num_threads(1)  # what hangs now must not be a pool of threads that was forked
+        own = seen["devices"][index_of_own(ctx.launch.local_rank, len(seen["devices"]))]
+        crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
+        peer = _neighbour(ctx, seen["devices"], own)
+        work = DeviceWork(crumb, torch.device("cuda", own["index"]))
+        return {**_work(ctx, own, peer, work), "start_s": seen["start_s"]}
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """The GPU of each rank, and with --level full its rates."""
+        for rank, facts in cluster.facts(self.name):
+            name = f"GPU {facts['uuid'] or facts['device']}"
+            yield Figure(name, facts["model"], Evidence.rank_place(rank))
+        yield from rate_figures(cluster.facts(self.name))
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every GPU by itself, then the speeds of those that work."""
+        said = _with_bad_driver(cluster)
+        for item in cluster.evidence(self.name, ALONE):
+            status, facts = item.outcome.status, item.outcome.facts
+            if item.outcome.last_step == DRIVER and item.rank.seat in said:
+                continue
+            if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
+                yield from _ended(item)
+            elif status is OutcomeStatus.OK:
+                yield from _faulty(item.where | _device(facts["uuid"]), facts)
+        yield from judge_peers(cluster)
+        yield from judge_gpu_rates(cluster.facts(self.name))
+
+
+# Observing ----------------------------------------------------------------------------------------
+
+
+def _neighbour(
+    ctx: Context, devices: Sequence[Mapping[str, Any]], own: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+    """The GPU of the next rank of the host; None where there is none, or NCCL will not copy so."""
+    local, count = ctx.launch.local_rank or 0, ctx.launch.local_world_size or 1
+    off = nccl_settings(ctx.env).get("NCCL_P2P_DISABLE")
+    peer = devices[(local + 1) % count % len(devices)]
+    if count < 2 or peer["index"] == own["index"] or (off is not None and off.value == "1"):
+        return None
+    # A context of ours there would keep the rank out that the GPU belongs to.
+    return None if peer.get("compute_mode") == EXCLUSIVE_PROCESS else peer
+
+
+def _work(
+    ctx: Context, own: Mapping[str, Any], peer: Mapping[str, Any] | None, work: DeviceWork
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "device": own["index"],
+        "model": own["name"],
+        "uuid": own["uuid"],
+        "context_s": None,
+        "wrong": [],
+        "error": None,
+        "peer": None,
+        "tries": [],
+        "under_load": [],
+    }
+    unmeasured = ""
+    try:
+        facts["context_s"] = round(work.context(), 3)
+        facts["wrong"] += work.products()
+        facts["wrong"] += work.copies()
+        if peer is not None and not facts["wrong"]:
+            facts["peer"] = _copy_to(peer, work)
+        if ctx.level is Level.FULL and not facts["wrong"]:
+            load = LoadReader(own["uuid"], work.breadcrumb)
+            try:
+                _measure_twice(ctx, work, load, facts)
+            except Untested as reason:
+                unmeasured = str(reason)
+            facts["wrong"] += work.products()  # once more, now that it is warm
+    except RuntimeError as error:
+        if not is_gpu_error(error):
+            raise  # a mistake of this check: the engine says so
+        text = str(error).strip().splitlines()[0]
+        meaning = gpu_error(text)
+        if meaning is not None and meaning.healthy:
+            unmeasured = f"{meaning.means}: {text}"
+        else:
+            facts["error"] = {"step": work.step, "text": text}
+    peer_facts = facts["peer"] or {}
+    found = facts["wrong"] or facts["error"] or peer_facts.get("error") or peer_facts.get("wrong")
+    if unmeasured and not found:
+        raise Untested(unmeasured)
+    if facts["tries"]:
+        facts["rates"] = rates_table(facts["model"], facts["tries"], facts["under_load"])
+    return facts
+
+
+def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None:
+    """None where the other GPU has no room for us: then nothing is known."""
+    import torch
+
+    facts = {"uuid": peer["uuid"], "wrong": [], "error": None}
+    try:
+        facts["wrong"] = work.peer_copy(torch.device("cuda", peer["index"]), peer["uuid"])
+    except RuntimeError as error:
+        if not is_gpu_error(error):
+            raise
+        text = str(error).strip().splitlines()[0]
+        meaning = gpu_error(text)
+        if meaning is not None and meaning.healthy:
+            return None
+        facts["error"] = text
+    return facts
+
+
+def _measure_twice(ctx: Context, work: DeviceWork, load: LoadReader, facts: dict[str, Any]) -> None:
+    """Two measurements with a pause between, into `tries` and `under_load`.
+
+    Raises:
+        Untested: too little time is left, or too little memory free.
+    """
+    import time
+
+    left = ctx.left()
+    budget = min(_TRY_S, (left - _RESERVE_S - _PAUSE_S) / 2)
+    if budget < _LEAST_S:
+        raise Untested(f"the speed of the GPU was not measured: {left:.0f} s were left for it")
+    tries: list[dict[str, float]] = []
+    seen: list[dict[str, int]] = []
+    for pause_s in (0.0, _PAUSE_S):
+        time.sleep(pause_s)
+        tries.append(work.measure(budget, lambda: seen.append(load.read())))
+    facts["tries"], facts["under_load"] = tries, seen
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def _device(uuid: str | None) -> Where:
+    return Where(devices=(uuid,) if uuid else ())
+
+
+def _with_bad_driver(cluster: Cluster) -> set[int]:
+    """Seats of which backend_device says already that the driver does not start."""
+    return {
+        item.rank.seat
+        for item in cluster.evidence("backend_device", ALONE)
+        if item.outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED)
+        or item.outcome.facts.get("driver_error")
+    }
+
+
+def _ended(item: Evidence) -> Iterator[Finding]:
+    """A child that hung or died in a step that only the GPU or its driver can block."""
+    end = item.outcome
+    if end.last_step not in (DRIVER, ASKING_NVML, *GPU_STEPS):
+        return
+    if end.state in ("T", "t") or end.signal == "SIGKILL":
+        return  # somebody stopped or killed the process: that is not the GPU's doing
+    if end.status is OutcomeStatus.HUNG:
+        words = f"wedged in {end.last_step}: no end within {end.duration_s:.0f} s"
+        words += f", process state {end.state}" if end.state else ""
+        words += f", kernel wait {end.wchan}" if end.wchan not in ("", "0") else ""
+    else:
+        how = end.signal or f"exit code {end.exit_code}"
+        words = f"the process died by {how} in {end.last_step}"
+    crumb = end.breadcrumbs[-1]
+    yield Finding(
+        GPU_UNHEALTHY,
+        words,
+        item.where | _device(crumb.get("uuid")),
+        {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _faulty(where: Where, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    error = facts["error"]
+    if error is not None:
+        meaning = gpu_error(error["text"])
+        means = f"; this means: {meaning.means}" if meaning else ""
+        yield Finding(
+            GPU_UNHEALTHY,
+            f"{error['step']}: {error['text']}{means}",
+            where,
+            dict(error),
+            fix=meaning.ask if meaning else "",
+        )
+    for wrong in facts["wrong"]:
+        yield Finding(
+            GPU_UNHEALTHY,
+            f"wrong {wrong['what']}: {wrong['count']} of {wrong['of']} elements, "
+            f"{wrong['example']}",
+            where,
+            dict(wrong),
+            fix="drain the host, run `dcgmi diag -r 3`, and have the GPU replaced",
+        )

@@ -1,0 +1,129 @@
+"""Copies between the GPUs of a host: who is cut off, and who only has a sick peer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    ALONE,
+    Cluster,
+    Confidence,
+    Evidence,
+    Finding,
+    Kind,
+    Layer,
+    OutcomeStatus,
+    Severity,
+    Where,
+)
+from nccl_doctor.toolkit.fabric.between import in_the_way
+
+TO_PEER = "copying to another GPU"
+"""Breadcrumb of a call that two GPUs, or what is between them, can block."""
+P2P_BROKEN = Kind(
+    "gpu-p2p-broken",
+    Layer.DEVICE,
+    "What one GPU sends to another does not arrive, or arrives changed",
+    "NCCL sends so between the ranks of a host: the first collective hangs right after `Init "
+    "COMPLETE`, or adds up wrong numbers without a word.",
+    "export NCCL_P2P_DISABLE=1 shows whether this is the cause; boot with iommu=pt, turn ACS off, "
+    "upgrade the driver",
+)
+P2P_UNTESTED = Kind(
+    "gpu-p2p-untested",
+    Layer.DEVICE,
+    "What one GPU sends to another of its host was not tried",
+    "Each rank sees a GPU of its own only, so none can copy to another's: whether NCCL can is seen "
+    "first in a collective.",
+    "let every rank of a host see all its GPUs (one CUDA_VISIBLE_DEVICES for all; srun "
+    "--gpu-bind=none), and run again",
+    Severity.INFO,
+)
+CHECK = "gpu_work"
+"""Name of the check whose facts these are."""
+
+
+def judge_peers(cluster: Cluster) -> Iterator[Finding]:
+    """Pairs of GPUs of which both work by themselves.
+
+    A peer that does not work, or that does not answer the driver, is named by itself. What the
+    check `gpu_direct` saw on the way between them is said too.
+    """
+    yield from _untested(cluster)
+    for item, finding in _broken(cluster):
+        text = "; ".join([finding.message, *in_the_way(cluster, item.rank.host)])
+        yield finding.replaced(message=text)
+
+
+def _broken(cluster: Cluster) -> Iterator[tuple[Evidence, Finding]]:
+    sick = set(_sick(cluster))
+    for item in cluster.evidence(CHECK, ALONE):
+        end = item.outcome
+        if end.status is OutcomeStatus.OK:
+            peer = end.facts.get("peer")
+            if peer and peer["uuid"] not in sick:
+                yield from ((item, found) for found in _seen(item, end.facts, peer))
+        elif end.last_step == TO_PEER and end.state not in ("T", "t") and end.signal != "SIGKILL":
+            crumb = end.breadcrumbs[-1]
+            if crumb.get("peer") not in sick:
+                hung = end.status is OutcomeStatus.HUNG
+                how = f"no end within {end.duration_s:.0f} s" if hung else "the process died"
+                how += f" by {end.signal}" if end.signal else ""
+                pair = crumb.get("uuid"), crumb.get("peer")
+                yield item, _finding(item, pair, how, crumb)
+
+
+def _untested(cluster: Cluster) -> Iterator[Finding]:
+    """Ranks that see one GPU, on a host where others run; NCCL may copy between them."""
+    visible = {
+        rank.seat: len(facts["devices"]) for rank, facts in cluster.facts("backend_device", ALONE)
+    }
+    for rank, facts in cluster.facts(CHECK, ALONE):
+        alone = visible.get(rank.seat) == 1 and len(cluster.ranks_on(rank.host)) > 1
+        is_part = str(facts["uuid"]).startswith("MIG-")  # between parts nothing is copied directly
+        off = rank.env.get("NCCL_P2P_DISABLE") == "1"
+        if alone and not (facts["peer"] or is_part or off or facts["error"] or facts["wrong"]):
+            yield Finding(
+                P2P_UNTESTED,
+                "copies to the GPU of the next rank: this rank sees no GPU but its own",
+                Evidence.rank_place(rank),
+            )
+
+
+def _seen(item: Evidence, facts: Mapping[str, Any], peer: Mapping[str, Any]) -> Iterator[Finding]:
+    pair = facts["uuid"], peer["uuid"]
+    if peer["error"]:
+        yield _finding(item, pair, peer["error"], peer)
+    for wrong in peer["wrong"]:
+        text = f"{wrong['count']} of {wrong['of']} numbers changed, {wrong['example']}"
+        yield _finding(item, pair, text, wrong, sure=Confidence.CERTAIN)
+
+
+def _finding(
+    item: Evidence,
+    pair: tuple[str | None, str | None],
+    what: str,
+    evidence: Mapping[str, Any],
+    sure: Confidence = Confidence.LIKELY,
+) -> Finding:
+    own, peer = pair
+    where = item.where | Where(devices=tuple(sorted(filter(None, pair))))
+    text = f"copy from {own or 'its own GPU'} to {peer or 'another GPU'}: {what}"
+    return Finding(P2P_BROKEN, text, where, dict(evidence), confidence=sure)
+
+
+def _sick(cluster: Cluster) -> Iterator[str]:
+    """UUIDs of GPUs that do not work by themselves, or that are not there any more."""
+    for item in cluster.evidence(CHECK, ALONE):
+        end = item.outcome
+        if end.status is OutcomeStatus.OK and (end.facts["error"] or end.facts["wrong"]):
+            yield str(end.facts["uuid"])
+        elif end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step != TO_PEER:
+            uuid = end.breadcrumbs[-1].get("uuid") if end.breadcrumbs else None
+            if uuid:
+                yield str(uuid)
+    for _, facts in cluster.facts("gpu_state"):
+        for gpu in facts["gpus"]:
+            if gpu.get("uuid") and (gpu["lost"] or gpu.get("wedged")):
+                yield str(gpu["uuid"])

@@ -1,0 +1,256 @@
+"""Rates of GPUs: as a table, and who is slow beside its like or beside what is published. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from nccl_doctor.api import Confidence, Figure, Finding, Rank, Where, place_of
+from nccl_doctor.toolkit.gpu.tables import MEASURES, pcie_rate, peaks_of
+from nccl_doctor.toolkit.outliers import slow_ones
+from nccl_doctor.toolkit.shared_kinds import GPU_SLOW
+
+from .under_load import held_back, in_words
+
+_TIMES = {"half": 1.2, "copy": 1.2, "to_device": 2.0, "to_host": 2.0}
+_LEAST_SHARE = {"half": 0.5, "copy": 0.7}
+"""Of what the vendor publishes. GPUs of the table reach 0.75 to 0.87 of it in such products, by
+public measurements (0.6 and more where the power limit of the model is low), and about 0.9 in
+copies: half the speed everywhere must not pass for good.
+"""
+_LEAST_OF_LINK = 0.3
+"""Of the PCIe link that a copy from or to the host goes over, as wide and fast as it is under load.
+All GPUs of a host copy at once, and may share one link to it: each has its share of that.
+"""
+_PCIE = ("to_device", "to_host")
+_LOADS = (
+    ("sm_clock_mhz", 1, "SM clock under load", "MHz", "max_sm_clock_mhz"),
+    ("power_mw", 1000, "power under load", "W", "power_limit_mw"),
+    ("temperature", 1, "temperature under load", "°C", ""),
+)
+_UNITS = {"half": (1e12, "TFLOP/s"), "copy": (1e9, "GB/s")}
+
+
+def judge_gpu_rates(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
+    """First beside GPUs of the same model, then the rest beside what is published.
+
+    Args:
+        seen: of each rank `device`, `uuid`, `model`, `tries`, a list of what `DeviceWork.measure`
+            returned, each, and `under_load`, of each what `LoadReader.read` returned (not in
+            reports of older versions). GPUs that several ranks worked on are left out.
+    """
+    models: dict[str, list[_Gpu]] = defaultdict(list)
+    sharing: Counter[int] = Counter()
+    for gpu in _measured(seen):
+        models[gpu.model].append(gpu)
+        sharing[gpu.rank.host.id] += 1
+    for model, alike in models.items():
+        blamed = set()
+        for gpu, words in _outliers(alike):
+            blamed.add(gpu.rank.seat)
+            yield Finding(
+                GPU_SLOW,
+                f"{'; '.join(words)}, measured twice{_under_load(gpu)}",
+                gpu.where,
+                {"model": model, "tries": [dict(one) for one in gpu.tries], **_load_of([gpu])},
+                confidence=Confidence.LIKELY,
+            )
+        rest = [gpu for gpu in alike if gpu.rank.seat not in blamed]
+        yield from _below_peak(model, rest)
+        yield from _below_link(rest, sharing)
+
+
+def rates_table(
+    model: str,
+    tries: Sequence[Mapping[str, float]],
+    loads: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """What was measured, beside what is published, as a fact that is shown as a table.
+
+    Args:
+        model: the GPU's name.
+        tries: two measurements.
+        loads: what was read in each of them.
+    """
+    peaks = peaks_of(model)
+    rows = []
+    for measure, words in MEASURES.items():
+        scale, unit = _unit(measure)
+        each = [round(one[measure] / scale, 1) for one in tries]
+        peak = None if peaks is None else round(peaks.of(measure) / scale, 1)
+        share = None if peak is None else f"{100 * max(each) / peak:.0f} %"
+        rows.append([words, unit, *each, peak, share])
+    if any(loads):
+        for field, scale, words, unit, most in _LOADS:
+            seen = [None if field not in one else round(one[field] / scale, 1) for one in loads]
+            limit = next((one[most] / scale for one in loads if one.get(most)), None)
+            rows.append([words, unit, *seen, limit, None])
+        held = [", ".join(held_back(one)) or None for one in loads]
+        rows.append(["held back by", None, *held, None, None])
+    return {"columns": [model, "unit", "first", "second", "published", "reached"], "rows": rows}
+
+
+def rate_figures(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Figure]:
+    """Rates to compare with other runs, by GPU. `seen` is as in `judge_gpu_rates`."""
+    for gpu in _measured(seen):
+        for measure, words in MEASURES.items():
+            scale, unit = _unit(measure)
+            rate = round(gpu.best[measure] / scale, 3)
+            yield Figure(words, rate, gpu.where, unit, better="higher")
+        load = gpu.load
+        if load.get("sm_clock_mhz"):
+            clock = float(load["sm_clock_mhz"])
+            yield Figure("SM clock under load", clock, gpu.where, "MHz", better="higher", least=60)
+        if load.get("temperature") is not None:
+            heat = float(load["temperature"])
+            yield Figure("temperature under load", heat, gpu.where, "°C", better="lower", least=10)
+        if load.get("pcie_generation") and load.get("pcie_width"):
+            link = f"generation {load['pcie_generation']} x{load['pcie_width']}"
+            yield Figure("PCIe link under load", link, gpu.where)
+
+
+class _Gpu(NamedTuple):
+    """A rank's own GPU, and the better of its measurements."""
+
+    rank: Rank
+    model: str
+    uuid: str | None
+    best: Mapping[str, float]
+    tries: Sequence[Mapping[str, float]]
+    loads: Sequence[Mapping[str, Any]]
+
+    @property
+    def load(self) -> Mapping[str, Any]:
+        """The last thing that the driver said of it under load; empty where it said nothing."""
+        return next((one for one in reversed(self.loads) if one), {})
+
+    @property
+    def where(self) -> Where:
+        return place_of([self.rank]) | Where(devices=(self.uuid,) if self.uuid else ())
+
+
+def _measured(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[_Gpu]:
+    """GPUs that were measured, without those that several ranks worked on at once."""
+    known = list(seen)
+    users = Counter(_identity(rank, facts) for rank, facts in known)
+    return [
+        _Gpu(
+            rank,
+            facts["model"],
+            facts["uuid"],
+            {each: max(one[each] for one in facts["tries"]) for each in MEASURES},
+            facts["tries"],
+            facts.get("under_load") or (),
+        )
+        for rank, facts in known
+        if facts["tries"] and users[_identity(rank, facts)] == 1
+    ]
+
+
+def _identity(rank: Rank, facts: Mapping[str, Any]) -> Any:
+    return facts["uuid"] or (rank.host.id, facts["device"])
+
+
+def _outliers(alike: Sequence[_Gpu]) -> Iterator[tuple[_Gpu, list[str]]]:
+    """GPUs that stand out in the cluster, or among those of their host, and in what."""
+    by_host: dict[int, list[_Gpu]] = defaultdict(list)
+    for gpu in alike:
+        by_host[gpu.rank.host.id].append(gpu)
+    words: dict[int, list[str]] = defaultdict(list)
+    for measure in MEASURES:
+        for among, others in (
+            ("equal GPUs", [alike]),
+            ("equal GPUs of the host", by_host.values()),
+        ):
+            for group in others:
+                # Times, for whom less is better; a rate of 0 cannot be measured.
+                times = {gpu.rank.seat: 1 / gpu.best[measure] for gpu in group}
+                for seat in slow_ones(times, _TIMES[measure]):
+                    rate = 1 / times[seat]
+                    usual = median(gpu.best[measure] for gpu in group)
+                    if not any(said.startswith(MEASURES[measure]) for said in words[seat]):
+                        words[seat].append(
+                            f"{MEASURES[measure]} {_in_units(measure, rate)}, the median of "
+                            f"{len(group)} {among} is {_in_units(measure, usual)}"
+                        )
+    for gpu in alike:
+        if words.get(gpu.rank.seat):
+            yield gpu, words[gpu.rank.seat]
+
+
+def _below_peak(model: str, gpus: Sequence[_Gpu]) -> Iterator[Finding]:
+    peaks = peaks_of(model)
+    if peaks is None:
+        return
+    for measure, share in _LEAST_SHARE.items():
+        peak = peaks.of(measure)
+        low = [gpu for gpu in gpus if gpu.best[measure] < share * peak]
+        if not low:
+            continue
+        where = Where()
+        for gpu in low:
+            where |= gpu.where
+        fastest = max(low, key=lambda gpu: gpu.best[measure])
+        best = fastest.best[measure]
+        yield Finding(
+            GPU_SLOW,
+            f"{MEASURES[measure]} of {model} at most {_in_units(measure, best)}, measured twice; "
+            f"the vendor publishes {_in_units(measure, peak)}{_under_load(fastest)}",
+            where,
+            {
+                "model": model,
+                "source": peaks.source,
+                "share": round(best / peak, 3),
+                **_load_of(low),
+            },
+            confidence=Confidence.LIKELY,
+        )
+
+
+def _below_link(gpus: Iterable[_Gpu], sharing: Mapping[int, int]) -> Iterator[Finding]:
+    """Copies that are slow for the link they go over, whatever GPUs share it.
+
+    Args:
+        gpus: some.
+        sharing: host → how many of its GPUs were measured at once.
+    """
+    for gpu in gpus:
+        link = pcie_rate(gpu.load.get("pcie_generation"), gpu.load.get("pcie_width"))
+        if link is None:
+            continue
+        least = _LEAST_OF_LINK * link / sharing[gpu.rank.host.id]
+        low = [measure for measure in _PCIE if gpu.best[measure] < least]
+        if low:
+            rates = ", ".join(f"{MEASURES[m]} {_in_units(m, gpu.best[m])}" for m in low)
+            yield Finding(
+                GPU_SLOW,
+                f"{rates}, measured twice; its PCIe link (generation "
+                f"{gpu.load['pcie_generation']} x{gpu.load['pcie_width']}) carries "
+                f"{_in_units(low[0], link)}",
+                gpu.where,
+                {"model": gpu.model, "gpus_of_the_host": sharing[gpu.rank.host.id]}
+                | _load_of([gpu]),
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _under_load(gpu: _Gpu) -> str:
+    words = in_words(gpu.load)
+    return f"; under load: {words}" if words else ""
+
+
+def _load_of(gpus: Iterable[_Gpu]) -> dict[str, Any]:
+    """Evidence: what the driver said of each GPU under load, by UUID."""
+    said = {gpu.uuid or f"rank {gpu.rank.rank}": dict(gpu.load) for gpu in gpus if gpu.load}
+    return {"under_load": said} if said else {}
+
+
+def _unit(measure: str) -> tuple[float, str]:
+    return _UNITS.get(measure, _UNITS["copy"])
+
+
+def _in_units(measure: str, rate: float) -> str:
+    scale, unit = _unit(measure)
+    return f"{rate / scale:.0f} {unit}" if rate >= 10 * scale else f"{rate / scale:.2g} {unit}"

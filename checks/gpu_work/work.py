@@ -1,0 +1,314 @@
+"""A little work for one device: exact products, copies, and how fast it does both.
+
+Runs in a probe child. The device is a parameter; where it is the CPU, all but pinned memory and
+events is the same.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from nccl_doctor.api import Untested
+
+from .peers import TO_PEER
+
+CONTEXT = "making a context on the GPU"
+MULTIPLY = "multiplying matrices on the GPU"
+TO_DEVICE = "copying to the GPU"
+INSIDE = "copying within the GPU"
+TO_HOST = "copying to the host"
+STRESS = "measuring the GPU"
+GPU_STEPS = (CONTEXT, MULTIPLY, TO_DEVICE, INSIDE, TO_HOST, STRESS)
+"""Breadcrumbs of calls that only a GPU or its driver can block."""
+
+_SHARES = {"half": 0.55, "copy": 0.15, "to_device": 0.1, "to_host": 0.1}
+"""Of the time of one measurement; what is left goes into making buffers and warming up."""
+_WARM_S = 0.3
+_BATCH_S = 0.05
+_LOOK_BATCHES = 4
+"""So many at once while the GPU is asked how it runs: it must not fall idle meanwhile."""
+_SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 18)}
+"""Rows of a matrix; bytes that are copied within the device, and from and to the host."""
+_LEFT_ALONE = 4
+"""No buffer takes more than one part in so many of the memory that is free."""
+_LEAST_FREE = 2 << 30
+"""With less, matrices and buffers are so small that a good GPU looks slow, or its cache fast."""
+
+_U = (1, -2, 3, -1, 2, -3)
+_W = (2, 1, -1, -2)
+_DOT = 32
+
+
+def operands(size: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Two square matrices on the CPU, and their product.
+
+    All elements, the sums over neighbouring terms, and the result are whole numbers of at most 192
+    (8 bits), so bfloat16, float16, TF32 and float32 hold them exactly: whatever differs from the
+    product is wrong. Element (i, j) of it is 32 u(i) w(j). `size` is even, and at least 32.
+    """
+    import torch
+
+    u = torch.tensor(_U).repeat(size // len(_U) + 1)[:size]
+    w = torch.tensor(_W).repeat(size // len(_W) + 1)[:size]
+    signs = torch.tensor([1, -1]).repeat(size // 2 + 1)[:size]
+    inner = torch.ones(size, dtype=torch.int64)
+    inner[:_DOT] = signs[:_DOT]  # so many pairs add up; the others cancel out
+    left = torch.outer(u, signs).to(dtype)
+    right = torch.outer(inner, w).to(dtype)
+    product = torch.outer(u, w) * int((signs * inner).sum())
+    return left, right, product.to(torch.float32)
+
+
+def is_gpu_error(error: BaseException) -> bool:
+    """Whether a RuntimeError of torch comes from the device, and not from a mistake in a call."""
+    text = str(error).lower()
+    return re.search(r"(cuda|hip)( \w+)? (error|out of memory)|(cu|roc|hip)blas", text) is not None
+
+
+class DeviceWork:
+    """What one rank does with one device."""
+
+    def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
+        """`device` is a `torch.device`; no context is made yet."""
+        self.breadcrumb = breadcrumb
+        self._device = device
+        self.step = ""
+        """What was begun last."""
+
+    def context(self) -> float:
+        """Make the context. Returns: seconds."""
+        import torch
+
+        self._enter(CONTEXT)
+        started = time.monotonic()
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        torch.zeros(1, device=self._device)
+        self._settle()
+        return time.monotonic() - started
+
+    def products(self, size: int = 2048) -> list[dict[str, Any]]:
+        """Multiply matrices of which the product is known, in float32 and in the half type.
+
+        Large enough for every processor of the GPU to get a part.
+
+        Returns: what came out wrong: `what` (the type), `count` of elements, `of`, `example`.
+        """
+        import torch
+
+        found = []
+        for dtype in (torch.float32, self._half()):
+            name = str(dtype).removeprefix("torch.")
+            self._enter(MULTIPLY, type=name, size=size)
+            left, right, product = operands(size, dtype)
+            got = left.to(self._device) @ right.to(self._device)
+            found += differences(f"product in {name}", got.cpu().to(torch.float32), product)
+        return found
+
+    def copies(self, count: int = 1 << 24) -> list[dict[str, Any]]:
+        """Copy `count` 32-bit numbers there, within the device, and back.
+
+        Returns: as `products`.
+        """
+        import torch
+
+        numbers = torch.arange(count, dtype=torch.int32) ^ 0x5A5A5A5A
+        self._enter(TO_DEVICE, bytes=4 * count)
+        there = numbers.to(self._device)
+        self._settle()
+        self._enter(INSIDE, bytes=4 * count)
+        second = there.clone()
+        self._settle()
+        self._enter(TO_HOST, bytes=4 * count)
+        back = second.cpu()
+        return differences("copy to the GPU and back", back, numbers)
+
+    def peer_copy(self, peer: Any, uuid: str | None, count: int = 1 << 22) -> list[dict[str, Any]]:
+        """Copy numbers to another device, and from there to the host.
+
+        The way between the two is the one that the driver gives: directly where they reach each
+        other's memory, else through the host.
+
+        Args:
+            peer: the other, a `torch.device`.
+            uuid: its own, for the breadcrumb.
+            count: how many, of 32 bits each.
+
+        Returns: as `products`.
+        """
+        import torch
+
+        numbers = torch.arange(count, dtype=torch.int32) ^ 0x3C3C3C3C
+        here = numbers.to(self._device)
+        self._settle()
+        self._enter(TO_PEER, peer=uuid, bytes=4 * count)
+        there = here.to(peer)
+        if peer.type == "cuda":
+            torch.cuda.synchronize(peer)
+        return differences("copy to another GPU", there.cpu(), numbers)
+
+    def measure(self, budget_s: float, look: Callable[[], None] | None = None) -> dict[str, float]:
+        """Keep the device busy for about `budget_s` seconds.
+
+        Args:
+            budget_s: seconds.
+            look: called once, in the midst of the products, while the device works at some of them;
+                what they cost is timed by the device, so it may take some milliseconds.
+
+        Returns: operations per second of `half` (2 n^3 for a product), bytes per second of `copy`
+        (read and written, both counted), and of `to_device` and `to_host` from and to pinned memory
+        (counted once).
+
+        Raises:
+            Untested: too little of a GPU's memory is free.
+        """
+        import torch
+
+        cuda = self._device.type == "cuda"
+        free = torch.cuda.mem_get_info(self._device)[0] if cuda else None
+        size, nbytes, across = sizes(self._device.type, free)
+        self._enter(STRESS, seconds=round(budget_s, 1))
+        rates = {}
+        # Random numbers, as in a job: of few different ones a GPU makes less heat, and is faster.
+        half = self._half()
+        left, right = (torch.randn(size, size, device=self._device).to(half) for _ in range(2))
+        out = torch.empty_like(left)
+        rates["half"] = self._rate(
+            lambda: torch.mm(left, right, out=out),
+            2.0 * size**3,
+            _SHARES["half"] * budget_s,
+            look and partial(self._look, look, budget_s),
+        )
+        source = torch.ones(nbytes // 4, device=self._device)
+        target = torch.empty_like(source)
+        rates["copy"] = self._rate(
+            lambda: target.copy_(source), 2.0 * nbytes, _SHARES["copy"] * budget_s
+        )
+        here = torch.empty(across // 4)
+        if cuda:
+            here = here.pin_memory()
+        there = target[: across // 4]
+        for name, to, of in (("to_device", there, here), ("to_host", here, there)):
+            rates[name] = self._rate(
+                partial(to.copy_, of, non_blocking=True),
+                float(across),
+                _SHARES[name] * budget_s,
+            )
+        return rates
+
+    def _look(self, look: Callable[[], None], budget_s: float) -> None:
+        look()
+        self._enter(STRESS, seconds=round(budget_s, 1))  # `look` leaves breadcrumbs of its own
+
+    def _rate(
+        self,
+        work: Callable[[], Any],
+        amount: float,
+        budget_s: float,
+        look: Callable[[], None] | None = None,
+    ) -> float:
+        """Units of `amount` per second, after warming up; batches run until the time is over."""
+        end = time.monotonic() + budget_s
+        middle = end - budget_s / 2
+        warm = time.monotonic() + min(_WARM_S, budget_s / 4)
+        once = self._time(work, 1)
+        while time.monotonic() < warm:
+            once = self._time(work, 1)
+        batch = max(1, int(_BATCH_S / max(once, 1e-7)))
+        times, seconds = 0, 0.0
+        while not times or look is not None or time.monotonic() < end:
+            if look is not None and time.monotonic() >= middle:
+                seconds += self._time(work, _LOOK_BATCHES * batch, look)
+                times += _LOOK_BATCHES * batch
+                look = None
+            else:
+                seconds += self._time(work, batch)
+                times += batch
+        return amount * times / max(seconds, 1e-9)
+
+    def _time(
+        self, work: Callable[[], Any], times: int, meanwhile: Callable[[], None] | None = None
+    ) -> float:
+        """Seconds on the device's own clock, where it has one.
+
+        `meanwhile` is called as soon as the device has all the work; on the CPU, after it.
+        """
+        import torch
+
+        if self._device.type != "cuda":
+            started = time.perf_counter()
+            for _ in range(times):
+                work()
+            seconds = time.perf_counter() - started
+            if meanwhile is not None:
+                meanwhile()
+            return seconds
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(times):
+            work()
+        last.record()
+        if meanwhile is not None:
+            meanwhile()
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1000
+
+    def _half(self) -> Any:
+        """bfloat16, and float16 where a GPU has no hardware for it."""
+        import torch
+
+        nvidia = self._device.type == "cuda" and not torch.version.hip
+        old = nvidia and torch.cuda.get_device_capability(self._device)[0] < 8
+        return torch.float16 if old else torch.bfloat16
+
+    def _enter(self, step: str, **details: Any) -> None:
+        self.step = step
+        self.breadcrumb(step, **details)
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self._device)
+
+
+def sizes(device: str, free: int | None) -> tuple[int, int, int]:
+    """What is measured with: rows of a matrix, bytes within the device, bytes from and to the host.
+
+    Args:
+        device: `cuda` or `cpu`.
+        free: bytes of the device's memory that are free; None where that does not matter.
+
+    Raises:
+        Untested: too few for figures that can be held against others.
+    """
+    size, nbytes, across = _SIZES[device]
+    if free is None:
+        return size, nbytes, across
+    if free < _LEAST_FREE:
+        raise Untested(
+            f"{free / (1 << 30):.1f} GiB of the GPU's memory are free, and measuring its speed "
+            f"needs {_LEAST_FREE >> 30}"
+        )
+    room = free // _LEFT_ALONE
+    nbytes = min(nbytes, room // 2)
+    return size, nbytes, min(across, nbytes)
+
+
+def differences(what: str, got: Any, expected: Any) -> list[dict[str, Any]]:
+    """Where two tensors on the CPU differ: nothing, or one row as `DeviceWork.products` returns it.
+
+    NaN differs from every number.
+    """
+    wrong = got != expected
+    count = int(wrong.sum())
+    if not count:
+        return []
+    place = tuple(wrong.nonzero()[0].tolist())
+    at = ", ".join(str(index) for index in place)
+    example = f"element ({at}) is {got[place].item()}, not {expected[place].item()}"
+    return [{"what": what, "count": count, "of": expected.numel(), "example": example}]

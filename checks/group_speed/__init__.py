@@ -1,0 +1,257 @@
+"""How fast are collectives in each kind of group, and which rank or host holds the others up?
+
+What it checks
+--------------
+The time of an all-reduce, for several sizes, over all ranks, inside each host, between neighbouring
+hosts and, with `--mesh`, in the groups of each dimension; as latency, algorithm bandwidth and bus
+bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Beside it, and never added to it, how
+long each rank takes to compute a fixed product of matrices. What stands out by the median absolute
+deviation is measured again, beside ranks, hosts and partners that were good; only what stands out
+again is blamed. Runs once the collectives of all ranks were right.
+
+Why it matters
+--------------
+All ranks of a synchronous job wait for the slowest in every step, so one throttled GPU, one slow
+cable or one busy host costs the whole cluster that share of its time, and no library says a word.
+
+How to fix
+----------
+rank-slow: look at the clock, temperature and power limit of that GPU or core, and at other work on
+it. bandwidth-low: inside a host look at PCIe and NVLink (`nvidia-smi topo -m`) and at NUMA binding;
+of a host with its neighbours at its NIC, link speed and switch port; between two hosts at the road.
+
+When it is wrong
+----------------
+On a machine that is busy with other work everything is slow at times; then the finding is mere
+information, and says so. Fewer than three hosts, or ranks, have nobody to be compared with.
+Racks joined by thinner links make pairs across racks slow by design.
+Not validated on hardware: gloo only so far.
+
+References
+----------
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Evidence,
+    Figure,
+    Finding,
+    Kind,
+    Layer,
+    Level,
+    Round,
+    Scope,
+    Severity,
+    Where,
+)
+from nccl_doctor.toolkit.gpu.devices import own_device
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.forming import form_world
+from nccl_doctor.toolkit.outliers import (
+    algorithm_bandwidth,
+    blame_edges,
+    bus_bandwidth,
+    ring,
+    slow_ones,
+)
+
+from .figures import speed_figures
+from .measured import Measured, stand_out_again
+from .stopwatch import Stopwatch
+
+RANK_SLOW = Kind(
+    "rank-slow",
+    Layer.SPEED,
+    "A rank computes much more slowly than the others",
+    "every step waits for the slowest rank, so the whole job runs at its speed",
+    "look at the clocks, temperature and power limit of its device (nvidia-smi -q -d "
+    "CLOCK,PERFORMANCE,TEMPERATURE), or at other work on its cores",
+    Severity.WARN,
+    delays=True,
+)
+BANDWIDTH_LOW = Kind(
+    "bandwidth-low",
+    Layer.SPEED,
+    "Collectives are much slower here than in other groups of the same kind",
+    "a collective over all ranks runs at the speed of its slowest part",
+    "inside a host: PCIe, NVLink and NUMA binding (nvidia-smi topo -m); between hosts: NIC, "
+    "negotiated speed, switch port",
+    Severity.WARN,
+    by_deadline=True,  # a slow link, or a lossy one, says why
+)
+
+_SIZES = {  # bytes
+    Level.STANDARD: (8, 65_536, 1_048_576, 4_194_304),
+    Level.FULL: tuple(8 << (3 * step) for step in range(9)),  # 8 B to 128 MiB
+}
+_BUDGET_S = {Level.STANDARD: 0.1, Level.FULL: 1.0}
+"""For the repetitions of one size."""
+_LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
+"""For all sizes of one group."""
+
+
+class GroupSpeed(Check):
+    """All-reduce and computing, timed apart, compared and confirmed."""
+
+    name = "group_speed"
+    layer = Layer.SPEED
+    scope = Scope.RANK
+    cost = "seconds"
+    kinds = (RANK_SLOW, BANDWIDTH_LOW)
+    level = Level.STANDARD
+    together = True
+    needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """Each kind of group once; then again what stood out, with controls."""
+        deadline_s = attempt_deadline(cluster)
+        seen = Measured(cluster, self.name)
+        world = tuple(rank.seat for rank in cluster.present)
+        planned: dict[str, list[tuple[int, ...]]] = {"world": [world]}
+        inside = [seats for seats in seen.hosts.values() if len(seats) > 1]
+        if len(seen.hosts) > 1 and inside:
+            planned["each-host"] = inside
+        leads = [seats[0] for seats in seen.hosts.values()]
+        for number, pairs in enumerate(ring(leads)):
+            planned[f"pairs-{number}"] = list(pairs)
+        planned |= seen.mesh_groups()
+        planned |= seen.doubtful()
+        return [
+            Round(name, tuple(tuple(sorted(g, key=seen.order)) for g in groups), deadline_s)
+            for name, groups in planned.items()
+        ]
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Compute, then form the group and time it.
+
+        Returns: `compute` as `Stopwatch.computing`, and `all_reduce` as `Stopwatch.all_reduce`,
+        with `algbw` and `busbw` of each size in bytes per second.
+        """
+        import torch
+
+        device = torch.device("cpu")
+        if ctx.backend == "nccl":
+            ctx.breadcrumb("set device")
+            device = own_device(ctx.launch.local_rank)
+        watch = Stopwatch(ctx.breadcrumb, device, _BUDGET_S[ctx.level])
+        facts: dict[str, Any] = {}
+        if ctx.round in ("world", "again-ranks"):
+            facts["compute"] = watch.computing()
+        if len(ctx.group) > 1:
+            form_world(ctx)
+            ranks = len(ctx.group)
+            limit_s = min(_LIMIT_S[ctx.level], ctx.left() / 2)
+            facts["all_reduce"] = [
+                {
+                    **each,
+                    "algbw": algorithm_bandwidth(each["bytes"], each["seconds"]),
+                    "busbw": bus_bandwidth(each["bytes"], each["seconds"], ranks),
+                }
+                for each in watch.all_reduce(ctx.round, _SIZES[ctx.level], limit_s)
+            ]
+        return facts
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Latency or bus bandwidth of each size in each group, and the time to compute."""
+        return speed_figures(cluster, self.name)
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Who stood out twice."""
+        if cluster.complete:
+            seen = Measured(cluster, self.name)
+            yield from _slow_ranks(seen)
+            yield from _slow_hosts(seen)
+            yield from _slow_pairs(seen)
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+def _slow_ranks(seen: Measured) -> Iterator[Finding]:
+    first, again = seen.computing("world"), seen.computing("again-ranks")
+    for seat in stand_out_again(slow_ones(first), first, again):
+        usual = statistics.median(first.values())
+        words = f"{again[seat] * 1e3:.3g} ms for what takes the others {usual * 1e3:.3g} ms"
+        evidence = {"seconds": {"here": [first[seat], again[seat]], "median": usual}}
+        where = Evidence.rank_place(seen.ranks[seat])
+        yield _weighed(seen, Finding(RANK_SLOW, words, where, evidence), [seat])
+
+
+def _slow_hosts(seen: Measured) -> Iterator[Finding]:
+    first, again = seen.inside("each-host"), seen.inside("again-hosts")
+    size = seen.size("each-host")
+    for equal in seen.equals(first):
+        for host in stand_out_again(slow_ones(equal), equal, again):
+            seats = seen.hosts[host]
+            rate = bus_bandwidth(size, again[host], len(seats))
+            usual = bus_bandwidth(size, statistics.median(equal.values()), len(seats))
+            words = f"inside the host {_rate(rate)} bus bandwidth, in others {_rate(usual)}"
+            where = Where(hosts=(seen.labels[host],))
+            evidence = {"seconds": [first[host], again[host]]}
+            yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), seats)
+
+
+def _slow_pairs(seen: Measured) -> Iterator[Finding]:
+    first, again = seen.pairs("pairs"), seen.pairs("again-pairs")
+    size = seen.size("pairs")
+    found = blame_edges(first, again)
+    named = {*found.edges, *(edge for edge in first if set(edge) & set(found.members))}
+    fast = [value for edge, value in first.items() if edge not in named]
+    usual = _rate(bus_bandwidth(size, statistics.median(fast), 2)) if fast else ""
+
+    def said(pairs: Sequence[tuple[int, int]]) -> str:
+        rates = [bus_bandwidth(size, again.get(pair, first[pair]), 2) for pair in pairs]
+        return f"{_rate(max(rates))} bus bandwidth, measured twice; other pairs: {usual}"
+
+    for member in found.members:
+        pairs = [edge for edge in first if member in edge]
+        where = Where(hosts=(seen.labels[seen.lead_of[member]],))
+        evidence = {"pairs": _named(seen, pairs, first, again)}
+        words = f"with its neighbours {said(pairs)}"
+        yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), [member])
+    for a, b in found.edges:
+        ends = tuple(seen.labels[seen.lead_of[end]] for end in (a, b))
+        where = Where(links=((ends[0], ends[1]), (ends[1], ends[0])))
+        evidence = {"pairs": _named(seen, [(a, b)], first, again)}
+        words = f"between the two hosts {said([(a, b)])}"
+        yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), [a, b])
+
+
+def _weighed(seen: Measured, found: Finding, seats: Sequence[int]) -> Finding:
+    """What stood out twice; mere information where the CPU was busy with something else."""
+    if not any(seen.was_busy(seat) for seat in seats):
+        return found.replaced(confidence=Confidence.LIKELY)
+    return found.replaced(
+        message=found.message + "; measured while the CPU was busy with something else",
+        severity=Severity.INFO,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _named(
+    seen: Measured,
+    pairs: Sequence[tuple[int, int]],
+    first: Mapping[tuple[int, int], float],
+    again: Mapping[tuple[int, int], float],
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "hosts": [seen.labels[seen.lead_of[end]] for end in pair],
+            "seconds": [first[pair], again.get(pair)],
+        }
+        for pair in pairs
+    ]
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"

@@ -1,0 +1,161 @@
+"""Times of groups in several rounds: what is compared with what, and measured again. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from nccl_doctor.api import Cluster
+from nccl_doctor.toolkit.cpu_wait import was_starved
+from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.mesh import mesh_groups
+from nccl_doctor.toolkit.outliers import ring, second_try, slow_ones
+
+WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
+"""Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
+hosts, the groups of each dimension of the mesh; and the second try of what stood out.
+"""
+CONTROLS = 3
+"""So many that did not stand out are measured again beside those that did."""
+
+
+class Measured:
+    """What a check that times groups has measured so far, and what of it stands out."""
+
+    def __init__(self, cluster: Cluster, check: str) -> None:
+        """`check` is the name of the check that held the rounds."""
+        self.cluster = cluster
+        self.ranks = {rank.seat: rank for rank in cluster.present}
+        self.hosts = {
+            host.id: tuple(rank.seat for rank in cluster.ranks_on(host))
+            for host in cluster.present_hosts
+        }
+        self.lead_of = {seats[0]: host for host, seats in self.hosts.items()}
+        self.labels = {host.id: host.label for host in cluster.present_hosts}
+        self._place = {rank.seat: at for at, rank in enumerate(cluster.present)}
+        self._attempts = attempts_of(cluster, check)
+
+    def order(self, seat: int) -> int:
+        """Position in the order of ranks."""
+        return self._place[seat]
+
+    def good(self, begin: str) -> Iterator[Attempt]:
+        """Attempts, of rounds whose name begins so, that every member finished."""
+        for name, found in self._attempts.items():
+            if name.startswith(begin):
+                yield from (attempt for attempt in found if attempt.is_good)
+
+    # What is compared
+
+    def computing(self, begin: str) -> dict[int, float]:
+        """Seat → seconds."""
+        return {
+            member.rank.seat: member.outcome.facts["compute"]["seconds"]
+            for attempt in self.good(begin)
+            for member in attempt.members
+            if "compute" in member.outcome.facts
+        }
+
+    def inside(self, begin: str) -> dict[int, float]:
+        """Host → seconds of an all-reduce of `size` among its ranks."""
+        size = self.size(HOSTS)
+        return {a.members[0].host.id: _seconds(a, size) for a in self.good(begin)}
+
+    def pairs(self, begin: str) -> dict[tuple[int, int], float]:
+        """First ranks of two hosts → seconds of an all-reduce of `size` between them."""
+        leads, size = self.leads(), self.size(PAIRS)
+        known = {frozenset(pair): pair for pairs in ring(leads) for pair in pairs}
+        found: dict[tuple[int, int], float] = {}
+        for attempt in self.good(begin):
+            a, b = attempt.seats
+            pair = known.get(frozenset((a, b)), (a, b))
+            seconds = _seconds(attempt, size)
+            found[pair] = min(found.get(pair, seconds), seconds)
+        return found
+
+    def size(self, begin: str) -> int:
+        """Bytes of the largest all-reduce that every group of these rounds had the time for."""
+        return min((_largest(attempt) for attempt in self.good(begin)), default=0)
+
+    def leads(self) -> list[int]:
+        """The first rank of each host."""
+        return [seats[0] for seats in self.hosts.values()]
+
+    def equals(self, times: Mapping[int, float]) -> list[dict[int, float]]:
+        """Hosts with the same number of ranks, which alone can be compared."""
+        kinds: dict[int, dict[int, float]] = {}
+        for host, seconds in times.items():
+            kinds.setdefault(len(self.hosts[host]), {})[host] = seconds
+        return list(kinds.values())
+
+    # What is planned
+
+    def mesh_groups(self) -> dict[str, list[tuple[int, ...]]]:
+        """`mesh-NAME` → the groups of that dimension, where the mesh fits these ranks."""
+        world = [rank.seat for rank in self.cluster.present]
+        mesh = self.cluster.job.mesh
+        if math.prod(size for _, size in mesh) != len(world):
+            return {}
+        return {
+            f"{MESH}-{name}": [tuple(world[at] for at in group.ranks) for group in groups]
+            for name, groups in mesh_groups(mesh).items()
+            if len(groups[0].ranks) > 1
+        }
+
+    def doubtful(self) -> dict[str, list[tuple[int, ...]]]:
+        """Rounds of the second try."""
+        again: dict[str, list[tuple[int, ...]]] = {}
+        times = self.computing(WORLD)
+        if slow := slow_ones(times):
+            again[f"{AGAIN}-ranks"] = [(seat,) for seat in _with_controls(slow, times)]
+        hosts = []
+        for equal in self.equals(self.inside(HOSTS)):
+            if slow := slow_ones(equal):
+                hosts += [self.hosts[host] for host in _with_controls(slow, equal)]
+        if hosts:
+            again[f"{AGAIN}-hosts"] = hosts
+        first = self.pairs(PAIRS)
+        if len(first) == sum(map(len, ring(self.leads()))):  # once all of them are known
+            for number, pairs in enumerate(second_try(first)):
+                again[f"{AGAIN}-pairs-{number}"] = list(pairs)
+        return again
+
+    # What is known of a second try
+
+    def was_busy(self, seat: int) -> bool:
+        """Whether a rank waited for its CPU in the second try: then its times say little."""
+        for attempt in self.good(AGAIN):
+            for member in attempt.members:
+                facts = member.outcome.facts
+                parts = [*facts.get("all_reduce", ())[-1:], *filter(None, [facts.get("compute")])]
+                if member.rank.seat == seat and any(was_starved(part["cpu"]) for part in parts):
+                    return True
+        return False
+
+
+def stand_out_again(
+    slow: Mapping[int, float], first: Mapping[int, float], again: Mapping[int, float]
+) -> list[int]:
+    """Those that stand out once more, held against all, each with the better of its two tries."""
+    best = {key: min(value, again.get(key, value)) for key, value in first.items()}
+    return [key for key in slow_ones(best) if key in slow and key in again]
+
+
+def _with_controls(slow: Mapping[int, float], all_: Mapping[int, float]) -> list[int]:
+    """Those that stood out, and a few that did not, the most ordinary first."""
+    good = sorted((each for each in all_ if each not in slow), key=lambda each: all_[each])
+    middle = len(good) // 2
+    return [*slow, *good[middle:][:CONTROLS]]
+
+
+def _largest(attempt: Attempt) -> int:
+    return min(int(m.outcome.facts["all_reduce"][-1]["bytes"]) for m in attempt.members)
+
+
+def _seconds(attempt: Attempt, size: int) -> float:
+    """Of one size, or the largest below it, as the slowest member saw it."""
+    return max(
+        float(each["seconds"])
+        for member in attempt.members
+        for each in [e for e in member.outcome.facts["all_reduce"] if e["bytes"] <= size][-1:]
+    )

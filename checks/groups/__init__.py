@@ -1,0 +1,224 @@
+"""Do several process groups in one job work, in turn and at the same time?
+
+What it checks
+--------------
+A default group over all ranks, then further groups by new_group on all ranks in the same order (all
+ranks once more, every second rank, one rank per host), in these variants: `in-order`, each group
+used as soon as it is formed; `in-turn`, all formed and then used alternately; `at-once`, with one
+collective in flight on each. With NCCL each variant is tried once more with a default group that is
+bound to a device (`-bound`: init_process_group with device_id). Gloo has no such variants: torch
+refuses a CPU as device_id. Where the user says that the job forms several groups (`--mesh`,
+`--groups`), NCCL has one more, `beside-gloo`: further groups of gloo, used in turn with the default
+group, as checkpoints and data loading have them. Each variant runs in processes of its own, under
+its own deadline, once the collectives of all ranks were good, and whatever the variants before it
+did. Integer results are checked exactly. What hangs for no visible reason is tried once more
+(`-again`); where it still cannot be told why, torch compares what each rank is about to run
+(`-compared`).
+
+Why it matters
+--------------
+Jobs with tensor, pipeline or sequence parallelism, or with a trainer beside inference engines, form
+many groups. They can hang although every group by itself is good: which variant hangs, and which
+does not, is the diagnosis.
+
+How to fix
+----------
+Call new_group on every rank of the default group, in the same order, with the same lists, also on
+ranks that are not members. Where only `at-once` hangs: use the groups one after the other, or in
+the same order on every rank. Where only the `-bound` variants hang: form the default group without
+device_id. Where only `beside-gloo` is bad: gloo goes by the address of the host's own name, or by
+GLOO_SOCKET_IFNAME, and not by what NCCL uses. Where one rank is named: compare its torch, and what
+is put around it, with the others.
+
+When it is wrong
+----------------
+A machine that is so loaded that small collectives take longer than `--collective-timeout` looks
+like a hang. Raise that option and see whether the finding stays. Not every job has groups of gloo
+beside NCCL: what is bad in that variant is a warning.
+Not validated on hardware: the NCCL path has not run on a GPU yet.
+
+References
+----------
+https://docs.pytorch.org/docs/stable/distributed.html#groups
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Context,
+    Finding,
+    Layer,
+    Level,
+    Round,
+    Scope,
+    Severity,
+    Skip,
+    Untested,
+)
+from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.culprits import is_open, judge_groups, round_compared, rounds_again
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.exercise import Exercise
+from nccl_doctor.toolkit.groups.forming import form_world
+from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS
+
+from .making import Maker
+
+IN_ORDER, IN_TURN, AT_ONCE = "in-order", "in-turn", "at-once"
+BOUND = "-bound"
+BESIDE_GLOO = "beside-gloo"
+_VARIANTS = (
+    *(use + end for use in (IN_ORDER, IN_TURN, AT_ONCE) for end in ("", BOUND)), BESIDE_GLOO,
+)  # fmt: skip
+_TIMES = 2
+
+
+class Groups(Check):
+    """Several groups alive at once."""
+
+    name = "groups"
+    layer = Layer.COLLECTIVE
+    scope = Scope.RANK
+    cost = "seconds"
+    kinds = GROUP_KINDS
+    level = Level.STANDARD
+    together = True
+    needs = GROUP_NEEDS
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """One round of all ranks per variant; and once more what hung for no reason."""
+        world = tuple(rank.seat for rank in cluster.present)
+        deadline_s = attempt_deadline(cluster)
+        groups = _places(cluster, world)
+        rounds = [
+            Round(
+                use + end, (world,), deadline_s, {"groups": groups, "use": use, "bind": bool(end)}
+            )
+            for end in (("", BOUND) if cluster.backend == "nccl" else ("",))
+            for use in (IN_ORDER, IN_TURN, AT_ONCE)
+        ]
+        if cluster.backend == "nccl" and cluster.job.has_several_groups:
+            rounds.append(
+                Round(
+                    BESIDE_GLOO,
+                    (world,),
+                    deadline_s,
+                    {"groups": groups, "use": BESIDE_GLOO, "bind": False},
+                )
+            )
+        attempts = attempts_of(cluster, self.name)
+        params = {round_.name: round_.params for round_ in rounds}
+        rounds += rounds_again(attempts, deadline_s, params)
+        rounds += round_compared(attempts, deadline_s, params)
+        return rounds
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """One variant: the default group, the further groups, and their use.
+
+        Returns: as `Exercise.facts`, and `made`: group → what torch says of it, as `describe_group`
+            does, the default group under the round's name. Each wrong result has `members`, the
+            ranks of its group.
+
+        Raises:
+            Skip: this torch cannot bind a group to a device.
+            Untested: this torch cannot compare what its ranks run.
+        """
+        import torch.distributed as dist
+
+        use, bind, groups = (ctx.params[key] for key in ("use", "bind", "groups"))
+        if bind and "device_id" not in inspect.signature(dist.init_process_group).parameters:
+            raise Skip("init_process_group of this torch has no device_id")
+        if ctx.params.get("compare"):
+            if not hasattr(dist, "set_debug_level"):
+                raise Untested("this torch cannot compare what its ranks run")
+            dist.set_debug_level(dist.DebugLevel.DETAIL)
+        device = form_world(ctx, bind=bind)
+        tester, maker = Exercise(ctx.breadcrumb, device), Maker(ctx, device)
+        mine = {}
+        gloo = "gloo" if use == BESIDE_GLOO else None
+        for name, members in groups.items():
+            group = maker.make(name, members, gloo)
+            if ctx.position in members:
+                mine[name] = (group, members.index(ctx.position), len(members))
+                if use == IN_ORDER:
+                    tester.reduce(name, *mine[name])
+        for _ in range(_TIMES if use == IN_TURN else 0):
+            for name, place in mine.items():
+                tester.reduce(name, *place)
+        for _ in range(_TIMES if gloo else 0):
+            for name, place in mine.items():
+                tester.reduce(name, *place, on_cpu=True)
+            tester.reduce(ctx.round, None, ctx.position, len(ctx.group))
+        if use == AT_ONCE:
+            tester.together(mine)
+        for bad in tester.wrong:
+            bad["members"] = groups.get(bad["group"], list(range(len(ctx.group))))
+        return {**tester.facts(), "made": maker.made}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Per variant: the culprits, if any can be told from the victims; else one finding that
+        says which variants are bad and which are good.
+        """
+        if not cluster.complete:
+            return
+        attempts = attempts_of(cluster, self.name)
+        variants = {name: found[0] for name in _VARIANTS if (found := attempts.get(name))}
+        told = set()
+        for finding in judge_groups(attempts):
+            if finding.evidence.get("round") == BESIDE_GLOO and finding.level is Severity.FAIL:
+                finding = finding.replaced(severity=Severity.WARN)
+            variant = variants.get(str(finding.evidence.get("round")))
+            if variant is None or not is_open(variant):
+                yield finding
+                continue
+            key = (finding.code, finding.where, finding.level)
+            if key not in told:  # once for all variants
+                told.add(key)
+                states = {name: _state(attempt) for name, attempt in variants.items()}
+                yield finding.replaced(
+                    message=f"{finding.message}; {_contrast(states)}",
+                    evidence={**finding.evidence, "variants": states},
+                )
+
+
+def _places(cluster: Cluster, world: tuple[int, ...]) -> dict[str, list[int]]:
+    """Group → its ranks of the default group, ascending."""
+    hosts = cluster.present_hosts
+    firsts = [seat for host in hosts for seat in [cluster.ranks_on(host)[0].seat]]
+    groups = {"world": world, "evens": world[::2], "odds": world[1::2]}
+    if len(hosts) > 1:
+        groups["across-hosts"] = tuple(sorted(firsts, key=world.index))
+    return {name: [world.index(seat) for seat in seats] for name, seats in groups.items() if seats}
+
+
+def _state(attempt: Attempt) -> str:
+    if attempt.is_good:
+        return "good"
+    if not is_open(attempt):
+        return "not told"
+    return "hangs" if attempt.is_unexplained else "fails"
+
+
+def _contrast(states: Mapping[str, str]) -> str:
+    """Which variants are bad beside which that are good: that is the diagnosis."""
+    bad = [name for name, state in states.items() if state in ("hangs", "fails")]
+    good = [name for name, state in states.items() if state == "good"]
+    if not good:
+        return f"so in every variant that was tried ({', '.join(bad)})"
+    listed = f" (bad: {', '.join(bad)}; good: {', '.join(good)})"
+    if all(name.endswith(BOUND) and name.removesuffix(BOUND) in good for name in bad):
+        return "only with a default group that is bound to a device; unbound it is good" + listed
+    if bad == [BESIDE_GLOO]:
+        return "only with groups of gloo beside NCCL's; NCCL's own are good" + listed
+    if all(name.startswith(AT_ONCE) for name in bad) and IN_TURN in good:
+        return "only when groups are used at once; in turn they are good" + listed
+    if all(not name.startswith(IN_ORDER) for name in bad) and IN_ORDER in good:
+        return "only once all groups are formed; each used when formed is good" + listed
+    return "not in every variant" + listed

@@ -1,0 +1,375 @@
+"""Are the links between the hosts about as fast as each other, and do they lose nothing?
+
+What it checks
+--------------
+On the address that the job would use, every host exchanges a little with every other one (with a
+few of them where there are more than 16 and the level is not `full`), never with two at once: the
+round-trip time of 64 bytes, the bandwidth of one TCP connection in each direction for a tenth of a
+second, and the segments that were lost while hardly anything was under way. Each value is compared
+with those of the other links. What stands out is measured once more, and each of its ends with a
+partner that was good; only what stands out again is blamed.
+
+Why it matters
+--------------
+A collective is as fast as its slowest link: one cable that fell back to 1 Gbit/s, one host behind a
+wrong switch port or a VPN, slows every step of the whole job, and no library says a word. Where
+segments are lost, TCP waits 0.2 s and more for many of them, until NCCL or gloo give up.
+
+How to fix
+----------
+host-slow: `ethtool <nic>` says the negotiated speed, `ip -s link` the errors; look for a NIC in a
+narrow PCIe slot, another driver, a rate limit, and work that keeps the CPU busy.
+link-slow, latency-high: the road between these two hosts (routes, VPN, switch uplink, rate limit).
+link-lossy: cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for
+counters that grow in `ethtool -S <nic>`, `nstat -az TcpRetransSegs`, and on the switch.
+
+When it is wrong
+----------------
+One TCP connection per link, on one interface, for a moment: what only shows under the load of the
+whole job, on more interfaces, or over InfiniBand is not seen. Two hosts have nobody to be compared
+with: only a tenth of the line rate, or a third of the other direction, is called slow. Where most
+links are slow they are the rule, and links that only lead from one rack to another are reported as
+information. A host that is too busy to measure is never blamed; the report says so.
+Thresholds: a third of the median bandwidth; ten times the median round-trip time and 1 ms more;
+5 segments and 0.5 % lost, in two tries together.
+Not validated on hardware: every rule has met real sockets and real faults on virtual links, but no
+real NIC, switch or line rate yet; latency has met made-up clusters only.
+
+References
+----------
+tcp(7), TCP_INFO; Linux include/uapi/linux/tcp.h; RFC 2883 (D-SACK) and RFC 8985 (RACK-TLP);
+ethtool(8); NCCL user guide, troubleshooting (networking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Cause,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Figure,
+    Finding,
+    Kind,
+    Layer,
+    Level,
+    Rank,
+    Round,
+    Scope,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+    host_labels,
+)
+from nccl_doctor.toolkit.cpu_wait import load_average
+from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.peers.echo import scoped
+from nccl_doctor.toolkit.peers.matrix import job_roles
+
+from .slowness import Confirmed, Measure, confirm, read_measures, try_again
+from .timed import Pace, hold_meetings, nic_speed
+from .timetable import in_slots, tournament
+from .wire import Gate
+
+_SLOWEST = "every collective is as slow as its slowest link, so the whole job waits at each step"
+
+HOST_SLOW = Kind(
+    "host-slow",
+    Layer.SPEED,
+    "A host sends or receives much more slowly than the others",
+    _SLOWEST,
+    "on the host: ethtool <nic> (negotiated speed), ip -s link show <nic> (errors); compare the "
+    "PCIe slot, driver and switch port of the NIC, and rate limits, with those of another host",
+    Severity.WARN,
+    delays=True,
+)
+LINK_SLOW = Kind(
+    "link-slow",
+    Layer.SPEED,
+    "A link is much slower than the others, while both of its ends are fast with others",
+    _SLOWEST,
+    "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
+    "switch uplink, rate limit",
+    Severity.WARN,
+    delays=True,
+)
+LATENCY_HIGH = Kind(
+    "latency-high",
+    Layer.SPEED,
+    "Round trips take much longer than on the other links",
+    "small collectives and every barrier pay it several times for each step",
+    "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
+    "another site, power saving of the NIC",
+    Severity.WARN,
+    delays=True,
+)
+LINK_LOSSY = Kind(
+    "link-lossy",
+    Layer.SPEED,
+    "Segments are lost on the way",
+    "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
+    "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
+    "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
+    Severity.WARN,
+    delays=True,
+)
+
+_FIRST, _AGAIN = "exchange", "confirm"
+_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, calm_s=1.0, limit_s=7.0)}
+_LISTEN_S = 10.0
+_ALL_PAIRS = 16
+_PARTNERS = 8
+"""Of each host, where there are more than `_ALL_PAIRS` hosts and the level is not full."""
+_LEAST_US = 100.0
+"""A smaller change of a round-trip time than this may be the power saving of a CPU."""
+
+
+class Links(Check):
+    """Latency, bandwidth and loss between hosts, compared with each other and confirmed."""
+
+    name = "links"
+    layer = Layer.SPEED
+    scope = Scope.HOST
+    cost = "seconds"
+    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH)
+    level = Level.STANDARD
+    together = True
+    needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """Everybody with everybody; then again what was doubtful, with controls."""
+        if max(cluster.nnodes, len(cluster.hosts)) < 2:
+            raise Skip("one host: no links")
+        first = [cluster.first_on(host) for host in cluster.present_hosts]
+        seats = tuple(rank.seat for rank in first if rank is not None)
+        if not seats:
+            return ()
+        slots = len(_timetable(seats, cluster.level))
+        rounds = [Round(_FIRST, (seats,), _LISTEN_S + 20 + slots, may_shrink=True)]
+        reports = list(cluster.facts(self.name, _FIRST))
+        meetings = try_again(read_measures(reports), _nics(reports))
+        if meetings:
+            again = tuple(sorted({seat for meeting in meetings for seat in meeting}))
+            held = in_slots(meetings)
+            deadline = _LISTEN_S + _PACES[_AGAIN].limit_s * (1 + len(held))
+            rounds.append(Round(_AGAIN, (again,), deadline, {"slots": held}, may_shrink=True))
+        return rounds
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Meet the partners of this round's timetable, one after the other."""
+        if ctx.peers is None or len(ctx.group) < 2:
+            raise Untested("no other host took part")
+        ctx.breadcrumb("choosing the interface as the job's library does")
+        choice = survey(ctx.env, resolve_timeout_s=1.0)
+        sockets = choice["nccl_data"] == "sockets"
+        wanted = job_roles(ctx.backend, sockets)
+        if not choice["listen"]:
+            raise Untested("this host has no address but loopback")
+        mine = next((e for e in choice["listen"] if wanted & set(e["roles"])), choice["listen"][0])
+        slots = ctx.params.get("slots") or _timetable(ctx.group, ctx.level)
+        with Gate(scoped(mine["address"], mine["interface"])) as gate:
+            ctx.peers.post("gate", gate.door.to_json())
+            ctx.breadcrumb("waiting for the other hosts to listen")
+            doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()))
+            ctx.breadcrumb("exchanging with the other hosts", partners=len(slots))
+            sent = hold_meetings(
+                slots,
+                ctx.seat,
+                gate,
+                doors,
+                pace=_PACES[ctx.round],
+                deadline=ctx.deadline - _PACES[ctx.round].limit_s - 1,
+            )
+        if all("problem" in each for each in sent.values()):
+            reasons = sorted({each["problem"] for each in sent.values()})
+            raise Untested("; ".join(reasons) or "no other host took part")
+        return {
+            "address": mine["address"],
+            "interface": mine["interface"],
+            "nic_mbps": nic_speed(mine["interface"]),
+            "carries_data": "nccl" not in ctx.backend or sockets,
+            "load": load_average(),
+            "sent": {str(seat): each for seat, each in sent.items()},
+        }
+
+    def figures(self, cluster: Cluster) -> Iterator[Figure]:
+        """Bandwidth and round-trip time of every ordered pair, the better one of its tries."""
+        labels = host_labels(cluster)
+        again = read_measures(cluster.facts(self.name, _AGAIN))
+        for pair, first in read_measures(cluster.facts(self.name, _FIRST)).items():
+            where = Where(links=link_names(labels, [pair]))
+            tries = [first, *([again[pair]] if pair in again else [])]
+            rates = [(t.rate * 8e-9, "burst" in t.starved) for t in tries if t.rate is not None]
+            rtts = [(t.rtt_us, "echo" in t.starved) for t in tries if t.rtt_us is not None]
+            if rates:
+                rate, counts = _best(rates, max)
+                yield Figure("bandwidth", rate, where, "Gbit/s", "higher", counts=counts)
+            if rtts:
+                rtt, counts = _best(rtts, min)
+                yield Figure("round-trip time", rtt, where, "µs", "lower", _LEAST_US, counts)
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """What both tries say."""
+        return _Judge(cluster).findings()
+
+
+def _timetable(seats: Sequence[int], level: Level) -> list[list[tuple[int, int]]]:
+    few = len(seats) > _ALL_PAIRS and level is not Level.FULL
+    return tournament(seats, _PARTNERS if few else None)
+
+
+def _best(
+    tries: Sequence[tuple[float, bool]], better: Callable[[Iterable[float]], float]
+) -> tuple[float, bool]:
+    """Of (value, whether the CPU was busy): the better value, and whether it was measured idle."""
+    idle = [value for value, busy in tries if not busy]
+    return better(idle or [value for value, _ in tries]), bool(idle)
+
+
+def _nics(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[int, int | None]:
+    return {rank.seat: facts["nic_mbps"] for rank, facts in reports}
+
+
+class _Judge:
+    """Both tries, and how to say what they show."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        reports = list(cluster.facts(Links.name, _FIRST))
+        self.facts = {rank.seat: facts for rank, facts in reports}
+        self.labels = host_labels(cluster)
+        self.first = read_measures(reports)
+        self.second = read_measures(cluster.facts(Links.name, _AGAIN))
+        self.result: Confirmed = confirm(self.first, self.second, _nics(reports))
+        # Where InfiniBand carries the data, this interface carries the bootstrap alone.
+        carries = all(facts["carries_data"] for facts in self.facts.values())
+        self.speed = Severity.WARN if carries else Severity.INFO
+
+    def findings(self) -> Iterator[Finding]:
+        found = self.result
+        for cause in found.lossy:
+            yield self.finding(LINK_LOSSY, cause, self.loss(cause), Severity.WARN)
+        for cause in found.late:
+            words = f"{_span(self.values(cause, 'rtt_us'), _milliseconds)}; {self.usual('rtt_us')}"
+            yield self.finding(LATENCY_HIGH, cause, words, self.speed)
+        for cause in found.slow:
+            words = f"{_span(self.values(cause, 'rate'), _speed)} {_WAYS[cause.way]}"
+            yield self.finding(
+                HOST_SLOW if cause.is_host else LINK_SLOW,
+                cause,
+                f"{words}, measured twice; {self.usual('rate')}{self.lines()}",
+                Severity.INFO if cause in found.weak else self.speed,
+            )
+        for kind, pairs in ((LINK_SLOW, found.starved.slow), (LATENCY_HIGH, found.starved.late)):
+            if pairs:
+                yield Finding(
+                    kind,
+                    "measured while the CPU of an end was busy with something else, so it is not "
+                    "known whether it is the link",
+                    Where(links=link_names(self.labels, pairs)),
+                    self.evidence(pairs),
+                    fix="run it again while nothing else runs on these hosts",
+                    severity=Severity.INFO,
+                    confidence=Confidence.POSSIBLE,
+                )
+
+    def finding(self, kind: Kind, cause: Cause[int], words: str, severity: Severity) -> Finding:
+        """Of one cause; what was compared only is never certain."""
+        seats = cause.ends if cause.is_host else ()
+        nics = sorted({self.facts[seat]["interface"] for seat in cause.ends})
+        fix = kind.fix.replace("<nic>", "/".join(nics))
+        target = self.facts[cause.ends[-1]]["address"]
+        most = 2 * len(cause.pairs) > len(self.first)
+        unsure = most or cause.confidence is Confidence.POSSIBLE
+        return Finding(
+            kind,
+            words,
+            Where(
+                hosts=tuple(self.labels[seat] for seat in seats),
+                links=() if seats else link_names(self.labels, cause.pairs),
+                interfaces=tuple(nics) if seats else (),
+            ),
+            self.evidence(cause.pairs),
+            fix=fix.replace("<address>", target),
+            severity=severity,
+            confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
+        )
+
+    def loss(self, cause: Cause[int]) -> str:
+        """How much was lost in both tries together."""
+        tries = [each[pair] for pair in cause.pairs for each in (self.first, self.second)]
+        segments, lost = sum(m.segments for m in tries), sum(m.lost for m in tries)
+        if segments and lost:
+            share = 100 * lost / segments
+            return (
+                f"{lost} of {segments} segments lost ({share:.1f} %) on an idle road, in two tries"
+            )
+        again = sum(m.all_lost for m in tries)
+        return f"an echo of 64 bytes stood still for seconds, twice; {again} segments lost"
+
+    def values(self, cause: Cause[int], name: str) -> list[float]:
+        return sorted(getattr(self.result.best[pair], name) or 0.0 for pair in cause.pairs)
+
+    def usual(self, name: str) -> str:
+        """The least and the greatest value of the links that no finding names."""
+        found = self.result
+        bad = {p for cause in (*found.slow, *found.late, *found.lossy) for p in cause.pairs}
+        values = [getattr(m, name) for pair, m in found.best.items() if pair not in bad]
+        good = sorted(value for value in values if value is not None)
+        show = _speed if name == "rate" else _milliseconds
+        return f"the other links: {_span(good, show)}" if good else "there is no other link"
+
+    def lines(self) -> str:
+        """Line rates, where there are but two hosts to compare."""
+        known = [facts["nic_mbps"] for facts in self.facts.values()]
+        if len(known) != 2 or None in known:
+            return ""
+        return f"; line rate {_span(sorted(each * 125_000.0 for each in known), _speed)}"
+
+    def evidence(self, pairs: Iterable[tuple[int, int]]) -> dict[str, Any]:
+        def shown(measure: Measure | None) -> dict[str, Any] | None:
+            if measure is None:
+                return None
+            return {**vars(measure), "starved": sorted(measure.starved)}
+
+        pairs = sorted(pairs)
+        return {
+            "links": [
+                {
+                    "from": self.labels[a],
+                    "to": self.labels[b],
+                    "first": shown(self.first.get((a, b))),
+                    "again": shown(self.second.get((a, b))),
+                }
+                for a, b in pairs[:5]
+            ],
+            "load average": {
+                self.labels[seat]: self.facts[seat]["load"]
+                for seat in sorted({end for pair in pairs for end in pair})
+            },
+        }
+
+
+_WAYS = {"out": "sending", "in": "receiving", "both": "both ways", "one": "one way"}
+
+
+def _span(values: Sequence[float], show: Any) -> str:
+    """Sorted values in words: one, or the least and the greatest."""
+    texts = list(dict.fromkeys(show(value) for value in (values[0], values[-1])))
+    return " to ".join(texts)
+
+
+def _speed(rate: float) -> str:
+    """Bytes per second, as the people who sell it say it."""
+    mbit = rate * 8 / 1e6
+    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
+
+
+def _milliseconds(microseconds: float) -> str:
+    return f"{microseconds / 1000:.3g} ms"

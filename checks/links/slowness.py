@@ -1,0 +1,351 @@
+"""Which hosts and links are slow, lossy or late, from exchanges that were tried twice. Pure.
+
+A cluster is compared with itself: a link with the links that do not touch its end. So a bad host,
+which is at the end of most links of a small cluster, does not make itself the rule, and where most
+links are alike, a few fast ones (two hosts of one rack) do not make the others slow.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nccl_doctor.api import Cause, Rank, blame_links
+from nccl_doctor.toolkit.cpu_wait import was_starved
+
+from .timetable import Meeting
+
+Pair = tuple[int, int]
+"""Seats of (sender, receiver)."""
+
+SLOW = 1 / 3
+"""Of the usual bandwidth: noise of +-40 % stays above it on both sides (0.6 / 1.4)."""
+LATE = 10.0
+LATE_US = 1000.0
+"""A round trip is late where it is so many times, and so much, longer than the usual one."""
+LOSSY = 0.005
+MANY_LOST = 5
+"""Less may be chance; TCP between hosts of one cluster loses nothing while the road is calm."""
+LINE_SHARE = 0.1
+TRUSTED_MBPS = 10_000
+"""Two hosts have nobody to be compared with: they are slow below a tenth of their line rate. One
+connection, fed by one core, does not fill a faster line than this."""
+
+_SUSPECT_LOST = 2
+_SUSPECT_LOSS = 0.01
+_SPREADS = 2.0
+_MANY_HOSTS = 32
+_TRIES = 3
+"""So many suspect links of each host are tried again."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One direction between two hosts, measured once.
+
+    `rate` is bytes per second, 0 where it stood still; `rate` and `rtt_us` are None where nothing
+    was measured. `segments` and `lost` are of the calm part, `all_segments` and `all_lost` of the
+    whole connection. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU.
+    """
+
+    rate: float | None
+    rtt_us: float | None
+    segments: int
+    lost: int
+    all_segments: int
+    all_lost: int
+    stalled: str
+    starved: frozenset[str]
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Measure:
+        """Read a `timed.Sent` as plain data."""
+        stalled = str(record["stalled"])
+        rate = 0.0 if stalled in ("echo", "burst") else record["rate"]
+        cpu: Mapping[str, Sequence[Mapping[str, Any]]] = record["cpu"]
+        return cls(
+            rate=rate,
+            rtt_us=record["rtt_us"],
+            segments=record["segments"],
+            lost=record["lost"],
+            all_segments=record["tcp"]["segments"],
+            all_lost=record["tcp"]["lost"],
+            stalled=stalled,
+            starved=frozenset(part for part, ends in cpu.items() if any(map(was_starved, ends))),
+        )
+
+    @property
+    def may_be_lossy(self) -> bool:
+        """Whether to look again; a burst on a good road loses segments too."""
+        return (
+            self.lost >= _SUSPECT_LOST
+            or self.all_lost > max(MANY_LOST, _SUSPECT_LOSS * self.all_segments)
+            or self.stalled in ("echo", "calm")
+        )
+
+    @property
+    def stood_still(self) -> bool:
+        """Whether hardly anything was to be sent, and was sent again and again."""
+        return self.stalled in ("echo", "calm") and self.all_lost > _SUSPECT_LOST
+
+
+Measures = Mapping[Pair, Measure]
+
+
+def read_measures(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[Pair, Measure]:
+    """What hosts measured that both lived to report; a host killed meanwhile slows nobody.
+
+    Args:
+        reports: (observer, facts) with `sent`: seat as text → `timed.Sent`, or a `problem`.
+    """
+    facts = {rank.seat: report for rank, report in reports}
+    return {
+        (seat, int(partner)): Measure.read(record)
+        for seat, report in facts.items()
+        for partner, record in report["sent"].items()
+        if "problem" not in record and int(partner) in facts
+    }
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """Ordered pairs that are slow (bandwidth), lossy, or late (latency)."""
+
+    slow: frozenset[Pair] = frozenset()
+    lossy: frozenset[Pair] = frozenset()
+    late: frozenset[Pair] = frozenset()
+
+    @property
+    def all(self) -> frozenset[Pair]:
+        """Of any kind."""
+        return self.slow | self.lossy | self.late
+
+
+def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
+    """What a first try makes doubtful.
+
+    Args:
+        measures: of that try.
+        nics: seat → line rate in Mbit/s, None where not known.
+    """
+    return Outliers(
+        slow=_slow(measures, nics),
+        lossy=frozenset(pair for pair, each in measures.items() if each.may_be_lossy),
+        late=_late(measures),
+    )
+
+
+def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meeting]:
+    """Who has to meet again: suspects, and ends of slow or late links with a partner that was good.
+
+    A few links of each host are enough. Loss needs no comparison.
+    """
+    doubtful = suspects(measures, nics)
+    edges = {_edge(pair) for pair in doubtful.all}
+    lossy = {_edge(pair) for pair in doubtful.lossy}
+    tries: Counter[int] = Counter()
+    chosen = []
+    for edge in sorted(edges):
+        if all(tries[end] < _TRIES for end in edge):
+            tries.update(edge)
+            chosen.append(edge)
+    controls = set()
+    for end in sorted({end for edge in chosen if edge not in lossy for end in edge}):
+        good = {_edge(pair) for pair in measures if end in pair} - edges
+        if good:  # rather with a partner that is beyond suspicion itself
+            controls.add(min(good, key=lambda edge: (tries[sum(edge) - end], edge)))
+    return [*chosen, *sorted(controls)]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What was doubtful twice, and what to blame for it.
+
+    Attributes:
+        slow, lossy, late: the causes, hosts first.
+        weak: those of `slow` that are the rule rather than the exception at one of their ends, as
+            the links between two racks are.
+        starved: pairs that were slow or late while an end waited for its CPU: nobody is blamed.
+        best: the better one of both tries.
+    """
+
+    slow: tuple[Cause[int], ...]
+    lossy: tuple[Cause[int], ...]
+    late: tuple[Cause[int], ...]
+    weak: frozenset[Cause[int]]
+    starved: Outliers
+    best: Measures
+
+
+def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -> Confirmed:
+    """Blame for what both tries say; what the second one clears was noise."""
+    doubtful = suspects(first, nics)
+    best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
+    still_slow, still_late = _slow(best, nics), _late(best)
+    lossy = _lossy(doubtful.lossy, first, second)
+    again = doubtful.late & still_late & second.keys()
+    late_starved = _starved(again, "echo", first, second)
+    late = again - late_starved
+    # Lost or late segments make a link slow, both ways: that is not one more fault.
+    known = {_edge(pair) for pair in lossy | late}
+    again = frozenset(
+        pair for pair in doubtful.slow & still_slow & second.keys() if _edge(pair) not in known
+    )
+    slow_starved = _starved(again, "burst", first, second)
+    edges = {_edge(pair) for pair in doubtful.all}
+    controls = {pair: each.rate or 0.0 for pair, each in second.items() if _edge(pair) not in edges}
+    slow = frozenset(
+        pair for pair in again - slow_starved if _stands_out(pair, best[pair].rate or 0.0, controls)
+    )
+
+    def causes(asked: frozenset[Pair], sure: frozenset[Pair]) -> tuple[Cause[int], ...]:
+        cleared = asked & second.keys() - still_slow - still_late - lossy
+        return blame_links((first.keys() - asked) | cleared, sure).causes
+
+    by_slow = causes(doubtful.slow, slow)
+    return Confirmed(
+        slow=by_slow,
+        lossy=causes(doubtful.lossy, lossy),
+        late=causes(doubtful.late, late),
+        weak=frozenset(
+            cause
+            for cause in by_slow
+            if not cause.is_host and _is_the_rule(cause.pairs, doubtful.slow, first.keys())
+        ),
+        starved=Outliers(slow=slow_starved, late=late_starved),
+        best=best,
+    )
+
+
+def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool:
+    """Whether a link is slow beside those of its ends that were good, measured at the same time.
+
+    Else the whole neighbourhood has become slow, and that is no fault of this link.
+    """
+    beside = [other for ends, other in controls.items() if not set(pair).isdisjoint(ends)]
+    return rate < SLOW * min(beside, default=float("inf"))
+
+
+def _lossy(pairs: Iterable[Pair], first: Measures, second: Measures) -> frozenset[Pair]:
+    """Of pairs that lost something once: those that did so again, and lost much by then."""
+    found = set()
+    for pair in second.keys() & set(pairs):
+        tries = (first[pair], second[pair])
+        lost = sum(each.lost for each in tries)
+        share = LOSSY * sum(each.segments for each in tries)
+        again = second[pair].lost >= _SUSPECT_LOST and lost >= max(MANY_LOST, share)
+        if again or second[pair].stood_still:
+            found.add(pair)
+    return frozenset(found)
+
+
+def _starved(
+    pairs: Iterable[Pair], part: str, first: Measures, second: Measures
+) -> frozenset[Pair]:
+    return frozenset(
+        pair for pair in pairs if part in first[pair].starved or part in second[pair].starved
+    )
+
+
+def _is_the_rule(pairs: Iterable[Pair], slow: Set[Pair], tested: Set[Pair]) -> bool:
+    """Whether at one of its ends more links are slow than good; of two hosts nobody can tell."""
+    good = Counter(role for pair in tested - slow for role in enumerate(pair))
+    bad = Counter(role for pair in slow for role in enumerate(pair))
+    more_than_two = len({end for pair in tested for end in pair}) > 2
+    return more_than_two and any(
+        bad[role] > good[role] for pair in pairs for role in enumerate(pair)
+    )
+
+
+def _better(one: Measure, other: Measure | None) -> Measure:
+    if other is None:
+        return one
+    rates = [each.rate for each in (one, other) if each.rate is not None]
+    rtts = [each.rtt_us for each in (one, other) if each.rtt_us is not None]
+    return replace(other, rate=max(rates, default=None), rtt_us=min(rtts, default=None))
+
+
+# What is unusual ----------------------------------------------------------------------------------
+
+
+def _slow(measures: Measures, nics: Mapping[int, int | None]) -> frozenset[Pair]:
+    rates = {pair: each.rate for pair, each in measures.items() if each.rate is not None}
+    hosts = {end for pair in measures for end in pair}
+    if len(hosts) == 2:
+        return frozenset(p for p, rate in rates.items() if rate < _expected(p, rates, nics))
+    usual = _usual(rates)
+    return frozenset(
+        pair
+        for pair, rate in rates.items()
+        for end in pair
+        if end in usual and rate < usual[end].slow_below
+    )
+
+
+def _expected(pair: Pair, rates: Mapping[Pair, float], nics: Mapping[int, int | None]) -> float:
+    """Of two hosts: bytes per second that a link should reach, by the other way and by the line."""
+    lines = [nics.get(end) for end in pair]
+    line = min(TRUSTED_MBPS, *(each or TRUSTED_MBPS for each in lines)) * 125_000
+    known = all(lines)
+    return max(SLOW * rates.get(pair[::-1], 0.0), LINE_SHARE * line if known else 0.0)
+
+
+def _late(measures: Measures) -> frozenset[Pair]:
+    rtts = {pair: each.rtt_us for pair, each in measures.items() if each.rtt_us is not None}
+    usual = _usual(rtts)
+    return frozenset(
+        pair
+        for pair, rtt in rtts.items()
+        for end in pair
+        if end in usual and rtt > usual[end].late_above
+    )
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """What links have in common: the median, and the median deviation from it.
+
+    What stands out is far from the median, and either beyond the spread, or far from every other.
+    """
+
+    median: float
+    spread: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> _Usual:
+        median = statistics.median(values)
+        spread = statistics.median(abs(each - median) for each in values)
+        return cls(median, spread, min(values), max(values))
+
+    @property
+    def slow_below(self) -> float:
+        """Bytes per second."""
+        beyond = max(self.median - _SPREADS * self.spread, SLOW * self.least)
+        return min(SLOW * self.median, beyond)
+
+    @property
+    def late_above(self) -> float:
+        """Microseconds."""
+        beyond = min(self.median + _SPREADS * self.spread, LATE * self.greatest)
+        return max(LATE * self.median, LATE_US + self.median, LATE_US + beyond)
+
+
+def _usual(values: Mapping[Pair, float]) -> dict[int, _Usual]:
+    """Seat → what is usual for the pairs that do not touch it.
+
+    Among many hosts one more or less does not move the median.
+    """
+    ends = {end for pair in values for end in pair}
+    if len(ends) > _MANY_HOSTS:
+        return dict.fromkeys(ends, _Usual.of(list(values.values())))
+    others = {end: [v for pair, v in values.items() if end not in pair] for end in ends}
+    return {end: _Usual.of(found) for end, found in others.items() if len(found) > 1}
+
+
+def _edge(pair: Pair) -> Meeting:
+    return min(pair), max(pair)

@@ -1,0 +1,294 @@
+"""A short timed exchange between hosts over TCP: latency, bandwidth and loss, in both directions.
+
+Two hosts meet over one connection. The one that called leads first, then the other one:
+
+    PING  64 bytes, answered with as much: the round-trip time
+    BURST as much as passes in a set time; then END, answered with bytes and seconds on arrival:
+          the bandwidth, timed where it counts; and with how that side's CPU was
+    CALM  a few single segments, the last one answered, with pauses in between: so little is under
+          way that no queue overflows and no limit is reached; what is lost here, the road lost
+    OVER  now the other one leads
+
+The retransmissions of the burst say nothing about a road: on its way to full speed TCP loses
+segments on the best one. Retransmissions that the other side did not need (it says so: DSACK) are
+those of a busy machine, and do not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from nccl_doctor.toolkit.cpu_wait import CpuWatch
+from nccl_doctor.toolkit.peers.echo import Door
+
+from .tcp_info import TcpInfo
+from .timetable import Slots
+from .wire import HEADER, LARGEST, Gate, Stalled, Wire, call
+
+_PING, _BURST, _END = b"P", b"B", b"E"
+_CALM, _ASK, _OVER = b"C", b"A", b"O"
+
+_PING_BYTES = 64
+_MOST_PINGS, _LEAST_PINGS, _PING_S = 40, 5, 0.05
+_FIRST_BLOCK = 1 << 14
+_QUICK_S = 0.001
+"""A block that the kernel took faster than this could have been twice as large."""
+_WARM_SHARE = 0.25
+"""Of the burst: in this part the connection finds its speed, and a token bucket runs empty."""
+_TOGETHER = 4
+"""Segments under way at once in the calm part: enough that a lost one is noticed by the next."""
+_MOST_CALM = 2000
+_SLOWEST_CALM = 1e6
+_LARGEST_SEGMENT = 8900
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that parts of a meeting take, and that it may take at most; a good one takes 0.35."""
+
+    burst_s: float = 0.1
+    calm_s: float = 0.06
+    limit_s: float = 4.0
+
+
+@dataclass
+class Sent:
+    """What was measured from this side to the other one.
+
+    Attributes:
+        pings_us: round-trip times.
+        bytes, seconds: what arrived of the burst after it had warmed up, by the receiver's clock.
+        segments, lost: of the calm part.
+        tcp: counters of the whole connection.
+        cpu: part (`echo`, `burst`) → reports of a `CpuWatch`, of this side and of the other one.
+        stalled: the part in which nothing moved any more; what came before it is there.
+    """
+
+    pings_us: list[float] = field(default_factory=list)
+    bytes: int = 0
+    seconds: float = 0.0
+    segments: int = 0
+    lost: int = 0
+    tcp: TcpInfo = field(default_factory=TcpInfo)
+    cpu: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    stalled: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second of the burst; 0 where it was not measured."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: `rtt_us` is the median, `rate` bytes per second; None where not measured."""
+        return {
+            "rtt_us": round(statistics.median(self.pings_us), 1) if self.pings_us else None,
+            "rate": round(self.rate) if self.seconds else None,
+            "segments": self.segments,
+            "lost": self.lost,
+            "tcp": self.tcp.to_json(),
+            "cpu": self.cpu,
+            "stalled": self.stalled,
+        }
+
+
+def hold_meetings(
+    slots: Slots,
+    seat: int,
+    gate: Gate,
+    doors: Mapping[int, Mapping[str, Any]],
+    *,
+    pace: Pace,
+    deadline: float,
+) -> dict[int, dict[str, Any]]:
+    """Meet every partner of a timetable in turn.
+
+    Nobody waits for others than its own next partner, so a slow pair holds up no more than needed.
+    Partners that are busy are waited for longer than a meeting takes, and a little longer each
+    time: who waits in vain for one that is gone is itself still waited for.
+
+    Args:
+        slots: the same for everybody.
+        seat: of this participant.
+        gate: its own.
+        doors: seat → `Door` of everybody's gate, as plain data; more keys are let be.
+        pace: of each exchange.
+        deadline: `time.monotonic()` second after which no meeting begins.
+
+    Returns: partner's seat → `Sent` *to* that partner as plain data, or `{"problem": words}` where
+    the two did not meet.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    mine = [(i, each) for i, slot in enumerate(slots) for each in slot if seat in each]
+    for index, (first, second) in mine:
+        partner = second if seat == first else first
+        patience = min(pace.limit_s * (2 + index / 2), deadline - time.monotonic())
+        if patience <= 0:
+            found[partner] = {"problem": "no time was left"}
+            continue
+        met: socket | str
+        if seat != first:
+            met = gate.admit(partner, patience) or "the partner did not call"
+        elif partner in doors:
+            door = {each.name: doors[partner][each.name] for each in fields(Door)}
+            met = call(Door(**door), seat, patience)
+        else:
+            met = "the partner was not listening"
+        if isinstance(met, str):
+            found[partner] = {"problem": met}
+            continue
+        with met:
+            found[partner] = exchange(met, pace, leads=seat == first).to_json()
+    return found
+
+
+def exchange(sock: socket, pace: Pace, *, leads: bool) -> Sent:
+    """Measure with one partner, in both directions.
+
+    Args:
+        sock: connected to it.
+        pace: of the direction that this side leads.
+        leads: whether this side is the first to send.
+
+    Returns: what was measured in the direction from here to there; never raises OSError.
+    """
+    sent = Sent(stalled="the other direction")
+    wire = Wire(sock, pace.limit_s)
+    try:
+        if not leads:
+            _follow(wire)
+        _Leader(wire, pace, sent).run()
+        if leads:
+            _follow(wire)
+    except Stalled:
+        pass  # what stood still is noted; of the direction from there to here, the partner tells
+    return sent
+
+
+class _Leader:
+    """The sending side of one direction."""
+
+    def __init__(self, wire: Wire, pace: Pace, sent: Sent) -> None:
+        self.wire, self.pace, self.sent = wire, pace, sent
+
+    def run(self) -> None:
+        parts = {"echo": self._ping, "burst": self._burst, "calm": self._calm}
+        try:
+            for self.sent.stalled, part in parts.items():
+                part()
+            self.wire.send(_OVER)
+            self.sent.stalled = ""
+        finally:
+            self.sent.tcp = self.wire.info()
+
+    def _ping(self) -> None:
+        watch = CpuWatch()
+        payload = bytes(_PING_BYTES)
+        now = time.monotonic()
+        end = now + _PING_S
+        pings = self.sent.pings_us
+        try:
+            while len(pings) < _LEAST_PINGS or (len(pings) < _MOST_PINGS and now < end):
+                self.wire.ask(_PING, payload)
+                before, now = now, time.monotonic()
+                pings.append((now - before) * 1e6)
+        finally:
+            self.sent.cpu["echo"] = [watch.report()]
+
+    def _burst(self) -> None:
+        watch = CpuWatch()
+        block = memoryview(bytes(LARGEST))
+        size = _FIRST_BLOCK
+        self.wire.keep_unsent_below(size)
+        now = time.monotonic()
+        end = now + self.pace.burst_s
+        try:
+            while now < end:
+                self.wire.send(_BURST, block[:size])
+                before, now = now, time.monotonic()
+                if now - before < _QUICK_S and size < LARGEST:
+                    size *= 2
+                    self.wire.keep_unsent_below(size)
+            told = self.wire.ask(_END)
+        finally:
+            self.sent.cpu["burst"] = [watch.report()]
+        self.sent.bytes, self.sent.seconds = told["bytes"], told["seconds"]
+        for name, report in told["cpu"].items():
+            self.sent.cpu[name].append(report)
+
+    def _calm(self) -> None:
+        before = self.wire.info()
+        payload = bytes(min(before.mss or 1400, _LARGEST_SEGMENT) - HEADER.size)
+        # Half of what the burst reached, lest a limit on the rate be taken for a lossy road.
+        pause = _TOGETHER * len(payload) / max(self.sent.rate / 2, _SLOWEST_CALM)
+        now = time.monotonic()
+        end = now + self.pace.calm_s
+        try:
+            for _ in range(0, _MOST_CALM, _TOGETHER):
+                for _ in range(_TOGETHER - 1):
+                    self.wire.send(_CALM, payload)
+                self.wire.ask(_ASK, payload)
+                time.sleep(max(0.0, now + pause - time.monotonic()))
+                now = time.monotonic()
+                if now > end:
+                    break
+        finally:
+            after = self.wire.info()
+            self.sent.segments = after.segments - before.segments
+            self.sent.lost = max(0, after.lost - before.lost)
+
+
+def _follow(wire: Wire) -> None:
+    """The receiving side of one direction."""
+    watch = CpuWatch()
+    cpu = {}
+    arrived: list[tuple[float, int]] = []
+    total = 0
+    while True:
+        what, size = wire.next()
+        if what == _BURST and not arrived:
+            cpu["echo"], watch = watch.report(), CpuWatch()
+            arrived.append((time.monotonic(), 0))
+        wire.take(size)
+        if what == _BURST:
+            total += size
+            arrived.append((time.monotonic(), total))
+        elif what == _PING:
+            wire.reply("." * (size - 2))
+        elif what == _END:
+            cpu["burst"] = watch.report()
+            count, seconds = warm_part(arrived)
+            wire.reply({"bytes": count, "seconds": seconds, "cpu": cpu})
+        elif what == _ASK:
+            wire.reply(None)
+        elif what == _OVER:
+            return
+
+
+def warm_part(arrived: Sequence[tuple[float, int]]) -> tuple[int, float]:
+    """(bytes, seconds) after the first quarter of a burst.
+
+    Args:
+        arrived: (second, bytes until then), in order; the first one is (begin, 0).
+    """
+    if len(arrived) < 2:
+        return 0, 0.0
+    begin, end = arrived[0][0], arrived[-1][0]
+    warm = begin + _WARM_SHARE * (end - begin)
+    cold = max(count for second, count in arrived if second <= warm)
+    return arrived[-1][1] - cold, max(end - warm, 1e-6)
+
+
+def nic_speed(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
+    """Line rate in Mbit/s; None where it is not known, or the interface is no piece of hardware."""
+    nic = folder / interface
+    try:
+        speed = int((nic / "speed").read_text()) if (nic / "device").exists() else -1
+    except (OSError, ValueError):
+        return None
+    return speed if speed > 0 else None

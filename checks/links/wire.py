@@ -1,0 +1,192 @@
+"""One connection between two hosts that take turns: who may call, frames, and deadlines."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import struct
+import time
+from typing import Any
+
+from nccl_doctor.toolkit.net.dial import dial
+from nccl_doctor.toolkit.peers.echo import MAGIC, TOKEN_BYTES, Door
+
+from .tcp_info import TcpInfo, tcp_info
+
+STALL_S = 3.0
+"""No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
+LARGEST = 1 << 20
+"""Bytes of payload in the largest frame."""
+HEADER = struct.Struct("!cI")
+"""What kind of frame, and bytes of payload."""
+
+_HELLO = struct.Struct(f"!{len(MAGIC)}s{TOKEN_BYTES}sI")
+_REPLY = b"R"
+
+
+class Stalled(Exception):
+    """Nothing moved for too long, or the connection broke, or what came makes no sense."""
+
+
+class Wire:
+    """A connected socket, with a deadline for everything that is done on it."""
+
+    def __init__(self, sock: socket.socket, limit_s: float) -> None:
+        """Take over the socket; nothing lasts longer than `limit_s` seconds from now."""
+        self._sock = sock
+        self._end = time.monotonic() + limit_s
+        self._sink = bytearray(LARGEST)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, what: bytes, payload: bytes | memoryview = b"") -> None:
+        """Send one frame, header and payload in one call, so that a small one is one segment.
+
+        Raises:
+            Stalled: as every method here.
+        """
+        header = HEADER.pack(what, len(payload))
+        try:
+            self._sock.settimeout(self._patience())
+            done = self._sock.sendmsg([header, payload])
+            if done < len(header):
+                self._sock.sendall(header[done:])
+            self._sock.sendall(memoryview(payload)[max(0, done - len(header)) :])
+        except OSError as error:
+            raise Stalled(str(error)) from error
+
+    def reply(self, value: Any) -> None:
+        """Answer a question, with plain data."""
+        self.send(_REPLY, json.dumps(value).encode())
+
+    def ask(self, what: bytes, payload: bytes | memoryview = b"") -> Any:
+        """Send one frame and wait for the reply to it."""
+        self.send(what, payload)
+        kind, size = self.next()
+        answer = self.take(size)
+        if kind != _REPLY:
+            raise Stalled(f"a frame {kind!r} in place of a reply")
+        try:
+            return json.loads(bytes(answer))
+        except ValueError as error:
+            raise Stalled("a reply that is no JSON") from error
+
+    def next(self) -> tuple[bytes, int]:
+        """Wait for the header of the next frame."""
+        what, size = HEADER.unpack(self.take(HEADER.size))
+        return what, size
+
+    def take(self, size: int) -> memoryview:
+        """Read so many bytes; they are there until the next call."""
+        if size > len(self._sink):
+            raise Stalled(f"a frame of {size} bytes")
+        whole = memoryview(self._sink)[:size]
+        view = whole
+        while len(view):
+            try:
+                self._sock.settimeout(self._patience())
+                count = self._sock.recv_into(view)
+            except OSError as error:
+                raise Stalled(str(error)) from error
+            if not count:
+                raise Stalled("the other side closed")
+            view = view[count:]
+        return whole
+
+    def keep_unsent_below(self, size: int) -> None:
+        """Else megabytes wait in this host's own buffer, and a slow road takes seconds for them."""
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+    def info(self) -> TcpInfo:
+        """The kernel's counters of this connection."""
+        return tcp_info(self._sock)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _patience(self) -> float:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise Stalled("out of time")
+        return min(STALL_S, left)
+
+
+class Gate:
+    """Listens on one address; lets in one partner at a time, in the order that its host wants.
+
+    Who does not show the token that was posted gets no answer.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Listen on a fresh port.
+
+        Raises:
+            OSError: the address is not one of this host.
+        """
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._sock = socket.create_server((address, 0), family=family, backlog=1024)
+        tokens = (secrets.token_hex(TOKEN_BYTES // 2) for _ in "12")
+        self.door = Door(address, self._sock.getsockname()[1], *tokens)
+        self._early: dict[int, socket.socket] = {}
+
+    def __enter__(self) -> Gate:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for sock in (self._sock, *self._early.values()):
+            sock.close()
+
+    def admit(self, seat: int, timeout_s: float) -> socket.socket | None:
+        """Wait for one partner's call; others that call too early are kept for their turn."""
+        end = time.monotonic() + timeout_s
+        while seat not in self._early and (left := end - time.monotonic()) > 0:
+            self._sock.settimeout(left)
+            try:
+                client, _ = self._sock.accept()
+            except OSError:
+                return None
+            caller = self._introduction(client)
+            if caller is None or caller in self._early:
+                client.close()
+            else:
+                self._early[caller] = client
+        client_or_none = self._early.pop(seat, None)
+        if client_or_none is not None:
+            try:
+                client_or_none.sendall(self.door.answer.encode())
+            except OSError:
+                client_or_none.close()
+                return None
+        return client_or_none
+
+    def _introduction(self, client: socket.socket) -> int | None:
+        """The seat of a caller that shows the token."""
+        try:
+            client.settimeout(STALL_S)
+            magic, token, seat = _HELLO.unpack(client.recv(_HELLO.size, socket.MSG_WAITALL))
+        except (OSError, struct.error):
+            return None
+        known = secrets.compare_digest(magic + token, MAGIC + self.door.token.encode())
+        return int(seat) if known else None
+
+
+def call(door: Door, seat: int, timeout_s: float) -> socket.socket | str:
+    """Call a partner's gate, and wait until it lets this one in.
+
+    Returns: the socket, or in words why there is none.
+    """
+    dialled, sock = dial(door.address, door.port, min(STALL_S, timeout_s))
+    if sock is None:
+        return dialled.detail or dialled.outcome
+    try:
+        sock.settimeout(timeout_s)
+        sock.sendall(_HELLO.pack(MAGIC, door.token.encode(), seat))
+        answer = sock.recv(TOKEN_BYTES, socket.MSG_WAITALL)
+        if answer == door.answer.encode():
+            return sock
+        problem = "somebody else answered" if answer else "the partner hung up"
+    except OSError:
+        problem = f"the partner had no time within {timeout_s:g} s"
+    sock.close()
+    return problem

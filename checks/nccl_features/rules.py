@@ -1,0 +1,218 @@
+"""Groups that fail, tried again with one feature of the backend off at a time. Pure.
+
+What fails, finishes without a feature and then fails again with it, fails for that feature. The
+last attempt is the control: what fails only now and then would else be laid to whatever was off
+when it happened to finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nccl_doctor.api import Confidence, Finding, Kind, OutcomeStatus, Round
+from nccl_doctor.toolkit.groups.attempts import Attempt, has_entered, is_victim
+from nccl_doctor.toolkit.groups.culprits import place_of_all
+from nccl_doctor.toolkit.groups.doing import error_of, step_of, what_they_did
+
+CONTROL = "as-before"
+"""Name of the round in which all features are on again."""
+_WITHOUT = "without-"
+_TRIED = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
+"""Signals by which a process ends for what it did itself."""
+_LEAST_S = 5.0
+_PATIENCE = 8.0
+"""So many times longer than the slowest group that was good a group may take."""
+_CONTROL_PATIENCE = 5.0
+_CONTROL_LEAST = 4.0
+"""And so many times longer than the attempt that was good the control waits, at least, before it
+counts as hung."""
+
+Attempts = Mapping[str, Sequence[Attempt]]
+Seats = tuple[int, ...]
+
+
+class Feature(NamedTuple):
+    """Something that the backend can do without.
+
+    Attributes:
+        name: of its round, after `without-`.
+        off: the variable that turns it off, and its value then.
+        what: in words.
+        fix: what mends it, and what does until then.
+        least: with fewer ranks in a group it is not used.
+        inside: it may be at fault where a group within one host fails.
+        across: it may be at fault where groups fail that span hosts, and none within a host.
+    """
+
+    name: str
+    off: tuple[str, str]
+    what: str
+    fix: str
+    least: int = 1
+    inside: bool = True
+    across: bool = True
+
+    @property
+    def round_name(self) -> str:
+        """Of the round in which it is off."""
+        return _WITHOUT + self.name
+
+    @property
+    def setting(self) -> str:
+        """As people type it."""
+        return "=".join(self.off)
+
+    def may_matter(self, group: Attempt) -> bool:
+        """Whether it can be the reason why a group fails."""
+        variable, value = self.off
+        hosts = {member.rank.host.id for member in group.members}
+        is_off = all(member.rank.env.get(variable) == value for member in group.members)
+        fits = self.across if len(hosts) > 1 else self.inside
+        return fits and not is_off and len(group.members) >= self.least
+
+
+def failing_groups(attempts: Attempts) -> list[Attempt]:
+    """The smallest groups that fail every time, for no reason that is seen in a member.
+
+    Those within one host, where there are any; no seat is in two of them.
+    """
+    tried = [attempt for found in attempts.values() for attempt in found]
+    fine = {attempt.seats for attempt in tried if _is_fine(attempt)}
+    bad = {a.seats: a for a in tried if _has_failed(a) and a.seats not in fine}
+    inside = [a for a in bad.values() if len({m.rank.host.id for m in a.members}) == 1]
+    chosen: list[Attempt] = []
+    taken: set[int] = set()
+    for attempt in sorted(inside or bad.values(), key=lambda a: (len(a.seats), a.seats)):
+        if taken.isdisjoint(attempt.seats):
+            taken |= set(attempt.seats)
+            chosen.append(attempt)
+    return chosen
+
+
+def rounds_without(
+    before: Attempts, here: Attempts, features: Sequence[Feature], limit_s: float
+) -> Iterator[Round]:
+    """The rounds that were held, and the next one, if another is needed: one for each feature that
+    may matter, until every failing group was good, and then the control.
+
+    Args:
+        before: attempts among which the failing groups are.
+        here: those of these rounds so far.
+        features: what can be turned off, the most particular first: what is broader turns off more.
+        limit_s: no round takes longer.
+
+    The parameter `env` of a round holds the variables to set.
+    """
+    good = [_seconds(a) for found in before.values() for a in found if _is_fine(a)]
+    deadline_s = min(limit_s, max(_LEAST_S, _PATIENCE * max(good))) if good else limit_s
+    cured: dict[Seats, _Cured] = {}
+    asked = list(_asked(before, here, features, cured))
+    for feature, open_ in asked:
+        yield Round(feature.round_name, open_, deadline_s, {"env": dict([feature.off])})
+    if cured and all(feature.round_name in here for feature, _ in asked):
+        waited = max(_seconds(each.good) for each in cured.values())
+        deadline_s = min(limit_s, max(_LEAST_S, _CONTROL_PATIENCE * waited))
+        yield Round(CONTROL, tuple(cured), deadline_s, {"env": {}})
+
+
+def judge_features(
+    kind: Kind, before: Attempts, here: Attempts, features: Sequence[Feature], limit_s: float
+) -> Iterator[Finding]:
+    """Features without which a group is good, and fails again with them; parameters as above."""
+    cured: dict[Seats, _Cured] = {}
+    asked = list(_asked(before, here, features, cured))
+    for control in here.get(CONTROL, ()):
+        found = cured.get(control.seats)
+        if found is None or not _fails_again(control, found.good, limit_s):
+            continue
+        feature = found.feature
+        yield Finding(
+            kind,
+            f"{feature.what}: {_how(control)}; good with {feature.setting}, and not again without",
+            place_of_all(control.members),
+            {
+                **what_they_did(control),
+                "setting": feature.setting,
+                "tried": [f.setting for f, groups in asked if control.seats in groups],
+            },
+            fix=feature.fix,
+            confidence=Confidence.LIKELY,
+        )
+
+
+@dataclass(frozen=True)
+class _Cured:
+    """A feature, and the attempt that was good without it."""
+
+    feature: Feature
+    good: Attempt
+
+
+def _asked(
+    before: Attempts,
+    here: Attempts,
+    features: Sequence[Feature],
+    cured: dict[Seats, _Cured],
+) -> Iterator[tuple[Feature, tuple[Seats, ...]]]:
+    """Each feature with the groups that are to be tried without it, up to the first that was not
+    tried yet. `cured` is filled on the way.
+    """
+    groups = failing_groups(before)
+    for feature in features:
+        open_ = [g.seats for g in groups if g.seats not in cured and feature.may_matter(g)]
+        if not open_:
+            continue
+        yield feature, tuple(open_)
+        if feature.round_name not in here:
+            return
+        for attempt in here[feature.round_name]:
+            if attempt.seats in open_ and _is_fine(attempt):
+                cured[attempt.seats] = _Cured(feature, attempt)
+
+
+def _wrong(attempt: Attempt) -> list[Mapping[str, Any]]:
+    return [bad for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
+
+
+def _is_fine(attempt: Attempt) -> bool:
+    return attempt.is_good and not _wrong(attempt)
+
+
+def _has_failed(attempt: Attempt) -> bool:
+    """It went wrong, all members took part, and nobody stopped or killed one of them."""
+    if any(member.outcome.status not in _TRIED for member in attempt.members):
+        return False
+    killed = any(member.outcome.signal not in _CRASHES for member in attempt.dead)
+    missing = any(not has_entered(member.outcome) for member in attempt.stuck)
+    is_other = killed or missing or attempt.stopped or attempt.astray
+    return not (is_other or _is_fine(attempt))
+
+
+def _fails_again(control: Attempt, good: Attempt, limit_s: float) -> bool:
+    """Whether the control is as bad as ever; where it only hung, it must have had time enough."""
+    if not _has_failed(control):
+        return False
+    if control.dead or control.has_failed_itself or _wrong(control):
+        return True
+    return _seconds(control) >= min(0.9 * limit_s, _CONTROL_LEAST * _seconds(good))
+
+
+def _seconds(attempt: Attempt) -> float:
+    return max(member.outcome.duration_s for member in attempt.members)
+
+
+def _how(attempt: Attempt) -> str:
+    if attempt.dead:
+        first = attempt.dead[0].outcome
+        return f"a rank died by {first.signal} in {step_of(first)}"
+    if attempt.raised and (attempt.has_failed_itself or not attempt.stuck):
+        own = [m for m in attempt.raised if not is_victim(m.outcome)] or attempt.raised
+        return f"{step_of(own[0].outcome)}: {error_of(own[0].outcome)}"
+    if attempt.stuck:
+        first = attempt.stuck[0].outcome
+        return f"no progress in {step_of(first)} within {first.duration_s:.0f} s"
+    wrong = _wrong(attempt)[0]
+    return f"wrong result of {wrong['step']}, {wrong['example']}"

@@ -1,0 +1,268 @@
+"""Will NCCL find the network plug-in that the environment asks for?
+
+What it checks
+--------------
+Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
+can load it with all that it needs, whether it exports an interface that this release of NCCL takes
+(ncclNetPlugin_v*), and whether NCCL_NET names a network that NCCL has only with a plug-in. The
+variables may also come from NCCL's configuration files. And whether all hosts have the same plug-in
+(by a hash over both ends of its file), or none has one. The plug-in is loaded in a process of its
+own; NCCL is not, and no network is used.
+
+Why it matters
+--------------
+A plug-in that cannot be loaded is no error to NCCL: it says so at NCCL_DEBUG=INFO only, and goes
+over sockets, many times slower. Where NCCL_NET names the network, it fails instead. Where one host
+has the plug-in and the others have not, they speak different languages, and NCCL fails or hangs;
+two releases of one plug-in may do so too. One built for an older NCCL is left without a word.
+One that crashes or hangs while it is loaded takes the rank with it.
+
+How to fix
+----------
+Install the plug-in in the image of every host (aws-ofi-nccl for EFA), and put its folder into
+LD_LIBRARY_PATH before the job starts; one and the same release on every host, new enough for this
+NCCL. Or unset the variables, where no plug-in is meant.
+
+When it is wrong
+----------------
+A plug-in that loads may still refuse to start, if its fabric is not there. One that is linked into
+NCCL, or loaded by the job's own code, is not seen. Variables of EFA may be left over in an image
+that also runs where there is no EFA. Which interfaces a release takes is known of some releases
+only; between them the doubt is for the plug-in. Plug-ins that each host compiled for itself differ
+as files: that is only mentioned, while the name of the file and the interfaces are the same. Of
+ranks with variables of their own only the first one of each host is asked.
+Not validated on hardware: tested on made-up clusters and on made-up libraries.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_NET, NCCL_NET_PLUGIN); NCCL src/plugin/plugin_open.cc
+and src/plugin/net.cc, before 2.24 src/net.cc;
+aws/aws-ofi-nccl on GitHub, README; ld.so(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    OutcomeStatus,
+    Severity,
+    Skip,
+    Where,
+    odd_ones_out,
+)
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.nccl.plugin import first_plugin, plugin_build
+
+from .versions import plugin_range, takes_plugin
+
+NAMES = ("NCCL_NET_PLUGIN", "NCCL_NET")
+BUILT_IN = ("socket", "ib")
+"""Values of NCCL_NET, in any case, for which NCCL needs no plug-in."""
+NO_PLUGIN = "none"
+EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_SET_CUDA_SYNC_MEMOPS")
+"""Variables that mean something to NCCL only through the plug-in for libfabric."""
+
+MISSING = Kind(
+    "net-plugin-missing",
+    Layer.ENV,
+    "The network plug-in of NCCL cannot be loaded",
+    "NCCL then goes over sockets without a word, or fails where NCCL_NET names the network.",
+    "install the plug-in in the image, and put its folder into LD_LIBRARY_PATH",
+    Severity.WARN,
+)
+DIFFERS = Kind(
+    "net-plugin-differs",
+    Layer.ENV,
+    "Hosts have not the same network plug-in of NCCL",
+    "Each would speak its own network, or its own release of one: NCCL fails or hangs, unless the "
+    "plug-in finds no fabric and gives way.",
+    "the same plug-in on every host, or export NCCL_NET_PLUGIN=none on every host",
+    Severity.WARN,
+)
+
+CRASHES = Kind(
+    "net-plugin-crashes",
+    Layer.ENV,
+    "A network plug-in of NCCL ends or stops the process that loads it",
+    "NCCL loads it in every rank, whatever NCCL_NET says: the rank dies, or hangs, at its first "
+    "communicator.",
+    "export NCCL_NET_PLUGIN=none on every host, or install a build of the plug-in that fits this "
+    "image (NCCL, libfabric, UCX)",
+)
+_LOAD = "load "
+
+
+class NetPlugin(Check):
+    """Load the plug-in as NCCL would, and compare hosts."""
+
+    name = "net_plugin"
+    layer = Layer.ENV
+    cost = "seconds"
+    kinds = (MISSING, DIFFERS, CRASHES)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`asked`: the variables that want a plug-in, `tried`: (library, error) in NCCL's order,
+        `loaded`: the library that loads, or None, and `build`: its `plugin_build`; `net`: the value
+        of NCCL_NET.
+        """
+        if ctx.backend != "nccl":
+            raise Skip("the job does not use NCCL")
+        settings = nccl_settings(ctx.env)
+        told = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
+        plugin, net = (told[name].value if name in told else "" for name in NAMES)
+        asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]
+        tried, loaded = first_plugin(plugin, ctx.breadcrumb)
+        ctx.breadcrumb(f"read {loaded}")  # another step than to load it: that one went well
+        return {
+            "plugin": plugin,
+            "net": net,
+            "asked": asked + [f"{name}={ctx.env[name]}" for name in EFA if ctx.env.get(name)],
+            "tried": tried,
+            "loaded": loaded or None,
+            "build": plugin_build(loaded) if loaded else None,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Every host by itself; then those that lack what others have without being asked, or have
+        another.
+        """
+        yield from _crashes(cluster)
+        seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
+        told = set()
+        for host, facts in seen:
+            for finding in (*_asked_for(facts), *_left(cluster, host, facts)):
+                told.add(host.id)
+                yield finding.replaced(where=_place([host]))
+        without = [host for host, facts in seen if not facts["loaded"] and host.id not in told]
+        use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in told]
+        having = [host for host, _ in use]
+        libraries = {facts["loaded"] for _, facts in use}
+        if without and having:
+            efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
+            tie = len(without) == len(having)
+            odd = without if len(without) < len(having) else having
+            yield Finding(
+                DIFFERS,
+                f"{len(having)} of {len(seen)} hosts load {' or '.join(sorted(libraries))}, "
+                f"{len(without)} load none",
+                _place(without + having if tie else odd),
+                {host.label: facts["tried"] for host, facts in seen},
+                # With EFA the plug-in has a fabric, and does not give way.
+                severity=Severity.FAIL if efa else None,
+                confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
+            )
+        yield from _builds(use)
+
+
+def _crashes(cluster: Cluster) -> Iterator[Finding]:
+    for each in cluster.evidence("net_plugin"):
+        end = each.outcome
+        hung = end.status is OutcomeStatus.HUNG and end.state not in ("T", "t")
+        died = end.status is OutcomeStatus.DIED and end.signal != "SIGKILL"
+        if end.last_step.startswith(_LOAD) and (hung or died):
+            library = end.last_step.removeprefix(_LOAD)
+            how = f"did not load within {end.duration_s:.0f} s"
+            if died:
+                how = f"ended the process that loaded it, by {end.signal or end.exit_code}"
+            yield Finding(
+                CRASHES,
+                f"{library} {how}",
+                _place([each.host]),
+                {"stack": end.stack, "wchan": end.wchan, "log_tail": end.log_tail},
+                confidence=Confidence.CERTAIN if died else Confidence.LIKELY,
+            )
+
+
+def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """What one host was asked for and has not. The place is added."""
+    named, wanted = _wish(facts)
+    if facts["loaded"] or not (wanted and facts["asked"]):
+        return
+    errors = "; ".join(error for _, error in facts["tried"]) or "NCCL_NET_PLUGIN=none"
+    yield Finding(
+        MISSING,
+        f"{', '.join(facts['asked'])}; {errors}",
+        evidence={"tried": facts["tried"]},
+        fix=f"{MISSING.fix}; or unset {' '.join(a.partition('=')[0] for a in facts['asked'])}",
+        severity=Severity.FAIL if named else Severity.WARN,
+    )
+
+
+def _wish(facts: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether NCCL_NET names a network that needs a plug-in, and whether one may be used at all."""
+    net = facts["net"].lower()
+    named = bool(net) and net not in BUILT_IN
+    return named, named or (not net and facts["plugin"].lower() != NO_PLUGIN)
+
+
+def _left(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """A plug-in that loads, and that NCCL leaves: it takes none of its interfaces."""
+    named, wanted = _wish(facts)
+    versions = (facts.get("build") or {}).get("versions") or ()
+    ranks = [each for rank, each in cluster.facts("nccl_library") if rank.host.id == host.id]
+    # RCCL has a history of its own.
+    releases = {each["loaded"]["version"] for each in ranks if each["loaded"] and each["cuda"]}
+    refuse = sorted(nccl for nccl in releases if versions and not takes_plugin(nccl, versions))
+    if not (refuse and wanted):
+        return
+    oldest, newest = plugin_range(refuse[0])
+    takes = f"v{oldest} or newer" if newest is None else f"v{oldest} to v{newest}"
+    severity = Severity.FAIL if named else Severity.WARN
+    exports = ", ".join(f"ncclNetPlugin_v{each}" for each in versions)
+    yield Finding(
+        MISSING,
+        f"{facts['loaded']} exports {exports}; NCCL {refuse[0]} takes {takes}",
+        evidence={"nccl": refuse, **facts["build"]},
+        fix="install a release of the plug-in that was built for this NCCL",
+        # Nobody asked: NCCL goes on with what it has itself.
+        severity=severity if facts["asked"] else Severity.INFO,
+    )
+
+
+def _builds(use: Sequence[tuple[Host, Mapping[str, Any]]]) -> Iterator[Finding]:
+    """Hosts whose plug-in is another file than that of most."""
+    builds: dict[str, Mapping[str, Any]] = {}
+    hosts: dict[str, list[Host]] = {}
+    for host, facts in use:
+        build = facts.get("build") or {}
+        if build.get("fingerprint"):
+            builds[build["fingerprint"]] = build
+            hosts.setdefault(build["fingerprint"], []).append(host)
+    odd = odd_ones_out({host.id: mark for mark, each in hosts.items() for host in each})
+    if odd is None:
+        return
+    parts = [list(builds)] if odd.usual is None else [[m] for m in builds if m != odd.usual]
+    for marks in parts:
+        text = " and ".join(_in_words(builds[mark]) for mark in marks)
+        alike = marks
+        if odd.usual is not None:
+            text += f"; {len(hosts[odd.usual])} hosts have {_in_words(builds[odd.usual])}"
+            alike = [*marks, odd.usual]
+        looks = {(builds[m]["path"].rpartition("/")[2], *builds[m]["versions"]) for m in alike}
+        yield Finding(
+            DIFFERS,
+            text,
+            _place([host for mark in marks for host in hosts[mark]]),
+            {mark: dict(builds[mark]) for mark in alike},
+            severity=None if len(looks) > 1 else Severity.INFO,
+            confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
+        )
+
+
+def _in_words(build: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"v{each}" for each in build["versions"])
+    return f"{build['path']} ({versions}, build {build['fingerprint'][:8]})"
+
+
+def _place(hosts: Sequence[Host]) -> Where:
+    return Where(hosts=tuple(sorted(host.label for host in hosts)))

@@ -1,0 +1,44 @@
+"""Which versions of the interface for network plug-ins a release of NCCL takes. Pure.
+
+Source: src/net.cc of NCCL 2.17.1, 2.18.1, 2.20.3 and 2.22.3; src/plugin/net.cc of 2.26.2 and 2.30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from nccl_doctor.toolkit.versions import release
+
+_READ = (
+    ((2, 17), 4, 6),
+    ((2, 18), 4, 6),
+    ((2, 20), 5, 8),
+    ((2, 22), 5, 8),
+    ((2, 26), 6, 10),
+    ((2, 30), 6, 12),
+)
+"""Release, oldest and newest version that it takes. Both only ever rise: a release between two of
+these takes nothing older than the one before it, and nothing newer than the one after it.
+"""
+
+
+def plugin_range(nccl: str | None) -> tuple[int, int | None]:
+    """The oldest and the newest version of the interface that a release of NCCL may take.
+
+    Where nobody looked, the range is too wide rather than too narrow.
+
+    Args:
+        nccl: its version, such as `2.26.2`; None where nobody knows it.
+
+    Returns: 0 and None where there is no such bound.
+    """
+    number = release(nccl)[:2]
+    oldest = max((low for read, low, _ in _READ if number and read <= number), default=0)
+    newest = min((high for read, _, high in _READ if number and number <= read), default=None)
+    return oldest, newest
+
+
+def takes_plugin(nccl: str | None, versions: Collection[int]) -> bool:
+    """Whether a release of NCCL may take a plug-in that exports these versions."""
+    oldest, newest = plugin_range(nccl)
+    return any(oldest <= each and (newest is None or each <= newest) for each in versions)

@@ -1,0 +1,300 @@
+"""The road to MASTER_ADDR:MASTER_PORT, tried again until a store answers or nothing more can come.
+
+Hosts start at different times, and so do their names: what is missing now may be there in a second.
+So the name, the route and the port are all tried again, as torch itself does. What no waiting can
+mend ends it early, and `final` then says why.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.firewall.portrules import fits, rules_for_calls_out
+from nccl_doctor.toolkit.net.dial import Dial, dial, has_route
+from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
+from nccl_doctor.toolkit.net.names import NOT_A_NAME, LookUp, look_up
+
+from .store_ping import StoreAnswer, ask_store, store_accepts
+
+DIAL_S = 3.5
+"""Longer than the three ARP requests after which the kernel reports that nobody answers."""
+MIN_DIAL_S = 0.5
+"""With less time left than this, an attempt would say more about its hurry than about the road."""
+DIAL_AGAIN_S = 2.0
+"""A host that answers on another port has no ARP to wait for: one repeated SYN is enough."""
+RESOLVE_S = 4.0
+ASK_S = 1.0
+CONFIRM_S = 2.0
+RULES_S = 1.5
+"""For each of the four programs that may tell the rules of this host."""
+PAUSES_S = (0.2, 1.0)
+"""First and longest pause between two rounds."""
+MAX_ADDRESSES = 8
+MAX_CHANGES = 20
+
+NO_ROUTE_STANDS_S = 5.0
+"""A route that comes with the network of a booting host is there by then."""
+REJECT_STANDS_S = 3.0
+SELF_STANDS_S = 8.0
+"""Rank 0 on the same machine may only be slow to start."""
+
+TELL_S = 3.0
+"""Hosts are started within seconds of each other: before that there is nothing to tell."""
+
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_TALKATIVE = ("rejected", "refused", "dropped", "no-neighbour", "unreachable", "error")
+"""Of the outcomes at several addresses, the one that says most comes first."""
+_WORDS = {
+    "refused": "refuses connections",
+    "dropped": "gives no answer",
+    "rejected": "is shut by a firewall that says so",
+    "no-neighbour": "has an address that nobody on the local network has",
+    "unreachable": "has an address to which there is no route",
+    "error": "cannot be connected to",
+    "store": "answers as a store",
+    "silent": "accepts connections and says nothing",
+    "closed": "accepts connections and hangs up",
+    "other": "answers, but is not a store",
+}
+
+
+def knock(
+    name: str,
+    port: int,
+    until: float,
+    *,
+    serves: bool = False,
+    elsewhere: bool = False,
+    breadcrumb: Callable[..., None] = lambda words, **details: None,
+) -> dict[str, Any]:
+    """Try the road again and again, until a store answers, waiting is in vain, or time is up.
+
+    Every round looks the name up and tries its addresses in torch's order. Something that accepts
+    but is not a store is asked twice, the second time with a real client.
+
+    Args:
+        name: MASTER_ADDR.
+        port: MASTER_PORT.
+        until: `time.monotonic()` second about which this comes back.
+        serves: this host serves the store, which is then given all the time there is.
+        elsewhere: rank 0 is not on this host, by what this host was told.
+        breadcrumb: told in words whenever the outcome changes; with `tell=True` once it has stood
+            for some seconds, as somebody may be waiting in front of a screen.
+
+    Returns: `name`: `{"answers", "error", "came_s"}`, the last look-up that had an answer (else the
+    last one) and the seconds until it came; `first` and `last`: what the first and the last round
+    with an address said, each `{"address", "outcome", "errno", "detail", "duration_s", "answer",
+    "reply"}` (`Dial` and `StoreAnswer`; `answer` is empty where there was no connection), or None;
+    `passed`: the [address, outcome] of the addresses beside it in the last round; `changes`: the
+    [seconds, words] of each outcome that differs from the one before; `knocks`: how many rounds;
+    `seconds`; `neighbour`: how another port of a host that drops or rejects answered, `{"port",
+    "outcome"}` or None; `rules`: what the packet filter of this host says of the calls (see
+    `rules_for_calls_out`) or None; `final`: why no waiting could help, or empty.
+    """
+    road = _Road(name, port, until, serves=serves, elsewhere=elsewhere, breadcrumb=breadcrumb)
+    return road.travel()
+
+
+class _Road:
+    """All rounds of one `knock`."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        until: float,
+        *,
+        serves: bool,
+        elsewhere: bool,
+        breadcrumb: Callable[..., None],
+    ) -> None:
+        self.name, self.port, self.until = name, port, until
+        self.serves, self.elsewhere, self.breadcrumb = serves, elsewhere, breadcrumb
+        self.started = time.monotonic()
+        self.found: LookUp | None = None
+        self.came_s: float | None = None
+        self.first: dict[str, Any] | None = None
+        self.last: dict[str, Any] | None = None
+        self.passed: list[list[str]] = []
+        self.changes: list[list[Any]] = []
+        self.knocks = self.strangers = 0
+        self.state, self.since, self.rounds = "", self.started, 0
+        self.told = ""
+        self.neighbour: dict[str, Any] | None = None
+        self.rules: dict[str, Any] | None = None
+
+    def travel(self) -> dict[str, Any]:
+        pause, final = PAUSES_S[0], ""
+        while True:
+            self._round()
+            if self.last and self.last["answer"] == "store":
+                break
+            final = self._final()
+            if final or self._left() < pause + MIN_DIAL_S:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSES_S[1])
+        found = self.found
+        return {
+            "name": {
+                "answers": list(found.answers) if found else [],
+                "error": found.error if found else "",
+                "came_s": self.came_s,
+            },
+            "first": self.first,
+            "last": self.last,
+            "passed": self.passed,
+            "changes": self.changes,
+            "knocks": self.knocks,
+            "seconds": round(time.monotonic() - self.started, 2),
+            "neighbour": self.neighbour,
+            "rules": self.rules,
+            "final": final,
+        }
+
+    def _left(self, limit_s: float = float("inf")) -> float:
+        return max(0.0, min(limit_s, self.until - time.monotonic()))
+
+    def _round(self) -> None:
+        """One look-up, and one attempt at each address."""
+        self.knocks += 1
+        found = look_up(self.name, max(0.2, self._left(RESOLVE_S)))
+        if found.answers or self.found is None or not self.found.answers:
+            self.found = found
+        if not self.found.answers:
+            self._now(f"{self.name} does not resolve ({found.error})")
+            return
+        if self.came_s is None:
+            self.came_s = round(time.monotonic() - self.started, 2)
+        tried: list[dict[str, Any]] = []
+        in_order = sorted(self.found.answers, key=lambda address: ":" not in address)
+        for address in in_order[:MAX_ADDRESSES]:
+            tried.append(self._try(address))
+            if tried[-1]["answer"] or not self._left():
+                break
+        self.last = last = min(tried, key=_says_most)
+        self.first = self.first or last
+        self.passed = [[one["address"], one["outcome"]] for one in tried if one is not last]
+        self.strangers = self.strangers + 1 if last["answer"] not in ("", "store") else 0
+        words = _WORDS[last["answer"] or last["outcome"]]
+        self._now(f"{self.name}:{self.port} ({last['address']}) {words}")
+        if last["outcome"] in ("dropped", "rejected") and not self._host_answers():
+            self.neighbour = self._ask_next_port(last["address"])
+
+    def _now(self, words: str) -> None:
+        """Note the outcome of this round, and say so where it is a new one."""
+        if words != self.state:
+            self.state, self.since, self.rounds = words, time.monotonic(), 0
+            if len(self.changes) < MAX_CHANGES:
+                self.changes.append([round(self.since - self.started, 2), words])
+                self.breadcrumb(f"{words}; trying for {self._left():.0f} s more")
+        elif words != self.told and time.monotonic() - self.since > TELL_S:
+            self.told = words
+            self.breadcrumb(f"{words}; trying for {self._left():.0f} s more", tell=True)
+        self.rounds += 1
+
+    def _try(self, address: str) -> dict[str, Any]:
+        """One connection and one question, or two where a stranger answered before."""
+        answer = StoreAnswer("")
+        if ":" in address and not has_route(address):  # there may be no IPv6 in this kernel at all
+            call = Dial("unreachable", errno.ENETUNREACH, os.strerror(errno.ENETUNREACH), 0.0)
+        else:
+            limit_s = DIAL_AGAIN_S if self._host_answers() else DIAL_S
+            call, sock = dial(address, self.port, max(0.2, self._left(limit_s)))
+            if sock is not None:
+                with sock:
+                    answer = ask_store(sock, max(0.2, self._left(ASK_S)))
+                again = self.strangers and answer.kind != "store" and self._left() > 0.5
+                if again and store_accepts(address, self.port, self._left(CONFIRM_S)):
+                    answer = StoreAnswer("store")
+        seen = call.to_json()
+        if call.outcome in ("rejected", "dropped") and _arp_flags(address) == 0:
+            # ARP asks in vain: nobody has dropped or rejected anything. The kernel itself says so
+            # only after three requests; an attempt may be given up before that, or may join another
+            # one's requests and learn too soon that they failed.
+            seen["outcome"] = "no-neighbour"
+        return {"address": address, **seen, "answer": answer.kind, "reply": answer.reply}
+
+    def _ask_next_port(self, address: str) -> dict[str, Any]:
+        """Whether the host is up: a port where nothing listens is refused by a living host."""
+        port = self.port + 1 if self.port < 65535 else self.port - 1
+        call, sock = dial(address, port, max(0.2, self._left(1.0)))
+        if sock is not None:
+            sock.close()
+        return {"port": port, "outcome": call.outcome}
+
+    def _host_answers(self) -> bool:
+        """Whether the host that drops or rejects was seen to be up, on another port."""
+        return self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
+
+    def _final(self) -> str:
+        """Why waiting is in vain; empty where something may still come."""
+        stood = time.monotonic() - self.since
+        if self.last is None:
+            return _no_name(self.name, self.found) if self.found else ""
+        outcome, answer = self.last["outcome"], self.last["answer"]
+        if answer:
+            return "" if self.serves or self.strangers < 2 else "whoever answers is not a store"
+        if outcome in ("dropped", "rejected") or (outcome == "refused" and stood > 2.0):
+            self._read_rules(self.last["address"])
+        if self.rounds < 2 or self.serves:
+            return ""
+        if self.rules and fits(self.rules, self.last):
+            return "a rule of this host stops the connection"
+        return self._stands(outcome, stood)
+
+    def _stands(self, outcome: str, stood: float) -> str:
+        """What has stayed the same for so long that it will not change."""
+        assert self.last is not None
+        address = self.last["address"]
+        if self.last["errno"] in _FORBIDDEN:
+            return "this host forbids the connection"
+        if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
+            return f"this host has had no route to {address} for {stood:.0f} s"
+        # A router also answers for a host that is off: only its own kernel says that it is up.
+        up = self._host_answers() or _arp_flags(address)
+        if outcome == "rejected" and up and stood > REJECT_STANDS_S:
+            return f"a firewall has rejected the connection for {stood:.0f} s"
+        if outcome == "dropped" and self._host_answers():
+            return f"the host is up, port {self.port} alone gives no answer"
+        if outcome == "refused" and self.elsewhere and stood > SELF_STANDS_S and _is_own(address):
+            return f"{address} is this very host, and rank 0 is on another"
+        return ""
+
+    def _read_rules(self, address: str) -> None:
+        """Once: it starts programs."""
+        if self.rules is None and self._left() > MIN_DIAL_S:
+            self.rules = rules_for_calls_out(address, self.port, self._left(5 * RULES_S) / 5)
+
+
+def _says_most(tried: Mapping[str, Any]) -> int:
+    return -1 if tried["answer"] else _TALKATIVE.index(tried["outcome"])
+
+
+def _no_name(name: str, found: LookUp) -> str:
+    """Why something can never be the name of a host."""
+    if found.error.startswith(NOT_A_NAME):
+        return found.error
+    if re.search(r"[/\s]", name) or name.count(":") == 1:
+        return f"{NOT_A_NAME}: {name}"
+    return ""
+
+
+def _is_own(address: str) -> bool:
+    return is_loopback(address) or any(address in nic.addresses for nic in interfaces())
+
+
+def _arp_flags(address: str) -> int | None:
+    """Flags of a neighbour in the ARP table: 0 while it is asked in vain, None if it is unknown."""
+    try:
+        table = Path("/proc/net/arp").read_text(encoding="ascii")
+    except OSError:
+        return None
+    rows: Sequence[list[str]] = [line.split() for line in table.splitlines()[1:]]
+    return next((int(row[2], 16) for row in rows if row[0] == address), None)

@@ -1,0 +1,216 @@
+"""Does each RoCE rail of a host reach the same rail of the others?
+
+What it checks
+--------------
+Where NCCL would use RoCE: every host listens on the address of each of its rails (check `rails`
+counts them) and calls the same rail of the other hosts by TCP, each call held to the interface of
+its rail at both ends: 64 bytes, then 1 MiB there and back. With NCCL_CROSS_NIC=1 the next rail of
+the next host is called as well. What fails is tried twice; then the neighbour table says whether
+anybody answered for the address at all. On large clusters each host calls a few of the others.
+
+Why it matters
+--------------
+Everything else between hosts goes by one interface; NCCL puts the data of each channel on a rail of
+its own. One cable in the wrong switch port, one address or VLAN that is missing, one switch port
+without jumbo frames, and a job that bootstrapped well ends in `Got completion … with error 12`, or
+hangs.
+
+How to fix
+----------
+`ping -I <nic> <address>` and `ip route get <address> oif <nic>` on the caller; address, VLAN and
+cable of the interface that is named, and its switch port. Where large packets are lost: the MTU of
+the switch port (9216 on RoCE fabrics), not that of the host alone.
+
+When it is wrong
+----------------
+It is TCP, which takes the same interface, address and switch ports as RoCE, but passes the firewall
+of the host, and is another class of traffic for the switches: a firewall that bars TCP between
+rails on purpose is reported, as a possibility. Priority flow control, ECN and UDP port 4791 are not
+tested. InfiniBand has no addresses to call. Before Linux 5.7 only root can hold a call to an
+interface. A path that takes packets of 4200 bytes, but not those of the interface's whole MTU,
+carries RoCE and is reported all the same.
+Not validated on hardware: tested between network namespaces with a made-up sysfs.
+
+References
+----------
+NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC); `rdma_resolve_ip` in the
+kernel's drivers/infiniband/core/addr.c (RoCE asks the routing and neighbour tables); socket(7),
+SO_BINDTODEVICE; NVIDIA/nccl issues 733 and 1591.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Cause,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Round,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+    blame_links,
+    host_labels,
+)
+from nccl_doctor.toolkit.fabric.rails import rails_of
+from nccl_doctor.toolkit.fabric.settings import rdma_settings
+from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.net.dial import Origin
+from nccl_doctor.toolkit.peers.calls import calls_deadline, hold_calls
+from nccl_doctor.toolkit.peers.echo import Listeners
+
+from .calls import RailCall, RailEnd, call_rails, rails_to_call, read_rail_calls
+
+UNREACHABLE = Kind(
+    "rail-unreachable",
+    Layer.ROUTE,
+    "A RoCE rail does not reach the same rail of other hosts",
+    "NCCL puts whole channels on this rail: after a bootstrap that goes well, the first collective "
+    "ends with error 12, or hangs.",
+    "address, VLAN, cable and switch port of the interface that is named; on the caller: ping -I "
+    "<nic> <address>",
+)
+LARGE_LOST = Kind(
+    "rail-mtu-blackhole",
+    Layer.ROUTE,
+    "A RoCE rail loses large packets without a word",
+    "RoCE sends packets of up to 4096 bytes and headers: small messages arrive, large ones end "
+    "with error 12.",
+    "set the MTU of the switch ports of this rail to 9216, or that of the interface, on every "
+    "host, to what the path carries",
+    Severity.WARN,
+)
+Rails = Mapping[int, Sequence[Mapping[str, Any]]]
+_MOST_CALLS = 128
+"""Of one host, as many as are made at once."""
+
+
+class RailReach(Check):
+    """Rail by rail, every ordered pair of hosts."""
+
+    name = "rail_reach"
+    layer = Layer.PORT
+    cost = "seconds"
+    together = True
+    kinds = (UNREACHABLE, LARGE_LOST)
+    root: ClassVar[Path] = Path("/")
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """All hosts whose rails can be called."""
+        roads = {rank.host.label: facts["road"] for rank, facts in cluster.facts("rdma")}
+        rails = {
+            rank.host.label: facts["rails"]
+            for rank, facts in cluster.facts("rails")
+            if roads.get(rank.host.label, "infiniband") in ("infiniband", "plugin")
+        }
+        first = [
+            cluster.first_on(host)
+            for host in cluster.present_hosts
+            if rails_to_call(rails.get(host.label, ()))
+        ]
+        seats = tuple(rank.seat for rank in first if rank is not None)
+        if len(seats) < 2:
+            raise Skip("no two hosts with RoCE rails that NCCL would use")
+        return [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`rails`: as of `rails_of`; `calls`: as of `call_rails`; `not_bound`: address → why."""
+        settings = rdma_settings(ctx)
+        rails = rails_of(settings, self.root)["rails"]
+        mine = rails_to_call(rails)
+        if not mine:
+            raise Untested("the rails of this host are gone")
+        cross = "NCCL_CROSS_NIC" in settings and settings["NCCL_CROSS_NIC"].value == "1"
+        most = max(2, _MOST_CALLS // len(mine))
+        known = {
+            rail["address"]: {"rail": number, "name": rail["name"], "interface": rail["nic"]}
+            for number, rail in mine.items()
+        }
+        ctx.breadcrumb("listening on every rail", addresses=list(known))
+        with Listeners([Origin(each["address"], each["nic"]) for each in mine.values()]) as doors:
+            calls = hold_calls(
+                ctx,
+                doors,
+                known,
+                lambda entries, budget: call_rails(
+                    entries, mine, budget, partners=most, cross=cross, root=self.root
+                ),
+            )
+        return {"rails": rails, "calls": calls, "not_bound": doors.failed}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Of each fault the interfaces, or else the links, that explain the calls that failed."""
+        reports = list(cluster.facts(self.name, "matrix"))
+        calls = read_rail_calls(reports)
+        rails = {rank.seat: facts["rails"] for rank, facts in reports}
+        labels = host_labels(cluster)
+        bad = {call.ends: call for call in calls if call.outcome not in ("ok", "mtu")}
+        blame = blame_links((call.ends for call in calls), bad)
+        yield from _findings(UNREACHABLE, blame.causes, bad, rails, labels)
+        stuck = {call.stuck: call for call in calls if call.outcome == "mtu"}
+        moved = [e for call in calls if call.outcome == "ok" for e in (call.ends, call.ends[::-1])]
+        blame = blame_links((end for end in moved if end not in stuck), stuck)
+        yield from _findings(LARGE_LOST, blame.causes, stuck, rails, labels)
+
+
+def _findings(
+    kind: Kind,
+    causes: Iterable[Cause[RailEnd]],
+    failed: Mapping[tuple[RailEnd, RailEnd], RailCall],
+    rails: Rails,
+    labels: Mapping[int, str],
+) -> Iterator[Finding]:
+    """One for each host with bad interfaces; one for each two hosts, with all their rails.
+
+    Args:
+        kind: what is wrong.
+        causes: from `blame_links`.
+        failed: (from, to), in whose direction something is lost → the call that failed.
+        rails: seat → rails of its host, in order.
+        labels: seat → name of its host.
+    """
+    groups: dict[tuple[int, ...], list[Cause[RailEnd]]] = {}
+    for cause in causes:
+        groups.setdefault(tuple(sorted({seat for seat, _ in cause.ends})), []).append(cause)
+    for seats, group in groups.items():
+        pairs = sorted({pair for cause in group for pair in cause.pairs})
+        calls = [failed[pair] for pair in pairs]
+        bad = [
+            rails[seat][at] for seat, at in sorted({end for cause in group for end in cause.ends})
+        ]
+        ports = ", ".join(dict.fromkeys(f"{rail['name']} ({rail['nic']})" for rail in bad))
+        words = ", ".join(word for word, _ in Counter(call.words for call in calls).most_common(3))
+        sure = kind is LARGE_LOST or any(call.is_surely_broken for call in calls)
+        possible = any(cause.confidence is Confidence.POSSIBLE for cause in group)
+        host = (labels[seats[0]],) if len(seats) == 1 else ()
+        links = () if host else link_names(labels, ((a, b) for (a, _), (b, _) in pairs))
+        # Best tried from a host that is well, to the one that is not; seats are in no such order.
+        to = min(calls, key=lambda c: (c.ends[1][0] not in seats[:1], labels[c.ends[0][0]]))
+        (seat, number), _ = to.ends
+        fix = kind.fix.replace("the caller", labels[seat]).replace("<address>", to.address)
+        yield Finding(
+            kind,
+            f"{ports}: {words}, twice ({len(calls)} calls, such as to {to.address})",
+            Where(hosts=host, links=links, interfaces=tuple(sorted({r["name"] for r in bad}))),
+            {"calls": [call.shown(labels) for call in calls[:5]]},
+            fix=fix.replace("<nic>", rails[seat][number]["nic"]),
+            # Sure is only that TCP does not get through, which stands for RoCE here.
+            severity=None if sure else Severity.WARN,
+            confidence=Confidence.LIKELY if sure and not possible else Confidence.POSSIBLE,
+            explained_by="rail-order-differs" if _all_apart(pairs, rails) else None,
+        )
+
+
+def _all_apart(pairs: Iterable[tuple[RailEnd, RailEnd]], rails: Rails) -> bool:
+    """Whether rails of one number are in different networks, so that check `rails` says why."""
+    return all(rails[a][i]["subnet"] != rails[b][j]["subnet"] for (a, i), (b, j) in pairs)

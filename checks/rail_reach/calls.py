@@ -1,0 +1,169 @@
+"""Calls from each RoCE rail of a host to the same rail of the others, and what they say.
+
+TCP on the interface of a rail asks the same routing and neighbour tables, and goes through the same
+cable and switch ports, as RoCE. Source: `rdma_resolve_ip` in the kernel's
+drivers/infiniband/core/addr.c.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.api import Rank
+from nccl_doctor.toolkit.net.dial import Origin
+from nccl_doctor.toolkit.peers.calls import Entry, door_of
+from nccl_doctor.toolkit.peers.echo import call_all
+from nccl_doctor.toolkit.peers.matrix import PeerCall
+
+from .neighbours import SETTLED_S, neighbour
+
+RailEnd = tuple[int, int]
+"""Seat of a host, and the number of one of its rails."""
+
+_POLL_S = 0.25
+_BROKEN = ("unreachable", "no-neighbour")
+"""Outcomes that are as true of RoCE: no rule of a firewall gives them."""
+
+
+def rails_to_call(rails: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Number → rail, of those (as of `rails_of`) that are up and have an address to be called."""
+    return {
+        number: rail
+        for number, rail in enumerate(rails)
+        if rail["state"] == "ACTIVE" and rail["nic"] and rail["address"]
+    }
+
+
+def call_rails(
+    entries: Sequence[Entry],
+    mine: Mapping[int, Mapping[str, Any]],
+    budget_s: float,
+    *,
+    partners: int,
+    cross: bool,
+    root: Path = Path("/"),
+) -> list[dict[str, Any]]:
+    """Call the same rail of the first `partners` hosts among the entries.
+
+    Args:
+        entries: with `rail`, `name` and `interface`.
+        mine: from `rails_to_call`.
+        budget_s: no call begins later than this.
+        partners: at most so many hosts are called.
+        cross: whether to call the next rail of the first host as well.
+        root: holds proc.
+
+    Returns: for each call `rail` and `source` of this host, `seat`, `to` (rail), `address`,
+    `interface` and `port` of the other, `attempts`, and `neighbour`, where it failed.
+    """
+    hosts = list(dict.fromkeys(seat for seat, _ in entries))[:partners]
+    wanted = [
+        (number, seat, entry)
+        for seat, entry in entries
+        if seat in hosts
+        for number in mine
+        if number == entry["rail"]
+        or (cross and seat == hosts[0] and (number + 1) % len(mine) == entry["rail"])
+    ]
+    origins = [Origin(mine[number]["address"], mine[number]["nic"]) for number, _, _ in wanted]
+    started = time.monotonic()
+    made = call_all([door_of(entry) for _, _, entry in wanted], budget_s, origins)
+    asked = {
+        (entry["address"], origin.interface)
+        for (_, _, entry), origin, attempts in zip(wanted, origins, made, strict=True)
+        if attempts and attempts[-1].outcome not in ("ok", "mtu")
+    }
+    neighbours = {each: neighbour(*each, root) for each in asked}
+    while "answers" in neighbours.values() and time.monotonic() < started + SETTLED_S:
+        time.sleep(_POLL_S)
+        neighbours = {each: neighbour(*each, root) for each in asked}
+    found = []
+    for (number, seat, entry), origin, attempts in zip(wanted, origins, made, strict=True):
+        found.append(
+            {
+                "rail": number,
+                "source": origin.address,
+                "seat": seat,
+                "to": entry["rail"],
+                "address": entry["address"],
+                "interface": entry["interface"],
+                "port": entry["port"],
+                "attempts": [each.to_json() for each in attempts],
+                "neighbour": neighbours.get((entry["address"], origin.interface), ""),
+            }
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class RailCall:
+    """A `PeerCall` from one rail to another; `neighbour`: as of `neighbour`, on the caller."""
+
+    call: PeerCall
+    rails: tuple[int, int]
+    neighbour: str
+
+    @property
+    def ends(self) -> tuple[RailEnd, RailEnd]:
+        """Caller and listener."""
+        return (self.call.caller, self.rails[0]), (self.call.listener, self.rails[1])
+
+    @property
+    def stuck(self) -> tuple[RailEnd, RailEnd]:
+        """Both ends, in the order in which large packets are lost."""
+        return self.ends if self.call.stuck == self.call.pair else self.ends[::-1]
+
+    @property
+    def outcome(self) -> str:
+        """As of `PeerCall`."""
+        return self.call.outcome
+
+    @property
+    def address(self) -> str:
+        """What was called."""
+        return self.call.address
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.neighbour == "silent":
+            return "nobody answers for the address on the local network"
+        return self.call.words
+
+    @property
+    def is_surely_broken(self) -> bool:
+        """Whether no firewall could have done it."""
+        return self.neighbour == "silent" or self.outcome in _BROKEN
+
+    def shown(self, labels: Mapping[int, str]) -> dict[str, Any]:
+        """As evidence, with the names of both hosts."""
+        return {**self.call.shown(labels), "rails": list(self.rails), "neighbour": self.neighbour}
+
+
+def read_rail_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[RailCall]:
+    """Calls between hosts that both reported; one that was not confirmed is left out."""
+    facts = {rank.seat: report for rank, report in reports}
+    found = [
+        RailCall(
+            PeerCall(
+                caller,
+                each["seat"],
+                each["address"],
+                each["interface"],
+                each["port"],
+                each["source"],
+                True,
+                each["attempts"],
+            ),
+            (each["rail"], each["to"]),
+            each["neighbour"],
+        )
+        for caller, report in facts.items()
+        for each in report["calls"]
+        if each["seat"] in facts
+    ]
+    return [call for call in found if call.outcome != "untested"]

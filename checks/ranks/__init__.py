@@ -1,0 +1,377 @@
+"""Is everybody here: every rank once, in time, and with the same idea of the job's size?
+
+What it checks
+--------------
+The roll call: hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local
+ranks that are there twice. And world size and node count, of which there is one for all.
+
+Why it matters
+--------------
+torch waits for exactly WORLD_SIZE processes with different RANKs. One that is missing or there
+twice makes *other* ranks wait, for up to 30 minutes, and the message names a victim.
+
+How to fix
+----------
+Start the same command on every host, with its own node rank and one value for everything else.
+
+When it is wrong
+----------------
+On a tie (two hosts that say two different things) nobody can tell who is right: both are named.
+A host that is slow to start is absent only if it is slower than --join-timeout. Absent hosts have
+the names that Slurm or Kubernetes gave to nodes of their numbers. Why a host could not reach the
+master stands in that host's own report; `nccl-doctor report merge` unites the two.
+
+References
+----------
+PyTorch documentation of torchrun (rendezvous, node failures) and of torch.distributed (environment
+variable initialization).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Launch,
+    Layer,
+    Rank,
+    Scope,
+    Severity,
+    Where,
+    master_host,
+    number_range,
+    place_of,
+)
+from nccl_doctor.toolkit.gpu.devices import see_other_gpus
+from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.versions import Disagreement, disagreement
+
+from .claims import claimed_ranks, stands_for
+
+LATE_INFO_S = 5.0
+"""Importing torch on a cold file system takes that long; below it nobody is late."""
+LATE_WARN_S = 20.0
+"""Of a rendezvous time-out of torch (60 s to 15 minutes, by backend) a good part is then gone. The
+doctor's own --join-timeout is no measure: the job will not wait by it."""
+
+HOST_ABSENT = Kind(
+    "host-absent",
+    Layer.RANKS,
+    "A host never signed in",
+    "Every other rank waits for its ranks until the rendezvous times out.",
+    "Start the job on that host, and read there what keeps it from reaching the master.",
+    by_deadline=True,
+)
+RANK_ABSENT = Kind(
+    "rank-absent",
+    Layer.RANKS,
+    "A rank never signed in",
+    "Every other rank waits for it until the rendezvous times out.",
+    "Look for its process and its log: did it start, and is it still alive?",
+)
+LATE = Kind(
+    "rank-late",
+    Layer.RANKS,
+    "Ranks signed in late",
+    "A larger spread than the rendezvous timeout keeps the job from starting; any spread is lost "
+    "time on all GPUs.",
+    "Look at what these hosts do before training: image pull, file system, imports.",
+    Severity.WARN,
+)
+DUPLICATE = Kind(
+    "rank-duplicate",
+    Layer.RANKS,
+    "One rank is claimed by several processes",
+    "The rank that should have been there instead is missing: everybody waits for it.",
+    "Start every process with its own RANK; is an old job still running?",
+)
+NODE_DUPLICATE = Kind(
+    "node-rank-duplicate",
+    Layer.RANKS,
+    "Several hosts claim the same ranks",
+    "The hosts fight for the same place, and the rest of the job waits for the ranks that nobody "
+    "holds.",
+    "Give each host its own --node-rank, counted from 0.",
+)
+LOCAL_DUPLICATE = Kind(
+    "local-rank-duplicate",
+    Layer.RANKS,
+    "One local rank twice on a host",
+    "LOCAL_RANK chooses the GPU: these ranks would share one, which NCCL refuses.",
+    "Set LOCAL_RANK to 0, 1, 2, … on each host; torchrun does.",
+)
+NNODES = Kind(
+    "nnodes-differs",
+    Layer.RANKS,
+    "Hosts disagree about the number of hosts",
+    "The larger number waits for hosts that never come, the smaller one starts without the rest.",
+    "Give every host the same --nnodes.",
+)
+WORLD_SIZE = Kind(
+    "world-size-differs",
+    Layer.RANKS,
+    "Ranks disagree about the world size",
+    "The larger world waits for ranks that never come, the smaller one starts without the rest.",
+    "Give every rank the same WORLD_SIZE.",
+)
+_OUT_OF_RANGE = "rank-out-of-range"
+"""Of a rank that holds nobody's place; the launch layer says so, as it does of one without any."""
+
+
+class Ranks(Check):
+    """Compares who is expected with who signed in."""
+
+    name = "ranks"
+    layer = Layer.RANKS
+    scope = Scope.RANK
+    kinds = (
+        HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
+        WORLD_SIZE,
+    )  # fmt: skip
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Whom this rank takes itself for, and how many others it expects; None where not told."""
+        names = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes")
+        return {name: ctx.launch.told(name) for name in names}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Who is there too often, who counts differently, and who is missing for another reason."""
+        if not cluster.complete and len(cluster.present_hosts) < 2:
+            return  # one host's own view: nobody else was asked
+        duplicates, spare = _duplicates(cluster)
+        yield from duplicates
+        yield from _local_ranks(cluster)
+        nnodes = disagreement(NNODES, "nnodes", _told(cluster, "nnodes"), of_host=True)
+        world = disagreement(WORLD_SIZE, "WORLD_SIZE", _told(cluster, "world_size"), of_host=False)
+        if nnodes is not None:
+            yield nnodes.finding
+        if world is not None:
+            # Another number of hosts makes another world: one cause, told once.
+            there = set(nnodes.finding.where.hosts) if nnodes else set()
+            same = set(world.finding.where.hosts) <= there
+            yield world.finding.replaced(explained_by=NNODES.code if same else None)
+        if cluster.complete:  # else nobody called those of whom there is no report
+            yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
+            yield from _kept_out(cluster, spare)
+        yield from _late(cluster, spare)
+
+
+def _told(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
+    return ((rank, rank.launch.told(field)) for rank in cluster.present if rank.launch is not None)
+
+
+def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
+    """Ranks that several processes claim; where whole hosts claim the same ones, the hosts.
+
+    Returns: the findings; and of participants that hold nobody's place: seat → code of the finding
+    that says so.
+    """
+    findings: list[Finding] = []
+    spare: dict[int, str] = {}
+    same: dict[frozenset[int | None], list[list[Rank]]] = defaultdict(list)
+    for host in cluster.present_hosts:
+        ranks = list(cluster.ranks_on(host))
+        same[claimed_ranks(ranks)].append(ranks)
+    told: set[int] = set()
+    for claimed, hosts in same.items():
+        if len(hosts) < 2 or not claimed or None in claimed:
+            continue
+        seats = [rank for ranks in hosts for rank in ranks]
+        told |= {rank.seat for rank in seats}
+        nodes = tuple({rank.host.node_rank for rank in seats})
+        node = nodes[0] if len(nodes) == 1 else None
+        claim = "the same ranks" if node is None else f"node rank {node}"
+        findings.append(
+            Finding(
+                NODE_DUPLICATE,
+                f"{len(hosts)} hosts claim {claim}",
+                place_of(seats) | Where(nodes=() if node is None else (node,)),
+                evidence={"claims": _claims(seats)},
+                fix=f"give each of them its own node rank, 0 to {max(cluster.nnodes, 2) - 1}: "
+                "`torchrun --node-rank=K …`, or its own RANK for each process",
+            )
+        )
+    claims: dict[int, list[Rank]] = defaultdict(list)
+    for rank in cluster.present:
+        if rank.rank is not None:
+            claims[rank.rank].append(rank)
+    left: dict[tuple[int, ...], list[Rank]] = defaultdict(list)
+    for ranks in claims.values():
+        whole = {rank.seat for rank in ranks} <= told
+        spare |= {rank.seat: (NODE_DUPLICATE if whole else DUPLICATE).code for rank in ranks[1:]}
+        if len(ranks) > 1 and not whole:
+            left[tuple(sorted(rank.host.id for rank in ranks))] += ranks
+    for on, seats in left.items():
+        text = f"claimed by {len(on)} processes" + (" of one host" if len(set(on)) == 1 else "")
+        evidence = {"claims": _claims(seats)}
+        findings.append(Finding(DUPLICATE, text, place_of(seats), evidence))
+    for rank in cluster.present:
+        for problem in rank.launch.problems if rank.launch else ():
+            if problem.code == _OUT_OF_RANGE or (rank.rank is None and problem.fatal):
+                spare.setdefault(rank.seat, problem.code)
+    return findings, spare
+
+
+def _claims(ranks: Iterable[Rank]) -> list[dict[str, Any]]:
+    return [{"rank": rank.rank, "host": rank.host.label, "pid": rank.pid} for rank in ranks]
+
+
+def _local_ranks(cluster: Cluster) -> Iterator[Finding]:
+    """Ranks of one host that take the same GPU, unless each sees only a GPU of its own."""
+    number = Counter(rank.rank for rank in cluster.present)
+    groups: dict[tuple[int, int], list[Rank]] = defaultdict(list)
+    for rank, local in _told(cluster, "local_rank"):
+        if local is not None and number[rank.rank] == 1:  # one that is there twice is told above
+            groups[rank.host.id, local].append(rank)
+    for (_, local), ranks in groups.items():
+        if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
+            yield Finding(
+                LOCAL_DUPLICATE,
+                f"{len(ranks)} ranks of one host have LOCAL_RANK={local}",
+                place_of(ranks),
+                evidence={"claims": _claims(ranks)},
+                severity=Severity.FAIL if cluster.backend == "nccl" else Severity.WARN,
+            )
+
+
+def _causes(
+    cluster: Cluster,
+    spare: Mapping[int, str],
+    nnodes: Disagreement | None,
+    world: Disagreement | None,
+) -> Mapping[int, str]:
+    """Absent seat → code of the finding that explains its absence.
+
+    As many participants in the wrong place as there are empty places: those are theirs. And nobody
+    is absent whom only the odd side expects.
+    """
+    absent = cluster.absent
+    if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
+        return dict.fromkeys(
+            (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
+        )
+    causes = {}
+    if world is not None:  # of a tie, the least
+        limit = world.usual or min(size for _, size in _told(cluster, "world_size") if size)
+        code = (WORLD_SIZE if nnodes is None else NNODES).code
+        causes = {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
+    if nnodes is not None:
+        limit = nnodes.usual or min(number for _, number in _told(cluster, "nnodes") if number)
+        causes |= {r.seat: NNODES.code for r in absent if (r.host.node_rank or 0) >= limit}
+    return causes
+
+
+def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
+    """Hosts that never came, then single ranks; each with the finding that explains it, if any."""
+    whole: dict[str | None, list[Rank]] = defaultdict(list)
+    single: dict[str | None, list[Rank]] = defaultdict(list)
+    for rank in cluster.absent:
+        if rank.host.reported and not rank.host.joined:
+            continue  # its host is here, and is told of as a whole
+        is_host = not rank.host.reported and rank.host.node_rank is not None
+        (whole if is_host else single)[causes.get(rank.seat)].append(rank)
+    first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
+    door = f"{first.master_addr}:{first.master_port}"
+    total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
+    for code, ranks in whole.items():
+        nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
+        names = sorted({r.host.name for r in ranks if r.host.name is not None})
+        who = ", ".join(names) or f"node {number_range(nodes)}"
+        fix = f"look at {who}: nccl-doctor says there what keeps it from {door}"
+        if first.launcher == "torchrun":
+            fix += (
+                f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
+                f"--node-rank={nodes[0]} --master-addr={first.master_addr} "
+                f"--master-port={first.master_port} …`"
+            )
+        yield Finding(
+            HOST_ABSENT,
+            f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}",
+            place_of(ranks) | Where(nodes=tuple(nodes)),
+            fix=fix,
+            explained_by=code,
+        )
+    for code, ranks in single.items():
+        known = place_of(rank for rank in ranks if _has_room(cluster, rank.host))
+        yield Finding(
+            RANK_ABSENT,
+            f"{len(ranks)} {total}",
+            Where(ranks=place_of(ranks).ranks) | known,
+            fix="look for its process there and the end of its log: it must start, stay alive and "
+            f"reach {door}",
+            explained_by=code,
+        )
+
+
+def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
+    """Hosts of which only the own view is known.
+
+    What keeps such a host out is on its way to rank 0's host, so that is the place, and a failure
+    of a lower layer there explains it. A host that found the store open has come too late, or has
+    left too soon: then it is named.
+    """
+    master = master_host(cluster)
+    if master is None or not master.joined:
+        return  # nobody called the roll
+    found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
+    for host in (host for host in cluster.present_hosts if not host.joined):
+        ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
+        seen, where = "did not get through to rank 0", road_to_master(cluster, host)
+        if host.id in found:
+            seen = "found the store, and was not there when the roll was called"
+            where = place_of(ranks) | Where(hosts=(host.label,))
+        numbers = [rank.rank for rank in ranks if rank.rank is not None]
+        lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
+        yield Finding(
+            HOST_ABSENT,
+            f"{lacks if numbers else 'unknown ranks'}: the host {seen}",
+            where,
+            fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
+            "read its own report",
+            confidence=Confidence.LIKELY,
+            explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), None),
+        )
+
+
+def _is_open(facts: Mapping[str, Any]) -> bool:
+    """Whether a host came through to the store, by the facts of check port."""
+    road = facts.get("knock") or {}
+    answers = (road.get("last") or {}).get("answer") == "store"
+    return answers and all(outcome != "dropped" for _, outcome in road.get("passed", ()))
+
+
+def _has_room(cluster: Cluster, host: Host) -> bool:
+    """Whether a host lacks ranks of its own. A host that is full is not where an absent one is."""
+    ranks = cluster.ranks_on(host)
+    size = ranks[0].launch.local_world_size if ranks and ranks[0].launch else None
+    return size is not None and len(ranks) < size
+
+
+def _late(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
+    came = [
+        (rank, rank.signed_in_s)
+        for rank in cluster.present
+        if rank.seat not in spare and rank.host.joined
+    ]
+    start = min((at_s for _, at_s in came), default=0.0)
+    spread = max((at_s for _, at_s in came), default=0.0) - start
+    severity = Severity.WARN if spread > LATE_WARN_S else Severity.INFO
+    limit = LATE_WARN_S if severity is Severity.WARN else LATE_INFO_S
+    late = [(rank, at_s - start) for rank, at_s in came if at_s - start > limit]
+    if late:
+        yield Finding(
+            LATE,
+            f"up to {spread:.1f} s after the first rank",
+            place_of(rank for rank, _ in late),
+            evidence={"after_s": {str(rank.rank): round(after, 1) for rank, after in late}},
+            severity=severity,
+        )

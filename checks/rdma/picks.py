@@ -1,0 +1,67 @@
+"""What NCCL would probably take on this host, as a table for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.fabric.direct import gpu_direct_road, read_gpu_direct
+from nccl_doctor.toolkit.fabric.hca import HCA
+from nccl_doctor.toolkit.fabric.ports import speaks_verbs
+from nccl_doctor.toolkit.fabric.road import Road, port_name
+from nccl_doctor.toolkit.nccl.conf import Setting
+from nccl_doctor.toolkit.nccl.interface_choice import nccl_choices, subnet_prefixes
+from nccl_doctor.toolkit.net.interfaces import interfaces
+
+
+def table_of_picks(
+    settings: Mapping[str, Setting],
+    road: Road,
+    ports: Sequence[Mapping[str, Any]],
+    root: Path = Path("/"),
+) -> dict[str, Any]:
+    """Road, ports, interfaces and GPUDirect RDMA: `{"columns": [...], "rows": [...]}`.
+
+    Args: `ports` from `admitted`, in NCCL's order; `root` holds sys and proc.
+    """
+    bootstrap, sockets = nccl_choices(interfaces(), settings, subnet_prefixes())
+    rows = [["data between hosts", road.name, road.reason]]
+    if road.ports:
+        mine = [port for port in ports if port_name(port) in road.ports]
+        other = [port for port in ports if port_name(port) not in road.ports]
+        rows.append(["ports", _names(mine), _rates(mine)])
+        if other:
+            rows.append(["ports left out", _names(other), _reasons(other)])
+        rows.append(["GPUDirect RDMA", *gpu_direct_road(read_gpu_direct(root), settings)])
+    else:
+        rows.append(["interfaces for data", _nics(sockets.picks), sockets.reason])
+    rows.append(["interface for bootstrap", _nics(bootstrap.picks), bootstrap.reason])
+    return {"columns": ["for", "NCCL would take", "because"], "rows": rows}
+
+
+def _names(ports: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(map(port_name, ports))
+
+
+def _rates(ports: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(f"{port['link'] or '?'} {port['rate'] or '?'}" for port in ports)
+    return ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
+
+
+def _reasons(ports: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(map(_reason, ports))
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+
+
+def _reason(port: Mapping[str, Any]) -> str:
+    if port["state"] != "ACTIVE":
+        return str(port["state"] or "unknown")
+    if not speaks_verbs(port):
+        return f"link layer {port['link']}"
+    return "cannot be opened" if port["wanted"] else f"not in {HCA}"
+
+
+def _nics(picks: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(dict.fromkeys(name for name, _ in picks)) or "none"

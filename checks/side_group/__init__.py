@@ -1,0 +1,166 @@
+"""Can a trainer form a side group with inference engines, and does training go on beside it?
+
+What it checks
+--------------
+The weight synchronisation of RLHF jobs, as open-instruct and OpenRLHF have it between the trainer
+and its vLLM engines. All ranks but the last form the default group of a training job; the last one
+plays the engine and never joins it. Rank 0 serves a store of its own at a free port, and the two
+form a side group over it by torch's private helper, as those frameworks do. Then broadcasts and
+all-reduces on the side group take turns with the trainers' own, with one of each in flight at the
+end. Results are checked exactly. With NCCL this is done twice: the default group unbound, and bound
+to a device (`device_id=`), each in processes of its own, under its own deadline. Where a torch that
+binds by itself hangs, a third round takes the binding away while the side group is formed.
+
+It runs where the job has such a group (`--groups weight-sync`) or with `--level full`, on two or
+more ranks.
+
+Why it matters
+--------------
+The default group of a job that binds its ranks to devices gives its communicator to every later
+group, by a split that all its ranks must join. The engine is in no such group, and the other
+trainers are not in the side group: rank 0 waits for them in its first weight synchronisation, for
+ever, and the others time out in the next step of training. DeepSpeed binds since 0.17.3.
+
+How to fix
+----------
+device-id-multi-group-hang: form the default group unbound, before DeepSpeed does
+(`torch.distributed.init_process_group` without `device_id`; torch before 2.15). torch 2.15 binds by
+itself: export TORCH_DIST_USE_NCCL2=0, or set `bound_device_id` of the default group to None while
+the side group is formed. group-init-failed: the error says at which address rank 0's store was
+tried; that port is an ephemeral one, so open those between trainers and engines.
+
+When it is wrong
+----------------
+One rank plays one engine: a group with several engines, or with engines on hosts that are not part
+of this run, is not tried. A machine that is so loaded that small collectives take longer than
+`--collective-timeout` looks like a hang. Raise that option and see whether the finding stays.
+Not validated on hardware: with gloo the rules have met real ranks and real faults; the hang of a
+bound default group is known from the source of torch and from reports of those frameworks.
+
+References
+----------
+https://github.com/allenai/open-instruct/pull/1311
+https://github.com/NVIDIA-NeMo/RL/pull/3189
+https://github.com/sgl-project/sglang/issues/4096
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Skip
+from nccl_doctor.toolkit.groups.attempts import attempts_of
+from nccl_doctor.toolkit.groups.culprits import rounds_again
+from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.exercise import Exercise
+from nccl_doctor.toolkit.groups.forming import form_world
+from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
+from nccl_doctor.toolkit.groups.side_group import (
+    describe_default,
+    meet_engine,
+    meet_trainer,
+    side_helper,
+)
+
+from .rules import (
+    SIDE_BOUND,
+    SIDE_CLEARED,
+    SIDE_UNBOUND,
+    judge_side_groups,
+    needs_control,
+    side_group_names,
+)
+
+_ELEMENTS = (4096,)
+_TURNS = 2
+
+
+class SideGroup(Check):
+    """The side group of weight synchronisation, with the default group unbound and bound."""
+
+    name = "side_group"
+    layer = Layer.COLLECTIVE
+    scope = Scope.RANK
+    cost = "seconds"
+    kinds = (*GROUP_KINDS, DEVICE_ID_HANG)
+    level = Level.STANDARD
+    together = True
+    needs = GROUP_NEEDS
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """Every variant; once more what hung for no reason; and the control if it is needed."""
+        if reason := _reason_to_skip(cluster):
+            raise Skip(reason)
+        world = cluster.present
+        if len(world) < 2:
+            return []
+        seats = tuple(rank.seat for rank in world)
+        deadline_s = attempt_deadline(cluster)
+        params = {
+            "one_host": world[0].host.id == world[-1].host.id,
+            "engine_addresses": list(world[-1].host.addresses),
+        }
+        attempts = attempts_of(cluster, self.name)
+        variants = [SIDE_UNBOUND, SIDE_BOUND] if cluster.backend == "nccl" else [SIDE_UNBOUND]
+        if needs_control(attempts):
+            variants.append(SIDE_CLEARED)
+        tried = {
+            name: found for name, found in attempts.items() if name in (SIDE_UNBOUND, SIDE_BOUND)
+        }
+        rounds = [Round(name, (seats,), deadline_s) for name in variants]
+        rounds += rounds_again(tried, deadline_s)
+        return [replace(each, params=params) for each in rounds]
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """Play a trainer or, as the last of the round, the engine.
+
+        Returns: `role`, `torch`, `deepspeed` (versions); of a trainer `bound_device_id` and
+        `backend_class` of its default group; of both ends of the side group `side_class` and
+        `store` (ADDRESS:PORT); and as `Exercise.facts`.
+
+        Raises:
+            Skip: this job has no side group.
+            Untested: this torch has no helper to form one.
+        """
+        side_helper()  # or nobody forms any group
+        variant = ctx.round.partition("-")[0]  # of `bound-again` too
+        ours, side = side_group_names(ctx.round)
+        size = len(ctx.group) - 1
+        mine: dict[str, tuple[Any, int, int]] = {}
+        if ctx.position == size:
+            end = meet_trainer(ctx, side)
+            facts = {"role": "engine", **end.facts}
+            mine[side] = end.membership
+            tester = Exercise(ctx.breadcrumb, end.device)
+        else:
+            device = form_world(ctx, name=ours, bind=variant == SIDE_BOUND, size=size)
+            facts = {"role": "trainer", **describe_default(ctx, device)}
+            tester = Exercise(ctx.breadcrumb, device)
+            tester.alone(ours, None, ctx.position, size, ())  # as after a first step of training
+            if ctx.position == 0:
+                end = meet_engine(ctx, side, device, clear=variant == SIDE_CLEARED)
+                facts |= end.facts
+                mine[side] = end.membership
+            mine[ours] = (None, ctx.position, size)
+        for _ in range(_TURNS):
+            for name, (group, rank, members) in mine.items():
+                tester.alone(name, group, rank, members, _ELEMENTS)
+        tester.together(mine)
+        return {**facts, **tester.facts()}
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """Per variant: the culprits; and whether it is the binding to a device that hangs."""
+        if cluster.complete:
+            yield from judge_side_groups(attempts_of(cluster, self.name))
+
+
+def _reason_to_skip(cluster: Cluster) -> str:
+    """Why this job is not examined for a side group, or the empty string."""
+    if cluster.job.groups != "weight-sync" and cluster.level is not Level.FULL:
+        return "the job has no side group as far as is said (--groups weight-sync, --level full)"
+    if cluster.world_size < 2:
+        return "a trainer and an engine are two ranks, and there is one"
+    return ""

@@ -1,0 +1,148 @@
+"""Are there processes on this host that do not come back from the kernel?
+
+What it checks
+--------------
+All processes that can be seen: those in uninterruptible sleep (state D) that have neither run nor
+been given any CPU time between two looks a fifth of a second apart. Their names, without arguments,
+and the kernel function in which they wait, where that may be read. A healthy host is looked at
+once. Threads of the kernel, frozen processes and the examination's own are left out.
+
+Why it matters
+--------------
+Such a process cannot be killed, and keeps what it has: a GPU's memory, a port, an open file. What
+it waits for, a file server that is gone, a driver that hangs, a job will wait for as well, at the
+first file that it opens or the first GPU that it wakes; and no time-out of torch ends that.
+
+How to fix
+----------
+Look at the mount or the driver that the finding names. `ps -eo pid,stat,wchan:32,comm | grep ' D'`
+shows the processes, `dmesg` says who is blocked for more than 120 seconds. Once the server or the
+device answers they go on; where it never does, only a reboot ends them.
+
+When it is wrong
+----------------
+A process that waits for one slow request of a busy disk or file server is taken for a stuck one:
+two looks cannot tell a fifth of a second from a day. So it is never a failure. Only processes of
+this PID namespace are seen, and of each only its first thread. The kernel function is shown for
+one's own processes, or to root, and is often a general one (a lock, a page): then only the name
+tells, if anything, and it is information. A paused container, or a process whose child has not
+started its program yet (vfork), looks stuck where the function cannot be read. Where /proc hides
+processes of others (hidepid), the check is skipped unless one's own are stuck. Dead processes that
+still hold a GPU are the affair of check `gpu_state`.
+Not validated on hardware: tested with made-up folders of /proc.
+
+References
+----------
+proc(5) (/proc/PID/stat, wchan, hidepid); Kernel documentation, filesystems/proc and
+admin-guide/sysctl/kernel (hung_task_timeout_secs); NVIDIA/open-gpu-kernel-modules issue 1333.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Kind,
+    Layer,
+    Severity,
+    Skip,
+    Untested,
+    Where,
+)
+
+from .causes import Cause as StuckCause
+from .causes import cause_of as stuck_cause
+from .stuck import look_for_stuck
+
+PROCESS_STUCK = Kind(
+    code="process-stuck",
+    layer=Layer.HOST,
+    title="Processes of this host do not come back from the kernel",
+    why="They cannot be killed, and keep what they have; what they wait for, a job will wait for "
+    "as well.",
+    fix="dmesg says who is blocked for more than 120 seconds, and where; as root, cat "
+    "/proc/PID/stack",
+    severity=Severity.WARN,
+)
+
+_PAUSE_S = 0.2
+_YOUNGEST_S = 5.0
+_SHOWN = 4
+
+
+class StuckProcesses(Check):
+    """Two looks at the processes of the host, and whose fault it may be."""
+
+    name = "stuck_processes"
+    layer = Layer.HOST
+    kinds = (PROCESS_STUCK,)
+    proc: ClassVar[Path] = Path("/proc")
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """As `look_for_stuck` returns it."""
+        ctx.breadcrumb("looking at processes")
+        found = look_for_stuck(self.proc, pause_s=_PAUSE_S, youngest_s=_YOUNGEST_S)
+        if not found["seen"]:
+            raise Untested("/proc cannot be read")
+        if found["hidden"] and not found["stuck"]:
+            raise Skip("/proc hides the processes of other users (hidepid)")
+        return found
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Of each host, what its processes wait for."""
+        for rank, facts in cluster.facts(self.name):
+            by_cause: dict[StuckCause | None, list[Mapping[str, Any]]] = defaultdict(list)
+            for one in facts["stuck"]:
+                by_cause[stuck_cause(one["name"], one["wchan"])].append(one)
+            for cause, stuck in by_cause.items():
+                place = Where(hosts=(rank.host.label,))
+                yield _finding(cause, stuck, facts["mounts"]).replaced(where=place)
+
+
+def _finding(
+    cause: StuckCause | None, stuck: Sequence[Mapping[str, Any]], mounts: Sequence[Sequence[str]]
+) -> Finding:
+    many = "1 process does" if len(stuck) == 1 else f"{len(stuck)} processes do"
+    evidence = {"processes": [dict(one) for one in stuck]}
+    if cause is None:
+        text = f"{many} not come back from the kernel: {_names(stuck)}"
+        return Finding(
+            PROCESS_STUCK,
+            text,
+            evidence=evidence,
+            severity=Severity.INFO,
+            confidence=Confidence.POSSIBLE,
+        )
+    places = [f"{place} ({kind})" for place, kind in mounts if _serves(cause, kind)]
+    shown = ", ".join(places[:_SHOWN])
+    shown += f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+    return Finding(
+        PROCESS_STUCK,
+        f"{many} not come back from {cause.words}: {_names(stuck)}",
+        evidence={**evidence, "mounts": places},
+        fix=f"look at {shown}: {cause.fix}" if places else cause.fix,
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _names(stuck: Sequence[Mapping[str, Any]]) -> str:
+    """`python x 3 in rpc_wait_bit_killable, df`."""
+    counts = Counter((one["name"], one["wchan"]) for one in stuck)
+    words = [
+        name + (f" x {count}" if count > 1 else "") + (f" in {wchan}" if wchan else "")
+        for (name, wchan), count in sorted(counts.items())
+    ]
+    more = f" and {len(words) - _SHOWN} more names" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
+
+
+def _serves(cause: StuckCause, kind: str) -> bool:
+    return kind.partition(".")[0] in cause.file_systems

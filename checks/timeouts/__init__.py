@@ -1,0 +1,103 @@
+"""How long would each layer of this job wait for a rank that is late, and is it long enough?
+
+What it checks
+--------------
+Which time-outs the job starts with, by its variables, its launcher, and the versions of torch,
+DeepSpeed and wandb: a table (`run -v`, or --json) of what starts each clock, how many seconds it
+has, who set it, and what happens then. With --expect-load-seconds, how long rank 0 works alone
+before the first barrier, each clock that runs meanwhile is held against that time.
+
+    layer          default                      what sets it
+    rendezvous     900 s, with c10d 600 s       torchrun --rdzv-conf timeout=, join_timeout=
+    store          that of the process group    init_process_group(timeout=...)
+    process group  NCCL 600 s, gloo 1800 s      init_process_group(timeout=...)
+    watchdog       that of the process group    off with TORCH_NCCL_BLOCKING_WAIT=1
+    heartbeat      480 s                        TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC
+    NCCL           none                         -
+    DeepSpeed      600 s (1800 s in old ones)   DEEPSPEED_TIMEOUT, in minutes
+    W&B            30 s                         WANDB__SERVICE_WAIT
+
+Why it matters
+--------------
+Much code lets one rank prepare what all of them need:
+
+    if rank == 0:
+        download_and_tokenize()
+    dist.barrier()
+
+The other ranks are not idle meanwhile: they stand in a collective, and its clock is the time-out of
+the process group. When it runs out the job ends with "Watchdog caught collective operation timeout"
+or "wait timeout after 600000ms" on the ranks that did nothing wrong, though rank 0 was at work and
+nothing is broken; and it does so again after each restart, as half a download is seldom kept.
+Where the work comes before init_process_group, the others wait in the store, for the same time.
+
+How to fix
+----------
+Type what the finding says. In the order of preference:
+
+- Prepare before the job: a step of its own, or a job that depends on the other, downloads and
+  tokenizes once, into what all hosts see.
+- Wait without a clock that kills: let the others look for a file that rank 0 writes at the end.
+- A side group for this one barrier: slow = dist.new_group(backend="gloo",
+  timeout=timedelta(hours=2)) on every rank, then dist.barrier(group=slow).
+  dist.monitored_barrier(group=slow) names the ranks that did not come. Training keeps its short
+  time-out.
+- A longer time-out for all: init_process_group(timeout=timedelta(minutes=60)), DEEPSPEED_TIMEOUT=60
+  for DeepSpeed, --ddp_timeout 3600 for the trainer of transformers. A real hang is then noticed
+  that much later.
+
+A barrier right after init_process_group also guesses its GPU where none was chosen: call
+torch.cuda.set_device(local_rank) before, or give barrier(device_ids=[local_rank]).
+NCCL_TIMEOUT, NCCL_BLOCKING_WAIT=1 and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC do not lengthen the barrier.
+
+When it is wrong
+----------------
+A time-out that the job's own code gives, or torchrun's options on its command line, are not seen:
+hence `likely`. A group of backend "cpu:gloo,cuda:nccl", or with no backend named, has 1800 s in
+torch, not 600. A load that is no barrier's business (each rank loads for itself) needs no longer
+time-out. That clocks which run only while a call hangs, or before the ranks start, are shorter is
+shown with -v and is no warning. What is said of NCCL comes from its source and torch's. Not
+validated on hardware.
+
+References
+----------
+PyTorch documentation of torch.distributed (init_process_group, barrier, monitored_barrier) and of
+torchrun (--rdzv-conf); torch/distributed/constants.py; pytorch/pytorch issues 107177, 110957 and
+124950; DeepSpeed pull requests 4405 and 8253; NVIDIA/nccl issues 708 and 1677.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Untested
+from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
+from nccl_doctor.toolkit.timeouts.rules import judge_timeouts
+from nccl_doctor.toolkit.timeouts.waits import waits, waits_table
+
+from .gather import gather_timeouts
+
+
+class Timeouts(Check):
+    """Read what sets the time-outs, and hold them against the expected load."""
+
+    name = "timeouts"
+    layer = Layer.ENV
+    kinds = (TIMEOUT_TOO_SHORT,)
+    deadline_s = 60.0  # a cold import from a network file system
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """What `gather_timeouts` finds, and `waits`: the table that comes of it."""
+        try:
+            facts = gather_timeouts(ctx.env, ctx.launch.launcher, ctx.breadcrumb)
+        except (ImportError, OSError) as error:
+            raise Untested("torch cannot be imported") from error
+        return {
+            **facts,
+            "waits": waits_table(waits(facts, ctx.backend, deepspeed=ctx.job.deepspeed)),
+        }
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Time-outs that are too short for the load, if one is expected."""
+        return judge_timeouts(cluster, self.name)

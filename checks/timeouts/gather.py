@@ -1,0 +1,110 @@
+"""What decides about time-outs on this host: variables, versions, and the defaults of libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2
+
+VARIABLES = (
+    "DEEPSPEED_TIMEOUT",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    USE_NCCL2,
+    "WANDB__SERVICE_WAIT",
+)
+_RDZV_KEYS = ("timeout", "join_timeout", "read_timeout")
+_DEEPSPEED_DEFAULT = re.compile(
+    r"^default_pg_timeout\s*=\s*timedelta\(\s*minutes\s*=\s*"
+    r"(?P<variable>int\(\s*os\.getenv\(\s*['\"]DEEPSPEED_TIMEOUT['\"],\s*default\s*=\s*)?"
+    r"(?P<minutes>\d+)",
+    re.MULTILINE,
+)
+
+
+def gather_timeouts(
+    env: Mapping[str, str], launcher: str, before: Callable[[str], None]
+) -> dict[str, Any]:
+    """Plain facts.
+
+    Args:
+        env: the environment of the job.
+        launcher: as in `Launch`.
+        before: told the name of each thing that may take long, before it is done.
+
+    Returns:
+        `torch`: its version. `defaults`: seconds of init_process_group's time-out, `nccl` for that
+        backend and `other` for the rest; None where this torch does not say.
+        `deepspeed`: None, or `{"version", "minutes", "reads_variable"}`: its default, None where
+        unknown, and whether it knows DEEPSPEED_TIMEOUT. `wandb`: version or None.
+        `launcher`, `rdzv`: who starts the job; torchrun's `{"backend", "conf"}` as far as PET_
+        variables tell them. `variables`: those of `VARIABLES` that are set.
+
+    Raises:
+        ImportError, OSError: torch cannot be imported.
+    """
+    before("import torch")
+    import torch
+
+    before("reading the versions of DeepSpeed and wandb")
+    return {
+        "torch": str(torch.__version__),
+        "defaults": _defaults(),
+        "deepspeed": _deepspeed(),
+        "wandb": _version("wandb"),
+        "launcher": launcher,
+        "rdzv": {
+            "backend": env.get("PET_RDZV_BACKEND", "").lower(),
+            "conf": _pairs(env.get("PET_RDZV_CONF", "")),
+        },
+        "variables": {name: env[name] for name in VARIABLES if name in env},
+    }
+
+
+def _defaults() -> dict[str, float | None]:
+    """What init_process_group takes where it is given no time-out."""
+    try:
+        from torch.distributed import constants
+    except ImportError:  # a torch without distributed, or with other files
+        return {"nccl": None, "other": None}
+    names = {"nccl": "default_pg_nccl_timeout", "other": "default_pg_timeout"}
+    found: dict[str, Any] = {kind: getattr(constants, names[kind], None) for kind in names}
+    return {kind: value and value.total_seconds() for kind, value in found.items()}
+
+
+def _deepspeed() -> dict[str, Any] | None:
+    """From its own source, as the default changed; importing it would start its accelerator."""
+    version = _version("deepspeed")
+    if version is None:
+        return None
+    try:
+        path = Path(str(metadata.distribution("deepspeed").locate_file("deepspeed/constants.py")))
+        found = _DEEPSPEED_DEFAULT.search(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # an editable installation, or a broken one: by version
+        found = None
+    return {
+        "version": version,
+        "minutes": int(found["minutes"]) if found else None,
+        "reads_variable": found is None or bool(found["variable"]),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """The keys of torchrun's `k=v,k=v` that are time-outs."""
+    pairs = (item.partition("=") for item in text.split(","))
+    return {key.strip(): value.strip() for key, _, value in pairs if key.strip() in _RDZV_KEYS}

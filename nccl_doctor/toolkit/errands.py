@@ -1,0 +1,140 @@
+"""Work on files, each piece in a process of its own: their disk or file server may never answer.
+
+Who asks such a disk waits in the kernel, and on some file systems not even SIGKILL ends that. So no
+process that anybody waits for asks by itself. It sends a child, which it leaves behind where that
+does not return in time; and a folder that did not answer once is not asked again.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from nccl_doctor.toolkit import forks
+
+PATIENCE_S = 5.0
+"""Without a sign of life; a busy file server takes a second or two."""
+_REAP_S = 0.05
+_ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
+
+
+@dataclass
+class _Memory:
+    """What this process knows of disks, of its own end, and of who waits for it."""
+
+    silent: set[str] = field(default_factory=set)
+    leave_by: float = float("inf")
+    waits: int | None = None
+
+
+_memory = _Memory()
+
+
+def leave_by(deadline: float) -> None:
+    """From now on there is a third of the time that is left until then to wait for a sign of life,
+    and half of it for a whole piece of work.
+
+    Args:
+        deadline: `time.monotonic()` second at which this process is gone, whatever it was told.
+    """
+    _memory.leave_by = deadline
+
+
+def alive() -> None:
+    """Said by work that takes long, whenever the disk has answered."""
+    if _memory.waits is not None:
+        os.write(_memory.waits, _ALIVE)
+
+
+def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
+    """Run `work`, which is about files in `folder`, in a child; returns what it returns.
+
+    The child has no open file of this process.
+
+    Raises:
+        TimeoutError: the disk did not answer in time, or not the last time either.
+        OSError: as `work` raises it.
+        RuntimeError: `work` raised anything else; its traceback.
+    """
+    folder = os.path.join(os.path.abspath(folder), "")
+    if folder.startswith(tuple(_memory.silent)):
+        raise TimeoutError(errno.ETIMEDOUT, "no answer before, and so not asked again")
+    pipe, write_end = os.pipe()
+    pid, parent = forks.fork()
+    if pid == 0:
+        _serve(work, write_end, parent)
+    os.close(write_end)
+    forks.living.add(pid)
+    try:
+        told = _hear(pipe)
+    except TimeoutError:
+        _memory.silent.add(folder)
+        forks.kill(pid)
+        forks.end(pid, patient=False, by=time.monotonic() + _REAP_S)
+        raise
+    else:
+        forks.end(pid, patient=True)
+    finally:
+        os.close(pipe)
+        forks.living.discard(pid)
+    return _answer(told.lstrip(_ALIVE))
+
+
+def _hear(pipe: int) -> bytes:
+    """Everything that the child has to say.
+
+    Raises:
+        TimeoutError: it fell silent, or is too slow.
+    """
+    left = max(0.0, _memory.leave_by - time.monotonic())
+    patience, until = min(PATIENCE_S, left / 3), time.monotonic() + left / 2
+    told = bytearray()
+    while select.select([pipe], [], [], patience)[0]:
+        data = os.read(pipe, 1 << 20)
+        if not data:
+            return bytes(told)
+        told += data
+        if time.monotonic() > until:
+            raise TimeoutError(errno.ETIMEDOUT, f"not done within {left / 2:.1f} s")
+    raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.1f} s")
+
+
+def _answer(told: bytes) -> bytes:
+    how, said = told[:1], told[1:]
+    if how == _DONE:
+        return said
+    if how == _REFUSED:
+        raise OSError(*json.loads(said))
+    raise RuntimeError(said.decode() or "the process that was sent to the disk has died")
+
+
+def _serve(work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:
+    """Body of the child; never returns."""
+    try:
+        forks.settle("file", parent)
+        # One that is left behind must not keep a pipe or a port open for which somebody waits.
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, 1 << 16)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        _memory.waits = pipe
+        try:
+            told = _DONE + work()
+        except OSError as error:
+            told = _REFUSED + json.dumps([error.errno, error.strerror or str(error)]).encode()
+        except Exception:  # the boundary of the process: the parent decides
+            told = _BROKE + traceback.format_exc(limit=-8).encode("utf-8", "replace")
+        rest = memoryview(told)
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
+    finally:
+        os._exit(0)

@@ -1,0 +1,1 @@
+"""RDMA devices, ports, rails, and which of them NCCL would use."""

@@ -1,0 +1,89 @@
+"""RDMA ports that NCCL wants and cannot use, from what check `rdma` saw. Pure.
+
+Source: InfiniBand architecture specification, volume 1, port states: a port whose link is up stays
+in INIT until a subnet manager gives it a LID and arms it; `ncclIbInitDevices` in NCCL's
+src/transport/net_ib/init.cc leaves out all that are not ACTIVE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.toolkit.blame import odd_ones_out
+from nccl_doctor.toolkit.fabric.hca import rdma_off
+from nccl_doctor.toolkit.fabric.road import port_name
+from nccl_doctor.toolkit.nccl.conf import Setting
+
+Seen = Mapping[str, Mapping[str, Any]]
+"""Host → facts of check `rdma`."""
+
+
+@dataclass(frozen=True)
+class PortDown:
+    """A port that is not ACTIVE on a host.
+
+    `up` is the number of hosts that have one of this name ACTIVE; as many as have it down, where it
+    is a `tie`. `unconfigured`: it has a link, and waits for a subnet manager.
+    """
+
+    host: str
+    port: Mapping[str, Any]
+    up: int
+    tie: bool = False
+    unconfigured: bool = False
+
+    @property
+    def name(self) -> str:
+        """`mlx5_0:1`."""
+        return port_name(self.port)
+
+
+def seen_by_rdma(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
+    """Host → facts of check `rdma`."""
+    return {rank.host.label: facts for rank, facts in cluster.facts("rdma")}
+
+
+def ports_down(seen: Seen) -> list[PortDown]:
+    """Ports that wait for a subnet manager, on whatever hosts; then those that are down for another
+    reason, and that the same device has ACTIVE on as many other hosts that use verbs, or more.
+    """
+    found = list(_unconfigured(seen))
+    told = {(each.host, each.name) for each in found}
+    return found + [each for each in _alone(seen) if (each.host, each.name) not in told]
+
+
+def _unconfigured(seen: Seen) -> Iterator[PortDown]:
+    active = [
+        port_name(port)
+        for facts in seen.values()
+        for port in facts["ports"]
+        if port["state"] == "ACTIVE"
+    ]
+    for host, facts in seen.items():
+        told = {name: Setting(*each) for name, each in facts["settings"].items()}
+        if facts["road"] in ("plugin", "efa") or rdma_off(told):
+            continue
+        for port in facts["ports"]:
+            linked = port["link"] == "InfiniBand" and port["physical"] == "LinkUp"
+            if linked and port["wanted"] and port["state"] in ("INIT", "ARMED"):
+                yield PortDown(host, port, active.count(port_name(port)), unconfigured=True)
+
+
+def _alone(seen: Seen) -> Iterator[PortDown]:
+    ports: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for host, facts in seen.items():
+        for port in facts["ports"]:
+            if port["wanted"] and facts["road"] == "infiniband":
+                ports.setdefault(port_name(port), {})[host] = port
+    for by_host in ports.values():
+        active = {host: port["state"] == "ACTIVE" for host, port in by_host.items()}
+        odd = odd_ones_out(active)
+        # Down on most hosts it is a port that nobody uses.
+        if odd is None or odd.usual is False:
+            continue
+        for host, is_up in active.items():
+            if not is_up:
+                yield PortDown(host, by_host[host], sum(active.values()), tie=odd.tie)

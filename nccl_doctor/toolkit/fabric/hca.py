@@ -1,0 +1,97 @@
+"""NCCL_IB_HCA: which ports NCCL may use. Pure functions.
+
+Source: `ncclIbInitDevices` in NCCL's src/transport/net_ib/init.cc, and `parseStringList` and
+`matchIfList` in src/misc/utils.cc.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nccl_doctor.toolkit.nccl.conf import Setting
+
+HCA = "NCCL_IB_HCA"
+
+
+@dataclass(frozen=True)
+class HcaEntry:
+    """One name of the list, as NCCL reads it: `port` is None where any will do."""
+
+    name: str
+    port: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.port is None else f"{self.name}:{self.port}"
+
+
+@dataclass(frozen=True)
+class HcaList:
+    """A value of NCCL_IB_HCA: `^` excludes, `=` (after it) wants whole names, else prefixes."""
+
+    exclude: bool = False
+    exact: bool = False
+    entries: tuple[HcaEntry, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> HcaList:
+        """Read a value; what follows the port (rail and plane) is left out."""
+        exclude = text.startswith("^")
+        text = text[exclude:]
+        exact = text.startswith("=")
+        text = text[exact:]
+        # The list parser skips one such sign more, whatever stood before.
+        text = text[text.startswith(("^", "=")) :]
+        entries = []
+        for part in text.split(","):
+            name, *rest = part.split(":")
+            if name:
+                entries.append(HcaEntry(name, _port(rest[0]) if rest and rest[0] else None))
+        return cls(exclude, exact, tuple(entries))
+
+    def hits(self, entry: HcaEntry, device: str, port: int | None = None) -> bool:
+        """Whether one name of the list means this port; None stands for some port."""
+        same = device == entry.name if self.exact else device.startswith(entry.name)
+        return same and (None in (entry.port, port) or entry.port == port)
+
+    def admits(self, device: str, port: int | None = None) -> bool:
+        """Whether NCCL may use this port; an empty list means every port."""
+        listed = not self.entries or any(self.hits(each, device, port) for each in self.entries)
+        return listed != self.exclude
+
+
+def rdma_admits(hca: str, device: str, port: int | None = None) -> bool:
+    """Whether a value of NCCL_IB_HCA lets NCCL use a port of a device; None: some port."""
+    return HcaList.parse(hca).admits(device, port)
+
+
+def rdma_off(settings: Mapping[str, Setting]) -> str:
+    """What keeps NCCL from using RDMA at all, as `NAME=value`; empty where nothing does.
+
+    Args:
+        settings: from `nccl_settings`.
+    """
+    if is_disabled(settings):
+        return f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE'].value}"
+    net = settings.get("NCCL_NET", Setting("", "")).value
+    return f"NCCL_NET={net}" if net.lower() == "socket" else ""
+
+
+def is_disabled(settings: Mapping[str, Setting]) -> bool:
+    """Whether NCCL_IB_DISABLE is set to anything but 0, as NCCL reads numbers."""
+    return bool(_whole(settings.get("NCCL_IB_DISABLE", Setting("0", "")).value))
+
+
+def _port(text: str) -> int:
+    """As atoi does: what does not begin with a number is 0, which no port has."""
+    found = re.match(r"\s*\d+", text)
+    return int(found.group()) if found else 0
+
+
+def _whole(text: str) -> int:
+    """As strtoll does: what is not a number is 0."""
+    try:
+        return int(text, 0)
+    except ValueError:
+        return 0

@@ -1,0 +1,127 @@
+"""By which network NCCL would go on a host, through which ports, and why. Pure functions.
+
+Source: `ncclNetInit` in NCCL's src/plugin/net.cc (plug-ins first, then verbs, then sockets; a
+network is passed over where NCCL_NET names another, or where it finds no device), and
+`ncclIbInitDevices` in src/transport/net_ib/init.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.toolkit.fabric.hca import HCA, is_disabled, rdma_admits
+from nccl_doctor.toolkit.fabric.ports import speaks_verbs
+from nccl_doctor.toolkit.nccl.conf import Setting
+
+_NO_PLUGIN = "none"
+_NOBODY = Setting("", "")
+
+
+@dataclass(frozen=True)
+class Road:
+    """What carries data between hosts.
+
+    `name` is `infiniband` (RoCE too), `sockets`, `plugin`, `efa` (through a plug-in), or `none`
+    where NCCL_NET=IB asks for verbs and there is no port for it. `ports` are those of verbs or EFA
+    that would be used. `lacks` says what alone keeps ports of this host from being used: `library`,
+    `access` or `plugin`; else it is empty.
+    """
+
+    name: str
+    reason: str
+    ports: tuple[str, ...] = ()
+    lacks: str = ""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What this process may use.
+
+    Attributes:
+        library: why libibverbs cannot be loaded, or empty.
+        barred: device → why it cannot be opened.
+        plugin: the network plug-in that can be loaded; empty where none can; None: not tried.
+    """
+
+    library: str = ""
+    barred: Mapping[str, str] | None = None
+    plugin: str | None = None
+
+
+def port_name(port: Mapping[str, Any]) -> str:
+    """`mlx5_0:1`."""
+    return f"{port['device']}:{port['port']}"
+
+
+def admitted(
+    settings: Mapping[str, Setting], ports: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Ports as of `rdma_ports`, each with `wanted`: whether NCCL's verbs network may use it, by
+    NCCL_IB_HCA and its link layer, up or down.
+    """
+    hca = settings.get(HCA, _NOBODY).value
+    return [
+        {
+            **port,
+            "wanted": rdma_admits(hca, port["device"], int(port["port"])) and speaks_verbs(port),
+        }
+        for port in ports
+    ]
+
+
+def choose_road(
+    settings: Mapping[str, Setting],
+    ports: Sequence[Mapping[str, Any]],
+    access: Access | None = None,
+) -> Road:
+    """What NCCL would probably take.
+
+    A plug-in that loads may still find nothing that it can use; without EFA it is taken to give way
+    then, or to use the same verbs ports.
+
+    Args:
+        settings: from `nccl_settings`.
+        ports: from `admitted`.
+        access: as far as that was tried.
+    """
+    access = access or Access()
+    net = settings.get("NCCL_NET", _NOBODY).value
+    if net.lower() == "socket":
+        return Road("sockets", f"NCCL_NET={net}")
+    if net and net.lower() != "ib":
+        return Road("plugin", f"NCCL_NET={net}")
+    active = [port for port in ports if port["state"] == "ACTIVE"]
+    efa = tuple(port_name(port) for port in active if not speaks_verbs(port))
+    free = not net and settings.get("NCCL_NET_PLUGIN", _NOBODY).value.lower() != _NO_PLUGIN
+    verbs = _by_verbs(settings, [port for port in active if port["wanted"]], access)
+    if verbs.name == "infiniband" or not (efa and free):
+        if net.lower() == "ib" and verbs.name == "sockets":
+            return Road("none", f"NCCL_NET={net}, and {verbs.reason}", lacks=verbs.lacks)
+        return verbs
+    if access.plugin == "":
+        return Road("sockets", "EFA needs a plug-in, and none can be loaded", lacks="plugin")
+    said = (
+        f"EFA, and {access.plugin} can be loaded" if access.plugin else "EFA, if its plug-in loads"
+    )
+    return Road("efa", said, efa)
+
+
+def _by_verbs(
+    settings: Mapping[str, Setting], wanted: Sequence[Mapping[str, Any]], access: Access
+) -> Road:
+    barred = access.barred or {}
+    if is_disabled(settings):
+        return Road("sockets", f"NCCL_IB_DISABLE={settings['NCCL_IB_DISABLE'].value}")
+    if not wanted:
+        return Road("sockets", "no verbs port is active and admitted")
+    if access.library:
+        return Road("sockets", f"libibverbs cannot be loaded: {access.library}", lacks="library")
+    usable = tuple(port_name(port) for port in wanted if port["device"] not in barred)
+    if not usable:
+        first = next(iter(port["device"] for port in wanted))
+        said = f"no verbs device can be opened ({first}: {barred[first]})"
+        return Road("sockets", said, lacks="access")
+    told = settings.get(HCA, _NOBODY).value
+    return Road("infiniband", f"{HCA}={told}" if told else "a verbs port is active", usable)

@@ -1,0 +1,21 @@
+"""NCCL's settings, for checks of what it uses RDMA with."""
+
+from __future__ import annotations
+
+from nccl_doctor.model.check import Context, Skip
+from nccl_doctor.toolkit.fabric.hca import rdma_off
+from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+
+
+def rdma_settings(ctx: Context) -> dict[str, Setting]:
+    """As of `nccl_settings`, of a job that may use RDMA.
+
+    Raises:
+        Skip: it does not use NCCL, or NCCL is told to leave RDMA alone.
+    """
+    if ctx.backend != "nccl":
+        raise Skip("the job does not use NCCL")
+    settings = nccl_settings(ctx.env)
+    if off := rdma_off(settings):
+        raise Skip(f"{off} turns RDMA off")
+    return settings

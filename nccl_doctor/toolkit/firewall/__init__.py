@@ -1,0 +1,1 @@
+"""Packet filter rules: read them, and say what they stop."""

@@ -1,0 +1,152 @@
+"""Whether the packet filter of a host itself stops connections to MASTER_PORT.
+
+Both as the host that calls and as the one that serves. A caller is not known in advance, so rules
+are followed for a packet from anywhere, and then for one from the network of the interface: a rule
+that takes only some sources is no sure hit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
+from nccl_doctor.toolkit.firewall.rulesets import read_rules
+from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.ports import port_range
+
+_LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
+"""Verdict of a rule → outcomes of a call that it takes."""
+_MAX_HITS = 10
+
+
+def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
+    """What this host's rules do to its own calls to `address`, and to the answers.
+
+    Args:
+        address: of the other end, numeric.
+        port: of the other end.
+        timeout_s: for each of at most four commands that read rules.
+
+    Returns: `readable`, `reason`, `managers` (as `Rules`), `peers`: for whom to open, and `hits`:
+    each a `Hit` as plain data with `incoming` and `packet` (`first` or `reply`) added.
+    """
+    source = _source_towards(address)
+    names = {own: nic.name for nic in interfaces() for own in nic.addresses}
+    nic = names.get(source, "lo" if source == address else "")
+    first = Packet(False, nic, source, address, port_range(), (port, port))
+    reply = Packet(True, nic, address, source, (port, port), port_range(), "established")
+    return follow(read_rules(timeout_s), {"first": first, "reply": reply}, [address])
+
+
+def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
+    """What this host's rules do to calls that come in for one of its addresses, and to the answers.
+
+    Returns: as `rules_for_calls_out`. `anyone` of a hit: it takes calls from everywhere, not only
+    from the network of the address.
+    """
+    nic = next((nic.name for nic in interfaces() if address in nic.addresses), "")
+    network = str(ipaddress.ip_network(f"{address}/{subnet_prefixes().get(address, 32)}", False))
+    rules = read_rules(timeout_s)
+    hits: list[dict[str, Any]] = []
+    for source in ("::/0" if ":" in address else "0.0.0.0/0", network):
+        first = Packet(True, nic, source, address, port_range(), (port, port))
+        reply = Packet(False, nic, address, source, (port, port), port_range(), "established")
+        found = follow(rules, {"first": first, "reply": reply}, [network])
+        hits += [{**hit, "anyone": source != network} for hit in found["hits"]]
+        if any(hit["sure"] for hit in hits):
+            break
+    return {**found, "hits": hits[:_MAX_HITS]}
+
+
+def follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dict[str, Any]:
+    """Packets by name through rules; the result is as of `rules_for_calls_out`."""
+    hits = [
+        {**hit.to_json(), "packet": name, "incoming": packet.incoming}
+        for name, packet in packets.items()
+        for hit in rules.hits(packet)
+    ]
+    return {
+        "readable": rules.readable,
+        "reason": rules.reason,
+        "managers": list(rules.managers),
+        "peers": peers,
+        "hits": hits[:_MAX_HITS],
+    }
+
+
+def _source_towards(address: str) -> str:
+    """The address that this host would call from; empty where it has no route."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))  # a datagram socket only looks the route up
+            return str(sock.getsockname()[0])
+    except OSError:
+        return "::" if ":" in address else "0.0.0.0"
+
+
+def sure_hit(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The first rule that surely drops or rejects, of what one of the above returned."""
+    hits: Iterable[Mapping[str, Any]] = facts["hits"]
+    return next((hit for hit in hits if hit["sure"] and hit["verdict"] in _LOOKS_LIKE), None)
+
+
+def fits(facts: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The rule that surely takes such calls, where the outcome of one agrees with it."""
+    hit = sure_hit(facts)
+    return hit if hit and call["outcome"] in _LOOKS_LIKE[hit["verdict"]] else None
+
+
+def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether rules on the host that serves are why MASTER_PORT answered another host as it did.
+
+    Args:
+        theirs: facts of check `master_firewall`.
+        facts: of check `port`, on the other host.
+    """
+    knock = facts.get("knock")
+    same = facts["port"] == theirs["port"]
+    return bool(same and knock and fits(theirs["rules"], knock["last"]))
+
+
+def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
+    """Who says (check `port`) that MASTER_PORT answered as the rules of its host would have it.
+
+    That is whoever never got in, and the host that serves, which may be dropped by its own rule.
+    """
+    return tuple(
+        rank
+        for rank, facts in cluster.facts("port")
+        if (facts["server"] == "self" or not rank.host.joined) and explains_knock(theirs, facts)
+    )
+
+
+def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
+    """Whether somebody is missing who cannot say how MASTER_PORT answers.
+
+    `theirs` are facts of check `master_firewall`.
+    """
+    out = {host.id for host in cluster.present_hosts if not host.joined}
+    knocked = {
+        rank.host.id
+        for rank, facts in cluster.facts("port")
+        if facts.get("knock") and facts["port"] == theirs["port"]
+    }
+    return bool(out - knocked) or any(rank.host.id not in out for rank in cluster.absent)
+
+
+def stopped_by(hit: Mapping[str, Any]) -> str:
+    """The rule in words: `nft inet filter input: tcp dport 29500 drop`."""
+    way = "incoming" if hit["incoming"] else "outgoing"
+    return f"{quote_hit(hit)} ({way}, {hit['packet']} packet)"
+
+
+def how_to_let_pass(facts: Mapping[str, Any], hit: Mapping[str, Any]) -> str:
+    """What to type on the host that has the rule."""
+    managers = facts["managers"] if hit["incoming"] else ()  # they rule what comes in
+    return let_in(hit, facts["peers"], managers)

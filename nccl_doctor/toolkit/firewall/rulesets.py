@@ -1,0 +1,302 @@
+"""The packet filter rules of this host, as `nft list ruleset` and `iptables-save` print them.
+
+What is not understood becomes a condition without values: the rule may match.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nccl_doctor.toolkit.firewall.netfilter import Chain, Condition, Rule, Rules
+
+_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
+
+# nft list ruleset ---------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'"[^"]*"|\{[^}]*\}|\S+')
+_PROTOCOLS = ("tcp", "udp", "th", "sctp", "dccp", "udplite", "icmp", "icmpv6", "esp", "ah")
+_VERDICTS = {name: name for name in ("accept", "drop", "reject", "return", "redirect")}
+_VERDICTS |= dict.fromkeys(("dnat", "tproxy"), "redirect")
+_FAMILIES = {"ip": (4,), "ip6": (6,), "inet": (4, 6), "netdev": (4, 6)}
+_SIMPLE = {
+    "iif": "iif",
+    "iifname": "iif",
+    "oif": "oif",
+    "oifname": "oif",
+    "saddr": "source",
+    "daddr": "target",
+    "dport": "dport",
+    "sport": "sport",
+    "nfproto": "version",
+    "l4proto": "protocol",
+    "protocol": "protocol",
+    "nexthdr": "protocol",
+    "length": "length",
+    "state": "state",
+}
+_FILLERS = {"meta", "ip", "ip6", "ct", "th", "counter", "log"}
+_SKIP_ARGUMENT = {"comment", "prefix", "level"}
+
+_BLOCK = re.compile(r".*\{( # handle \d+)?$")
+"""What opens a table, a chain or a named set: nft breaks a set of values after a comma only."""
+
+
+def parse_nft(text: str) -> tuple[Chain, ...]:
+    """Chains of `nft list ruleset` (with or without -a), in the order in which they stand."""
+    chains: list[Chain] = []
+    table, chain = "", None
+    versions: tuple[int, ...] = (4, 6)
+    rules: list[Rule] = []
+    for line in _joined(text.splitlines()):
+        if match := re.match(r"table (\S+) (\S+) \{", line):
+            table, versions = f"{match[1]} {match[2]}", _FAMILIES.get(match[1], ())
+        elif match := re.match(r"chain (\S+) \{", line):
+            chain, rules = Chain("nft", table, match[1], versions), []
+        elif line.startswith("}"):
+            if chain is not None:
+                chains.append(replace(chain, rules=tuple(rules)))
+            chain = None
+        elif chain is not None and (match := re.match(r"type \S+ hook (\S+) ", line)):
+            policy = re.search(r"policy (\w+);", line)
+            chain = replace(chain, hook=match[1], policy=policy[1] if policy else "accept")
+        elif chain is not None and line:
+            rules += [parse_nft_rule(each) for each in _without_maps(line)]
+    return tuple(chains)
+
+
+def _joined(lines: Iterable[str]) -> Iterable[str]:
+    """Lines without indentation; a set that is broken over several lines is one line."""
+    held = ""
+    for line in lines:
+        held = f"{held} {line.strip()}".strip()
+        if held.count("{") > held.count("}") and not _BLOCK.match(held):
+            continue
+        yield held
+        held = ""
+
+
+def _without_maps(line: str) -> Iterable[str]:
+    """One line for each entry of a verdict map: `ct state vmap { invalid : drop }`."""
+    match = re.match(r"(.*) vmap \{ (.*) \}(.*)$", line)
+    if match is None:
+        # What a named map says is not known: it may accept.
+        yield re.sub(r" vmap @\S+", " @map accept", line)
+        return
+    for entry in match[2].split(","):
+        value, _, verdict = entry.partition(" : ")
+        yield f"{match[1]} {value.strip()} {verdict.strip()}{match[3]}"
+
+
+def parse_nft_rule(line: str) -> Rule:
+    """One rule as nft prints it."""
+    text, _, handle = line.partition(" # handle ")
+    text = re.sub(r"counter packets \d+ bytes \d+ ?", "", text).strip()
+    conditions: list[Condition] = []
+    # The first packet of a connection: SYN without ACK.
+    rest = re.sub(r"tcp flags (& \([a-z |]+\) == syn|syn( / [a-z,]+)?)(?= |$)", "", text)
+    if rest != text:
+        conditions += [Condition("state", ("new",)), Condition("protocol", ("tcp",))]
+    tokens = _TOKEN.findall(rest)
+    verdict, target, index = "none", "", 0
+    while index < len(tokens):
+        token = tokens[index]
+        index += 1
+        if token in _VERDICTS:
+            verdict = _VERDICTS[token]
+            break
+        if token in ("jump", "goto") and index < len(tokens):
+            verdict, target = token, tokens[index]
+            break
+        if token in _SKIP_ARGUMENT:
+            index += 1
+        elif token in _SIMPLE and index < len(tokens):
+            negated = tokens[index] == "!="
+            sign = tokens[index] if tokens[index] in ("<", ">", "<=", ">=") else ""
+            index += bool(negated or sign)
+            values = _values(tokens[index]) if index < len(tokens) else ()
+            index += 1
+            conditions.append(Condition(_SIMPLE[token], tuple(sign + v for v in values), negated))
+        elif token in _PROTOCOLS:
+            if token != "th":
+                conditions.append(Condition("protocol", (token,)))
+        elif token not in _FILLERS:
+            conditions.append(Condition("protocol"))  # not understood: it may match
+    return Rule(text, verdict, target, tuple(conditions), handle)
+
+
+def _values(token: str) -> tuple[str, ...]:
+    """Values of one token or anonymous set; none for a named set, which is not looked up."""
+    if token.startswith("@"):
+        return ()
+    parts = token.strip("{} ").split(",")
+    return tuple(part.strip() for part in parts if part.strip())
+
+
+# iptables-save ------------------------------------------------------------------------------------
+
+_IPT_HOOKS = {
+    "INPUT": "input",
+    "OUTPUT": "output",
+    "PREROUTING": "prerouting",
+    "POSTROUTING": "postrouting",
+}
+_IPT_FIELDS = {
+    "-i": "iif",
+    "-o": "oif",
+    "-s": "source",
+    "-d": "target",
+    "-p": "protocol",
+    "--dport": "dport",
+    "--dports": "dport",
+    "--sport": "sport",
+    "--sports": "sport",
+    "--state": "state",
+    "--ctstate": "state",
+    "--length": "length",
+}
+_IPT_SKIP = {"-m", "--comment", "--reject-with", "--to-ports", "--to-destination", "--on-port"}
+_IPT_VERDICTS = {
+    "ACCEPT": "accept",
+    "DROP": "drop",
+    "REJECT": "reject",
+    "RETURN": "return",
+    "REDIRECT": "redirect",
+    "DNAT": "redirect",
+    "TPROXY": "redirect",
+}
+_IPT_NOTHING = {"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "MASQUERADE", "SNAT", "CT", "SET"}
+
+
+def parse_iptables(text: str, tool: str = "iptables", version: int = 4) -> tuple[Chain, ...]:
+    """Chains of `iptables-save`."""
+    chains: dict[tuple[str, str], Chain] = {}
+    rules: dict[tuple[str, str], list[Rule]] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif line.startswith(":"):
+            name, policy = line[1:].split()[:2]
+            hook = _IPT_HOOKS.get(name, "")
+            verdict = "drop" if policy == "DROP" else "accept"
+            chains[table, name] = Chain(tool, table, name, (version,), hook, verdict)
+        elif line.startswith("-A "):
+            name, rule = _parse_iptables_rule(line)
+            rules.setdefault((table, name), []).append(rule)
+    return tuple(replace(chain, rules=tuple(rules.get(key, ()))) for key, chain in chains.items())
+
+
+def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
+    try:
+        tokens = shlex.split(line)
+    except ValueError:
+        tokens = line.split()
+    verdict, target, negated = "none", "", False
+    conditions: list[Condition] = []
+    index = 2
+    while index < len(tokens):
+        token = tokens[index]
+        value = tokens[index + 1] if index + 1 < len(tokens) else ""
+        index += 2
+        if token == "!":
+            negated, index = True, index - 1
+            continue
+        if token in ("-j", "-g"):
+            target = value
+            verdict = _IPT_VERDICTS.get(value, "jump" if token == "-j" else "goto")
+            verdict = "none" if value in _IPT_NOTHING else verdict
+        elif token in _IPT_FIELDS:
+            conditions.append(Condition(_IPT_FIELDS[token], tuple(value.split(",")), negated))
+        elif token == "--tcp-flags":
+            syn = tokens[index : index + 1] == ["SYN"]
+            conditions.append(Condition("state", ("new",) if syn else (), negated))
+            index += 1
+        elif token == "--syn":
+            conditions.append(Condition("state", ("new",), negated))
+            index -= 1
+        elif token not in _IPT_SKIP:
+            conditions.append(Condition("protocol"))  # not understood: it may match
+            index -= 1
+        negated = False
+    return tokens[1], Rule(line, verdict, target, tuple(conditions))
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Reader:
+    """Runs the tools; collects why one of them told nothing."""
+
+    timeout_s: float
+    problems: list[str] = field(default_factory=list)
+
+    def run(self, *command: str) -> str | None:
+        """Standard output, or None."""
+        import shutil
+        import subprocess
+
+        tool = shutil.which(command[0], path=_PATH)
+        if tool is None:
+            self.problems.append(f"{command[0]}: not installed")
+            return None
+        try:
+            done = subprocess.run(
+                [tool, *command[1:]],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self.timeout_s,
+                env={"LC_ALL": "C", "PATH": _PATH},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            self.problems.append(f"{command[0]}: no answer within {self.timeout_s:g} s")
+            return None
+        except OSError as error:
+            self.problems.append(f"{command[0]}: {error.strerror}")
+            return None
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            self.problems.append(f"{command[0]}: {said[0] if said else 'failed'}")
+            return None
+        return done.stdout.decode(errors="replace")
+
+
+def read_rules(timeout_s: float = 3.0) -> Rules:
+    """Read this host's rules with the tools that are there; changes nothing.
+
+    Args:
+        timeout_s: for each of at most four commands.
+    """
+    reader = _Reader(timeout_s)
+    chains: list[Chain] = []
+    nft = reader.run("nft", "-a", "list", "ruleset")
+    if nft is not None:
+        chains += parse_nft(nft)
+    # nft shows what iptables-nft wrote; only rules of the older kernel interface are missing.
+    saved = reader.run("iptables-save")
+    if saved is not None and not (nft is not None and "nf_tables" in saved):
+        chains += parse_iptables(saved)
+    saved6 = reader.run("ip6tables-save")
+    if saved6 is not None and not (nft is not None and "nf_tables" in saved6):
+        chains += parse_iptables(saved6, "ip6tables", 6)
+    readable = nft is not None or saved is not None
+    problems = "; ".join(reader.problems)
+    managers = []
+    if (reader.run("firewall-cmd", "--state") or "").strip() == "running":
+        managers.append("firewalld")
+    if _ufw_is_on():
+        managers.append("ufw")
+    return Rules(readable, "" if readable else problems, tuple(managers), tuple(chains))
+
+
+def _ufw_is_on() -> bool:
+    """From its configuration: `ufw status` would load kernel modules."""
+    try:
+        return "ENABLED=yes" in Path("/etc/ufw/ufw.conf").read_text()
+    except OSError:
+        return False

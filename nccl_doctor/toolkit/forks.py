@@ -1,0 +1,154 @@
+"""Forked processes that die with this one, and how to end them.
+
+The process that forks must have no busy thread of its own: a lock that such a thread holds at that
+moment stays locked in the child for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+
+OURS = "ncd:"
+"""How the names of our own processes begin."""
+
+REAP_WAIT_S = 1.0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+living: set[int] = set()
+"""Process ids of the children of this process, for whoever has to kill them in a hurry."""
+
+
+def kill_living() -> None:
+    """Kill every child at once, with all it started; for the last resort."""
+    for pid in list(living):
+        kill(pid)
+
+
+def fork() -> tuple[int, int]:
+    """Fork, with nothing left in a buffer that both would write.
+
+    Returns: as `os.fork`, and the process id of the parent.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    return os.fork(), parent
+
+
+def fork_service(name: str, serve: Callable[[], None]) -> int:
+    """Fork a process that runs `serve` until it is killed or this process is gone.
+
+    Returns: its process id, registered in `living`.
+    """
+    pid, parent = fork()
+    if pid == 0:
+        code = 1
+        try:
+            settle(name, parent)
+            serve()
+            code = 0
+        finally:
+            os._exit(code)
+    living.add(pid)
+    return pid
+
+
+def fork_child(body: Callable[[], int]) -> int:
+    """Fork a process that runs `body`, leaves with the code it returns, and dies with this one.
+
+    Returns: its process id; the caller reaps it.
+    """
+    pid, parent = fork()
+    if pid == 0:
+        code = 3
+        try:
+            _die_with(parent)
+            code = body()
+            sys.stdout.flush()
+        except BaseException:  # the boundary of the process: nothing may run on above the fork
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return pid
+
+
+def stop_service(pid: int) -> None:
+    """Kill and reap a process started by `fork_service`."""
+    end(pid, patient=False)
+    living.discard(pid)
+
+
+def settle(name: str, parent: int) -> None:
+    """What every forked process does first: die with the parent, own process group, own signals."""
+    _die_with(parent)
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    rename(name)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    living.clear()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+
+
+def rename(name: str) -> None:
+    """Give this process a name by which it is found in a list of processes."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def end(pid: int, *, patient: bool, by: float | None = None) -> int | None:
+    """Reap a child, killing it and its process group; None for one that cannot be killed.
+
+    A patient end lets a child that has closed its pipe leave by itself first. `by`: the
+    `time.monotonic()` second at which to give up; without it, a second after the first signal.
+    """
+    patience = time.monotonic() + (REAP_WAIT_S if patient else 0)
+    by = patience + REAP_WAIT_S if by is None else by
+    pause = 0.001
+    while True:
+        try:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if reaped:
+            kill(pid, group_only=True)  # whatever it started and left behind
+            return status
+        now = time.monotonic()
+        if now >= by:
+            return None
+        if now >= patience:
+            kill(pid)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+
+
+def kill(pid: int, *, group_only: bool = False) -> None:
+    """Kill a child with its process group, or what is left of that group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    if not group_only:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or the number of one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,1 @@
+"""GPUs without CUDA: how many, which, and what their library says."""

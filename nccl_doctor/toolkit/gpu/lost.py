@@ -1,0 +1,32 @@
+"""Hosts of which a GPU is lost, by what `gpu_state` saw. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, OutcomeStatus
+from nccl_doctor.toolkit.gpu.nvml import STEP
+
+CHECK = "gpu_state"
+"""The check whose facts these are."""
+
+
+def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
+    """Hosts, by id, of which a GPU is lost: there CUDA may not start at all, and that is why."""
+    found = {
+        item.rank.host.id
+        for item in ended_in_driver(cluster)
+        if "gpu" in item.outcome.breadcrumbs[-1]
+    }
+    for rank, facts in cluster.facts(CHECK):
+        if any(gpu["lost"] or gpu.get("wedged") for gpu in facts["gpus"]):
+            found.add(rank.host.id)
+    return frozenset(found)
+
+
+def ended_in_driver(cluster: Cluster) -> Iterator[Evidence]:
+    """Observations that the driver did not let return."""
+    for item in cluster.evidence(CHECK, ALONE):
+        end = item.outcome
+        if end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step == STEP:
+            yield item

@@ -1,0 +1,1 @@
+"""Process groups: form them, use them, and say who kept them from working."""

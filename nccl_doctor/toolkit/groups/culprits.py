@@ -1,0 +1,252 @@
+"""Who is to blame when attempts of groups fail or hang, and who is only a victim. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.model.cluster import Evidence
+from nccl_doctor.model.findings import Confidence, Finding, Round, Severity, Where
+from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, is_victim
+from nccl_doctor.toolkit.groups.doing import error_of, error_text, step_of, what_they_did
+from nccl_doctor.toolkit.groups.errors import meaning_of
+from nccl_doctor.toolkit.groups.kinds import (
+    CRASHED,
+    FAILED,
+    FROZEN,
+    HANG,
+    INIT_FAILED,
+    INIT_HANG,
+    NOT_STARTED,
+    WRONG,
+)
+from nccl_doctor.toolkit.groups.mixups import odd_collectives, was_cut_off
+from nccl_doctor.toolkit.groups.strays import what_was_made
+
+AGAIN = "-again"
+"""End of the name of a round in which a hang of another round is tried once more."""
+COMPARED = "-compared"
+"""The same, where torch compares what each rank is about to run before it runs it."""
+
+
+def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]:
+    """Per round and group: the culprits, if any can be told from the victims.
+
+    Args:
+        attempts: round → its groups, in the order in which they were held. A round called `x-again`
+            or `x-compared` repeats groups of round `x`.
+    """
+    firsts = [(n, a) for n, found in attempts.items() if is_first(n) for a in found]
+    repeats = {(n, a.seats): a for n, found in attempts.items() if not is_first(n) for a in found}
+    compared = {seats: a for (name, seats), a in repeats.items() if name.endswith(COMPARED)}
+    blamed: set[tuple[str, Where]] = set()
+    for _, attempt in firsts:
+        for finding in (*_culprits(attempt), *_wrong(attempt)):
+            if (finding.code, finding.where) not in blamed:  # in an earlier group already
+                blamed.add((finding.code, finding.where))
+                yield finding
+    open_ = [(name, a) for name, a in firsts if is_open(a)]
+    for name, attempt in open_:
+        # A group that contains a smaller one that fails by itself says nothing new.
+        if any(set(other.seats) < set(attempt.seats) for _, other in open_):
+            continue
+        again = repeats.get((name + AGAIN, attempt.seats))
+        yield _mixed_up(attempt, compared.get(attempt.seats)) or _group_finding(attempt, again)
+
+
+def is_first(name: str) -> bool:
+    """Whether a round of this name repeats no other."""
+    return not name.endswith((AGAIN, COMPARED))
+
+
+def is_open(attempt: Attempt) -> bool:
+    """It went wrong, and no member of it is seen to be the one to blame."""
+    return attempt.is_unexplained or attempt.is_failed or attempt.is_mixed_up
+
+
+def rounds_again(
+    attempts: Mapping[str, Sequence[Attempt]],
+    deadline_s: float,
+    params: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Iterator[Round]:
+    """Confirm before blaming: a hang that nobody in particular caused is tried once more.
+
+    Args:
+        attempts: as for `judge_groups`.
+        deadline_s: of each round.
+        params: round → its parameters, which it is repeated with.
+    """
+    for name, found in attempts.items():
+        groups = tuple(attempt.seats for attempt in found if attempt.is_unexplained)
+        if groups and is_first(name):
+            yield Round(name + AGAIN, groups, deadline_s, (params or {}).get(name, {}))
+
+
+def round_compared(
+    attempts: Mapping[str, Sequence[Attempt]],
+    deadline_s: float,
+    params: Mapping[str, Mapping[str, Any]],
+) -> Iterator[Round]:
+    """At most one round in which torch compares the ranks: for the first that says too little.
+
+    That is where the backend gave up for what another rank sent, where connections broke though
+    nobody died, and where a collective hung twice. Its parameters have `compare` set.
+    """
+    for name, found in attempts.items():
+        again = {a.seats: a for a in attempts.get(name + AGAIN, ())}
+        groups = tuple(
+            a.seats for a in found if is_open(a) and _says_too_little(a, again.get(a.seats))
+        )
+        if groups and is_first(name):
+            yield Round(
+                name + COMPARED, groups, deadline_s, {**params.get(name, {}), "compare": True}
+            )
+            return
+
+
+def place_of_all(members: Sequence[Evidence]) -> Where:
+    """Hosts and ranks of some members together."""
+    where = Where()
+    for member in members:
+        where |= member.where
+    return where
+
+
+def _culprits(attempt: Attempt) -> Iterator[Finding]:
+    """The dead, the stopped, those that never came: all others of the group are victims."""
+    for member in attempt.dead:
+        how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
+        words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
+        yield Finding(CRASHED, words, member.where, what_they_did(attempt))
+    made = {**what_they_did(attempt), "made": what_was_made(attempt.members)}
+    for member in attempt.members:
+        if member.rank.seat in attempt.astray:
+            words, sure = attempt.astray[member.rank.seat]
+            yield Finding(
+                INIT_HANG if attempt.stuck else INIT_FAILED,
+                f"{words} (round {attempt.name})",
+                member.where,
+                made,
+                confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+            )
+    if attempt.starting:
+        yield _not_started(attempt)
+    stopped = attempt.stopped
+    for member in stopped or attempt.never_came or attempt.lagging:
+        outcome = member.outcome
+        words = (
+            f"stood still in {step_of(outcome)} of group {attempt.name} (process state "
+            f"{outcome.state}, kernel wait {outcome.wchan or 'none'})"
+        )
+        if attempt.lagging:
+            words += "; it never entered the collective that the others wait in"
+        trust = Confidence.CERTAIN if stopped else Confidence.LIKELY
+        yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=trust)
+
+
+def _not_started(attempt: Attempt) -> Finding:
+    """Members that have no GPU yet: frozen, or only slow, nobody can tell."""
+    first = attempt.starting[0].outcome
+    where = f", kernel wait {first.wchan}" if first.wchan not in ("", "0") else ""
+    return Finding(
+        NOT_STARTED,
+        f"no end of {step_of(first)} for group {attempt.name} within {first.duration_s:.0f} s "
+        f"(process state {first.state or 'unknown'}{where})",
+        place_of_all(attempt.starting),
+        what_they_did(attempt),
+        confidence=Confidence.LIKELY,
+    )
+
+
+def _says_too_little(attempt: Attempt, again: Attempt | None) -> bool:
+    if attempt.is_mixed_up:
+        return not odd_collectives(attempt.members)
+    if attempt.is_failed:
+        return all(is_victim(m.outcome) for m in attempt.raised)
+    formed = any(m.outcome.last_step not in FORMING for m in attempt.stuck)
+    return formed and again is not None and not again.is_good
+
+
+def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
+    """Ranks that ran different collectives; None where nothing shows that."""
+    for shown in (attempt, compared):
+        odd = odd_collectives(shown.members) if shown is not None else {}
+        if shown is None or not odd:
+            continue
+        culprits = [m for m in shown.members if m.rank.seat in odd]
+        words = f"{step_of(culprits[0].outcome)} of group {attempt.name}: it ran "
+        return Finding(
+            HANG if attempt.is_unexplained else FAILED,
+            words + odd[culprits[0].rank.seat],
+            place_of_all(culprits),
+            {**what_they_did(attempt), "compared": what_they_did(shown)["doing"]},
+            confidence=Confidence.LIKELY,
+        )
+    if not attempt.is_mixed_up:
+        return None
+    cut = next((m for m in attempt.members if was_cut_off(m.outcome)), None)
+    words = "the backend received a message of another size than it waited for"
+    return Finding(
+        FAILED,
+        f"{step_of((cut or attempt.members[0]).outcome)} of group {attempt.name}: "
+        + (words if cut else "the ranks ran different collectives"),
+        place_of_all(attempt.members),
+        what_they_did(attempt),
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
+    """A group that fails or hangs while no member is to blame more than the others."""
+    if attempt.is_failed:
+        own = [m for m in attempt.raised if not is_victim(m.outcome)] or attempt.raised
+        few = len(own) < len(attempt.members)
+        meaning = meaning_of(error_text(own[0].outcome))
+        words = f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}"
+        return Finding(
+            INIT_FAILED if own[0].outcome.last_step in FORMING else FAILED,
+            f"{words}; this means: {meaning.means}" if meaning else words,
+            place_of_all(own),
+            what_they_did(attempt),
+            fix=meaning.ask if meaning else "",
+            confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,
+        )
+    flaky = again is not None and again.is_good
+    first = attempt.stuck[0].outcome
+    words = f"no progress in {step_of(first)} of group {attempt.name} "
+    words += f"within {first.duration_s:.0f} s"
+    words += "; it finished when tried again" if flaky else "; all members had entered"
+    return Finding(
+        INIT_HANG if all(m.outcome.last_step in FORMING for m in attempt.stuck) else HANG,
+        words,
+        place_of_all(attempt.members),
+        what_they_did(attempt),
+        severity=Severity.WARN if flaky else Severity.FAIL,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _wrong(attempt: Attempt) -> Iterator[Finding]:
+    """One finding for all who saw a wrong result. Where everybody saw it, whoever gave the wrong
+    part is named, if that can be told; where only some did, they are: the others got the same data.
+    """
+    seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
+    if not seen or attempt.astray:  # what a wrong group computes is that fault once more
+        return
+    own: set[int] = set()
+    for _, bad in seen:
+        whole = range(len(attempt.members)) if bad["group"] == attempt.name else ()
+        inside = bad.get("members", whole)  # members of the attempt stand in order of rank
+        if len({m.rank.seat for m, b in seen if b["group"] == bad["group"]}) == len(inside):
+            own |= {inside[giver] for giver in bad["contributors"]}
+    seers = [m for m in attempt.members if m.outcome.facts.get("wrong")]
+    givers = [m for at, m in enumerate(attempt.members) if at in own]
+    few = 2 * len(seers) < len(attempt.members)
+    first = seen[0][1]
+    yield Finding(
+        WRONG,
+        f"{first['step']} of group {first['group']}: {first['example']}",
+        place_of_all(givers or seers),
+        {"round": attempt.name, "seen_by": sorted(m.rank.rank or 0 for m in seers)},
+        confidence=Confidence.LIKELY if givers or few else Confidence.POSSIBLE,
+    )

@@ -1,0 +1,115 @@
+"""The default process group of one round, formed as the job forms its own.
+
+Runs in a probe child. Every call that may block is announced first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+from typing import Any
+
+from nccl_doctor.model.check import Context
+from nccl_doctor.toolkit.gpu.devices import own_device
+from nccl_doctor.toolkit.groups.attempts import CONNECT, ENTRY, TAKE_DEVICE
+from nccl_doctor.toolkit.groups.culprits import AGAIN
+from nccl_doctor.toolkit.groups.recorder import record
+from nccl_doctor.toolkit.groups.witness import watch
+from nccl_doctor.toolkit.nccl.ras import ADDRESS, own_address
+
+_WARNS, _TELLS = ("WARN", "INFO", "ABORT", "TRACE"), ("INFO", "ABORT", "TRACE")
+"""Levels of NCCL_DEBUG that show warnings, and those that show every step."""
+_IOLBF = 1
+"""Line buffering, in <stdio.h> of glibc and musl."""
+
+
+def form_world(
+    ctx: Context,
+    *,
+    name: str = "",
+    bind: bool = False,
+    rank: int | None = None,
+    size: int | None = None,
+) -> Any:
+    """Form the default group of this round, over the round's own store.
+
+    Args:
+        ctx: of a round with peers.
+        name: of the group, for messages; the round's name where it is empty.
+        bind: give `init_process_group` the device (`device_id`), so that the group is bound to it.
+        rank: of this member, where it is not its position in the round's group.
+        size: of a group of fewer than all members of the round; None: all of them.
+
+    Returns: the `torch.device` that tensors of this group belong on, set as the current one.
+
+    Raises:
+        RuntimeError: torch's own error, of whatever class, where the group cannot be formed.
+    """
+    import torch.distributed as dist
+
+    assert ctx.peers is not None
+    name = name or ctx.round
+    device = take_device(ctx, name)
+    ctx.breadcrumb(CONNECT, group=name)
+    store = ctx.peers.store()
+    ctx.breadcrumb(ENTRY, group=name)
+    dist.init_process_group(
+        ctx.backend,
+        store=store,
+        rank=ctx.position if rank is None else rank,
+        world_size=len(ctx.group) if size is None else size,
+        timeout=beyond(ctx),
+        **({"device_id": device} if bind else {}),
+    )
+    return device
+
+
+def take_device(ctx: Context, name: str) -> Any:
+    """The `torch.device` of this rank, set as the current one, before it enters group `name`.
+
+    From here on what tells why a group hung is kept: see `speak_up` and `watch`.
+    """
+    import torch
+
+    speak_up(ctx)
+    watch(ctx)
+    device = torch.device("cpu")
+    if ctx.backend == "nccl":
+        ctx.breadcrumb(TAKE_DEVICE, group=name)  # counting GPUs starts the driver, too
+        device = own_device(ctx.launch.local_rank)
+        ctx.breadcrumb(f"{TAKE_DEVICE} {device}", group=name)
+        torch.cuda.set_device(device)
+        torch.zeros(1, device=device)  # CUDA 11 makes no context before
+    return device
+
+
+def beyond(ctx: Context) -> datetime.timedelta:
+    """A time-out longer than this child may live: the engine's deadline speaks, not torch's, so
+    that a victim's error never comes before the culprit is seen.
+    """
+    return datetime.timedelta(seconds=2 * ctx.left() + 60)
+
+
+def speak_up(ctx: Context) -> None:
+    """Let NCCL and torch keep, in this child, what tells afterwards why a group hung.
+
+    What a child prints is kept as the end of its log, so NCCL writes there and into no file:
+    warnings, and every step where a hang is tried once more. Its line goes out at once: NCCL uses C
+    stdio and does not flush, so what it said before a child is killed would be lost in a buffer.
+    The RAS port is this child's own, unless the user gave one: by default every NCCL process of a
+    host answers at the same port, other jobs' too. torch's flight recorder has to be asked to
+    record by versions whose buffer is empty by default.
+    """
+    os.environ.pop("NCCL_DEBUG_FILE", None)
+    again = ctx.round.endswith(AGAIN)
+    if os.environ.get("NCCL_DEBUG", "").upper() not in (_TELLS if again else _WARNS):
+        os.environ["NCCL_DEBUG"] = "INFO" if again else "WARN"
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+    if ctx.backend == "nccl" and ADDRESS not in os.environ:
+        with contextlib.suppress(OSError):
+            os.environ[ADDRESS] = own_address()
+    record()

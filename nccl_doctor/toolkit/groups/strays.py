@@ -1,0 +1,72 @@
+"""Whose torch made other groups than it was asked for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.model.cluster import Evidence, Outcome
+from nccl_doctor.toolkit.blame import odd_ones_out
+
+MADE = "new_group made"
+"""The breadcrumb that says what torch made of a call of new_group."""
+MAKING = "making"
+"""The witness of a rank that is still in that call: what torch is at."""
+NO_GROUP = "none"
+
+
+def astray(members: Sequence[Evidence], *, finished: bool) -> dict[int, tuple[str, bool]]:
+    """Who did not make the groups that all were asked to make.
+
+    A rank that made another group than asked contradicts itself. Else the rank is told by torch's
+    own number of groups: it makes their names, so a rank that has counted otherwise than most looks
+    for its peers under another name. Where no number has a majority, or where everybody `finished`
+    all the same, nobody is named by it.
+
+    Returns: seat → what it did in words, and whether it needs no comparison to be seen.
+    """
+    own: dict[int, tuple[str, bool]] = {}
+    for member in members:
+        for seen in _records(member.outcome):
+            if seen.get("ranks", seen["expected"]) != seen["expected"]:
+                words = (
+                    f"new_group of group {seen['group']} made a group of ranks {seen['ranks']}, "
+                    f"not {seen['expected']}"
+                )
+                own.setdefault(member.rank.seat, (words, True))
+    return own if own or finished else _miscounted(members)
+
+
+def what_was_made(members: Sequence[Evidence]) -> dict[str, Any]:
+    """Rank → the last group that torch made or was making there, for the evidence."""
+    made = {}
+    for member in members:
+        for seen in _records(member.outcome):
+            made[str(member.rank.rank or 0)] = {k: v for k, v in seen.items() if k != "at_s"}
+    return made
+
+
+def _miscounted(members: Sequence[Evidence]) -> dict[int, tuple[str, bool]]:
+    counts: dict[str, dict[int, int]] = {}
+    for member in members:
+        for seen in _records(member.outcome):
+            if isinstance(seen.get("count"), int):
+                counts.setdefault(seen["group"], {})[member.rank.seat] = seen["count"]
+    for group, by_seat in counts.items():
+        odd = odd_ones_out(by_seat)
+        if odd is None:
+            continue
+        if odd.tie or 2 * len(odd.places) >= len(by_seat):
+            return {}  # what comes after it no longer tells who began
+        words = "torch counts {} groups after new_group of group {}, and {} on most ranks"
+        return {seat: (words.format(by_seat[seat], group, odd.usual), False) for seat in odd.places}
+    return {}
+
+
+def _records(outcome: Outcome) -> Iterator[Mapping[str, Any]]:
+    for crumb in outcome.breadcrumbs:
+        if crumb.get("step") == MADE:
+            yield crumb
+    making = outcome.witness.get(MAKING)
+    if isinstance(making, Mapping):
+        yield making

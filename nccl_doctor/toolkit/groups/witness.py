@@ -1,0 +1,60 @@
+"""What a probe child that is about to miss its deadline can still say of its own collectives.
+
+The supervisor sees a stuck child from outside: its stack, its /proc state, what it printed. What
+torch and NCCL keep in its memory only the child itself can tell, and only from another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nccl_doctor.model.check import Context
+from nccl_doctor.toolkit.groups.recorder import recorded
+from nccl_doctor.toolkit.nccl.ras import ADDRESS, LIMIT_S, ask_ras
+
+RECORDER, RAS = "recorder", "ras"
+"""Names of what is said, in `Outcome.witness`."""
+LEAD_S = 1.0
+"""Before the deadline, where there is so much time: RAS takes half of it at most."""
+THREAD = "nccl-doctor-witness"
+_ASKERS = 4
+"""Members of a group that ask RAS: every one would get the same answer."""
+
+
+def watch(ctx: Context) -> None:
+    """Start the one thread that says, shortly before `ctx.deadline`, what this child is stuck in.
+
+    A child that finishes in time never hears of it: the thread sleeps, and a child leaves without
+    waiting for it. Without a deadline nothing is started.
+    """
+    if ctx.deadline == float("inf") or any(t.name == THREAD for t in threading.enumerate()):
+        return
+    lead_s = min(LEAD_S, ctx.left() / 4)
+    args = (ctx, ctx.left() - lead_s)
+    threading.Thread(target=_testify, args=args, name=THREAD, daemon=True).start()
+
+
+def _testify(ctx: Context, after_s: float) -> None:
+    time.sleep(after_s)
+    # RAS first: it takes no lock of torch's.
+    if ctx.backend == "nccl" and _asks(ctx):
+        _say(ctx, RAS, lambda: ask_ras(os.environ.get(ADDRESS, ""), min(LIMIT_S, ctx.left() / 2)))
+    _say(ctx, RECORDER, lambda: recorded(ctx.backend))
+
+
+def _say(ctx: Context, name: str, look: Callable[[], Mapping[str, Any]]) -> None:
+    # Nothing that is said in passing may harm the child's own answer.
+    with contextlib.suppress(Exception):
+        value = look()
+        if value:
+            ctx.witness(name, value)
+
+
+def _asks(ctx: Context) -> bool:
+    """A few members, spread over the group and so over its hosts."""
+    return ctx.position % max(1, len(ctx.group) // _ASKERS) == 0

@@ -1,0 +1,69 @@
+"""What several checks ask about the hosts of a cluster. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import Where
+from nccl_doctor.toolkit.net.interfaces import is_link_local
+
+_VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
+
+
+def everybody_came_in(cluster: Cluster) -> bool:
+    """Whether every host that is expected reached the coordinator."""
+    return cluster.complete and not cluster.absent and all(host.joined for host in cluster.hosts)
+
+
+def spans_machines(cluster: Cluster) -> bool:
+    """Whether the job needs a network.
+
+    Two node ranks on one machine need none; while somebody is missing, nnodes is trusted.
+    """
+    machines = {(host.name, host.addresses) for host in cluster.present_hosts}
+    return cluster.is_multi_host() and (len(machines) > 1 or not everybody_came_in(cluster))
+
+
+def host_labels(cluster: Cluster) -> dict[int, str]:
+    """Seat of every participant that signed in → name of its host, for people."""
+    return {rank.seat: rank.host.label for rank in cluster.present}
+
+
+def master_host(cluster: Cluster) -> Host | None:
+    """The host of rank 0, if it reported; of several that claim to be, one that joined."""
+    claims = [rank.host for rank in cluster.present if rank.rank == 0]
+    return min(claims, key=lambda host: not host.joined, default=None)
+
+
+def road_to_master(cluster: Cluster, host: Host) -> Where:
+    """The way from a host to rank 0's: whatever is broken on it keeps the host out."""
+    master, first = master_host(cluster), cluster.first_on(host)
+    if master is not None and master.id == host.id:
+        return Where(hosts=(host.label,))
+    told = first.launch.master_addr if first and first.launch else None
+    end = master.label if master else told
+    return Where(links=((host.label, end),)) if end else Where(hosts=(host.label,))
+
+
+def link_names(
+    labels: Mapping[int, str], pairs: Iterable[tuple[int, int]]
+) -> tuple[tuple[str, str], ...]:
+    """Ordered pairs of seats as links of a `Where`, sorted."""
+    return tuple(sorted({(labels[a], labels[b]) for a, b in pairs}))
+
+
+def likely_address(nics: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, str] | None:
+    """(interface, address) that peers are most likely to reach, or None where there is none.
+
+    Args:
+        nics: (interface, its addresses) of those that are up, without loopback.
+    """
+    usable = [
+        (bool(_VIRTUAL.match(nic)), ":" in address, nic, address)
+        for nic, addresses in nics
+        for address in addresses
+        if not is_link_local(address)
+    ]
+    return min(usable, key=lambda u: u[:2])[2:] if usable else None

@@ -1,0 +1,1 @@
+"""NCCL's library, configuration, plug-ins, and its choice of interfaces."""

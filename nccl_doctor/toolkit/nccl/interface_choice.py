@@ -1,0 +1,353 @@
+"""Which interfaces and addresses NCCL and gloo would choose on this host, by their own rules.
+
+NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in src/os/linux.cc
+(src/misc/socket.cc before 2.29); the rules have been the same since 2.3. gloo:
+`createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and gloo/transport/tcp/device.cc.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.toolkit.fabric.ports import SYSFS, rdma_ports, speaks_verbs
+from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+from nccl_doctor.toolkit.net import ifaddrs
+from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.names import look_up
+
+BOOTSTRAP = "nccl-bootstrap"
+SOCKETS = "nccl-sockets"
+GLOO = "gloo"
+NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
+GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
+MAX_INTERFACES = 16
+"""NET/Socket takes no more than this many interfaces (MAX_IFS)."""
+
+_AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
+"""What NCCL tries in turn where the user names nothing; a subnet hint comes after the first."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What one library would listen on.
+
+    `picks` are (interface, address), in the library's order. `variable` is the one that decided,
+    empty where the library chose by itself; `reason` says by which rule. `problem` is
+    `missing` (the names match no interface here), `down` (an interface is not running or has no
+    address) or empty; `names` are the interfaces at fault. `left_out` are those that the user named
+    in full beside others, and that the library skips without a word as they are not running.
+    """
+
+    library: str
+    picks: tuple[tuple[str, str], ...]
+    reason: str
+    variable: str = ""
+    value: str = ""
+    origin: str = ""
+    problem: str = ""
+    names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "picks": [list(pick) for pick in self.picks],
+            "reason": self.reason,
+            "variable": self.variable,
+            "value": self.value,
+            "origin": self.origin,
+            "problem": self.problem,
+            "names": list(self.names),
+            "left_out": list(self.left_out),
+        }
+
+
+@dataclass(frozen=True)
+class Filter:
+    """NCCL's interface list: `^` excludes, `=` (after it) wants whole names, else prefixes."""
+
+    exclude: bool
+    exact: bool
+    names: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Filter:
+        """Read a value of NCCL_SOCKET_IFNAME; what follows a colon (a port) is left out."""
+        exclude = text.startswith("^")
+        text = text[exclude:]
+        exact = text.startswith("=")
+        text = text[exact:]
+        # The list parser skips one such sign more, whatever stood before.
+        text = text[text.startswith(("^", "=")) :]
+        names = tuple(part.partition(":")[0] for part in text.split(","))
+        return cls(exclude, exact, tuple(name for name in names if name))
+
+    def admits(self, interface: str) -> bool:
+        """Whether an interface of this name may be used; an empty list matches every name."""
+        listed = not self.names or any(
+            interface == name if self.exact else interface.startswith(name) for name in self.names
+        )
+        return listed != self.exclude
+
+
+def nccl_choices(
+    nics: Sequence[Interface],
+    settings: Mapping[str, Setting],
+    prefixes: Mapping[str, int] | None = None,
+) -> tuple[Choice, Choice]:
+    """What NCCL would use: for its bootstrap (one address), and for data over sockets (all).
+
+    Args:
+        nics: in the order of getifaddrs.
+        settings: from `nccl_settings`.
+        prefixes: address → length of its subnet prefix, for NCCL_COMM_ID.
+    """
+    sockets = _nccl_sockets(nics, settings, prefixes or {})
+    comm_id = _comm_id(settings)
+    if comm_id:
+        picks = _same_subnet(nics, comm_id, prefixes or {})
+        setting = settings["NCCL_COMM_ID"]
+        bootstrap = Choice(
+            BOOTSTRAP,
+            picks[:1],
+            "the first interface in the subnet of NCCL_COMM_ID",
+            "NCCL_COMM_ID",
+            setting.value,
+            setting.origin,
+            "" if picks else "missing",
+        )
+        return bootstrap, sockets
+    first = Choice(
+        BOOTSTRAP,
+        sockets.picks[:1],
+        f"the first of: {sockets.reason}",
+        sockets.variable,
+        sockets.value,
+        sockets.origin,
+        sockets.problem,
+        sockets.names,
+        sockets.left_out,
+    )
+    return first, sockets
+
+
+def _nccl_sockets(
+    nics: Sequence[Interface], settings: Mapping[str, Setting], prefixes: Mapping[str, int]
+) -> Choice:
+    family = settings.get("NCCL_SOCKET_FAMILY", Setting("", "")).value
+    user = settings.get(NCCL_VARIABLE)
+    if user and len(user.value) > 1:
+        wanted = Filter.parse(user.value)
+        picks = _running(nics, wanted, family)
+        known = tuple(each.name for each in nics if wanted.admits(each.name))
+        problem = "" if picks else "down" if known else "missing"
+        names = () if picks else known or wanted.names
+        used = {name for name, _ in picks}
+        asked = () if wanted.exclude else wanted.names
+        left_out = tuple(name for name in known if picks and name in asked and name not in used)
+        return Choice(
+            SOCKETS,
+            picks,
+            "every running interface that the list admits",
+            NCCL_VARIABLE,
+            user.value,
+            user.origin,
+            problem,
+            names,
+            left_out,
+        )
+    for index, text in enumerate(_AUTO):
+        picks = _running(nics, Filter.parse(text), family)
+        if picks:
+            return Choice(SOCKETS, picks, f"NCCL's own rule {text!r}")
+        comm_id = _comm_id(settings) if index == 0 else ""
+        picks = _same_subnet(nics, comm_id, prefixes) if comm_id else ()
+        if picks:
+            setting = settings["NCCL_COMM_ID"]
+            reason = "the first interface in the subnet of NCCL_COMM_ID"
+            return Choice(SOCKETS, picks, reason, "NCCL_COMM_ID", setting.value, setting.origin)
+    return Choice(SOCKETS, (), "no interface is running", problem="down")
+
+
+def _running(nics: Sequence[Interface], wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
+    """First usable address of each running interface that the filter admits."""
+    picks = []
+    for each in nics:
+        usable = [address for address in each.addresses if _usable(address, family)]
+        if each.running and usable and wanted.admits(each.name):
+            # getifaddrs tells all IPv4 addresses before the first IPv6 one.
+            picks.append((":" in usable[0], each.name, usable[0]))
+    picks.sort(key=lambda pick: pick[0])
+    return tuple((name, address) for _, name, address in picks)[:MAX_INTERFACES]
+
+
+def _usable(address: str, family: str) -> bool:
+    is_v6 = ":" in address
+    if family in ("AF_INET", "AF_INET6") and is_v6 != (family == "AF_INET6"):
+        return False
+    return not (is_v6 and is_loopback(address))
+
+
+def _comm_id(settings: Mapping[str, Setting]) -> str:
+    """The numeric address in NCCL_COMM_ID, or the empty string (also where it is a name)."""
+    text = settings.get("NCCL_COMM_ID", Setting("", "")).value
+    text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return ""
+    return text.partition("%")[0]
+
+
+def _same_subnet(
+    nics: Sequence[Interface], remote: str, prefixes: Mapping[str, int]
+) -> tuple[tuple[str, str], ...]:
+    """The first interface whose subnet holds an address: NCCL asks for no more than one."""
+    for each in nics:
+        for address in each.addresses:
+            if remote == address or _shares_subnet(address, remote, prefixes.get(address)):
+                return ((each.name, address),)
+    return ()
+
+
+def _shares_subnet(address: str, other: str, prefix: int | None) -> bool:
+    if prefix is None:
+        return False
+    net = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
+    return ipaddress.ip_address(other) in net
+
+
+def gloo_choice(
+    nics: Sequence[Interface],
+    env: Mapping[str, str],
+    host_name: str,
+    resolved: Sequence[str] | None,
+) -> Choice:
+    """What gloo would use: GLOO_SOCKET_IFNAME, else an own address that the host name resolves to.
+
+    GLOO_SOCKET_IFNAME is a comma list of whole names, each of which must exist.
+
+    Args:
+        nics: of this host.
+        env: the process environment; gloo reads no file.
+        host_name: as gethostname says.
+        resolved: addresses of the host name in resolver order, from `resolve_own`; None where the
+            resolver did not answer in time.
+    """
+    value = env.get(GLOO_VARIABLE, "")
+    if len(value) > 1:
+        by_name = {each.name: each for each in nics}
+        names = [name for name in value.split(",") if name]
+        missing = tuple(name for name in names if name not in by_name)
+        there = [by_name[name] for name in names if name in by_name]
+        down = tuple(each.name for each in there if not each.running or not each.addresses)
+        picks = tuple((each.name, each.addresses[0]) for each in there if each.addresses)
+        return Choice(
+            GLOO,
+            picks,
+            "the first address of every interface in the list",
+            GLOO_VARIABLE,
+            value,
+            "environment",
+            "missing" if missing else "down" if down else "",
+            missing or down,
+        )
+    if resolved is None:
+        return Choice(GLOO, (), f"not known: looking up {host_name} took too long")
+    owners = {address: each.name for each in nics for address in each.addresses}
+    for address in resolved:
+        if address in owners:
+            pick = (owners[address], address)
+            return Choice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
+        if is_loopback(address):  # all of 127.0.0.0/8 can be bound
+            return Choice(
+                GLOO, (("lo", address),), f"the host name {host_name} resolves to {address}"
+            )
+    reason = f"the host name {host_name} resolves to no address of this host, so gloo falls back"
+    return Choice(GLOO, (("lo", "127.0.0.1"),), reason)
+
+
+def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
+    """(host name, its addresses as the resolver orders them).
+
+    The addresses are empty where the name does not resolve, and None where that took longer than
+    `timeout_s`.
+    """
+    found = look_up(socket.gethostname(), timeout_s)
+    answers = tuple(dict.fromkeys(answer.partition("%")[0] for answer in found.answers))
+    return found.query, None if found.timed_out else answers
+
+
+def subnet_prefixes() -> dict[str, int]:
+    """Address of this host → length of its subnet prefix in bits."""
+    return {
+        entry.address: entry.prefix
+        for entry in ifaddrs.entries()
+        if entry.address and entry.prefix is not None
+    }
+
+
+def has_infiniband(folder: Path = SYSFS) -> bool:
+    """Whether a verbs device (InfiniBand or RoCE) has an active port; EFA is none."""
+    return any(port["state"] == "ACTIVE" and speaks_verbs(port) for port in rdma_ports(folder))
+
+
+def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
+    """Every address to be tested once: `{"interface", "address", "roles": [library, …]}`.
+
+    Loopback addresses are left out. Where nothing is left, the first running interface stands in
+    with the role `fallback`, so that the road is tested although the choice is bad.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        for name, address in choice.picks:
+            if not is_loopback(address):
+                found.setdefault((name, address), []).append(choice.library)
+    if not found:
+        for each in nics:
+            usable = [a for a in each.addresses if not is_loopback(a) and not is_link_local(a)]
+            if each.running and usable:
+                found[(each.name, usable[0])] = ["fallback"]
+                break
+    return [
+        {"interface": name, "address": address, "roles": roles}
+        for (name, address), roles in found.items()
+    ]
+
+
+def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, Any]:
+    """Plain facts: what this host would choose, and between what.
+
+    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the road that data
+    takes between hosts, see `Road`; `interfaces`: those that somebody chose, and at most
+    `MAX_INTERFACES` more, each with its `subnets`, one for each address.
+    """
+    found = interfaces()
+    prefixes = subnet_prefixes()
+    settings = nccl_settings(env)
+    bootstrap, sockets = nccl_choices(found, settings, prefixes)
+    gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
+    listen = chosen((bootstrap, sockets, gloo), found)
+    names = {entry["interface"] for entry in listen}
+    shown = [each for each in found if each.name in names]
+    shown += [each for each in found if each.name not in names][:MAX_INTERFACES]
+    return {
+        "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
+        "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
+        "listen": listen,
+        "nccl_data": choose_road(settings, admitted(settings, rdma_ports())).name,
+    }
+
+
+def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
+    return [
+        str(ipaddress.ip_network(f"{address}/{prefixes[address]}", strict=False))
+        for address in interface.addresses
+        if address in prefixes
+    ]

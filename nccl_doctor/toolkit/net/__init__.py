@@ -1,0 +1,1 @@
+"""Interfaces, addresses, names and ports of this host."""

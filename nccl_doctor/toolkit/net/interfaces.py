@@ -1,0 +1,65 @@
+"""Network interfaces of this host, and what their addresses are good for."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nccl_doctor.toolkit.net import ifaddrs
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One network interface, in the order in which getifaddrs lists it.
+
+    `addresses` are numeric IPv4 and IPv6 addresses without a zone, IPv4 first. `running` is
+    IFF_RUNNING: administratively up *and* with a carrier.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    up: bool
+    running: bool
+    loopback: bool
+    mtu: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "addresses": list(self.addresses)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Interface:
+        """Inverse of `to_json`."""
+        return cls(**{**data, "addresses": tuple(data["addresses"])})
+
+
+def interfaces() -> tuple[Interface, ...]:
+    """Every interface of this network namespace."""
+    found: dict[str, list[ifaddrs.Entry]] = {}
+    # Those that have IPv4 first: libraries pass over entries without an address.
+    for entry in sorted(ifaddrs.entries(), key=lambda entry: entry.family):
+        found.setdefault(entry.name, []).append(entry)
+    return tuple(
+        Interface(
+            name=name,
+            addresses=tuple(entry.address for entry in entries if entry.address),
+            up=bool(entries[0].flags & ifaddrs.IFF_UP),
+            running=bool(entries[0].flags & ifaddrs.IFF_RUNNING),
+            loopback=bool(entries[0].flags & ifaddrs.IFF_LOOPBACK) or name == "lo",
+            mtu=ifaddrs.mtu(name),
+        )
+        for name, entries in found.items()
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address is 127.0.0.0/8 or ::1 (also v4-mapped)."""
+    ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return bool((mapped or ip).is_loopback)
+
+
+def is_link_local(address: str) -> bool:
+    """Whether a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
+    return bool(ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_link_local)

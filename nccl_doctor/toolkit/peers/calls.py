@@ -1,0 +1,98 @@
+"""Calls to what the other hosts listen on: the facts that `matrix` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from nccl_doctor.model.check import Context, Untested
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all, source_of
+
+Entry = tuple[int, Mapping[str, Any]]
+"""What a host listens on: its seat, and an `echo.Door` as plain data with the caller's own keys."""
+T = TypeVar("T")
+
+# Every host calls at about the same time, so nobody waits for more than a slow start of the others.
+_LISTEN_S = 10.0
+# A failed call takes 3.2 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
+_CALLS_S = 18.0
+_BATCH_S = 6.0
+_DONE_S = 20.0
+
+
+def calls_deadline(hosts: int) -> float:
+    """Seconds that a round of `hold_calls` takes at the very worst."""
+    return _LISTEN_S + _CALLS_S + _DONE_S + 10 + 2 * _BATCH_S * (hosts // MAX_CALLS)
+
+
+def hold_calls(
+    ctx: Context,
+    listeners: Listeners,
+    known: Mapping[str, Mapping[str, Any]],
+    call: Callable[[list[Entry], float], T],
+) -> T:
+    """Let the others of the group call the open `listeners`, and call theirs meanwhile.
+
+    Args:
+        ctx: of a round that observes together.
+        listeners: of this host.
+        known: address of a listener → what the others shall know of it beside its `Door`.
+        call: is given the entries of the others, those of the next one in the group first, and
+            the seconds after which no call may begin.
+
+    Returns: what `call` returns.
+
+    Raises:
+        Untested: nobody else was listening.
+    """
+    if ctx.peers is None or len(ctx.group) < 2:
+        raise Untested("no other host signed in")
+    posted = [{**known[door.address], **door.to_json()} for door in listeners.doors]
+    ctx.peers.post("listen", posted)
+    ctx.breadcrumb("waiting for the listeners of the other hosts")
+    theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
+    # Everybody starts with the next one in the group, so that nobody is called by all at once.
+    order = ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position]
+    entries = [(seat, entry) for seat in order for entry in theirs.get(seat, ())]
+    if not entries:
+        raise Untested(f"no other host was listening within {_LISTEN_S:g} s")
+    ctx.breadcrumb("calling the other hosts", hosts=len(order), addresses=len(entries))
+    made = call(entries, min(_CALLS_S + _BATCH_S * (len(entries) // MAX_CALLS), ctx.left() / 2))
+    ctx.breadcrumb("listening until every other host has finished its calls")
+    ctx.peers.post("done", True)
+    ctx.peers.collect("done", min(_DONE_S, max(0.0, ctx.left() - 2)))
+    return made
+
+
+def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dict[str, Any]]]:
+    """Call every address that other hosts listen on; one that this host has too is not called.
+
+    Args:
+        entries: with `interface` and `roles`.
+        budget_s: no call begins later than this.
+
+    Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
+    (see `matrix.PeerCall`) and, where the call failed, `source`: the own address that it came from.
+    """
+    own = {address for each in interfaces() for address in each.addresses}
+    shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
+    doors = [door_of(entry) for (_, entry), mine in zip(entries, shared, strict=True) if not mine]
+    results = iter(call_all(doors, budget_s))
+    peers: dict[str, list[dict[str, Any]]] = {}
+    for (seat, entry), mine in zip(entries, shared, strict=True):
+        # The tokens of the listener stay out of the facts.
+        known = {key: entry[key] for key in ("address", "interface", "roles", "port")}
+        made = [] if mine else [call.to_json() for call in next(results)]
+        known["attempts"] = [{"outcome": "own-address"}] if mine else made
+        if made and made[-1]["outcome"] != "ok":
+            known["source"], lost = source_of(entry["address"])
+            if lost is not None:  # this host itself has no route, whatever its errno was
+                known["attempts"] = [{**each, "outcome": "unreachable"} for each in made]
+        peers.setdefault(str(seat), []).append(known)
+    return peers
+
+
+def door_of(entry: Mapping[str, Any]) -> Door:
+    """The `Door` in an entry."""
+    return Door(entry["address"], entry["port"], entry["token"], entry["answer"])

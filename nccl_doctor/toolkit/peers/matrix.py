@@ -1,0 +1,285 @@
+"""What calls between every ordered pair of hosts say, sorted by fault. Pure functions.
+
+The words of an outcome are those of `dial.Dial` and `echo.Call`, and `own-address`: the address of
+the other host is one of the caller's own, so no call was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.findings import Confidence
+from nccl_doctor.toolkit.blame import LinkBlame, blame_links
+
+Pair = tuple[int, int]
+"""Seats of (caller, listener)."""
+
+_TWICE = 2
+_ARRIVES = ("ok", "mtu")
+"""Outcomes of a call that reached the other host, if only with small packets."""
+_WORDS = {
+    "dropped": "no answer",
+    "refused": "connection refused",
+    "rejected": "rejected by a firewall",
+    "unreachable": "network is unreachable",
+    "no-neighbour": "nobody answers for the address on the local network",
+    "own-address": "the caller has the same address",
+    "mtu": "64 bytes came back, of 1 MiB nothing moved for 3 s",
+}
+
+
+@dataclass(frozen=True)
+class PeerCall:
+    """The calls of one host to one address of another.
+
+    `job` is True where the job's own backend would use the address. `attempts` are `Call`s as
+    plain data; the last one is the result.
+    """
+
+    caller: int
+    listener: int
+    address: str
+    interface: str
+    port: int
+    source: str | None
+    job: bool
+    attempts: Sequence[Mapping[str, Any]]
+
+    @property
+    def pair(self) -> Pair:
+        """Seats of both ends."""
+        return self.caller, self.listener
+
+    @property
+    def outcome(self) -> str:
+        """The result, or `untested`: none, or a failure that was not confirmed."""
+        if not self.attempts:
+            return "untested"
+        last = str(self.attempts[-1]["outcome"])
+        sure = last in ("ok", "own-address") or len(self.attempts) >= _TWICE
+        return last if sure else "untested"
+
+    @property
+    def words(self) -> str:
+        """The result, for people."""
+        if self.outcome in ("error", "intercepted"):
+            return str(self.attempts[-1]["detail"])
+        return _WORDS.get(self.outcome, self.outcome)
+
+    @property
+    def moved(self) -> int:
+        """For `mtu`: bytes of the large echo that arrived in the direction that stood still."""
+        last = self.attempts[-1]
+        return int(last.get("downloaded" if last.get("stalled") == "download" else "uploaded", 0))
+
+    @property
+    def stuck(self) -> Pair:
+        """The ordered pair of hosts in whose direction something is lost.
+
+        That of the call, but for `mtu` the one in which large packets are.
+        """
+        if self.attempts[-1].get("stalled") == "download":
+            return self.listener, self.caller
+        return self.pair
+
+    @property
+    def kind(self) -> str:
+        """What to follow through a firewall: `connect`, `upload` or `download`."""
+        return str(self.attempts[-1].get("stalled") or "connect")
+
+    def shown(self, names: Mapping[int, str]) -> dict[str, Any]:
+        """As evidence, with the names of both hosts."""
+        return {
+            "from": names[self.caller],
+            "to": names[self.listener],
+            "address": self.address,
+            "port": self.port,
+            "interface": self.interface,
+            "source": self.source,
+            "attempts": [dict(attempt) for attempt in self.attempts],
+        }
+
+
+def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
+    """Calls between hosts that both reported; a host that was killed meanwhile tests nobody.
+
+    Args:
+        reports: (observer, facts) with `peers` (seat as text → entries) and `nccl_data`.
+        backend: the job's.
+    """
+    facts = {rank.seat: dict(report) for rank, report in reports}
+    calls = []
+    for caller, report in facts.items():
+        for text, entries in report.get("peers", {}).items():
+            listener = int(text)
+            if listener not in facts:
+                continue
+            sockets = facts[listener].get("nccl_data") == "sockets"
+            wanted = job_roles(backend, sockets)
+            some = any(wanted & set(entry["roles"]) for entry in entries)
+            for entry in entries:
+                call = PeerCall(
+                    caller,
+                    listener,
+                    entry["address"],
+                    entry["interface"],
+                    entry["port"],
+                    entry.get("source"),
+                    bool(wanted & set(entry["roles"])) or not some,
+                    entry["attempts"],
+                )
+                if call.outcome != "untested":
+                    calls.append(call)
+    return calls
+
+
+def job_roles(backend: str, sockets: bool) -> set[str]:
+    """Roles of the addresses that a job of this backend uses."""
+    if "nccl" not in backend:
+        return {"gloo", "fallback"}
+    return {"nccl-bootstrap", "fallback"} | ({"nccl-sockets"} if sockets else set())
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Failed calls by fault; `blame` is what explains the failed pairs.
+
+    `unroutable`: another address of the same host can be reached, or the address is the caller's
+    own too. `one_way`: one direction of the host or link that is to blame fails, and the other one
+    is seen to work. `stuck` are the calls of which large packets are lost, `large_blame` is what
+    explains these.
+    """
+
+    tested: frozenset[Pair] = frozenset()
+    no_route: tuple[PeerCall, ...] = ()
+    blocked: tuple[PeerCall, ...] = ()
+    one_way: tuple[PeerCall, ...] = ()
+    intercepted: tuple[PeerCall, ...] = ()
+    unroutable: tuple[PeerCall, ...] = ()
+    stuck: tuple[PeerCall, ...] = ()
+    blame: LinkBlame[int] = field(default_factory=LinkBlame)
+    large_blame: LinkBlame[int] = field(default_factory=LinkBlame)
+    working: Mapping[Pair, PeerCall] = field(default_factory=dict)
+
+    @property
+    def by_code(self) -> dict[str, tuple[PeerCall, ...]]:
+        """Finding code → the calls that failed so: those first that say most about the cause."""
+        return {
+            "peer-no-route": self.no_route,
+            "peer-blocked": self.blocked,
+            "peer-one-way": self.one_way,
+            "peer-intercepted": self.intercepted,
+            "mtu-blackhole": self.stuck,
+            "interface-unroutable": self.unroutable,
+        }
+
+    @property
+    def failed(self) -> tuple[PeerCall, ...]:
+        """Every call that a local rule may explain."""
+        return (*self.no_route, *self.blocked, *self.one_way, *self.intercepted, *self.stuck)
+
+
+def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
+    """Sort calls by fault, and tell bad hosts from bad links."""
+    pairs: dict[Pair, list[PeerCall]] = {}
+    for call in calls:
+        pairs.setdefault(call.pair, []).append(call)
+    no_route: list[PeerCall] = []
+    blocked: list[PeerCall] = []
+    intercepted: list[PeerCall] = []
+    unroutable: list[PeerCall] = []
+    stuck: list[PeerCall] = []
+    working: dict[Pair, PeerCall] = {}
+    for pair, group in pairs.items():
+        well = [call for call in group if call.outcome in _ARRIVES]
+        if well:
+            working[pair] = max(well, key=lambda call: (call.outcome == "ok", call.job))
+        for call in group:
+            if call.outcome == "ok":
+                continue
+            if call.outcome == "mtu":
+                stuck += [call] if call.job else []
+            elif call.outcome == "intercepted":
+                intercepted += [call] if call.job else []
+            elif well or call.outcome == "own-address":
+                unroutable.append(call)
+            elif call.job:
+                (no_route if call.outcome == "unreachable" else blocked).append(call)
+    # Who has no route to a host cannot answer it either: the call from there is only dropped.
+    roadless = {call.pair for call in no_route}
+    no_route += [call for call in blocked if call.pair[::-1] in roadless]
+    blocked = [call for call in blocked if call.pair[::-1] not in roadless]
+    bad = {call.pair for call in (*no_route, *blocked, *intercepted)}
+    bad |= {call.pair for call in unroutable if call.job and call.pair not in working}
+    blame = blame_links(pairs, bad)
+    one_way = _one_way(blame, pairs.keys() - bad)
+    return Sorted(
+        tested=frozenset(pairs),
+        no_route=tuple(no_route),
+        blocked=tuple(call for call in blocked if call.pair not in one_way),
+        one_way=tuple(call for call in blocked if call.pair in one_way),
+        intercepted=tuple(intercepted),
+        unroutable=tuple(unroutable),
+        stuck=tuple(stuck),
+        blame=blame,
+        large_blame=_blame_for_large(pairs, stuck),
+        working=working,
+    )
+
+
+def _one_way(blame: LinkBlame[int], works: Set[Pair]) -> set[Pair]:
+    one: set[Pair] = set()
+    both: set[Pair] = set()
+    for cause in blame.causes:
+        if cause.way == "both":
+            both |= cause.pairs
+        elif any(pair[::-1] in works for pair in cause.pairs):
+            one |= cause.pairs
+    return one - both
+
+
+def _blame_for_large(pairs: Mapping[Pair, list[PeerCall]], stuck: list[PeerCall]) -> LinkBlame[int]:
+    moved: set[Pair] = set()
+    for pair, group in pairs.items():
+        for call in group:
+            if call.job and call.outcome == "ok":
+                moved |= {pair, pair[::-1]}
+            elif call.job and call.outcome == "mtu" and call.stuck != pair:
+                moved.add(pair)
+    return blame_links(moved, {call.stuck for call in stuck})
+
+
+def unroutable_hosts(
+    calls: Sequence[PeerCall], all_calls: Iterable[PeerCall]
+) -> tuple[set[int], Confidence]:
+    """Hosts whose choice of an interface is to blame for these calls, and how sure that is.
+
+    A host that offers an address which nobody reaches, where at least two tried or the address
+    cannot be meant for others (it is the caller's own too, or there is no route to it). Where some
+    reach it, hosts are told from links by comparison among interfaces of that name.
+    """
+    bad = {_nics(call) for call in calls}
+    names = {call.interface for call in calls}
+    well = {
+        _nics(call) for call in all_calls if call.interface in names and call.outcome in _ARRIVES
+    }
+    found = set()
+    for end in {listener for _, listener in bad} - {listener for _, listener in well}:
+        callers = {caller for caller, listener in bad if listener == end}
+        outcomes = {call.outcome for call in calls if _nics(call)[1] == end}
+        if len(callers) >= _TWICE or outcomes <= {"own-address", "unreachable"}:
+            found.add(end[0])
+    if found:
+        return found, Confidence.CERTAIN
+    blame = blame_links(well, bad)
+    hosts = [cause for cause in blame.causes if cause.is_host]
+    sure = all(cause.confidence is Confidence.CERTAIN for cause in hosts or blame.causes)
+    return {seat for seat, _ in blame.hosts}, Confidence.CERTAIN if sure else Confidence.LIKELY
+
+
+def _nics(call: PeerCall) -> tuple[tuple[int, str], tuple[int, str]]:
+    """Both ends of a call, each as the seat of a host and the name of the interface."""
+    return (call.caller, call.interface), (call.listener, call.interface)

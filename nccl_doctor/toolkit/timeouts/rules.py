@@ -1,0 +1,181 @@
+"""The time-outs of a cluster against the time that rank 0 works alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
+from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
+from nccl_doctor.toolkit.timeouts.table import CHECK
+from nccl_doctor.toolkit.timeouts.waits import Settings, Wait, waits
+from nccl_doctor.toolkit.variables.table import table
+
+CLOSE = 1.2
+"""A time-out below so many times the load is met on a slow day."""
+_ROOM = 1.5
+"""What the advice leaves."""
+_LONGEST_MINUTES = 599
+"""More than that in DEEPSPEED_TIMEOUT looks like seconds, to the table of variables as well."""
+
+
+def judge_timeouts(cluster: Cluster, check: str = CHECK) -> Iterator[Finding]:
+    """What is too short, host by host; nothing where no load is expected or nobody waits."""
+    load_s = cluster.job.expect_load_s
+    if load_s is None or cluster.world_size < 2:
+        return
+    for each in _seen(cluster, check):
+        if each.waits_for_others:
+            yield from _too_short(each, load_s)
+        yield from _other_clocks(each, load_s)
+
+
+def told_by_load(cluster: Cluster, check: str = CHECK) -> frozenset[tuple[str, str]]:
+    """(variable, host) of each time-out that is found too short for the expected load."""
+    load_s = cluster.job.expect_load_s
+    if load_s is None or cluster.world_size < 2:
+        return frozenset()
+    return frozenset(
+        (wait.value.variable, each.host.label)
+        for each in _seen(cluster, check)
+        if each.waits_for_others
+        for wait in _short(each.waits, load_s)
+        if wait.value.variable
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    host: Host
+    waits: tuple[Wait, ...]
+    settings: Settings
+    variables: Mapping[str, str]
+    launcher: str
+    waits_for_others: bool
+    many_hosts: bool
+
+
+def _seen(cluster: Cluster, check: str) -> Iterator[_Seen]:
+    for rank, facts in cluster.facts(check):
+        deepspeed = cluster.job.deepspeed
+        others = [other for other in cluster.ranks_on(rank.host) if other.rank != 0]
+        yield _Seen(
+            rank.host,
+            waits(facts, cluster.backend, deepspeed=deepspeed),
+            Settings(facts, cluster.backend, deepspeed=deepspeed),
+            facts["variables"],
+            facts["launcher"],
+            bool(others),
+            cluster.is_multi_host(),
+        )
+
+
+def _short(found: tuple[Wait, ...], load_s: float) -> list[Wait]:
+    """Those whose clock the load itself starts, the shortest first. DeepSpeed's is in the others,
+    where it acts.
+    """
+    short = [
+        wait
+        for wait in found
+        if wait.waiter.clock == "load"
+        and wait.name != "DeepSpeed"
+        and wait.seconds is not None
+        and wait.seconds < CLOSE * load_s
+    ]
+    return sorted(short, key=lambda wait: wait.seconds or 0.0)
+
+
+def _too_short(seen: _Seen, load_s: float) -> Iterator[Finding]:
+    short = _short(seen.waits, load_s)
+    if not short:
+        return
+    first = short[0]
+    assert first.seconds is not None
+    alone = f"rank 0 works alone for {seconds(load_s)}"
+    by = f"{', '.join(wait.name for wait in short)}; {_source(seen)}"
+    killed = first.seconds < load_s
+    if killed:
+        message = f"{alone}, and the others wait for it {seconds(first.seconds)} ({by})"
+    else:
+        more = f"{100 * (first.seconds / load_s - 1):.0f} % more"
+        message = f"{alone}, and the others wait {seconds(first.seconds)}, only {more} ({by})"
+    # With a group that connects at once the store counts only if the load comes before it.
+    sure = len(short) > 1 or not seen.settings.connects_at_once
+    yield Finding(
+        TIMEOUT_TOO_SHORT,
+        message,
+        Where(hosts=(seen.host.label,)),
+        _evidence(seen, load_s),
+        _fix(seen, first, load_s),
+        Severity.FAIL if killed else Severity.WARN,
+        Confidence.LIKELY if sure else Confidence.POSSIBLE,
+    )
+
+
+def _source(seen: _Seen) -> str:
+    """Who set the one time-out that store, process group and watchdog share."""
+    return seen.settings.given.source
+
+
+def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
+    """What to type for the layer that set it, and what makes it unnecessary."""
+    wait = first
+    if seen.settings.uses_deepspeed:
+        wait = next(each for each in seen.waits if each.name == "DeepSpeed")
+    before = "let rank 0 prepare its data in a step before the job"
+    typed = wait.fix(_ROOM * load_s)
+    if seen.settings.uses_deepspeed:
+        if _ROOM * load_s > 60 * _LONGEST_MINUTES:
+            return f"{before}: no time-out should be that long"
+        typed += "; the deepspeed launcher takes it to other hosts only from .deepspeed_env"
+    elif seen.launcher == "accelerate":
+        inner = wait.fix(_ROOM * load_s).partition("init_process_group")[2]
+        typed += f", or Accelerator(kwargs_handlers=[InitProcessGroupKwargs{inner}])"
+    return f"{typed}; or {before}"
+
+
+def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
+    """Shorter ones whose clock such a load starts only by the way."""
+    for wait in seen.waits:
+        clock = wait.waiter.clock
+        if clock not in ("launch", "stuck") or wait.seconds is None or wait.seconds >= load_s:
+            continue
+        if clock == "launch" and not seen.many_hosts:
+            continue
+        if _is_below_limit(wait, seen.variables):
+            continue  # the check of variables says so
+        yield Finding(
+            TIMEOUT_TOO_SHORT,
+            f"{wait.name}: {seconds(wait.seconds)} ({wait.value.source}) is less than the "
+            f"{seconds(load_s)} that rank 0 works alone; it matters only where "
+            f"{_WHERE[clock]}",
+            Where(hosts=(seen.host.label,)),
+            _evidence(seen, load_s),
+            wait.fix(_ROOM * load_s),
+            Severity.INFO,
+            Confidence.POSSIBLE,
+        )
+
+
+_WHERE = {
+    "launch": "that work is done before torchrun starts on its host",
+    "stuck": "one CUDA or NCCL call lasts that long",
+}
+
+
+def _is_below_limit(wait: Wait, variables: Mapping[str, str]) -> bool:
+    row = table().variables.get(wait.value.variable)
+    if row is None or row.limit is None or wait.seconds is None:
+        return False
+    return row.name in variables and wait.seconds < row.limit.shortest
+
+
+def _evidence(seen: _Seen, load_s: float) -> dict[str, Any]:
+    return {"expect_load_s": load_s, "layers": [wait.to_json() for wait in seen.waits]}
+
+
+def seconds(number: float) -> str:
+    """`1800 s`, `2.5 s`."""
+    return f"{number:.0f} s" if number == int(number) else f"{number:.1f} s"

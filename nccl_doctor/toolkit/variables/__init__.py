@@ -1,0 +1,1 @@
+"""Environment variables of NCCL, torch, gloo, UCX and others, as tables."""

@@ -1,0 +1,200 @@
+"""The environment variables of NCCL, torch, gloo, UCX and their neighbours: a table.
+
+The table is data, in the TOML files beside this one. Their sections:
+
+* `[library]`: `complete`, prefixes whose names are all in the table; `near`, prefixes of which only
+  what looks like a typing error is reported; `ignored`, names of others under these prefixes;
+  `known_to`, the version that the table was made from; `in_files`, whether NCCL's configuration
+  files reach the library.
+* `[variables]`: name → `kind`, `since`, `default`, `does`, `deprecated_by`, `gone`.
+* `[values]`: the words or numbers that are allowed. `[reading]`: what is peculiar about reading it.
+* `[differs]`: how bad it is where ranks differ. `[leftover]`: values that are meant for debugging.
+  `[limits]`: of time-outs and retries. `[unread]`: names that people set and nobody reads, with
+  what to do instead. `[gone]`: names that were read once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from nccl_doctor.toolkit.tables import read_table
+
+FILES = ("nccl", "torch", "gloo", "ucx", "others")
+KINDS = ("int", "bool", "flag", "enum", "words", "names", "list", "path", "url", "text")
+"""How a value is read. `bool` is 0 or 1 for NCCL and any yes-or-no word for torch, `flag` is 1 or
+anything else, `enum` one word, `words` a list of allowed words, `names` a list of interfaces or
+devices, `list` any other list. The value of a `url` is never recorded."""
+AUTO = "auto"
+"""A default that is decided at run time."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Values that are set for debugging and forgotten; `*` is any value.
+
+    `needs`: `local peers` or `infiniband`, without which it does no harm.
+    """
+
+    values: tuple[str, ...]
+    severity: str
+    why: str
+    needs: str = ""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Below `shortest` a healthy job may trip; above `longest` another unit was meant."""
+
+    shortest: int
+    note: str
+    unit: str = ""
+    longest: int | None = None
+    severity: str = "warn"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One row.
+
+    Attributes:
+        library: which file of the table it is in.
+        since: first version of the library that reads it; empty where unknown.
+        default: as one would type it; `auto` where it is decided at run time, None where unset.
+        deprecated_by: the name that wins over this one.
+        gone: first version of the library that does not read it, `<=` where it may have been an
+            older one; `instead` is the variable to use.
+        advice: what to know before renaming it.
+        differs: `fail`, `warn` or `info` where hosts differ, `free` where they may.
+        inside: the same for ranks of one host.
+        only: values one of which must be among the differing ones for that.
+        raises: version since which a value that is not allowed is an error; empty for never.
+        whole: the number must be all of the value.
+        always: read also where the backend is not NCCL, whatever the name says.
+        mixed: whether it matters only where a host has GPUs of several models.
+        in_files: whether NCCL's configuration files reach it.
+    """
+
+    name: str
+    library: str
+    kind: str
+    since: str = ""
+    default: str | None = None
+    does: str = ""
+    deprecated_by: str = ""
+    gone: str = ""
+    instead: str = ""
+    advice: str = ""
+    values: tuple[str, ...] = ()
+    cased: bool = False
+    whole: bool = False
+    always: bool = False
+    mixed: bool = False
+    raises: str = ""
+    differs: str = "warn"
+    inside: str = "warn"
+    only: tuple[str, ...] = ()
+    leftovers: tuple[Leftover, ...] = ()
+    limit: Limit | None = None
+    in_files: bool = False
+
+    @property
+    def is_aid(self) -> bool:
+        """Whether it is a debugging aid, at least with some values."""
+        return bool(self.leftovers)
+
+    @property
+    def read_by(self) -> str:
+        """`nccl`, `gloo` or `deepspeed` where nothing else reads it, else the empty string."""
+        if self.library in ("nccl", "gloo"):
+            return self.library
+        if self.always:
+            return ""
+        words = {"NCCL_": "nccl", "GLOO_": "gloo", "DEEPSPEED_": "deepspeed"}
+        return next((reader for word, reader in words.items() if word in self.name), "")
+
+
+@dataclass(frozen=True)
+class Library:
+    """What is known of the names of one file of the table."""
+
+    name: str
+    complete: tuple[str, ...]
+    near: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    known_to: str = ""
+    in_files: bool = False
+    in_files_prefixes: tuple[str, ...] = ()
+
+    def ignores(self, name: str) -> bool:
+        """Whether a name under its prefixes belongs to a build, an image or a plug-in."""
+        return any(fnmatchcase(name, pattern) for pattern in self.ignored)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All rows by name, the libraries, and names that nobody reads with what to do instead."""
+
+    variables: Mapping[str, Variable]
+    libraries: tuple[Library, ...]
+    unread: Mapping[str, str]
+
+    def library_of(self, name: str) -> Library | None:
+        """The library under whose complete prefixes a name is."""
+        return next((lib for lib in self.libraries if name.startswith(lib.complete)), None)
+
+
+@functools.cache
+def table() -> Table:
+    """The whole table, read once."""
+    variables: dict[str, Variable] = {}
+    libraries: list[Library] = []
+    unread: dict[str, str] = {}
+    for name in FILES:
+        data = read_table(__package__, f"{name}.toml")
+        library = Library(**_tuples(data["library"]))
+        libraries.append(library)
+        unread |= data.get("unread", {})
+        rows = data["variables"]
+        rows |= {gone: {"kind": "text", **row} for gone, row in data.get("gone", {}).items()}
+        variables |= {each: _variable(each, row, data, library) for each, row in rows.items()}
+    return Table(variables, tuple(libraries), unread)
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in data.items()}
+
+
+def _variable(
+    name: str, row: Mapping[str, Any], data: Mapping[str, Any], library: Library
+) -> Variable:
+    reading, differs = data.get("reading", {}), data["differs"]
+    # An old name means what the new one means.
+    key = row.get("deprecated_by", name)
+    severity = next(
+        (level for level in ("fail", "warn", "info", "free") if key in differs.get(level, ())),
+        differs.get("default", "warn"),
+    )
+    raised = library.name == "torch" and row["kind"] in ("int", "bool")
+    limit = data.get("limits", {}).get(key)
+    leftovers = data.get("leftover", {}).get(key, ())
+    return Variable(
+        name,
+        library.name,
+        **row,
+        values=tuple(data.get("values", {}).get(key, ())),
+        cased=name in reading.get("cased", ()),
+        whole=name in reading.get("whole", ()),
+        always=name in reading.get("always", ()),
+        mixed=name in reading.get("mixed", ()),
+        raises=reading.get("raises", {}).get(name, "0" if raised else ""),
+        differs=severity,
+        inside=differs.get("inside", {}).get(key, severity),
+        only=tuple(differs.get("only", {}).get(key, ())),
+        leftovers=tuple(Leftover(**_tuples(each)) for each in leftovers),
+        limit=None if limit is None else Limit(**limit),
+        in_files=library.in_files or name.startswith(library.in_files_prefixes or ("\0",)),
+    )

@@ -1,1 +1,0 @@
-"""RDMA devices of a host: ports, GIDs, error counters, and the way from them to the GPUs."""

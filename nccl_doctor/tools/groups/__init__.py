@@ -1,1 +1,0 @@
-"""Process groups under a deadline: formed, exercised, and judged when one of them does not end."""

@@ -1,1 +1,0 @@
-"""What this host is made of: control groups, clocks, GPUs."""

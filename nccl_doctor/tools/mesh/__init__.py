@@ -1,1 +1,0 @@
-"""Device meshes: their groups, the hosts they span, and which of them hangs."""

@@ -1,1 +1,0 @@
-"""NCCL's library, its settings, and the interfaces that it would choose."""

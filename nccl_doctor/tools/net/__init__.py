@@ -1,1 +1,0 @@
-"""Interfaces of this host, its names and ports, and one TCP connection attempt."""

@@ -1,1 +1,0 @@
-"""A side group with a process of another world, as RLHF trainers form it to send weights."""

@@ -1,1 +1,0 @@
-"""How fast groups and ranks are, and which of them stand out."""

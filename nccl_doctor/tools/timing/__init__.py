@@ -1,1 +1,0 @@
-"""Short timed exchanges between hosts: who measures when, one connection, and what is slow."""
