@@ -91,7 +91,7 @@ from __future__ import annotations
 import importlib
 
 from nccl_doctor.api import Context, Launch
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 CODE = "@CODE@"
 module = importlib.import_module("nccl_doctor.checks.@NAME@")

@@ -18,7 +18,7 @@ import pytest
 
 from nccl_doctor.report.formats.html import render
 from tests.browser.chromium import OPTIONS, TIME_LIMIT_S, browser, environment
-from tests.pages import broken, hostile
+from tests.support.pages import broken, hostile
 
 pytestmark = pytest.mark.browser
 

@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.report.formats.html import render
 from tests.browser.chromium import Chromium, Tab
-from tests.clusters import make_cluster
-from tests.pages import PORT, broken, healthy, hostile, report_of
+from tests.support.clusters import make_cluster
+from tests.support.pages import PORT, broken, healthy, hostile, report_of
 
 pytestmark = pytest.mark.browser
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.nursery import READ_EARLY, Forked
+from tests.support.forkserver import READ_EARLY, Forked
 
 # A launcher's variables around the tests would be taken for the job's.
 CLEAN = {

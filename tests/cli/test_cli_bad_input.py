@@ -29,7 +29,7 @@ from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from tests.cli.program import CLEAN, error_of, program
-from tests.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
+from tests.support.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 
 OTHERS = ("merge", "diff", "bundle", "issue")
 """Subcommands that read a report as `judge` does, and as large a one."""

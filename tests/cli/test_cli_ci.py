@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.program import CLEAN, program
 from tests.ranks.test_bad_plugin import MISTAKES, install
-from tests.reports import validate
+from tests.support.reports import validate
 
 yaml = pytest.importorskip("yaml")
 

@@ -9,9 +9,9 @@ import pytest
 
 from nccl_doctor.report.formats import json as json_format
 from tests.cli.program import error_of, program
-from tests.exchanges import World
-from tests.pasts import noisy, saved
-from tests.reports import validate
+from tests.support.exchanges import World
+from tests.support.pasts import noisy, saved
+from tests.support.reports import validate
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from nccl_doctor.launch.ssh.relay import MARKER, letter
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port
-from tests.reports import validate
+from tests.support.reports import validate
 
 SSH = """#!/bin/sh
 echo "$@" >> "$SSH_LOG"

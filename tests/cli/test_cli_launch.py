@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from tests.nursery import Forked
 from tests.ranks.ranks import free_port, rank_env
+from tests.support.forkserver import Forked
 
 BAD = [
     ("RANK", "x", "launch-bad-value"),

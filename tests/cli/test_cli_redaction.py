@@ -18,9 +18,9 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.formats import json as json_format
 from tests.cli.program import program
-from tests.clusters import make_cluster
-from tests.planted import leaks, secret_report
-from tests.reports import RUN
+from tests.support.clusters import make_cluster
+from tests.support.planted import leaks, secret_report
+from tests.support.reports import RUN
 
 NCCL_LOG = """\
 bilbo17:1:2 [0] NCCL INFO Bootstrap: Using eth0:10.20.30.42<0>

@@ -14,8 +14,8 @@ from nccl_doctor.api import Finding, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import json as json_format
 from tests.cli.program import error_of, program
-from tests.clusters import make_cluster
-from tests.reports import RUN, SCHEMA, kind, made_check, validate
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, SCHEMA, kind, made_check, validate
 
 
 @pytest.fixture

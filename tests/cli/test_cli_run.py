@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.program import program
-from tests.reports import validate
+from tests.support.reports import validate
 
 
 def test_run_without_a_launcher_examines_this_host(tmp_path: Path):

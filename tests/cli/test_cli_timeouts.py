@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.program import error_of, program
-from tests.reports import validate
+from tests.support.reports import validate
 
 HERE = ("--select", "timeouts", "--backend", "gloo", "--nproc-per-node", "2")
 

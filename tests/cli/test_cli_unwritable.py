@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from nccl_doctor.cli import cli
 from nccl_doctor.report.formats import formats
 from nccl_doctor.toolkit.errands import PATIENCE_S
-from tests import disks
 from tests.cli.program import CLEAN, program
-from tests.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
+from tests.support import disks
+from tests.support.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
 
 START_S = 10.0
 

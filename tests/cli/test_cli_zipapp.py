@@ -16,7 +16,7 @@ import pytest
 
 from nccl_doctor import __version__
 from tests.cli.program import error_of, program
-from tests.zipapp import ROOT, build, make_venv, make_zipapp, run
+from tests.support.zipapp import ROOT, build, make_venv, make_zipapp, run
 
 PLUG_IN = ROOT / "docs" / "examples" / "nccl-doctor-hello" / "nccl_doctor_hello"
 

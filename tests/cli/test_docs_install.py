@@ -12,8 +12,8 @@ import pytest
 
 from nccl_doctor import __version__
 from nccl_doctor.cli import cli
+from tests.support.zipapp import BARE, ROOT, make_venv, run
 from tests.unit.test_readme import doctor, options
-from tests.zipapp import BARE, ROOT, make_venv, run
 
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 LINES = [

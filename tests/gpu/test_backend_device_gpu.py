@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 pytestmark = pytest.mark.gpu
 

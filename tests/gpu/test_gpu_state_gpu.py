@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.gpu_state import GpuState
-from tests.clusters import make_cluster
-from tests.gpu_states import with_backend
+from tests.support.clusters import make_cluster
+from tests.support.gpu_states import with_backend
 
 pytestmark = pytest.mark.gpu
 

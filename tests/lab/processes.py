@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tests.nursery import READ_EARLY, Forked
+from tests.support.forkserver import READ_EARLY, Forked
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Host

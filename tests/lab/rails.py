@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 
-from tests import fabrics
 from tests.lab.hosts import Host
 from tests.lab.lab import Lab
-from tests.libraries import compiled
+from tests.support import fabrics
+from tests.support.libraries import compiled
 
 # Folders of sysfs cannot be made, so /sys/class is covered by a copy that has two more; likewise
 # /dev, which would be the machine's own.

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.toolkit.errands import PATIENCE_S
-from tests import disks
 from tests.lab import faults
 from tests.lab.lab import PATIENT, TOTAL_S, Lab
 from tests.lab.reading import START_S, check_cause
+from tests.support import disks
 
 
 @pytest.fixture

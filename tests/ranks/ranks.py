@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.nursery import READ_EARLY, Forked
-from tests.reports import validate
+from tests.support.forkserver import READ_EARLY, Forked
+from tests.support.reports import validate
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 

@@ -16,8 +16,8 @@ import pytest
 
 from nccl_doctor.gather.watchdog import LAST_WORDS_S
 from nccl_doctor.toolkit.errands import PATIENCE_S
-from tests import disks
 from tests.ranks.ranks import BASE, Ended, Ranks
+from tests.support import disks
 
 RUN_S = 20.0  # of two ranks that are well, on a machine that is not
 # Rank 0 may wait for the disk before it opens the store that the other one joins.

@@ -21,8 +21,8 @@ from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.groups.stacks import main_stack
-from tests import disks
 from tests.ranks.ranks import descendants, gone
+from tests.support import disks
 
 DEADLINE_S = 1.0
 CLONE_VFORK = 0x4000  # <linux/sched.h>

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.nursery import Forked
 from tests.ranks.ranks import Ranks, descendants, free_port, gone, handles, probe_child, rank_env
+from tests.support.forkserver import Forked
 
 JOIN_S = 5.0
 COLLECTIVE_S = 3.0

@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.test_cli_hostfile import SSH
 from tests.ranks.ranks import free_port
-from tests.reports import validate
-from tests.zipapp import BARE, ROOT, build, make_venv, run
+from tests.support.reports import validate
+from tests.support.zipapp import BARE, ROOT, build, make_venv, run
 
 FEW = ("--select", "ranks,torch_import,interfaces")
 LINES = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").splitlines()

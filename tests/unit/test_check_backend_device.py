@@ -20,8 +20,8 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
 )
-from tests.clusters import change_rank, make_cluster
-from tests.gpu_facts import H100, cpu_facts, facts, gpu
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.gpu_facts import H100, cpu_facts, facts, gpu
 
 module = importlib.import_module("nccl_doctor.checks.backend_device")
 check = module.BackendDevice()

@@ -16,8 +16,8 @@ from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
 from nccl_doctor.gather.control_store import RoundPeers
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
 
 CHECK = Clock()
 EPOCH = 1_800_000_000.0

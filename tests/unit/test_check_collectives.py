@@ -10,7 +10,7 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "collectives")
 OK = {"steps": ["all_reduce"], "wrong": []}

@@ -10,10 +10,10 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity
 from nccl_doctor.checks.cpus import Cpus
-from tests import fabrics
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = Cpus()
 

@@ -14,8 +14,8 @@ from nccl_doctor.api import Cluster, Context, Job, Launch, Outcome, OutcomeStatu
 from nccl_doctor.checks.deepspeed_config import DeepspeedConfig
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.findings import Status
-from tests.clusters import change_rank, make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import judge, only
 
 CHECK = DeepspeedConfig()
 GIB = 1 << 30
@@ -171,7 +171,7 @@ def test_it_explains_nothing_that_was_seen_and_nothing_explains_it() -> None:
 def test_it_blocks_no_check_that_broke() -> None:
     from nccl_doctor.checks.collectives import Collectives
     from nccl_doctor.judge.status import check_results
-    from tests.clusters import outcome
+    from tests.support.clusters import outcome
 
     made = cluster({"train_batch_size": 6, "train_micro_batch_size_per_gpu": 1})
     raised = outcome(Outcome(OutcomeStatus.RAISED, reason="odd"))

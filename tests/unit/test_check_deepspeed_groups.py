@@ -10,8 +10,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Job, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.checks.deepspeed_groups import IMPORT, OWN, WRAPS, DeepspeedGroups
-from tests.clusters import change_rank, make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import judge, only
 
 CHECK = DeepspeedGroups()
 RANKS = (0, 1, 2, 3)

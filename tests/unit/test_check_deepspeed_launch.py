@@ -12,9 +12,9 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip
-from tests import findings
-from tests.clusters import make_cluster
-from tests.findings import everywhere
+from tests.support import findings
+from tests.support.clusters import make_cluster
+from tests.support.findings import everywhere
 
 CHECK = next(check for check in registry.load().checks if check.name == "deepspeed_launch")
 judge = partial(findings.judge, CHECK)

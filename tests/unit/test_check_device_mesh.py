@@ -15,9 +15,9 @@ from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Status
 from nccl_doctor.toolkit.groups.kinds import HANG
 from nccl_doctor.toolkit.mesh import mesh_groups, own_groups
-from tests.clusters import change_rank, make_cluster
-from tests.findings import judge
-from tests.reports import RUN, made_check
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import judge
+from tests.support.reports import RUN, made_check
 
 CHECK = DeviceMesh()
 MESH = (("dp", 2), ("tp", 2))

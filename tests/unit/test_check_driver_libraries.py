@@ -13,9 +13,9 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
 from nccl_doctor.checks.driver_libraries import DriverLibraries
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
-from tests.libraries import compiled
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.libraries import compiled
 
 CHECK = DriverLibraries()
 KERNEL = "580.95.05"

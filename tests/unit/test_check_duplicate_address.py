@@ -8,8 +8,8 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.duplicate_address import DuplicateAddress
-from tests.clusters import make_cluster, shut_out
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.findings import judge, only
 
 CHECK = DuplicateAddress()
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import ALONE, Context, Launch, Severity
-from tests import findings
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
 
 # --- one environment ---
 

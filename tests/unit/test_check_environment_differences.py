@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
-from tests import findings
-from tests.clusters import change_rank, outcome
-from tests.environments import CHECK, Env, cluster_of, judge, only
+from tests.support import findings
+from tests.support.clusters import change_rank, outcome
+from tests.support.environments import CHECK, Env, cluster_of, judge, only
 
 
 @pytest.mark.parametrize(

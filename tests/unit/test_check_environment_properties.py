@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.variables.table import AUTO, table
-from tests.environments import Env, judge
+from tests.support.environments import Env, judge
 
 DEFAULTS = sorted(
     (name, row.default)

@@ -11,10 +11,10 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.fabric_ports import FabricPorts
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = FabricPorts()
 Tree = Callable[[Path], Any]

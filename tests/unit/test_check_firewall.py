@@ -21,8 +21,8 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.toolkit.peers.echo import Listeners
-from tests.clusters import make_cluster
-from tests.peers import (
+from tests.support.clusters import make_cluster
+from tests.support.peers import (
     DROPPED,
     NO_ROUTE,
     OK,

@@ -13,8 +13,8 @@ from nccl_doctor.checks.gpu_affinity import GpuAffinity
 from nccl_doctor.checks.gpu_affinity.gpu_places import as_sysfs, place_on_host
 from nccl_doctor.checks.gpu_affinity.nic_places import HOW_NEAR
 from nccl_doctor.report.tables import is_table
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = GpuAffinity()
 NEAR, FAR = "0000:1b:00.0", "0000:9d:00.0"

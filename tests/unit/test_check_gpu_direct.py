@@ -20,10 +20,10 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.checks.gpu_direct import GpuDirect
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = GpuDirect()
 

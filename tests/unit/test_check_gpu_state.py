@@ -11,9 +11,9 @@ from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
 from nccl_doctor.toolkit.gpu.nvml import STEP
-from tests.findings import judge, only
-from tests.gpu_facts import facts as seen_by_torch
-from tests.gpu_states import cluster_of, every, gpu, lost, state, torch_sees, with_backend
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import facts as seen_by_torch
+from tests.support.gpu_states import cluster_of, every, gpu, lost, state, torch_sees, with_backend
 
 CHECK, BACKEND = GpuState(), BackendDevice()
 

@@ -10,9 +10,9 @@ import pytest
 from nccl_doctor.api import ALONE, Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
-from tests.clusters import outcome
-from tests.findings import judge, only
-from tests.gpu_states import (
+from tests.support.clusters import outcome
+from tests.support.findings import judge, only
+from tests.support.gpu_states import (
     cluster_of,
     every,
     far,

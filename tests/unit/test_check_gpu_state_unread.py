@@ -8,10 +8,10 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from tests.findings import judge, only
-from tests.gpu_facts import facts as seen_by_torch
-from tests.gpu_facts import worked
-from tests.gpu_states import cluster_of, every, gpu, pairs_of, state, with_backend
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import facts as seen_by_torch
+from tests.support.gpu_facts import worked
+from tests.support.gpu_states import cluster_of, every, gpu, pairs_of, state, with_backend
 from tests.unit.test_check_gpu_state_users import also
 
 CHECK = GpuState()

@@ -10,11 +10,11 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Level, Outcome, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.model.cluster import OutcomeStatus
-from tests.clusters import outcome
-from tests.findings import judge, only
-from tests.gpu_facts import facts as seen_by_torch
-from tests.gpu_facts import worked
-from tests.gpu_states import GIB, cluster_of, gpu, state, torch_sees, with_backend
+from tests.support.clusters import outcome
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import facts as seen_by_torch
+from tests.support.gpu_facts import worked
+from tests.support.gpu_states import GIB, cluster_of, gpu, state, torch_sees, with_backend
 
 CHECK = GpuState()
 

@@ -23,9 +23,9 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.gpu_work import DRIVER, GpuWork, _neighbour, _work
 from nccl_doctor.checks.gpu_work.work import GPU_STEPS, DeviceWork
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
-from tests.gpu_facts import H200, cluster, measured, worked
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import H200, cluster, measured, worked
 
 CHECK = GpuWork()
 MULTIPLY = "multiplying matrices on the GPU"

@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.api import Cluster, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.model.findings import Finding, Round
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 CHECK = GroupSpeed()
 IDLE = {"wall_s": 1.0, "cpu_s": 0.5, "waited_s": 0.0, "preempted": 0}

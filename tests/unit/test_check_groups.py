@@ -13,8 +13,8 @@ from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Confidence, Finding, Severity
 from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit.groups.strays import MADE, MAKING
-from tests.clusters import make_cluster
-from tests.findings import judge
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge
 
 CHECK = Groups()
 OK = {"steps": ["all_reduce"], "wrong": []}

@@ -30,10 +30,10 @@ from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.report.profiles import drains
 from nccl_doctor.toolkit.groups.kinds import CRASHED
-from tests import hardware
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.hardware import GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT
+from tests.support import hardware
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.hardware import GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT
 
 CHECK = HardwareErrors()
 MODULE = "CPU_SrcID#0_MC#0_DIMM#0"

@@ -12,8 +12,8 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity
-from tests import findings
-from tests.clusters import make_cluster
+from tests.support import findings
+from tests.support.clusters import make_cluster
 
 CHECK = next(check for check in registry.load().checks if check.name == "host_identity")
 THREE = ("nd0", "nd1", "nd2")

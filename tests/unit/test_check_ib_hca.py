@@ -16,10 +16,10 @@ from nccl_doctor.judge.causes import explain
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted
 from nccl_doctor.toolkit.nccl.conf import Setting
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = IbHca()
 

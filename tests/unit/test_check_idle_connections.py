@@ -8,8 +8,8 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.idle_connections import IdleConnections
-from tests.clusters import make_cluster
-from tests.findings import judge
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge
 
 NAME = "sys/net/netfilter/nf_conntrack_tcp_timeout_established"
 

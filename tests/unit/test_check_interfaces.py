@@ -8,9 +8,9 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Severity
 from nccl_doctor.checks.interfaces import Interfaces
-from tests.clusters import shut_out
-from tests.findings import judge
-from tests.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
+from tests.support.clusters import shut_out
+from tests.support.findings import judge
+from tests.support.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])

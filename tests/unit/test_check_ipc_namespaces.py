@@ -12,8 +12,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.ipc_namespaces import IpcNamespaces
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = IpcNamespaces()
 

@@ -9,8 +9,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity, Untested
 from nccl_doctor.checks.kernel_limits import KernelLimits
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = KernelLimits()
 FINE: dict[str, Any] = {

@@ -15,9 +15,9 @@ from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Severity
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
-from tests import findings
-from tests.clusters import make_cluster
-from tests.libraries import compiled
+from tests.support import findings
+from tests.support.clusters import make_cluster
+from tests.support.libraries import compiled
 
 CHECK = next(check for check in registry.load().checks if check.name == "libraries")
 judge = partial(findings.judge, CHECK)

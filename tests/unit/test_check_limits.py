@@ -12,10 +12,10 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.limits import Limits
-from tests import fabrics
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = Limits()
 KIB, GIB = 1024, 1 << 30

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Confidence, Severity
-from tests.exchanges import AGAIN, BOTH, CHECK, FIRST, USUAL, World, both, loud, only
+from tests.support.exchanges import AGAIN, BOTH, CHECK, FIRST, USUAL, World, both, loud, only
 
 # Healthy
 

@@ -11,8 +11,8 @@ import pytest
 from nccl_doctor.api import Cluster, Confidence, Finding, Severity
 from nccl_doctor.checks.master_addr import MasterAddr
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.clusters import change_rank, make_cluster, outcome, shut_out
-from tests.findings import judge
+from tests.support.clusters import change_rank, make_cluster, outcome, shut_out
+from tests.support.findings import judge
 
 CHECK = MasterAddr()
 NAMES = ("nd0", "nd1", "nd2")

@@ -10,8 +10,8 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Skip, Untested
 from nccl_doctor.checks.master_addr import MasterAddr
-from tests.clusters import make_cluster
-from tests.findings import judge
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge
 
 CHECK = MasterAddr()
 

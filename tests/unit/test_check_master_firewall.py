@@ -11,9 +11,9 @@ import pytest
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
 from nccl_doctor.checks.master_firewall import MasterFirewall
 from nccl_doctor.checks.port import Port
-from tests.clusters import make_cluster, outcome, shut_out
-from tests.findings import judge, only
-from tests.knocks import facts, tried
+from tests.support.clusters import make_cluster, outcome, shut_out
+from tests.support.findings import judge, only
+from tests.support.knocks import facts, tried
 
 CHECK = MasterFirewall()
 

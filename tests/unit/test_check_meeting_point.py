@@ -9,8 +9,8 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity
-from tests import findings
-from tests.clusters import change_rank, make_cluster
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster
 
 CHECK = next(check for check in registry.load().checks if check.name == "meeting_point")
 judge = partial(findings.judge, CHECK)

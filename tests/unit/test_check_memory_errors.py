@@ -11,10 +11,10 @@ from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Skip, Where
 from nccl_doctor.checks.memory_errors import MemoryErrors
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.findings import Kind, Layer
-from tests import fabrics, hardware
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics, hardware
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = MemoryErrors()
 Facts = dict[str, Any]

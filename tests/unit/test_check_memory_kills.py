@@ -14,10 +14,10 @@ from nccl_doctor.checks.memory_kills import MemoryKills
 from nccl_doctor.judge.causes import explain
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.toolkit.groups.kinds import CRASHED
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = MemoryKills()
 Facts = dict[str, Any]

@@ -13,9 +13,9 @@ from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity, 
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Round
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.reports import RUN
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.reports import RUN
 
 CHECKS = {check.name: check for check in registry.load().checks}
 CHECK = CHECKS["nccl_features"]

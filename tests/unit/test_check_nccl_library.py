@@ -11,9 +11,9 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
 from nccl_doctor.judge.conclusion import conclude
-from tests import findings
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.reports import RUN
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.reports import RUN
 
 CHECKS = {check.name: check for check in registry.load().checks}
 CHECK, SOFTWARE = CHECKS["nccl_library"], CHECKS["software"]

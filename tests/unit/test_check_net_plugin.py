@@ -27,9 +27,9 @@ from nccl_doctor.api import (
     Skip,
 )
 from nccl_doctor.toolkit.nccl.plugin import NET_PLUGIN, plugin_candidates
-from tests import findings
-from tests.clusters import make_cluster, outcome
-from tests.libraries import compiled
+from tests.support import findings
+from tests.support.clusters import make_cluster, outcome
+from tests.support.libraries import compiled
 
 CHECK = next(check for check in registry.load().checks if check.name == "net_plugin")
 judge = partial(findings.judge, CHECK)

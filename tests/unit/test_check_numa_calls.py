@@ -21,8 +21,8 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.numa_calls import NumaCalls
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
 
 CHECK = NumaCalls()
 FINE: dict[str, Any] = {"refused": None, "empty": [], "driver": "580.95.05"}

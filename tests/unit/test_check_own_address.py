@@ -9,8 +9,8 @@ import pytest
 
 from nccl_doctor.api import Context, Launch, Severity, Skip
 from nccl_doctor.checks.own_address import OwnAddress
-from tests.clusters import make_cluster, shut_out
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.findings import judge, only
 
 CHECK = OwnAddress()
 

@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity
 from nccl_doctor.checks.own_name import OwnName
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.clusters import make_cluster, shut_out
-from tests.findings import judge
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.findings import judge
 
 CHECK = OwnName()
 NAMES = ("nd0", "nd1", "nd2")

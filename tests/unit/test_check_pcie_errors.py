@@ -11,11 +11,11 @@ import pytest
 from nccl_doctor.api import Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.pcie_errors import PcieErrors
 from nccl_doctor.toolkit.pcie_errors import pcie_errors
-from tests import fabrics, hardware
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.hardware import GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT
-from tests.observing import observe
+from tests.support import fabrics, hardware
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.hardware import GPU, GPU_PORT, NIC, NIC_PORT, ROOT_PORT
+from tests.support.observing import observe
 
 CHECK = PcieErrors()
 Facts = dict[str, Any]

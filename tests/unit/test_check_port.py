@@ -9,9 +9,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Where
 from nccl_doctor.checks.port import Port
-from tests.clusters import make_cluster, shut_out
-from tests.findings import judge
-from tests.knocks import facts, tried
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.findings import judge
+from tests.support.knocks import facts, tried
 
 CHECK = Port()
 AGENT = {"server": "agent", "bind_errno": None, "bind_error": ""}

@@ -20,8 +20,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Finding, Launch, Skip, Untested, Where
 from nccl_doctor.checks.port import Port
-from tests.clusters import make_cluster
-from tests.findings import judge
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge
 
 CHECK = Port()
 AGENT = {"server": "agent", "bind_errno": None, "bind_error": ""}

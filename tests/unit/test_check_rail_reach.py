@@ -26,10 +26,10 @@ from nccl_doctor.checks.rail_reach import RailReach
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.echo import Listeners
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.peers import DROPPED, NO_ROUTE, OK, REFUSED, stuck
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.peers import DROPPED, NO_ROUTE, OK, REFUSED, stuck
 
 CHECK = RailReach()
 RAILS = 2

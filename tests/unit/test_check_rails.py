@@ -10,10 +10,10 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Severity, Skip
 from nccl_doctor.checks.rails import Rails
-from tests import fabrics
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = Rails()
 NETS = ("10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, LaunchProblem, Severity, Where
-from tests import findings
-from tests.clusters import change_rank, make_cluster
-from tests.findings import everywhere
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import everywhere
 
 CHECK = next(check for check in registry.load().checks if check.name == "ranks")
 THREE = ("nd0", "nd1", "nd2")

@@ -10,9 +10,9 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity
-from tests import findings
-from tests.clusters import change_rank, make_cluster
-from tests.findings import everywhere
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import everywhere
 
 CHECK = next(check for check in registry.load().checks if check.name == "ranks_per_host")
 THREE = ("nd0", "nd1", "nd2")

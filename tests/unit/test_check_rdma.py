@@ -20,11 +20,11 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.model.cluster import Outcome
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.libraries import compiled
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.libraries import compiled
+from tests.support.observing import observe
 
 CHECK = Rdma()
 LOADS = ("libc.so.6",)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Outcome, OutcomeStatus, Severity
-from tests.findings import judge, only
+from tests.support.findings import judge, only
 from tests.unit.test_check_rdma import CHECK, HEALTHY, cluster, host, port
 
 REFUSED = "NET/OFI CM: Unable to insert remote address into address vector for device. RC: Invalid"

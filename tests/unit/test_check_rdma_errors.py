@@ -11,10 +11,10 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Severity, Skip, Untested
 from nccl_doctor.checks.fabric_ports import FabricPorts
 from nccl_doctor.checks.rdma_errors import RdmaErrors
-from tests import fabrics
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = RdmaErrors()
 COUNTER = "sys/class/infiniband/mlx5_1/ports/1/counters/symbol_error"

@@ -11,8 +11,8 @@ import pytest
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
 from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
 from nccl_doctor.toolkit.c10d import endpoint_host, is_host_told, matches_machine
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = RendezvousEndpoint()
 

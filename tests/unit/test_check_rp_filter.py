@@ -11,9 +11,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.rp_filter import RpFilter
-from tests.clusters import outcome
-from tests.findings import judge, only
-from tests.peers import DROPPED, REFUSED, World
+from tests.support.clusters import outcome
+from tests.support.findings import judge, only
+from tests.support.peers import DROPPED, REFUSED, World
 
 CHECK = RpFilter()
 NET = "192.168.77.0/24"

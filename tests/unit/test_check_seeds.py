@@ -12,8 +12,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks.seeds import Seeds
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = Seeds()
 

@@ -25,8 +25,8 @@ from nccl_doctor.api import (
     Severity,
 )
 from nccl_doctor.checks.shared_memory import SharedMemory
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
 
 CHECK = SharedMemory()
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from nccl_doctor.checks.side_group import SideGroup
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
 from nccl_doctor.toolkit.groups.side_group import serving_address
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
 
 CHECK = SideGroup()
 WEIGHT_SYNC = Job(groups="weight-sync")

@@ -8,8 +8,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Skip
 from nccl_doctor.checks.slurm_allocation import SlurmAllocation
-from tests.clusters import make_cluster, shut_out
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.findings import judge, only
 
 CHECK = SlurmAllocation()
 

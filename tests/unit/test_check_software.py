@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Context, Finding, Launch, Severity
 from nccl_doctor.toolkit.versions import differences
-from tests import findings
-from tests.clusters import change_rank, make_cluster, outcome
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster, outcome
 
 CHECK = next(check for check in registry.load().checks if check.name == "software")
 judge = partial(findings.judge, CHECK)

@@ -11,10 +11,10 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks.stuck_processes import StuckProcesses, stuck
-from tests import fabrics
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.observing import observe
+from tests.support import fabrics
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.observing import observe
 
 CHECK = StuckProcesses()
 CONTEXT = Context(launch=Launch(), env={})

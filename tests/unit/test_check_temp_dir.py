@@ -9,8 +9,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.temp_dir import TempDir
-from tests.clusters import make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = TempDir()
 MIB = 1 << 20

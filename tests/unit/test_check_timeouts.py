@@ -11,8 +11,8 @@ from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity
 from nccl_doctor.checks.environment import Environment
 from nccl_doctor.checks.timeouts import Timeouts
-from tests.clusters import change_rank, make_cluster
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.findings import judge, only
 from tests.unit.test_waits import facts, of_deepspeed, variables
 
 CHECK = Timeouts()

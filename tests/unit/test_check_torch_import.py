@@ -12,7 +12,7 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import Context
 from nccl_doctor.model.launch import Launch
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "torch_import")
 GOOD = {"python": "/opt/python", "version": "2.13.0", "error": None}

@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Job, Launch, Severity, Skip
 from nccl_doctor.checks.torch_nccl import NONBLOCKING, USE_NCCL2, process_group
-from tests import findings
-from tests.clusters import make_cluster
+from tests.support import findings
+from tests.support.clusters import make_cluster
 
 CHECK = next(check for check in registry.load().checks if check.name == "torch_nccl")
 judge = partial(findings.judge, CHECK)

@@ -17,7 +17,7 @@ from nccl_doctor.cli import cli
 from nccl_doctor.cli.config import load
 from nccl_doctor.model.findings import Status
 from nccl_doctor.report.formats import formats, prometheus
-from tests.ci import report_of
+from tests.support.ci import report_of
 from tests.unit.test_readme import doctor, options
 
 yaml = pytest.importorskip("yaml")

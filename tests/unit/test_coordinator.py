@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.gather.coordinator import touches
 from nccl_doctor.model.findings import Finding, Kind, Layer, Where
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 KIND = Kind("some-fault", Layer.PORT, "title", "why", "fix")
 CLUSTER = make_cluster(("a", "b", "c"), 2)  # seats 0 1 on a, 2 3 on b, 4 5 on c

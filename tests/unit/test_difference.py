@@ -12,10 +12,10 @@ from nccl_doctor.model.kinds import SLOWER
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.difference import render
 from nccl_doctor.report.places import Places
-from tests.clusters import make_cluster
-from tests.exchanges import World, both
-from tests.pasts import LINKS, run_of, saved
-from tests.reports import kind, made_check
+from tests.support.clusters import make_cluster
+from tests.support.exchanges import World, both
+from tests.support.pasts import LINKS, run_of, saved
+from tests.support.reports import kind, made_check
 from tests.unit.test_history import CHECKS, IMAGE, image
 
 

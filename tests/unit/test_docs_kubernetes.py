@@ -22,8 +22,8 @@ from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.report.formats import termination
-from tests.clusters import make_cluster
-from tests.reports import RUN
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN
 
 yaml = pytest.importorskip("yaml")
 

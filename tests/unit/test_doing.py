@@ -12,7 +12,7 @@ from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.culprits import judge_groups
 from nccl_doctor.toolkit.groups.doing import MOST_ENTRIES, what_they_did
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 CRUMBS = (
     {"step": "connect to the store", "at_s": 0.1, "group": "world"},

@@ -10,10 +10,10 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import only
-from tests.gpu_facts import facts as built
-from tests.gpu_facts import worked
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import only
+from tests.support.gpu_facts import facts as built
+from tests.support.gpu_facts import worked
 
 CHECKS = {check.name: check for check in registry.load().checks}
 ROUNDS = ("collectives", "groups", "group_speed", "device_mesh", "side_group", "deepspeed_groups")

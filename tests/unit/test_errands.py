@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.toolkit import errands, files, forks
-from tests import disks
+from tests.support import disks
 
 PATIENCE_S = 2.0
 SLACK_S = 3.0  # of a busy machine

@@ -20,7 +20,7 @@ from nccl_doctor.toolkit.fabric.gids import GidKind, fixed_index, gid_tables, pi
 from nccl_doctor.toolkit.fabric.hca import HcaList, rdma_admits, rdma_off
 from nccl_doctor.toolkit.fabric.ports import rdma_devices, rdma_ports, roce_mtu
 from nccl_doctor.toolkit.nccl.conf import Setting
-from tests import fabrics
+from tests.support import fabrics
 
 V2 = GidKind(2, "IPv4")
 

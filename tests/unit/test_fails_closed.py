@@ -17,11 +17,11 @@ from nccl_doctor.report import github
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.profiles import tell
 from nccl_doctor.report.text import render as render_text
-from tests.ci import OK, SHM, report_of
-from tests.clusters import change_rank, make_cluster
-from tests.gpu_facts import gpu
-from tests.pages import Page
-from tests.reports import RUN, made_check
+from tests.support.ci import OK, SHM, report_of
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.gpu_facts import gpu
+from tests.support.pages import Page
+from tests.support.reports import RUN, made_check
 from tests.unit.test_check_backend_device import check as backend_device
 from tests.unit.test_check_backend_device import cluster_of, one_host
 

@@ -23,11 +23,11 @@ from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.history.places import slower_places
 from nccl_doctor.judge.history.sheet import sheet_of
 from nccl_doctor.judge.history.usual import Change
-from tests import environments, exchanges, peers
-from tests.clusters import make_cluster
-from tests.gpu_facts import H200, cluster, rates, worked
-from tests.pasts import held_against, of, saved
-from tests.reports import made_check
+from tests.support import environments, exchanges, peers
+from tests.support.clusters import make_cluster
+from tests.support.gpu_facts import H200, cluster, rates, worked
+from tests.support.pasts import held_against, of, saved
+from tests.support.reports import made_check
 from tests.unit.test_check_group_speed import BUSY, held, hosts
 
 SPEED = GroupSpeed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nccl_doctor.api import Confidence
 from nccl_doctor.judge.causes import fold
-from tests.peers import DROPPED, NO_ROUTE, REFUSED, SILENT_PROXY, World, only, pairs, stuck
+from tests.support.peers import DROPPED, NO_ROUTE, REFUSED, SILENT_PROXY, World, only, pairs, stuck
 
 
 def test_a_host_that_nobody_reaches_and_that_reaches_nobody() -> None:

@@ -15,8 +15,8 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
-from tests.clusters import make_cluster
-from tests.reports import RUN, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, through_json
 
 CHECKS = registry.load(["ranks"])
 REFUSED = "ssh: connect to host {} port 22: Connection refused\n"

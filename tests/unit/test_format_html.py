@@ -13,8 +13,8 @@ from nccl_doctor.api import Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats.html import render
 from nccl_doctor.report.page.markup import Html, element
-from tests.clusters import make_cluster
-from tests.pages import (
+from tests.support.clusters import make_cluster
+from tests.support.pages import (
     EMPTY,
     HOSTILE,
     NOTE,
@@ -27,7 +27,7 @@ from tests.pages import (
     page_of,
     report_of,
 )
-from tests.reports import RUN, made_check, through_json
+from tests.support.reports import RUN, made_check, through_json
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import junit
-from tests.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
-from tests.clusters import make_cluster
-from tests.reports import RUN, made_check
+from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, made_check
 
 junitparser = pytest.importorskip("junitparser")
 

@@ -6,7 +6,7 @@ import re
 
 from nccl_doctor.api import Confidence, Finding, Outcome, OutcomeStatus, Where
 from nccl_doctor.report.formats import markdown
-from tests.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
+from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
 
 
 def test_healthy():

@@ -16,9 +16,9 @@ import pytest
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import prometheus
-from tests import pages
-from tests.ci import GROUP, HOSTILE, PORT, RISK, SHM, report_of
 from tests.cli.program import program
+from tests.support import pages
+from tests.support.ci import GROUP, HOSTILE, PORT, RISK, SHM, report_of
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'

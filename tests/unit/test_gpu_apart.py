@@ -15,10 +15,10 @@ from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.toolkit.apart import each_apart
-from tests.clusters import make_cluster
-from tests.findings import judge, only
-from tests.gpu_states import cluster_of, gpu, state
 from tests.nvml.stand_in import build, h100s, observe, uuid, write
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
+from tests.support.gpu_states import cluster_of, gpu, state
 
 CHECK = GpuState()
 

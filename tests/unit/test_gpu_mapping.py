@@ -9,9 +9,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
-from tests.gpu_facts import facts, gpu
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import facts, gpu
 
 CHECK = BackendDevice()
 NEW, OLD = "2.15.0+cu132", "2.13.0+cu130"

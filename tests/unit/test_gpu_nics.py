@@ -9,9 +9,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Severity
 from nccl_doctor.checks.gpu_affinity import GpuAffinity
-from tests.clusters import change_rank, make_cluster
-from tests.fabrics import add_device, write
-from tests.findings import judge, only
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.fabrics import add_device, write
+from tests.support.findings import judge, only
 
 CHECK = GpuAffinity()
 SWITCH = "pci0000:17/0000:17:01.0/0000:18:00.0"

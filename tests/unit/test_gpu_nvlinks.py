@@ -8,8 +8,8 @@ import pytest
 
 from nccl_doctor.api import Confidence, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from tests.findings import judge, only
-from tests.gpu_states import cluster_of, gpu, state, torch_sees, with_backend
+from tests.support.findings import judge, only
+from tests.support.gpu_states import cluster_of, gpu, state, torch_sees, with_backend
 
 CHECK = GpuState()
 FINE = 0b10_10_10 << 2 | 0b10 | 1 << 8  # every bit field says that all is well

@@ -17,10 +17,10 @@ from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Se
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.toolkit.gpu.nvml import STEP
-from tests.clusters import make_cluster
-from tests.findings import judge, only
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
 from tests.ranks.ranks import descendants
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = GpuState()
 GIB = 1 << 30

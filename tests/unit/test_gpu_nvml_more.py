@@ -12,9 +12,9 @@ import pytest
 from nccl_doctor.api import Cluster, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
-from tests.clusters import make_cluster
-from tests.findings import judge, only
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
+from tests.support.clusters import make_cluster
+from tests.support.findings import judge, only
 
 CHECK = GpuState()
 SLACK_S = 3.0  # starting a child, killing it, and a busy machine

@@ -7,9 +7,9 @@ from typing import Any
 
 from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.findings import judge, only
-from tests.gpu_facts import H100, H200, facts, gpu
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.findings import judge, only
+from tests.support.gpu_facts import H100, H200, facts, gpu
 
 CHECK = BackendDevice()
 SLOTS = ("0000:1b:00.0", "0000:43:00.0", "0000:9d:00.0", "0000:df:00.0")

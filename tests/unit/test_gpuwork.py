@@ -27,9 +27,9 @@ from nccl_doctor.checks.gpu_work.work import (
 from nccl_doctor.observe import probe
 from nccl_doctor.toolkit.gpu.devices import compute_mode
 from nccl_doctor.toolkit.gpu.tables import MEASURES, gpu_error, peaks_of
-from tests.clusters import make_cluster
-from tests.findings import only
-from tests.gpu_facts import worked
+from tests.support.clusters import make_cluster
+from tests.support.findings import only
+from tests.support.gpu_facts import worked
 
 
 @pytest.fixture

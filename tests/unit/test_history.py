@@ -20,10 +20,10 @@ from nccl_doctor.judge.history.past import MOST
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
-from tests.clusters import make_cluster
-from tests.exchanges import World, both
-from tests.pasts import LINKS, NOW, held_against, noisy, of, past, run_of, saved
-from tests.reports import made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.exchanges import World, both
+from tests.support.pasts import LINKS, NOW, held_against, noisy, of, past, run_of, saved
+from tests.support.reports import made_check, through_json
 
 SLOWER = "slower-than-before"
 

@@ -17,7 +17,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
     subnet_prefixes,
 )
 from nccl_doctor.toolkit.net.interfaces import Interface
-from tests import fabrics
+from tests.support import fabrics
 
 
 def nic(name: str, *addresses: str, running: bool = True) -> Interface:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.launch.command_line import JobLineError
-from tests.joblines import job, said, says
+from tests.support.command_lines import job, said, says
 
 HOSTS = "worker-0 slots=8\nworker-1 slots=8\n# spare\nworker-2 slots=4\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.joblines import job, said, says
+from tests.support.command_lines import job, said, says
 
 LAUNCHED = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=2222 --nproc_per_node=4"
 SPELLINGS = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.launchers import LAUNCHERS, TORCH
 from nccl_doctor.model.launch import Launch
-from tests.launches import (
+from tests.support.launches import (
     BATCH,
     DEEPSPEED,
     HYDRA,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from nccl_doctor.launch.detect import detect
-from tests.launches import MASTER, OPEN_MPI, PLAIN, SRUN, TORCHRUN, codes, problem, without
+from tests.support.launches import MASTER, OPEN_MPI, PLAIN, SRUN, TORCHRUN, codes, problem, without
 
 
 class TestDisagreement:

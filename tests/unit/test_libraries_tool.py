@@ -19,7 +19,7 @@ from nccl_doctor.toolkit.libraries import (
     shared_files,
     wheels,
 )
-from tests.libraries import compiled
+from tests.support.libraries import compiled
 
 MAPS = """\
 7f00-7f01 r-xp 00000000 00:2a 17 /venv/nvidia/cuda_runtime/lib/libcudart.so.12

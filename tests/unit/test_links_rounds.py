@@ -26,9 +26,9 @@ from nccl_doctor.checks.collectives import Collectives
 from nccl_doctor.checks.links.timed import Pace, hold_meetings
 from nccl_doctor.checks.links.wire import Gate
 from nccl_doctor.judge.causes import explain, root_causes
-from tests.clusters import make_cluster
-from tests.exchanges import CHECK, World, both
-from tests.findings import judge
+from tests.support.clusters import make_cluster
+from tests.support.exchanges import CHECK, World, both
+from tests.support.findings import judge
 
 # The collectives that a lossy link breaks
 

@@ -15,8 +15,8 @@ from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult, Scope, Status
 from nccl_doctor.model.launch import LaunchProblem
-from tests.clusters import change_rank, make_cluster
-from tests.merging import (
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.merging import (
     HEALTHY,
     REGISTRY,
     THREE,
@@ -30,7 +30,7 @@ from tests.merging import (
     roots,
     with_facts,
 )
-from tests.reports import kind, through_json
+from tests.support.reports import kind, through_json
 
 # -- one verdict -----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.toolkit.libraries import fingerprint, in_front
 from nccl_doctor.toolkit.nccl.library import mapped_nccl, nccl_version, nccl_wheels, version_text
 from nccl_doctor.toolkit.versions import release
-from tests.libraries import compiled
+from tests.support.libraries import compiled
 
 MAPS = """\
 7f00-7f01 r-xp 00000000 00:2a 17 /opt/venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2

@@ -12,7 +12,7 @@ from nccl_doctor.checks.rdma.verbs import barred_devices, ibverbs_error
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import Access, Road, admitted, choose_road
 from nccl_doctor.toolkit.nccl.conf import Setting
-from tests import fabrics
+from tests.support import fabrics
 
 
 def told(**settings: str) -> dict[str, Setting]:

@@ -23,7 +23,7 @@ def tree(tmp_path: Path) -> Path:
     for name in (
         "pyproject.toml",
         "tests/__init__.py",
-        "tests/clusters.py",
+        "tests/support/clusters.py",
         "tests/unit/__init__.py",
     ):
         shutil.copy(ROOT / name, tmp_path / name)

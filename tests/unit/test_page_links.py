@@ -11,9 +11,9 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Severity, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import network_of
-from tests.clusters import make_cluster
-from tests.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
-from tests.reports import kind
+from tests.support.clusters import make_cluster
+from tests.support.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
+from tests.support.reports import kind
 
 
 @pytest.fixture(scope="module")

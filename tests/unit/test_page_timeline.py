@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from nccl_doctor.api import Outcome, OutcomeStatus
-from tests.clusters import make_cluster
-from tests.pages import Element, Page, broken, crumbs, page_of, report_of, with_round
+from tests.support.clusters import make_cluster
+from tests.support.pages import Element, Page, broken, crumbs, page_of, report_of, with_round
 
 
 @pytest.fixture(scope="module")

@@ -21,8 +21,8 @@ from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.profiles import NPD_BYTES, PROFILES, REASON_BYTES, profile_of, tell, unable
 from tests.cli.program import program
-from tests.clusters import make_cluster
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, kind, made_check, through_json
 
 LOST = Finding(
     GPU_LOST,

@@ -10,8 +10,8 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.report import Report
 from nccl_doctor.report import facts
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.reports import RUN, made_check, through_json
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.reports import RUN, made_check, through_json
 
 HOSTILE = "a\033[2J\033]0;x\007\n\rb\u202ec\u2028d\x9b31me\x7f\ud800"
 SOURCES = {"world_size": "WORLD_SIZE", "rank": "RANK", "nnodes": "derived from WORLD_SIZE"}

@@ -9,9 +9,9 @@ from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Severity, Wh
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import markdown
-from tests.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
-from tests.gpu_facts import gpu
-from tests.reports import RUN, kind
+from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
+from tests.support.gpu_facts import gpu
+from tests.support.reports import RUN, kind
 from tests.unit.test_check_backend_device import check as backend_device
 from tests.unit.test_check_backend_device import cluster_of, one_host
 

@@ -9,9 +9,9 @@ from nccl_doctor.cli.bundle import PROJECTS
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.report.issue import UNKNOWN, fill, form_of, projects
-from tests.clusters import make_cluster
-from tests.planted import secret_report
-from tests.reports import RUN, kind, made_check
+from tests.support.clusters import make_cluster
+from tests.support.planted import secret_report
+from tests.support.reports import RUN, kind, made_check
 
 FIELDS = {  # as the projects' own forms name them
     "nccl": (

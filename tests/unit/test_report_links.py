@@ -7,8 +7,8 @@ import pytest
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.report import text
 from nccl_doctor.report.links import lay_out
-from tests.clusters import make_cluster
-from tests.pages import NOTE, PORT, SLOW, broken, measured, report_of
+from tests.support.clusters import make_cluster
+from tests.support.pages import NOTE, PORT, SLOW, broken, measured, report_of
 
 ONE = Finding(PORT, "shut", Where(links=(("nd1", "nd2"),)))
 

@@ -17,8 +17,8 @@ from nccl_doctor.model.launch import LaunchProblem
 from nccl_doctor.model.report import Report, cluster_of, record, run_of
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
-from tests.clusters import change_rank, make_cluster
-from tests.reports import RUN, SCHEMA, kind, made_check, through_json
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.reports import RUN, SCHEMA, kind, made_check, through_json
 
 HOST = kind("low-host", Layer.HOST)
 GROUP = kind("top-group", Layer.GROUP)

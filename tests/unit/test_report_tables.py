@@ -10,8 +10,8 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import facts as facts_page
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.report.text import render
-from tests.clusters import make_cluster
-from tests.reports import RUN, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, made_check, through_json
 
 TABLE = {"columns": ["layer", "seconds"], "rows": [["store", 600.0], ["watchdog", None]]}
 

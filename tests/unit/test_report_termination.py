@@ -14,8 +14,8 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import termination
 from nccl_doctor.report.output import leave
-from tests.clusters import make_cluster
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, kind, made_check, through_json
 
 SHM = kind("shm-small", Layer.HOST)
 PORT = kind("port-shut", Layer.PORT)

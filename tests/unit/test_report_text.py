@@ -9,8 +9,8 @@ import pytest
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
-from tests.clusters import make_cluster
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, kind, made_check, through_json
 
 SHM = kind("shm-small", Layer.HOST)
 PORT = kind("port-shut", Layer.PORT)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.toolkit import forks
-from tests import disks
+from tests.support import disks
 
 START_S = 10.0  # of an interpreter, on a busy machine
 

@@ -13,9 +13,17 @@ from nccl_doctor.api import Cluster
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.merge_clusters import unite
 from nccl_doctor.model.report import Report
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.merging import HEALTHY, REGISTRY, THREE, coordinators, keyed, own_view, with_facts
-from tests.reports import RUN
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.merging import (
+    HEALTHY,
+    REGISTRY,
+    THREE,
+    coordinators,
+    keyed,
+    own_view,
+    with_facts,
+)
+from tests.support.reports import RUN
 
 
 def test_an_own_view_takes_the_empty_place():

@@ -8,9 +8,9 @@ from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds as engine
-from tests.clusters import make_cluster
-from tests.reports import RUN, made_check, through_json
-from tests.verdicts import DEVICE, GROUP, HOST, NOTE, OK, PORT, RISK, at
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, made_check, through_json
+from tests.support.verdicts import DEVICE, GROUP, HOST, NOTE, OK, PORT, RISK, at
 
 # --- judge ---
 

@@ -8,9 +8,9 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Layer, Severity, Where
 from nccl_doctor.judge.causes import explain, fold
-from tests.clusters import make_cluster
-from tests.reports import kind
-from tests.verdicts import DEVICE, GROUP, HOST, NAME, NOTE, PORT, RISK, SPEED, at
+from tests.support.clusters import make_cluster
+from tests.support.reports import kind
+from tests.support.verdicts import DEVICE, GROUP, HOST, NAME, NOTE, PORT, RISK, SPEED, at
 
 
 def explained(*findings: Finding, cluster: Cluster | None = None) -> dict[str, str | None]:

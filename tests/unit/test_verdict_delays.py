@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nccl_doctor.api import Confidence, Finding, Kind, Layer, Severity, Where
 from nccl_doctor.judge.causes import explain, root_causes
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 SLOW = Kind("slow", Layer.NAME, "t", "w", "f", Severity.WARN, delays=True)
 LOSSY = Kind("lossy", Layer.SPEED, "t", "w", "f", Severity.WARN, delays=True)

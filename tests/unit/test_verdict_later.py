@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from nccl_doctor.api import Finding, Layer, Where
 from nccl_doctor.judge.causes import explain, root_causes
-from tests.clusters import make_cluster
-from tests.verdicts import GROUP, HOST
+from tests.support.clusters import make_cluster
+from tests.support.verdicts import GROUP, HOST
 
 LATER = replace(HOST, code="low-later", layer=Layer.ENV, later=True)
 HERE = Where(hosts=("nd0", "nd1"))

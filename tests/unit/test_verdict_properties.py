@@ -13,9 +13,9 @@ from nccl_doctor.judge.causes import explain, fold
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Status
-from tests.clusters import change_rank, make_cluster
-from tests.reports import RUN, made_check, through_json
-from tests.verdicts import DEVICE, GROUP, HOST, NOTE, PORT, RANKS, RISK, ROUTE, SPEED
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.reports import RUN, made_check, through_json
+from tests.support.verdicts import DEVICE, GROUP, HOST, NOTE, PORT, RANKS, RISK, ROUTE, SPEED
 
 LAYERS = (HOST, ROUTE, PORT, RANKS, DEVICE, GROUP, SPEED, NOTE, RISK)
 NAMES = ("nd0", "nd1", "nd2", "nd3")

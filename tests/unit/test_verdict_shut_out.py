@@ -15,8 +15,8 @@ from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
-from tests.clusters import make_cluster, shut_out
-from tests.reports import RUN
+from tests.support.clusters import make_cluster, shut_out
+from tests.support.reports import RUN
 
 THREE = ("nd0", "nd1", "nd2")
 NOBODY = make_cluster(THREE, 1, absent_nodes=[1, 2])

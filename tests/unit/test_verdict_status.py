@@ -9,9 +9,9 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Round, Scope, Where
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
-from tests.clusters import make_cluster
-from tests.reports import made_check
-from tests.verdicts import HOST, OK, PORT, RANKS, RISK, at
+from tests.support.clusters import make_cluster
+from tests.support.reports import made_check
+from tests.support.verdicts import HOST, OK, PORT, RANKS, RISK, at
 
 
 def result_of(check, cluster, findings=(), **more):

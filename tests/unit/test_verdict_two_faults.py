@@ -21,9 +21,9 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.groups.kinds import FROZEN, HANG
 from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
-from tests.clusters import make_cluster
-from tests.peers import DROPPED, NO_ROUTE, World, stuck
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.peers import DROPPED, NO_ROUTE, World, stuck
+from tests.support.reports import RUN, kind, made_check, through_json
 
 HOSTS = ("nd0", "nd1", "nd2", "nd3")
 ENV = kind("env-broken", Layer.ENV)

@@ -15,8 +15,8 @@ from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model.report import Report
-from tests.clusters import make_cluster
-from tests.reports import RUN
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN
 
 
 def view(host: str, *, facts: bool = True, **fields: Any) -> Report:

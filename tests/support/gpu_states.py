@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nccl_doctor.api import ALONE, Cluster
-from tests.clusters import change_rank, make_cluster, outcome
-from tests.gpu_facts import H100
-from tests.gpu_facts import facts as seen_by_torch
+from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.gpu_facts import H100
+from tests.support.gpu_facts import facts as seen_by_torch
 
 GIB = 1 << 30
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests import fabrics
+from tests.support import fabrics
 
 ROOT_PORT, GPU_PORT, NIC_PORT = "0000:00:01.0", "0000:02:00.0", "0000:02:01.0"
 GPU, NIC = "0000:03:00.0", "0000:04:00.0"

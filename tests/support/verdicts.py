@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nccl_doctor.api import Layer, Severity, Where
-from tests.reports import kind
+from tests.support.reports import kind
 
 HOST = kind("low-host", Layer.HOST)
 NAME = kind("low-name", Layer.NAME)

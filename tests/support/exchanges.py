@@ -11,8 +11,8 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.links import Links
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge
 
 CHECK = Links()
 FIRST, AGAIN = 1, 2

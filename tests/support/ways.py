@@ -11,7 +11,7 @@ import click
 from nccl_doctor.cli import cli
 from nccl_doctor.report import issue
 from nccl_doctor.report.formats import formats, renderer
-from tests.planted import secret_report
+from tests.support.planted import secret_report
 
 REPORT = cli.commands["report"]
 assert isinstance(REPORT, click.Group)

@@ -11,8 +11,8 @@ from typing import Any
 from nccl_doctor.api import ALONE, Cluster, Finding, Outcome
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
-from tests.clusters import make_cluster, outcome
-from tests.findings import judge
+from tests.support.clusters import make_cluster, outcome
+from tests.support.findings import judge
 
 DROPPED = {"outcome": "dropped", "detail": "no answer", "duration_s": 3.0}
 REFUSED = {"outcome": "refused", "detail": "Connection refused", "duration_s": 0.001}

@@ -13,9 +13,9 @@ from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.net.names import LookUp
-from tests.clusters import make_cluster, outcome
-from tests.knocks import facts, tried
-from tests.reports import RUN, through_json
+from tests.support.clusters import make_cluster, outcome
+from tests.support.knocks import facts, tried
+from tests.support.reports import RUN, through_json
 
 REGISTRY = registry.load()
 THREE = ("nd0", "nd1", "nd2")

@@ -38,7 +38,7 @@ class Nursery:
         # The loader reads it once, as the process starts.
         libraries = {"LD_LIBRARY_PATH": library_path} if library_path else {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.nursery"],
+            [sys.executable, "-m", "tests.support.forkserver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -48,7 +48,7 @@ class Nursery:
                 "CUDA_VISIBLE_DEVICES": "",
                 **libraries,
             },
-            cwd=Path(__file__).parents[1],
+            cwd=Path(__file__).parents[2],
         )
 
     def ask(self, **order: Any) -> Any:

@@ -12,8 +12,8 @@ from nccl_doctor.judge.history import Comparison, Past, compare
 from nccl_doctor.judge.history.past import Earlier
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
-from tests.exchanges import World
-from tests.reports import RUN
+from tests.support.exchanges import World
+from tests.support.reports import RUN
 
 LINKS: tuple[Check, ...] = (Links(),)
 NOW = "2026-11-21T07:00:00+00:00"

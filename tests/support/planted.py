@@ -9,8 +9,8 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Severity, Where
 from nccl_doctor.model.report import Report
-from tests.clusters import change_rank, make_cluster
-from tests.reports import RUN, kind, made_check
+from tests.support.clusters import change_rank, make_cluster
+from tests.support.reports import RUN, kind, made_check
 
 SECRETS = (
     *("gandalf", "bilbo17", "bilbo18", "bilbo19", "rivendell", "shire.example.com", "moria"),

@@ -10,8 +10,8 @@ from typing import Any
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Severity
 from nccl_doctor.checks.environment.gather import gather_variables
-from tests import findings
-from tests.clusters import change_rank, make_cluster
+from tests.support import findings
+from tests.support.clusters import change_rank, make_cluster
 
 CHECK = next(check for check in registry.load().checks if check.name == "environment")
 NOWHERE = Path("/nonexistent")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Finding, Where
-from tests.clusters import change_rank
+from tests.support.clusters import change_rank
 
 
 def judge(check: Check, cluster: Cluster) -> list[Finding]:

@@ -7,8 +7,8 @@ from typing import Any
 from nccl_doctor.api import Check, Finding, Layer, Severity
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
-from tests.clusters import make_cluster
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support.clusters import make_cluster
+from tests.support.reports import RUN, kind, made_check, through_json
 
 SHM = kind("shm-small", Layer.HOST)
 PORT = kind("port-shut", Layer.PORT)

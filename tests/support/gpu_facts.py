@@ -6,7 +6,7 @@ from typing import Any
 
 from nccl_doctor.api import Cluster
 from nccl_doctor.checks.gpu_work import GpuWork
-from tests.clusters import make_cluster
+from tests.support.clusters import make_cluster
 
 H100 = "NVIDIA H100 80GB HBM3"
 H200 = "NVIDIA H200"

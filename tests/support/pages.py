@@ -11,9 +11,9 @@ from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.html import render
-from tests import exchanges, peers
-from tests.clusters import make_cluster, outcome
-from tests.reports import RUN, kind, made_check, through_json
+from tests.support import exchanges, peers
+from tests.support.clusters import make_cluster, outcome
+from tests.support.reports import RUN, kind, made_check, through_json
 
 HOSTILE = "<script>pwned=1</script></style></title>\"'><img src=x onerror=pwned=1>&lt;\u202e"
 _VOID = ("meta", "link", "input", "br")

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from tests.cli.program import CLEAN
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BARE = {name: value for name, value in CLEAN.items() if not name.startswith("PYTHON")}
 TORCHRUN = """\
 #!{python}
