@@ -63,9 +63,10 @@ docs: $(VENV)/.doctor ## write the pages of docs/ that are made from the checks 
 zipapp: $(VENV)/.dev ## dist/nccl-doctor.pyz: all of it in one file, which needs Python and torch
 	@$(BIN)/python scripts/make_zipapp.py
 
-lint: $(VENV)/.dev ## ruff, formatting, types
+lint: $(VENV)/.dev ## ruff, formatting, who imports whom, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 format: $(VENV)/.dev ## apply formatting and safe fixes

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.launch.expected_hosts import names_of_nodes
-from nccl_doctor.launch.host_launch import OWN, placed
+from nccl_doctor.launch.host_launch import placed
 from nccl_doctor.model.cluster import Cluster, Host, Outcome, Rank
 from nccl_doctor.model.findings import Scope
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.evidence import Ledger
 from nccl_doctor.gather.examine import SETTLE_S, Run, take_place
-from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.model.findings import number_range
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
 
 LEAST_S = 1.0

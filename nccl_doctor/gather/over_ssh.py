@@ -24,7 +24,7 @@ from nccl_doctor.gather.progress import Progress
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import Past, judge_beside
 from nccl_doctor.judge.merge_reports import merge
-from nccl_doctor.launch.host_launch import DEFAULT_PORT, OWN
+from nccl_doctor.launch.host_launch import DEFAULT_PORT
 from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
@@ -33,6 +33,7 @@ from nccl_doctor.launch.ssh.relay import MARKER, letter
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry

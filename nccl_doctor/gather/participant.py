@@ -33,10 +33,10 @@ from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.launch import identity
-from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Place
 from nccl_doctor.toolkit import forks
 

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Generic, TypeVar
 
-from nccl_doctor.launch.host_launch import OWN
 from nccl_doctor.model.cluster import ALONE, Cluster, Facts, Host, Rank
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Claim, backend_of_all, lay_out
 
 T = TypeVar("T", int, str)

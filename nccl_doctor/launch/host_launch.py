@@ -11,12 +11,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Place
 from nccl_doctor.model.options import Flags
 
-OWN = "nccl-doctor"
-"""`Launch.launcher` of what we started ourselves."""
 DEFAULT_PORT = 29500
 """torchrun's."""
 

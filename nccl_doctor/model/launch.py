@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+OWN = "nccl-doctor"
+"""`Launch.launcher` of what the own launcher started."""
 MALFORMED = frozenset(
     ("launch-missing-variable", "launch-bad-value", "rank-out-of-range", "local-rank-out-of-range")
 )

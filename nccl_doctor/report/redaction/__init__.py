@@ -1,9 +1,9 @@
 """Pseudonyms in place of who and where: names of hosts, addresses, users and paths.
 
 What may be recorded at all is decided earlier, by `nccl_doctor.toolkit.masking`: secrets never
-get here. Here a record that people keep becomes one that they can give away. All of it is pure: the same key
-gives the same pseudonyms, so that two reports can still be compared and merged, and `Book` says
-what each of them stands for.
+get here. Here a record that people keep becomes one that they can give away. The same key gives
+the same pseudonyms, so that two reports can still be compared and merged, and `Book` says what
+each of them stands for. `cover` alone touches files: it keeps the private map.
 """
 
 from nccl_doctor.report.redaction.book import Book, key_of_map
