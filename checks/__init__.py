@@ -1,6 +1,6 @@
 """The built-in checks, one file each, imported as `nccl_doctor.checks`.
 
-The registry finds every module in this folder by itself: a new check is one new file.
+The registry finds every module in this folder: a new check is one new file.
 """
 
 if __name__ != "nccl_doctor.checks":

@@ -1,27 +1,27 @@
-"""Can DeepSpeed find out who each rank is, or will it ask for mpi4py?
+"""Can DeepSpeed find out the rank of each process, or does it need mpi4py?
 
 What it checks
 --------------
 Only where DeepSpeed is installed: whether each rank has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
-and MASTER_PORT. Where one of them is missing, deepspeed.init_distributed asks MPI, and that needs
-mpi4py. Nothing is imported: packages are looked for by their metadata.
+and MASTER_PORT. If one of them is missing, deepspeed.init_distributed asks MPI, which needs mpi4py.
+Nothing is imported: packages are found by their metadata.
 
 Why it matters
 --------------
-Under srun or mpirun these variables are not set, and the job ends at once with "No module named
-'mpi4py'", which says nothing of the variables. With mpi4py, DeepSpeed takes the first word of
-`hostname -I` of rank 0 for MASTER_ADDR, which may be an address of docker.
+srun and mpirun do not set these variables, and the job ends at once with "No module named
+'mpi4py'", which does not mention the variables. With mpi4py, DeepSpeed takes the first address of
+`hostname -I` on rank 0 as MASTER_ADDR, which may be an address of docker.
 
 How to fix
 ----------
-Start with torchrun or the deepspeed launcher, or export the variables in each task:
-export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS, and MASTER_ADDR and
+Start with torchrun or the deepspeed launcher, or export the variables in each task: export
+RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS, and MASTER_ADDR and
 MASTER_PORT for all. Or pip install mpi4py.
 
 When it is wrong
 ----------------
 DeepSpeed may be installed and not used, or the job's own code may set the variables before it calls
-DeepSpeed. So this is only worth knowing.
+DeepSpeed. So this is only information.
 
 References
 ----------
@@ -49,9 +49,9 @@ from nccl_doctor.api import (
 )
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What DeepSpeed wants to find: LOCAL_RANK is more than torch asks for."""
+"""The variables that DeepSpeed reads; torch does not need LOCAL_RANK."""
 LEAVE_OUT = ("srun", "mpirun", "mpi", "env")
-"""Launchers that do not set all of them; what we start ourselves is given them later."""
+"""Launchers that do not set all of them; our own launcher sets them later."""
 FROM_SLURM = {
     "RANK": "$SLURM_PROCID",
     "LOCAL_RANK": "$SLURM_LOCALID",
@@ -62,15 +62,15 @@ FROM_SLURM = {
 NEEDS_MPI4PY = Kind(
     "deepspeed-needs-mpi4py",
     Layer.LAUNCH,
-    "DeepSpeed would ask mpi4py, which is not there",
-    "Where a launch variable is missing DeepSpeed asks MPI for it; without mpi4py it ends at once.",
+    "DeepSpeed needs mpi4py, which is not installed",
+    "If a launch variable is missing, DeepSpeed asks MPI for it; without mpi4py it ends at once.",
     "start with torchrun or deepspeed, or pip install mpi4py",
     Severity.INFO,
 )
 
 
 class DeepspeedLaunch(Check):
-    """Look for the variables, and for the package that would stand in for them."""
+    """The launch variables, and the package that replaces them."""
 
     name = "deepspeed_launch"
     layer = Layer.LAUNCH
@@ -85,13 +85,13 @@ class DeepspeedLaunch(Check):
         return {"missing": missing, "mpi4py": _version("mpi4py")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every rank by itself."""
+        """Findings on each rank by itself."""
         for rank, facts in cluster.facts(self.name):
             launcher = rank.launch.launcher if rank.launch else "none"
             if facts["missing"] and facts["mpi4py"] is None and launcher in LEAVE_OUT:
                 yield Finding(
                     NEEDS_MPI4PY,
-                    f"{', '.join(facts['missing'])} not set, and mpi4py is not installed",
+                    f"{', '.join(facts['missing'])} not set, and mpi4py not installed",
                     Evidence.rank_place(rank),
                     fix=_export(facts["missing"]) if launcher == "srun" else "",
                     confidence=Confidence.POSSIBLE,

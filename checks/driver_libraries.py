@@ -1,31 +1,31 @@
-"""Do the libraries of the NVIDIA driver belong to the kernel module that is loaded?
+"""Do the libraries of the NVIDIA driver match the kernel module that is loaded?
 
 What it checks
 --------------
 Which libcuda and libnvidia-ml the dynamic loader finds: file, version by its name, size,
-fingerprint and origin (`-v` shows the table), against the version of the kernel module in
-/proc/driver/nvidia/version. They are mapped, and nothing of them is called.
+fingerprint and origin (`-v` shows the table), compared with the version of the kernel module in
+/proc/driver/nvidia/version. The libraries are loaded, but none of their functions is called.
 
 Why it matters
 --------------
 A driver that was upgraded while a container or the host kept running leaves a kernel module of the
 old release: `Failed to initialize NVML: Driver/library version mismatch`, and CUDA error 803. NCCL
-needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones. The libcuda of a
-`compat` folder, as images bring it for older drivers, makes CUDA tell another version of the
-driver, by which NCCL chooses how it moves data: all ranks must have it, or none.
+needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones. With the libcuda of a
+`compat` folder, which images contain for older drivers, CUDA reports another driver version, and
+NCCL chooses by it how to move data: all ranks must have it, or none.
 
 How to fix
 ----------
-Restart the container, so that it is given the host's libraries; on the host, reload the nvidia
-modules or reboot. Take stubs out of LD_LIBRARY_PATH. libcuda-differs: the same image and the same
+Restart the container, so that it gets the host's libraries; on the host, reload the nvidia modules
+or reboot. Remove stubs from LD_LIBRARY_PATH. libcuda-differs: the same image and the same
 LD_LIBRARY_PATH on every rank.
 
 When it is wrong
 ----------------
-The libcuda of a folder `compat` is newer than the kernel module by intent: it is only compared with
-the other ranks. Releases of one driver branch are taken as equal. Not judged is a file without a
-release in its name, as on Jetson and WSL. Where check `backend_device` has seen that the driver
-does not start, that is said instead.
+The libcuda of a `compat` folder is newer than the kernel module on purpose: it is only compared
+with the other ranks. Releases of one driver branch count as equal. A file without a release in its
+name, as on Jetson and WSL, is not judged. Where check `backend_device` has seen that the driver
+does not start, only that is reported.
 Not validated on hardware: tested on made-up clusters, libraries and /proc trees.
 
 References
@@ -66,10 +66,10 @@ from nccl_doctor.toolkit.versions import disagreement
 DIFFERS = Kind(
     "libcuda-differs",
     Layer.DEVICE,
-    "Some ranks load another libcuda than that of the driver, others do not",
-    "CUDA then tells each a version of the driver of its own, by which NCCL chooses how memory is "
-    "shared and data is moved: ranks that choose differently fail or wait for each other.",
-    "Take the `compat` folder into LD_LIBRARY_PATH on every rank, or on none; run one image.",
+    "Ranks load different libcuda libraries",
+    "CUDA then reports different driver versions, by which NCCL chooses how to share memory "
+    "and move data: ranks that choose differently fail or wait for each other.",
+    "Have the `compat` folder in LD_LIBRARY_PATH on every rank, or on none; use one image.",
     Severity.WARN,
     between=True,
 )
@@ -80,23 +80,23 @@ _RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
 
 
 class DriverLibraries(Check):
-    """The driver's two halves, by every rank: each may be in a container of its own."""
+    """Driver libraries and kernel module, by every rank: each rank may have its own container."""
 
     name = "driver_libraries"
     layer = Layer.DEVICE
     scope = Scope.RANK
-    cost = "seconds"  # it loads what may break the process that does
+    cost = "seconds"  # the libraries that it loads may crash the process
     kinds = (DRIVER_MISMATCH, DIFFERS)
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`kernel`: version of the kernel module; `loaded`: a table of the libraries."""
+        """Load the libraries. Returns: `kernel` (module version), `loaded` (table of libraries)."""
         kernel = host_gpus(self.root)["driver"]
         if kernel is None:
             raise Skip("no NVIDIA kernel module is loaded")
         for name in _NAMES:
             ctx.breadcrumb(f"load {name}.so.1")
-            with suppress(OSError):  # not there: check backend_device says what that means
+            with suppress(OSError):  # not there: check backend_device explains it
                 ctypes.CDLL(f"{name}.so.1")
         paths = mapped_libraries(_NAMES)
         if not paths:
@@ -105,7 +105,7 @@ class DriverLibraries(Check):
         return {"kernel": kernel, "loaded": {"columns": list(LIBRARY_COLUMNS), "rows": rows}}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Each rank alone, but those of which the driver itself has said it; and all together."""
+        """Findings on each rank whose driver starts; then on differences between ranks."""
         told = {r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")}
         for rank, facts in cluster.facts(self.name):
             table = facts["loaded"]
@@ -129,12 +129,12 @@ class DriverLibraries(Check):
 
 
 def _compat(table: Mapping[str, Any]) -> str | None:
-    """Which libcuda a rank has: of its driver, or that of a `compat` folder by its branch."""
+    """The libcuda of a rank: the driver's own, or `compat` and its branch."""
     for row in table["rows"]:
         library = dict(zip(table["columns"], row, strict=True))
         if library["library"] == "libcuda":
             folders, version = library["path"].split("/"), library["version"] or ""
-            if "stubs" in folders:  # that is said of the rank itself
+            if "stubs" in folders:  # a finding of the rank itself
                 continue
             return f"compat {version.split('.')[0]}" if "compat" in folders else "the driver's own"
     return None
@@ -144,9 +144,9 @@ def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
     folders, version = library["path"].split("/"), library["version"] or ""
     if "stubs" in folders:
         text = f"{library['path']} is a stub for linking, not the driver's library"
-        fix = "take the CUDA `stubs` folder out of LD_LIBRARY_PATH"
+        fix = "remove the CUDA `stubs` folder from LD_LIBRARY_PATH"
     elif _RELEASE.fullmatch(version) and version != kernel and "compat" not in folders:
-        text = f"{library['path']} is {version}, the kernel module is {kernel}"
+        text = f"{library['path']} has version {version}, the kernel module {kernel}"
         fix = "restart the container; on the host, reload the nvidia modules or reboot"
     else:
         return None

@@ -2,14 +2,14 @@
 
 What it checks
 --------------
-The address of each host that its peers are most likely to use (of a real interface, not of a bridge
-or a container's) is compared with those of the other hosts.
+The address of each host that its peers most likely use (of a real interface, not of a bridge or a
+container) is compared with those of the other hosts.
 
 Why it matters
 --------------
-Two machines with one address take each other's packets: a host that calls the other calls itself,
-and connections of the others break at random, as the network sends each packet to whichever of the
-two spoke last.
+Two machines with one address take each other's packets: a host that calls the other reaches itself,
+and connections from other hosts break at random, because the network sends each packet to the
+machine that spoke last.
 
 How to fix
 ----------
@@ -19,9 +19,9 @@ NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
 
 When it is wrong
 ----------------
-A floating address is on one host only at a time, but two reports may both show it. Which of the two
-hosts is the wrong one nobody can tell: both are named. Bridges such as docker0, which have the same
-address on every host, are left out by their names.
+A floating address is on only one host at a time, but two reports may both show it. Which of the two
+hosts is wrong is unknown: both are named. Bridges such as docker0, which have the same address on
+every host, are left out by their names.
 
 References
 ----------
@@ -52,21 +52,21 @@ ADDRESS_DUPLICATE = Kind(
     code="address-duplicate",
     layer=Layer.ROUTE,
     title="Two hosts have the same address",
-    why="Each of them calls itself when it calls the other, and the rest of the network reaches "
-    "whichever spoke last.",
+    why="Each of them reaches itself when it calls the other, and other hosts reach the one "
+    "that spoke last.",
     fix="give one of the hosts another address",
 )
 
 
 class DuplicateAddress(Check):
-    """Compare the addresses that peers would use."""
+    """The addresses that peers would use, compared."""
 
     name = "duplicate_address"
     layer = Layer.ROUTE
     kinds = (ADDRESS_DUPLICATE,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The one address that peers are likely to use, and what else there is."""
+        """The address that peers most likely use, and the others of this host."""
         nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
         usable = [(nic, addresses) for nic, addresses in nics if not _loops(addresses)]
         likely = likely_address(usable)
@@ -79,7 +79,7 @@ class DuplicateAddress(Check):
         return {"likely": list(likely) if likely else None, "others": others}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts that share their likely address; two node ranks on one machine share all."""
+        """Findings on hosts with the same likely address; node ranks of one machine share all."""
         owners: dict[str, list[tuple[Host, str, tuple[str, ...]]]] = {}
         for rank, facts in cluster.facts(self.name):
             if facts["likely"]:
@@ -89,7 +89,7 @@ class DuplicateAddress(Check):
             machines = {(host.name, host.addresses) for host, _, _ in hosts}
             if len(hosts) < 2 or len(machines) < 2:
                 continue
-            # Hosts that met, and have another address each, met through that: it is no conflict.
+            # Hosts that signed in and each have another address used that one: no conflict.
             apart = all(host.joined and others for host, _, others in hosts)
             yield Finding(
                 ADDRESS_DUPLICATE,
@@ -101,7 +101,7 @@ class DuplicateAddress(Check):
                 {"interfaces": {host.label: nic for host, nic, _ in hosts}},
                 fix="keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
                 if apart
-                else f"give all but one of them another address (arping -D {address} tells who "
+                else f"give all but one of them another address (arping -D {address} shows who "
                 "answers)",
                 severity=Severity.INFO if apart else None,
                 confidence=Confidence.LIKELY,

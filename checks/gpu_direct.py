@@ -2,18 +2,18 @@
 
 What it checks
 --------------
-On hosts with NVIDIA GPUs and RDMA ports: by what the NICs would reach the memory of the GPUs
-(GPUDirect RDMA): DMA-BUF (open kernel modules of NVIDIA, Linux 5.12 or later) or the module
-nvidia_peermem, by the files that NCCL itself looks for. Further, whether an IOMMU translates the
-addresses of GPUs and NICs (type of their groups in /sys/kernel/iommu_groups), and, as root, whether
-PCIe bridges above them have ACS on (config space in sysfs). Nothing is copied.
+On hosts with NVIDIA GPUs and RDMA ports: how the NICs would reach the memory of the GPUs (GPUDirect
+RDMA): DMA-BUF (open kernel modules of NVIDIA, Linux 5.12 or later) or the module nvidia_peermem, by
+the files that NCCL itself looks for. Also whether an IOMMU translates the addresses of GPUs and
+NICs (type of their groups in /sys/kernel/iommu_groups), and, as root, whether PCIe bridges above
+them have ACS on (config space in sysfs). Nothing is copied.
 
 Why it matters
 --------------
-Without GPUDirect RDMA all data goes through the memory of the host, at half the speed or less.
-With ACS, and with an IOMMU that translates, what goes from one device to another is sent up to the
-root complex: slow, and with some platforms it never arrives, so that the first collective hangs
-right after NCCL said `Init COMPLETE`.
+Without GPUDirect RDMA all data goes through host memory, at half the speed or less. With ACS, or an
+IOMMU that translates, data from one device to another goes up to the root complex: it is slow, and
+on some platforms it never arrives, so that the first collective hangs right after NCCL prints `Init
+COMPLETE`.
 
 How to fix
 ----------
@@ -24,11 +24,11 @@ NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs.
 
 When it is wrong
 ----------------
-In a virtual machine ACS may be needed: there, it is only mentioned, and so it is where neither NICs
-nor GPUs without NVLink depend on it, or where check `gpu_work` copied from GPU to GPU, and all
-arrived. DMA-BUF may still be refused by the driver of the NIC. GPUs that NVLink joins do not copy
-over PCIe. GeForce GPUs have no GPUDirect RDMA: nothing is said of them. EFA has a way of its own.
-Without root, and of a bridge that sleeps, ACS is not seen (`acs-not-read`).
+A virtual machine may need ACS: there it is only information. It is also only information where
+neither NICs nor GPUs without NVLink depend on it, or where check `gpu_work` copied from GPU to GPU
+and everything arrived. The driver of the NIC may still refuse DMA-BUF. GPUs that NVLink joins do
+not copy over PCIe. GeForce GPUs have no GPUDirect RDMA and are not judged. EFA uses its own method.
+Without root, and for a bridge that sleeps, ACS is not seen (`acs-not-read`).
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -75,16 +75,16 @@ from nccl_doctor.toolkit.nccl.conf import nccl_settings
 MISSING = Kind(
     "gpudirect-rdma-missing",
     Layer.DEVICE,
-    "NICs cannot reach the memory of the GPUs",
-    "Without GPUDirect RDMA all data goes through the memory of the host.",
+    "NICs cannot reach the memory of the GPUs directly",
+    "Without GPUDirect RDMA all data goes through host memory.",
     "on the host: modprobe nvidia_peermem, or install the open kernel modules of NVIDIA",
     Severity.WARN,
 )
 IOMMU = Kind(
     "iommu-translates",
     Layer.DEVICE,
-    "The IOMMU translates what GPUs and NICs send to each other",
-    "It goes through the root complex: slow, and on some platforms it never arrives.",
+    "The IOMMU translates traffic between GPUs and NICs",
+    "The traffic goes through the root complex: it is slow, and on some platforms never arrives.",
     "boot with iommu=pt, or turn the IOMMU off in the BIOS; to see whether it matters: export "
     "NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
     Severity.WARN,
@@ -93,7 +93,7 @@ ACS = Kind(
     "acs-redirects",
     Layer.DEVICE,
     "PCIe bridges above GPUs or NICs have ACS on",
-    "What goes from one device to another is sent up to the root complex: slow, or never arrives.",
+    "Traffic from one device to another goes up to the root complex: it is slow, or never arrives.",
     "turn ACS off in the BIOS, or as root on each bridge: setpci -s <bridge> ECAP_ACS+6.w=0000; to "
     "see whether it matters: export NCCL_P2P_DISABLE=1 for GPUs, NCCL_NET_GDR_LEVEL=LOC for NICs",
     Severity.WARN,
@@ -101,16 +101,16 @@ ACS = Kind(
 UNREAD = Kind(
     "acs-not-read",
     Layer.DEVICE,
-    "Nobody could see whether PCIe bridges have ACS on",
-    "With ACS what goes from one device to another may be slow, or never arrive; this run can "
-    "neither say so nor rule it out.",
+    "ACS of PCIe bridges could not be read",
+    "With ACS, traffic from one device to another may be slow or never arrive; this run could "
+    "not check that.",
     "as root on the host: lspci -vvv | grep -i acsctl (a + after ReqRedir or CmpltRedir is ACS on)",
     Severity.INFO,
 )
 
 
 class GpuDirect(Check):
-    """Look at modules, IOMMU groups and bridges, host by host."""
+    """Kernel modules, IOMMU groups and PCIe bridges of each host."""
 
     name = "gpu_direct"
     layer = Layer.DEVICE
@@ -118,9 +118,11 @@ class GpuDirect(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`road`, `why`: see `gpu_direct_road`; `rdma`: active ports that NCCL may use, and `verbs`
-        of them those without a plug-in; `gpus`; `level`: NCCL_NET_GDR_LEVEL; and what
-        `read_gpu_direct` returns.
+        """Read modules, IOMMU groups and bridges.
+
+        Returns: `road`, `why`: see `gpu_direct_road`; `rdma`: number of active ports that NCCL may
+        use, and `verbs`: of those that need no plug-in; `gpus`; `level`: NCCL_NET_GDR_LEVEL; and
+        what `read_gpu_direct` returns.
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
@@ -140,7 +142,7 @@ class GpuDirect(Check):
             raise Skip("one GPU, and no active RDMA port")
         facts = read_gpu_direct(self.root)
         if not (facts["gpus_on_pci"] or ports):
-            raise Untested(f"{count_gpus(gpus)} GPUs here, and /sys/bus/pci shows none of them")
+            raise Untested(f"{count_gpus(gpus)} GPUs here, but /sys/bus/pci shows none of them")
         road, why = gpu_direct_road(facts, settings)
         level = settings["NCCL_NET_GDR_LEVEL"].value if "NCCL_NET_GDR_LEVEL" in settings else ""
         return {
@@ -154,7 +156,7 @@ class GpuDirect(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts without GPUDirect RDMA; then what slows direct copies down, host by host."""
+        """Findings on hosts without GPUDirect RDMA; then on obstacles to direct copies."""
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
         yield from _missing(seen)
         for rank, facts in cluster.facts(self.name):
@@ -176,7 +178,7 @@ def _missing(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _wants(facts: Mapping[str, Any]) -> bool:
-    """Whether GPUDirect RDMA could be expected here; LOC turns it off on purpose."""
+    """Whether GPUDirect RDMA is expected here; LOC turns it off on purpose."""
     toys = bool(facts["models"]) and all("GeForce" in model for model in facts["models"])
     return bool(facts["verbs"]) and facts["level"].upper() not in ("LOC", "0") and not toys
 
@@ -189,11 +191,11 @@ def _on_the_way(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Itera
     if translated:
         kinds = sorted({facts["iommu"][device] for device in translated})
         boot = facts["boot"]
-        options = "/proc/cmdline cannot be read" if boot is None else " ".join(boot)
+        options = "unknown, /proc/cmdline cannot be read" if boot is None else " ".join(boot)
         yield Finding(
             IOMMU,
             f"IOMMU group type {', '.join(kinds)} for {len(translated)} GPUs and NICs; kernel "
-            f"options: {options or 'none about it'}",
+            f"options: {options or 'none about the IOMMU'}",
             Where(hosts=(host.label,), devices=tuple(translated)),
             severity=severity,
             confidence=Confidence.POSSIBLE,
@@ -215,8 +217,8 @@ def _on_the_way(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Itera
 def _unread(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
     bridges, text = unread_bridges(facts), ""
     if bridges:
-        text = f"ACS control of {len(bridges)} PCIe bridges above GPUs and NICs"
+        text = f"not read: ACS control of {len(bridges)} PCIe bridges above GPUs and NICs"
     if facts.get("gpus_on_pci", 1) == 0:
-        text = f"ACS and IOMMU of {facts['gpus']} GPUs: /sys/bus/pci shows none of them"
+        text = f"not read: ACS and IOMMU of {facts['gpus']} GPUs (/sys/bus/pci shows none of them)"
     if text:
         yield Finding(UNREAD, text, Where(hosts=(host.label,)), {"bridges": bridges})

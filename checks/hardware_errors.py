@@ -4,34 +4,34 @@ What it checks
 --------------
 The counts of checks `pcie_errors` (GPUs, NVSwitches, network cards, and the PCIe ports above them)
 and `memory_errors` (memory modules), read again at the end, after the collectives and the speed
-tests. It is held only on hosts where one of the two had something to read at the start, and judges
+tests. It runs only on hosts where one of the two had something to read at the start, and judges
 what was known at both times.
 
 Why it matters
 --------------
-What the counters stand at may be old; that they move says that the hardware is failing now. A PCIe
-link that replays packets slows every step of the job, one that loses them takes the GPU or the card
-off the bus. Memory that cannot be corrected kills ranks with SIGBUS, or stops the machine: a host
-on which that happens within minutes is broken for every job.
+The values of the counters may be old; if they grow, the hardware is failing now. A PCIe link that
+replays packets slows every step of the job; one that loses them takes the GPU or the card off the
+bus. Uncorrectable memory errors kill ranks with SIGBUS, or stop the machine: a host where that
+happens within minutes is broken for every job.
 
 How to fix
 ----------
 pcie-errors: reseat the card, its riser or cable, or use another slot; both ends of the link are
-named where both counted. memory-failing: drain the host, have the module replaced.
-memory-errors: have it replaced at the next occasion.
+named where both counted. memory-failing: drain the host, have the module replaced. memory-errors:
+have the module replaced at the next maintenance.
 
 When it is wrong
 ----------------
-Other jobs on the host move the counters too. Correctable PCIe errors of a link are told from more
-than 8 a minute on (a shorter run counts as a minute), which is what DCGM allows a GPU of replays;
-fewer are silent. Advisory errors are not counted, and of uncorrectable ones those that a driver or
-a scan of the bus brings about (UnsupReq, ACSViol) are only worth knowing.
-Corrected memory errors are a warning from 10 of one module on, as many as mcelog takes in a day,
-and worth knowing below that: many modules have a few.
-Where the kernel counts only one of the two, only that one was looked at: the statuses of
-`pcie_errors` and `memory_errors` say which. A kernel that is told to panic counts no uncorrected
-error. One that the memory controller found by itself in a page that nobody uses has killed nothing
-yet; the host is to be drained all the same.
+Other jobs on the host raise the counters too. Correctable PCIe errors of a link are reported above
+8 a minute (a shorter run counts as a minute), which is the limit of DCGM for replays of a GPU;
+fewer are not reported. Advisory errors are not counted, and uncorrectable ones that a driver or a
+scan of the bus causes (UnsupReq, ACSViol) are only information.
+Corrected memory errors are a warning from 10 of one module on, the limit of mcelog for a day, and
+information below that: many modules have a few.
+Where the kernel counts only one of the two, only that one was judged: the statuses of `pcie_errors`
+and `memory_errors` show which. A kernel that is set to panic counts no uncorrected error. An error
+that the memory controller found in a page that nothing uses has killed nothing yet; drain the host
+all the same.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -82,7 +82,7 @@ _PCIE, _MEMORY = "pcie_errors", "memory_errors"
 
 
 class HardwareErrors(Check):
-    """Read the counts when all else is done, and compare with those of the start."""
+    """Error counts after all other checks, compared with those of the start."""
 
     name = "hardware_errors"
     layer = Layer.SPEED
@@ -92,7 +92,7 @@ class HardwareErrors(Check):
     root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Every host by itself on which there was something to read at the start."""
+        """One round: every host that had something to read at the start, by itself."""
         read = {rank.host.id for name in (_PCIE, _MEMORY) for rank, _ in cluster.facts(name)}
         first = [cluster.first_on(host) for host in cluster.present_hosts if host.id in read]
         groups = tuple((rank.seat,) for rank in first if rank is not None)
@@ -109,7 +109,7 @@ class HardwareErrors(Check):
         return {"at_s": time.monotonic(), "devices": devices, "controllers": controllers}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Host by host; what is not known at both times says nothing."""
+        """Findings host by host, from counts that are known at both times."""
         pcie = {rank.host.id: facts for rank, facts in cluster.facts(_PCIE)}
         memory = {rank.host.id: facts for rank, facts in cluster.facts(_MEMORY)}
         for rank, late in cluster.facts(self.name, _ROUND):
@@ -121,7 +121,7 @@ class HardwareErrors(Check):
 
 
 def _links(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Finding]:
-    """One finding for each link, or run of links, at which errors were counted."""
+    """One finding for each link, or chain of links, with new errors."""
     seconds = late["at_s"] - early["at_s"]
     devices = late["devices"]
     rises = pcie_risen(early["devices"], devices)
@@ -145,7 +145,7 @@ def _links(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Ite
 
 
 def _modules(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Finding]:
-    """One finding for each host: its worst."""
+    """One finding for the host: its worst."""
     seconds = late["at_s"] - early["at_s"]
     risen = memory_risen(early["controllers"], late["controllers"])
     lost, corrected = module_names(risen, "uncorrected"), module_names(risen, "corrected")

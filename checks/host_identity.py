@@ -1,9 +1,10 @@
-"""Is every host one machine of its own, with a name of its own?
+"""Is every host one machine, with its own name?
 
 What it checks
 --------------
-Whether machines that differ by kernel boot or network namespace go by one host name, whether
-machines that booted apart have one machine id, and whether several node ranks run on one machine.
+Whether machines with different kernel boots or network namespaces have the same host name, whether
+machines that booted separately have the same machine id, and whether several node ranks run on one
+machine.
 
 Why it matters
 --------------
@@ -12,12 +13,12 @@ with one name for two hosts, ranks connect to the wrong one, or try shared memor
 
 How to fix
 ----------
-Give every host a name of its own, and cloned machines a new machine id.
+Give every host its own name, and cloned machines a new machine id.
 
 When it is wrong
 ----------------
 Containers of one machine that share its network are one host here, as they are to NCCL. The machine
-id of an image (a container's, a diskless host's) is the same wherever the image runs; that does no
+id of an image (of a container or a diskless host) is the same wherever the image runs; that does no
 harm and is reported as information.
 
 References
@@ -49,16 +50,17 @@ from nccl_doctor.api import (
 HOSTNAME = Kind(
     "hostname-duplicate",
     Layer.NAME,
-    "Different hosts go by one name",
-    "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot id.",
+    "Different hosts have the same name",
+    "torchrun and gloo publish addresses by host name, NCCL tells hosts apart by name and boot "
+    "id: ranks may connect to the wrong host.",
     "Give every host its own name: `hostnamectl set-hostname NAME`, or `--hostname` in containers.",
     Severity.WARN,
 )
 MACHINE_ID = Kind(
     "machine-id-duplicate",
     Layer.HOST,
-    "Different hosts share a machine id",
-    "Cloned images do: DHCP may then give both the same address, and logs mix them up.",
+    "Different hosts have the same machine id",
+    "Cloned images cause this: DHCP may give both the same address, and logs mix them up.",
     "`rm /etc/machine-id && systemd-machine-id-setup` on the clones, then reboot.",
     Severity.WARN,
 )
@@ -66,8 +68,8 @@ SHARED_HOST = Kind(
     "host-shared-by-nodes",
     Layer.RANKS,
     "Several node ranks on one host",
-    "Legal, but a host that was meant to be another one is easily reached twice.",
-    "Check that each node rank was started on the host that was meant.",
+    "This is allowed, but it often means that one host was started twice in place of another.",
+    "Check that each node rank was started on the intended host.",
     Severity.INFO,
 )
 
@@ -75,14 +77,14 @@ _DISK = ("ext4", "xfs", "btrfs", "zfs", "ext3", "f2fs")
 
 
 class HostIdentity(Check):
-    """Compares hosts by what they are with what they are called."""
+    """The machines of the cluster compared with their names."""
 
     name = "host_identity"
     layer = Layer.NAME
     kinds = (HOSTNAME, MACHINE_ID, SHARED_HOST)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Which machine this is.
+        """Read what identifies this machine.
 
         Returns: `machine_id`, `boot_id` (None where unreadable); `netns`, inode of the network
         namespace; `image`: whether the root file system comes from an image that many hosts share
@@ -96,7 +98,7 @@ class HostIdentity(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Group the hosts by name, by machine and by machine id."""
+        """Findings on hosts with one name, on one machine, or with one machine id."""
         seen = {rank.host.id: (rank.host, facts) for rank, facts in cluster.facts(self.name)}
         names: dict[str, list[Host]] = defaultdict(list)
         machines: dict[tuple[Any, ...], list[Host]] = defaultdict(list)
@@ -112,14 +114,14 @@ class HostIdentity(Check):
         for name, hosts in names.items():
             number = len({key[host.id] for host in hosts})
             if number > 1:
-                yield Finding(HOSTNAME, f"{number} hosts call themselves {name}", _place(hosts))
+                yield Finding(HOSTNAME, f"{number} hosts have the name {name}", _place(hosts))
         for hosts in machines.values():
             if len(hosts) > 1:
                 nodes = number_range([h.node_rank for h in hosts if h.node_rank is not None])
                 yield Finding(SHARED_HOST, f"node ranks {nodes} on one host", _place(hosts))
         for machine_id, hosts in ids.items():
             facts_of = [seen[host.id][1] for host in hosts]
-            # One kernel has one machine id, however many containers or namespaces it holds.
+            # One kernel has one machine id, with any number of containers or namespaces.
             boots = {facts["boot_id"] for facts in facts_of} - {None}
             if len(boots) > 1:
                 harmless = any(facts["image"] for facts in facts_of)
@@ -151,7 +153,7 @@ def _inode(path: str) -> int | None:
 
 
 def _root_is_an_image() -> bool:
-    """A machine id in an image is the same wherever the image runs, and does no harm there."""
+    """Whether the root file system is an image: its machine id is the same on every host."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -2,39 +2,40 @@
 
 What it checks
 --------------
-Whether torch is built with CUDA (or ROCm) and NCCL, whether the driver starts, how many GPUs the
-host has (and whether nouveau holds them instead of NVIDIA's driver), how many of them
-CUDA_VISIBLE_DEVICES leaves, which GPU each rank would take (by UUID), and which torch would take by
-itself, whether LOCAL_RANK is among the visible ones, whether the build holds code for the GPU, and
-whether hosts have the same GPUs, and local ranks take them in the same order. GPUs are counted and
-asked for their names; no kernel is run.
+Whether torch is built with CUDA (or ROCm) and NCCL; whether the driver starts; how many GPUs the
+host has, and whether nouveau holds them instead of NVIDIA's driver; how many of them
+CUDA_VISIBLE_DEVICES leaves; which GPU each rank would take (by UUID), and which one torch would
+choose by default; whether LOCAL_RANK is among the visible GPUs; whether the torch build holds code
+for the GPU; whether hosts have the same GPUs, and whether local ranks take them in the same order.
+The check counts the GPUs and reads their names; it runs no kernel.
 
 Why it matters
 --------------
-A rank without a GPU of its own ends the job at its first collective, often only on that rank: the
-others wait for it until the process group times out. A CPU build of torch in one container of many
-is found late, because everything imports.
+A rank without its own GPU stops the job at its first collective. Often only that rank prints an
+error, and the others wait for it until the process group times out. A CPU build of torch in one
+container of many is found late, because every import works.
 
 How to fix
 ----------
 Start as many ranks per host as it has GPUs, give each its own LOCAL_RANK, and call
-torch.cuda.set_device(LOCAL_RANK) before init_process_group. NCCL alone carries no tensor of the CPU
-(`No backend type associated with device type cpu`): a job that sends such, too, needs
+torch.cuda.set_device(LOCAL_RANK) before init_process_group. NCCL alone cannot send CPU tensors (`No
+backend type associated with device type cpu`): a job that also sends CPU tensors needs
 init_process_group("cpu:gloo,cuda:nccl").
 
 When it is wrong
 ----------------
-The GPU of a rank is taken to be LOCAL_RANK modulo the visible GPUs, as torch 2.15 and Accelerate
-have it; so every rank that sees one GPU takes that. A script that chooses otherwise is not seen.
-That older torch guesses in a barrier counts only for scripts that call one before they set a
-device. Parts of one GPU (MIG) are known by its PCI address, which check `gpu_affinity` sees.
-Several ranks on one GPU are right where NCCL_MULTI_RANK_GPU_ENABLE=1, or a NCCL_HOSTID of its own
-for each rank, says that it is meant; that is reported as information. Without persistence mode a
-driver may need longer to start than this check waits.
-Another order of equal GPUs (gpu-order-differs) does no harm where all of them reach each other and
-the network alike. Where RDMA ports are known, check `gpu_affinity` compares those instead.
-Not validated on hardware: everything about GPUs here was written from sources and tested on
-made-up clusters; no run on a GPU is on record yet.
+The check assumes that a rank takes GPU LOCAL_RANK modulo the number of visible GPUs, as torch 2.15
+and Accelerate do; a rank that sees one GPU takes that one. It does not see a script that chooses
+differently. Older torch chooses a GPU by itself in a barrier; this matters only for scripts that
+call a barrier before they set a device. Parts of one GPU (MIG) are recognised by its PCI address,
+which check `gpu_affinity` reads.
+Several ranks on one GPU are correct where NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID
+for each rank, shows that this is intended; the finding is then only information. Without
+persistence mode a driver may need longer to start than this check waits.
+Equal GPUs in another order (gpu-order-differs) do no harm where all of them reach each other and
+the network equally well. Where RDMA ports are known, check `gpu_affinity` compares those instead.
+Not validated on hardware: everything about GPUs here was written from sources and tested on made-up
+clusters; no run on a GPU is on record yet.
 
 References
 ----------
@@ -97,25 +98,25 @@ DRIVER_STEP = "starting the GPU driver"
 MISMATCH = Kind(
     "backend-device-mismatch",
     Layer.DEVICE,
-    "Backend and torch build or hardware do not fit",
-    "NCCL moves data between GPUs only, gloo keeps it in host memory: the wrong one fails at init "
-    "or wastes the GPUs.",
-    "Install a torch build with CUDA for nccl, or use the backend gloo on machines without GPUs.",
+    "The backend does not fit the torch build or the hardware",
+    "NCCL moves data between GPUs only; gloo works in host memory. The wrong one fails at init "
+    "or leaves the GPUs unused.",
+    "Install a torch build with CUDA for nccl, or use the backend gloo on hosts without GPUs.",
 )
 NO_NCCL = Kind(
     "nccl-unavailable",
     Layer.DEVICE,
     "This torch build has no NCCL",
-    "init_process_group('nccl') fails on this rank while the others wait for it.",
+    "init_process_group('nccl') fails on this rank, and the others wait for it.",
     "Install a torch build with NCCL (the official Linux CUDA wheels have it).",
 )
 MISSING = Kind(
     "gpu-missing",
     Layer.DEVICE,
     "Fewer GPUs than needed",
-    "A rank without a GPU of its own fails, or takes another rank's.",
-    "Start as many ranks as the host has GPUs, or bring the missing GPU back: look for Xid in "
-    "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, ask for all GPUs.",
+    "A rank without its own GPU fails, or takes the GPU of another rank.",
+    "Start as many ranks as the host has GPUs, or get the missing GPU back: look for Xid in "
+    "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, request all GPUs.",
 )
 ARCH = Kind(
     "arch-unsupported",
@@ -127,7 +128,7 @@ ARCH = Kind(
 _DRIVER_ERRORS = {
     34: (
         DRIVER_MISMATCH,
-        "take the CUDA `stubs` folder out of LD_LIBRARY_PATH: it hides the real libcuda",
+        "remove the CUDA `stubs` folder from LD_LIBRARY_PATH: it hides the real libcuda",
     ),
     35: (DRIVER_MISMATCH, ""),
     36: (DRIVER_MISMATCH, ""),
@@ -138,18 +139,19 @@ _DRIVER_ERRORS = {
     802: (FABRIC_MANAGER_DOWN, ""),
     803: (
         DRIVER_MISMATCH,
-        "reboot, or reload the nvidia modules: kernel module and libcuda must be equal",
+        "reboot, or reload the nvidia modules: kernel module and libcuda must have the same "
+        "version",
     ),
     804: (
         DRIVER_MISMATCH,
-        "take the `cuda/compat` folder out of LD_LIBRARY_PATH, or upgrade the driver",
+        "remove the `cuda/compat` folder from LD_LIBRARY_PATH, or upgrade the driver",
     ),
 }
-"""CUresult → what it is and what to type; others are `gpu-unhealthy`."""
+"""CUresult → kind and fix; all others are `gpu-unhealthy`."""
 
 
 class BackendDevice(Check):
-    """Backend, torch build, driver and GPUs, by every rank."""
+    """Backend, torch build, driver and GPUs, as every rank sees them."""
 
     name = "backend_device"
     layer = Layer.DEVICE
@@ -192,7 +194,7 @@ class BackendDevice(Check):
         without = hosts_without_gpu(cluster)
         lost = {host.label for host in cluster.hosts if host.id in without}
         for found in self._found(cluster):
-            # CUDA starts on no GPU, or on fewer, while one of the host does not answer.
+            # While one GPU of the host does not answer, CUDA starts on fewer GPUs or on none.
             if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
                 found = found.replaced(explained_by="gpu-lost")
             yield found
@@ -219,7 +221,7 @@ class BackendDevice(Check):
 
 
 def _for_gpus(cluster: Cluster) -> Severity:
-    """A job over gloo starts without its GPUs."""
+    """The severity of a GPU fault: a job over gloo starts without its GPUs."""
     return Severity.FAIL if cluster.backend == "nccl" else Severity.WARN
 
 
@@ -227,7 +229,7 @@ def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
     for item in evidence:
         end = item.outcome
         hung = end.status is OutcomeStatus.HUNG
-        # Before it touches a GPU, an end is not the driver's fault.
+        # A process that ends before it touches a GPU did not end because of the driver.
         if end.last_step == DRIVER_STEP and (hung or end.status is OutcomeStatus.DIED):
             how = "did not return" if hung else "killed the process"
             detail = f", process state {end.state}" if end.state else ""
@@ -241,39 +243,39 @@ def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
 
 
 def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
-    """What keeps one rank from using the backend; the lowest cause only. The place is added."""
+    """The lowest cause that keeps one rank from using the backend; the caller adds the place."""
     facts, gpus = one.facts, count_gpus(one.facts["host_gpus"])
     build, accelerated = f"torch {facts['torch']}", facts["cuda"] or facts["rocm"]
-    code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it sees no GPU, but works
+    code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it works, but sees no GPU
     if code != 100 and (gpus or (code is not None and cluster.backend == "nccl")):
         return _driver(cluster, facts)
     if cluster.backend == "gloo":
         if not facts["gloo_built"]:
-            return Finding(MISMATCH, f"backend gloo, but {build} is built without gloo")
+            return Finding(MISMATCH, f"the backend is gloo, but {build} is built without gloo")
         usable = len(facts["devices"]) or (0 if accelerated else gpus)
-        text = f"backend gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
+        text = f"the backend is gloo, but the host has {usable} {'GPU' if usable == 1 else 'GPUs'}"
         text += "" if accelerated else f" and {build} is built without CUDA"
-        fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' where tensors of the CPU are "
-        fix = f"{fix}sent as well" if accelerated else MISMATCH.fix
+        fix = "init_process_group('nccl'), or 'cpu:gloo,cuda:nccl' if the job also sends CPU "
+        fix = f"{fix}tensors" if accelerated else MISMATCH.fix
         return Finding(MISMATCH, text, fix=fix, severity=Severity.WARN) if usable else None
     if not accelerated:
-        text = f"backend nccl, but {build} is built without CUDA"
+        text = f"the backend is nccl, but {build} is built without CUDA"
         fix = f"install the CUDA build of torch {public(facts['torch'])} in this environment"
         return Finding(MISMATCH, text, fix=fix if gpus else "use the backend gloo: no GPU here")
     if not facts["nccl_built"]:
-        return Finding(NO_NCCL, f"backend nccl, but {build} is built without NCCL")
+        return Finding(NO_NCCL, f"the backend is nccl, but {build} is built without NCCL")
     if facts["devices"]:
         return None
     if gpus and facts["visible"]:
         fix = f"unset {' '.join(facts['visible'])}"
         return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
     if gpus:
-        return Finding(MISSING, f"none of {gpus} GPUs is usable: the driver reports no device")
+        return Finding(MISSING, f"none of the {gpus} GPUs is usable: the driver reports no device")
     nouveau = facts["host_gpus"].get("nouveau")
     if nouveau and not facts["host_gpus"]["driver"]:
-        gpus_of = f"{nouveau} {'GPU' if nouveau == 1 else 'GPUs'} of NVIDIA"
-        text = f"no GPU: the kernel driver nouveau has {gpus_of}, and NVIDIA's own is not loaded"
-        fix = "install NVIDIA's driver, keep nouveau from being loaded (blacklist it), and reboot"
+        held = f"{nouveau} NVIDIA {'GPU' if nouveau == 1 else 'GPUs'}"
+        text = f"no GPU: the kernel driver nouveau holds {held}; NVIDIA's driver is not loaded"
+        fix = "install NVIDIA's driver, blacklist nouveau, and reboot"
         return Finding(MISSING, text, fix=fix)
     fix = "load the driver (modprobe nvidia, then nvidia-smi); in a container docker run --gpus "
     fix += "all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo on all hosts"
@@ -288,12 +290,12 @@ def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     runs, needs = major(facts["driver_cuda"]), major(facts["cuda"])
     if runs is not None and needs is not None and runs < needs:
         kind, newest = DRIVER_MISMATCH, facts["driver_cuda"]
-        text = f"driver {kernel} runs CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
+        text = f"driver {kernel} supports CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
         oldest = OLDEST_DRIVER.get(needs, f"one for CUDA {needs}")
         fix = f"upgrade the NVIDIA driver to {oldest} or newer, or install torch for CUDA {runs}"
     elif error["name"] == "libcuda.so.1":
-        kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded beside kernel driver {kernel}"
-        fix = "install libcuda of that version; in a container NVIDIA_DRIVER_CAPABILITIES=all"
+        kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded; kernel driver is {kernel}"
+        fix = "install libcuda of that version; in a container set NVIDIA_DRIVER_CAPABILITIES=all"
     return Finding(kind, text, fix=fix, severity=_for_gpus(cluster), evidence=dict(error))
 
 
@@ -311,15 +313,15 @@ def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:
 
 
 def _on_host(mine: Iterable[SeenByRank]) -> dict[str, str]:
-    """UUID → model, over what all ranks of one host see together."""
+    """UUID → model of every GPU that any rank of one host sees."""
     devices = [device for one in mine for device in one.facts["devices"]]
     return {device["uuid"] or f"cuda:{device['index']}": device["name"] for device in devices}
 
 
 def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
-    """Fewer GPUs than local ranks, or than the configuration expects.
+    """The finding on a host with fewer GPUs than local ranks, or than the configuration expects.
 
-    Nothing where nccl sees none at all: then every rank has its own finding.
+    None where nccl sees no GPU at all: then every rank has its own finding.
     """
     facts, host = mine[0].facts, mine[0].rank.host
     gpus, all_gpus = len(_on_host(mine)), count_gpus(facts["host_gpus"])
@@ -341,7 +343,7 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
 
 
 def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
-    """Hosts whose GPUs are unlike the others'."""
+    """Findings on hosts whose GPU models differ from those of most hosts."""
     gpus: dict[int, str] = {}
     labels = {}
     for mine in hosts:
@@ -351,5 +353,5 @@ def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
         labels[host.id] = host.label
     odd = odd_ones_out(gpus)
     for place in odd.places if odd else ():
-        usual = f"the others have {odd.usual}" if odd and odd.usual else "a tie between hosts"
+        usual = f"the others have {odd.usual}" if odd and odd.usual else "no majority of hosts"
         yield Finding(GPU_DIFFERS, f"{gpus[place]}; {usual}", Where(hosts=(labels[place],)))

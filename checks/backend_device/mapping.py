@@ -1,4 +1,4 @@
-"""Which rank takes which GPU: shared, hidden, beyond what is visible, or guessed. Pure."""
+"""Mapping of ranks to GPUs: shared, hidden, beyond the visible ones, or guessed. Pure."""
 
 from __future__ import annotations
 
@@ -26,45 +26,46 @@ GPU_HIDDEN = Kind(
     "gpu-hidden",
     Layer.DEVICE,
     "A variable hides GPUs from ranks",
-    "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered anew from 0.",
-    "Set one CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or unset it.",
+    "A process sees only the GPUs that CUDA_VISIBLE_DEVICES names, numbered again from 0.",
+    "Set the same CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of a host; or "
+    "unset it.",
 )
 GPU_SHARED = Kind(
     "gpu-shared-by-ranks",
     Layer.DEVICE,
     "Several ranks on one GPU",
-    "NCCL refuses two ranks of one communicator on one GPU (`Duplicate GPU detected`); the ranks "
-    "that do not notice hang.",
+    "NCCL refuses two ranks of one communicator on one GPU (`Duplicate GPU detected`); ranks "
+    "that do not get this error hang.",
     "Give each rank of a host its own LOCAL_RANK, and call torch.cuda.set_device(LOCAL_RANK) "
     "before init_process_group.",
 )
 LOCAL_RANK_BEYOND = Kind(
     "local-rank-beyond-gpus",
     Layer.DEVICE,
-    "LOCAL_RANK is beyond the GPUs that a rank sees",
-    "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`; torch 2.15 takes "
-    "LOCAL_RANK modulo their number.",
-    "one CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of the host; or "
+    "LOCAL_RANK is higher than the number of the last visible GPU",
+    "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`; torch 2.15 uses "
+    "LOCAL_RANK modulo the number of GPUs.",
+    "the same CUDA_VISIBLE_DEVICES, with a GPU for each rank, for all ranks of the host; or "
     "torch.cuda.set_device(LOCAL_RANK % torch.cuda.device_count())",
     Severity.WARN,
 )
 GPU_GUESSED = Kind(
     "gpu-guess-differs",
     Layer.DEVICE,
-    "Where nobody tells it, torch takes another GPU than LOCAL_RANK's",
-    "Without LOCAL_RANK, init_process_group of torch 2.15 binds a rank to the GPU RANK modulo "
-    "their number; older ones do so in a barrier() before a device is set.",
+    "By default torch takes another GPU than LOCAL_RANK's",
+    "Without LOCAL_RANK, init_process_group of torch 2.15 binds a rank to GPU RANK modulo the "
+    "number of GPUs; older versions do so in a barrier() before a device is set.",
     "export LOCAL_RANK on every rank, and call torch.cuda.set_device(LOCAL_RANK) before "
-    "init_process_group; or say the GPU where it is guessed: barrier(device_ids=[LOCAL_RANK]), "
+    "init_process_group; or name the GPU in the call: barrier(device_ids=[LOCAL_RANK]), "
     'init_process_group("nccl", device_id=torch.device("cuda", LOCAL_RANK))',
     Severity.WARN,
 )
 _KNOWS_PARTS_SINCE = (2, 30, 3)
-"""NCCL that tells MIG instances of one GPU from each other."""
+"""First NCCL that tells MIG instances of one GPU apart."""
 
 
 class SeenByRank(NamedTuple):
-    """A rank and what it observed in check `backend_device`."""
+    """A rank and its facts of check `backend_device`."""
 
     rank: Rank
     facts: Mapping[str, Any]
@@ -77,36 +78,36 @@ class SeenByRank(NamedTuple):
 
     @property
     def sees(self) -> tuple[str, ...]:
-        """UUIDs of all GPUs that this rank sees, in no order; none where torch does not say."""
+        """Sorted UUIDs of all GPUs that this rank sees; empty where torch does not report them."""
         uuids = [device["uuid"] for device in self.facts["devices"]]
         return () if None in uuids else tuple(sorted(uuids))
 
     @property
     def hiding(self) -> str:
-        """The variables that hide GPUs, as people type them."""
+        """The variables that hide GPUs, as `NAME='value'`."""
         return " ".join(f"{name}={value!r}" for name, value in self.facts["visible"].items())
 
     @property
     def is_told(self) -> bool:
-        """Whether the program will find LOCAL_RANK in its environment."""
+        """Whether LOCAL_RANK is in the environment of the program."""
         launch = self.rank.launch
         by_launch = launch is not None and launch.sources.get("local_rank") == "LOCAL_RANK"
         return "LOCAL_RANK" in self.rank.env or by_launch
 
 
 def sharing_is_meant(ranks: Sequence[Rank]) -> bool:
-    """Whether NCCL is told to let several ranks use one GPU."""
+    """Whether a setting allows several ranks to use one GPU."""
     allowed = all(rank.env.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1" for rank in ranks)
     ids = {rank.env["NCCL_HOSTID"] for rank in ranks if "NCCL_HOSTID" in rank.env}
     return allowed or len(ids) == len(ranks)
 
 
 def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
-    """How ranks and GPUs go together, for a job over NCCL.
+    """Findings on the GPUs that ranks take, for a job over NCCL.
 
     Args:
         cluster: for the PCI addresses of GPUs, by check `gpu_affinity`.
-        hosts: of each host that has a GPU for every rank: its ranks.
+        hosts: the ranks of each host that has a GPU for every rank.
     """
     known = list(hosts)
     for mine in known:
@@ -120,24 +121,24 @@ def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> It
 
 
 def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
-    """By what the variables say, and by what is seen: control groups hide GPUs without a word."""
+    """A finding on ranks that see other GPUs: because of variables, or of control groups."""
     said = {one.rank.seat: one.hiding or "unset" for one in mine}
     seen = {one.rank.seat: (said[one.rank.seat], one.sees) for one in mine}
     odd = odd_ones_out(seen)
     taken = {(one.own or {}).get("uuid") or one.rank.seat for one in mine}
-    if odd is not None and len(taken) == len(mine):  # else they share a GPU: that says it
+    if odd is not None and len(taken) == len(mine):  # else they share a GPU: another finding
         where = place_of(one.rank for one in mine if one.rank.seat in odd.places)
         if len(set(said.values())) > 1:
             sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
-            text = f"differs between ranks of one host: {', '.join(sides)}"
+            text = f"the variable differs between ranks of one host: {', '.join(sides)}"
             yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
             return
         sides = [f"{', '.join(one.sees)} (local rank {one.rank.local_rank})" for one in mine]
         yield Finding(
             GPU_HIDDEN,
-            f"ranks of one host see different GPUs, though none has another variable than the "
-            f"others ({next(iter(said.values()))}): a control group hides the rest, and with it "
-            "the memory of the other ranks' GPUs from NCCL",
+            f"ranks of one host see different GPUs, though their variables are the same "
+            f"({next(iter(said.values()))}): a control group hides the other GPUs, and so NCCL "
+            "cannot reach the memory of the other ranks' GPUs",
             where,
             {"seen": sides},
             "let every rank of a host see all GPUs of the job there: srun --gpus-per-node=N "
@@ -147,7 +148,7 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
 
 
 def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
-    """Every rank has a GPU, but not under the number LOCAL_RANK."""
+    """Findings on ranks that have a GPU, but not under the number LOCAL_RANK."""
     by_count: dict[int, list[Rank]] = defaultdict(list)
     for one in mine:
         count, local = len(one.facts["devices"]), one.rank.local_rank
@@ -156,12 +157,12 @@ def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     for count, ranks in by_count.items():
         numbers = number_range([rank.local_rank or 0 for rank in ranks])
         gpus = f"{count} visible {'GPU' if count == 1 else 'GPUs'}"
-        text = f"LOCAL_RANK {numbers}, {gpus}: numbered 0 to {count - 1}"
+        text = f"LOCAL_RANK {numbers}, but {gpus}, numbered 0 to {count - 1}"
         yield Finding(LOCAL_RANK_BEYOND, text, place_of(ranks))
 
 
 def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
-    """What torch takes by the rank's number, where nobody tells it."""
+    """Findings on GPUs that torch takes by RANK, where LOCAL_RANK is not set."""
     by_number = {
         one.rank.seat: one.facts["devices"][(one.rank.rank or 0) % len(one.facts["devices"])]
         for one in mine
@@ -185,8 +186,8 @@ def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
         ]
         yield Finding(
             GPU_SHARED,
-            f"torch {public(binding[0].facts['torch'])} takes the GPU RANK modulo their number "
-            "where LOCAL_RANK is not set, and several ranks get the same one",
+            f"torch {public(binding[0].facts['torch'])} takes GPU RANK modulo the number of GPUs "
+            "where LOCAL_RANK is not set, so several ranks get the same GPU",
             Where(devices=tuple(sorted(twice))) | place_of(sharers),
             {"ranks": [rank.rank for rank in sharers]},
             "export LOCAL_RANK on every rank (with srun: LOCAL_RANK=$SLURM_LOCALID)",
@@ -195,7 +196,7 @@ def _guessed(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     elif binding:
         yield _guess(binding, by_number, "init_process_group binds to", None)
     else:
-        # A barrier too early takes a GPU that is another rank's.
+        # A barrier that is too early takes the GPU of another rank.
         own = {(one.own or {}).get("uuid"): one.rank.seat for one in mine}
         early = [
             one
@@ -239,7 +240,7 @@ def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
             users[one.own["uuid"], one.own["name"]].append(one)
     for (uuid, model), sharers in users.items():
         ranks = [one.rank for one in sharers]
-        # Two hosts with one GPU are two containers of a machine: NCCL may tell them apart.
+        # Two hosts with one GPU are two containers of a machine: NCCL may take them for two hosts.
         severity = Severity.FAIL if len({rank.host.id for rank in ranks}) == 1 else Severity.WARN
         if len(ranks) > 1:
             yield Finding(
@@ -255,7 +256,7 @@ def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
 
 
 def _parts(cluster: Cluster, seen: Mapping[int, SeenByRank]) -> Iterator[Finding]:
-    """Ranks with other UUIDs at one PCI address: MIG instances of one GPU."""
+    """Findings on ranks with different UUIDs at one PCI address: MIG instances of one GPU."""
     loaded = loaded_nccl(cluster)
     users: dict[tuple[int, str], list[SeenByRank]] = defaultdict(list)
     for rank, facts in cluster.facts("gpu_affinity"):

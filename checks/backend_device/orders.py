@@ -1,4 +1,4 @@
-"""Hosts on which local ranks take the same GPUs as elsewhere, in another order. Pure."""
+"""Hosts where local ranks take the same GPUs as on other hosts, in another order. Pure."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GPU_ORDER = Kind(
     "gpu-order-differs",
     Layer.DEVICE,
     "Local ranks take GPUs in another order than on the other hosts",
-    "Ranks of one number are meant to be alike on all hosts: with another model, the faster ones "
-    "wait for the slower, or run out of memory; with another slot, their traffic takes another "
-    "road.",
+    "Ranks with the same local number should be alike on all hosts: with another model, the "
+    "faster ones wait for the slower, or run out of memory; with another slot, their traffic "
+    "takes another path.",
     "the same CUDA_VISIBLE_DEVICES on all hosts, and export CUDA_DEVICE_ORDER=PCI_BUS_ID on every "
     "rank: CUDA numbers GPUs by speed, nvidia-smi by PCI address",
     Severity.INFO,
@@ -35,13 +35,13 @@ GPU_ORDER = Kind(
 _SHOWN = 4
 _ORDER, _DEFAULT = "CUDA_DEVICE_ORDER", "FASTEST_FIRST"
 Taken = Mapping[int, str]
-"""Local rank → what it takes: a model, or the place of a GPU."""
+"""Local rank → the model or the place of the GPU that it takes."""
 Seen = Sequence[tuple[Rank, Mapping[str, Any]]]
-"""The ranks of one host, and what check `backend_device` observed on each."""
+"""The ranks of one host, with the facts of check `backend_device` of each."""
 
 
 def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
-    """Compare what each local rank takes; hosts that take something else altogether are left out.
+    """Findings on hosts with another order of GPUs; hosts that take other GPUs are left out.
 
     Args:
         cluster: for the PCI addresses of GPUs and the NICs beside them, by check `gpu_affinity`.
@@ -89,7 +89,7 @@ def _addresses(mine: Seen, beside: Mapping[int, Mapping[str, Any]]) -> Taken:
 
 
 def _numbers(mine: Seen) -> Taken:
-    """By CUDA_VISIBLE_DEVICES, where addresses are not known; UUIDs are others on every host."""
+    """GPU numbers by CUDA_VISIBLE_DEVICES, for unknown addresses; UUIDs differ on every host."""
     taken = {}
     for rank, facts in mine:
         text, own = facts["visible"].get("CUDA_VISIBLE_DEVICES"), facts["device"]
@@ -108,7 +108,7 @@ def _numbers(mine: Seen) -> Taken:
 def _odd(
     known: Mapping[int, Seen], taken: Mapping[int, Taken], verb: str
 ) -> Iterator[tuple[int, Finding]]:
-    """Findings with the ids of their hosts: those that take the same in another order."""
+    """(host id, finding) for each host that takes the same GPUs in another order."""
     alike: dict[tuple[str, ...], dict[int, tuple[tuple[int, str], ...]]] = defaultdict(dict)
     for host, of_rank in taken.items():
         if of_rank:
@@ -123,11 +123,11 @@ def _odd(
             usual = dict(orders[other])
             wrong = {local: what for local, what in order if usual.get(local) != what}
             shown = [
-                f"local rank {local} {verb} {what}, elsewhere {usual.get(local, 'none')}"
+                f"local rank {local} {verb} {what}, on other hosts {usual.get(local, 'none')}"
                 for local, what in list(wrong.items())[:_SHOWN]
             ]
             shown += [f"and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-            tie = "; as many hosts have the one order as the other" if odd.tie else ""
+            tie = "; equally many hosts have each order" if odd.tie else ""
             where = place_of(rank for rank, _ in mine if rank.local_rank in wrong)
             yield (
                 host,
@@ -146,5 +146,5 @@ def _odd(
 
 
 def _rule(mine: Seen) -> set[str]:
-    """By what CUDA numbers the GPUs of a host: where that differs, check `environment` says so."""
+    """CUDA's rule to number the GPUs of a host; check `environment` reports differences."""
     return {(rank.env.get(_ORDER) or _DEFAULT).casefold() for rank, _ in mine}

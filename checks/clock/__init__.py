@@ -2,17 +2,17 @@
 
 What it checks
 --------------
-The wall clock of every host against those of the others: each posts its time in the run's store,
-three times, and notes when it has read what the others posted. That bounds the difference of two
-clocks from both sides, and the bounds are in the evidence. Whether the kernel says that something
-keeps its clock right is noted too.
+The wall clock of every host against those of the others. Each host posts its time in the run's
+store, three times, and notes when it has read the times of the others. This bounds the difference
+of two clocks from both sides; the bounds are in the evidence. The check also notes whether the
+kernel reports its clock as synchronized.
 
 Why it matters
 --------------
-torchrun's c10d rendezvous compares wall-clock times of different hosts: a host that is 15 s behind
-looks dead (no keep-alive in three intervals of 5 s), is thrown out, and comes back, again and
-again. Logs that do not fit together, and certificates or tickets that are not yet valid, follow
-from smaller differences.
+torchrun's c10d rendezvous compares wall-clock times of different hosts. A host that is 15 s behind
+looks dead (no keep-alive in three intervals of 5 s), is removed, and comes back, again and again.
+Smaller differences give logs that cannot be compared, and certificates or tickets that are not yet
+valid.
 
 How to fix
 ----------
@@ -20,9 +20,9 @@ On the host that is named: chronyc makestep, or timedatectl set-ntp true.
 
 When it is wrong
 ----------------
-Of two hosts nobody can tell which one is right, unless only one of them says that its clock is kept
-right: then both are named. A store that is so slow that it could hide five seconds makes the
-check unknown. Other intervals (--rdzv-conf keep_alive_interval) are not known here.
+With two hosts it is unknown which clock is right, unless the kernel reports only one of them as
+synchronized; without that, both are named. If the store is so slow that it could hide five seconds,
+the check is unknown. Other intervals (--rdzv-conf keep_alive_interval) are not known here.
 
 References
 ----------
@@ -62,8 +62,8 @@ CLOCK_SKEW = Kind(
     code="clock-skew",
     layer=Layer.HOST,
     title="The clocks of the hosts differ",
-    why="torchrun's c10d rendezvous takes a host whose clock is 15 s behind for dead and throws it "
-    "out; logs of different hosts cannot be compared.",
+    why="torchrun's c10d rendezvous takes a host whose clock is 15 s behind for dead and "
+    "removes it; logs of different hosts cannot be compared.",
     fix="chronyc makestep, or timedatectl set-ntp true",
     severity=Severity.WARN,
 )
@@ -72,11 +72,11 @@ _WARN_S = 5.0
 _FAIL_S = 15.0
 """torchrun's default: a keep-alive each 5 s, and dead after three of them."""
 _EXCHANGES = 3
-"""The first brings those together that started late; the others are the exact ones."""
+"""The first one waits for hosts that started late; the others are exact."""
 _EXCHANGE_S = 3.0
 _DEADLINE_S = 12.0
 _GROUP = 32
-"""Everybody reads what all others of a group posted, so the work grows with its square."""
+"""Every host reads what all others of a group posted: the work grows with the square."""
 _ALL, _HEADS = "all", "heads"
 _C10D = re.compile(r"--rdzv[-_]backend[= ]c10d( |$)", re.IGNORECASE)
 _ANCESTORS = 4
@@ -93,7 +93,7 @@ class Clock(Check):
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round of all hosts, rank 0's first; a second one where they are many."""
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
-            raise Skip("one host: one clock")
+            raise Skip("only one host: no clocks to compare")
         master = master_host(cluster)
         hosts = sorted(cluster.present_hosts, key=lambda host: host is not master)
         first = [cluster.first_on(host) for host in hosts]
@@ -109,9 +109,11 @@ class Clock(Check):
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`group`: first seat of this one's group. `exchanges`: [seconds since the epoch before
-        posting, the same after hearing the others, seats that were not heard]. `synchronized`: as
-        the kernel says. `c10d`: whether torchrun's c10d rendezvous is seen to be used.
+        """Exchange times with the hosts of this group.
+
+        Returns: `group`: first seat of this group. `exchanges`: [seconds since the epoch before
+        posting, the same after reading the others, seats that did not answer]. `synchronized`: as
+        the kernel says. `c10d`: whether the launch is seen to use torchrun's c10d rendezvous.
         """
         if ctx.peers is None or ctx.params["present"] < 2:
             raise Untested("no other host signed in")
@@ -127,7 +129,9 @@ class Clock(Check):
             if len(missed) + 1 < len(ctx.group):
                 quickest = min(quickest, took)
         if len(ctx.group) > 1 and quickest > _WARN_S:
-            raise Untested("the store was too slow, or no other host answered, to compare clocks")
+            raise Untested(
+                "clocks were not compared: the store was too slow, or no other host answered"
+            )
         return {
             "group": ctx.group[0],
             "exchanges": exchanges,
@@ -136,7 +140,7 @@ class Clock(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """The clocks that surely differ from those of most hosts."""
+        """Findings on clocks that surely differ from those of most hosts."""
         reports = {rank.seat: facts for rank, facts in cluster.facts(self.name, _ALL)}
         heads = {rank.seat: facts for rank, facts in cluster.facts(self.name, _HEADS)}
         labels = host_labels(cluster)
@@ -154,7 +158,7 @@ class Clock(Check):
         }
         confidence = Confidence.CERTAIN
         if len(usual) * 2 <= len(clocks):
-            # No majority: those that something keeps right are believed, if they agree.
+            # No majority: believe the synchronized clocks, if they agree.
             kept = {s: c for s, c in clocks.items() if reports[s]["synchronized"]}
             usual = _agreeing(kept) if kept and len(_agreeing(kept)) == len(kept) else ()
             confidence = Confidence.LIKELY
@@ -165,8 +169,8 @@ class Clock(Check):
 
 
 def _uses_c10d(ctx: Context) -> bool:
-    """By torchrun's options in the environment, by its command line, or by our own: with c10d the
-    hosts are given their node ranks.
+    """Whether the launch uses c10d: by torchrun's options in the environment or command line, or,
+    with our own launcher, by a node rank that was assigned and not given by the user.
     """
     if ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
         return True
@@ -188,7 +192,7 @@ def _uses_c10d(ctx: Context) -> bool:
 
 
 def _agreeing(clocks: Mapping[int, Offset]) -> tuple[int, ...]:
-    """The largest set of seats around one of them that are not surely 5 s away from it."""
+    """The largest set of seats whose clocks are not surely 5 s away from one of them."""
     sets = (
         tuple(s for s, clock in clocks.items() if (clock - one).at_least <= _WARN_S)
         for one in clocks.values()
@@ -233,8 +237,8 @@ def _tie(
     apart = ordered[-1] - ordered[0]
     return Finding(
         CLOCK_SKEW,
-        f"the clocks differ by {apart.middle:.1f} s (± {apart.error:.1f} s); nothing tells which "
-        "one is right",
+        f"the clocks differ by {apart.middle:.1f} s (± {apart.error:.1f} s); which one is right "
+        "is unknown",
         Where(hosts=tuple(sorted(labels[seat] for seat in clocks))),
         evidence,
         severity=Severity.FAIL if severe and apart.at_least > _FAIL_S else None,

@@ -2,38 +2,38 @@
 
 What it checks
 --------------
-All-reduce, broadcast and barrier on the job's backend, with integer results checked exactly and
-several message sizes: over all ranks, over the ranks of each host, and over one rank per host.
-Every group attempt runs in processes of its own, under its own deadline. Several groups at once
-are for the check `groups`.
-Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups
-find it: every host by itself, then halves of the hosts side by side, down to the host that works
-with nobody, to the two that do not work together, or to the rank. docs/isolation.md has the
-scheme, and what it needs for up to 10,000 hosts.
+All-reduce, broadcast and barrier on the job's backend, with several message sizes and integer
+results that are checked exactly: over all ranks, over the ranks of each host, and over one rank per
+host. Every attempt of a group runs in its own processes, under its own deadline. Check `groups`
+tests several groups at once.
+Where the group of all ranks hangs or fails and no rank is seen to be the cause, smaller groups find
+it: first every host alone, then halves of the hosts side by side, down to the host that works with
+no other, to the two that do not work together, or to the rank. docs/isolation.md describes the
+method, and what it needs for up to 10,000 hosts.
 
 Why it matters
 --------------
-A collective has no useful time-out: when one rank dies, freezes or never comes, the others wait
-for 10 minutes (NCCL) or 30 minutes (gloo), and the one that finally prints is a victim.
+A collective has no useful time-out: when one rank dies, freezes or never arrives, the others wait
+for 10 minutes (NCCL) or 30 minutes (gloo), and the rank that finally prints an error is a victim.
 
 How to fix
 ----------
-collective-hang, group-init-hang: look at the ranks that never came first, then at the network
-between the hosts of the group. rank-crashed: the signal and the stack in the evidence say how
-it died; SIGKILL is usually the kernel's out-of-memory killer (`dmesg | grep -i oom`).
-rank-frozen: state T is a stopped process (`kill -CONT PID`), state D one that waits in the
-kernel, mostly for a file system or a driver. collective-wrong-result: take the named rank's
-host out of the job and test its GPU and its links.
+collective-hang, group-init-hang: look first at the ranks that never arrived, then at the network
+between the hosts of the group. rank-crashed: the signal and the stack in the evidence show how it
+died; SIGKILL usually comes from the kernel's out-of-memory killer (`dmesg | grep -i oom`).
+rank-frozen: state T is a stopped process (`kill -CONT PID`), state D a process that waits in the
+kernel, mostly for a file system or a driver. collective-wrong-result: take the named rank's host
+out of the job and test its GPU and its links.
 
 When it is wrong
 ----------------
-A machine that is so loaded that a small all-reduce takes longer than `--collective-timeout`
+A machine under heavy load, on which a small all-reduce takes longer than `--collective-timeout`,
 looks like a hang. Raise that option and see whether the finding stays. Where the GPU driver starts
-anew for each process (no persistence mode), every attempt has as much more time as the slowest rank
-needed in `backend_device` and `gpu_work`, at most 60 s; 25 s where neither ran.
-Isolation takes a smaller group for good where it finishes. NCCL does not connect every pair of a
-group, so that of a broken link between hosts that are no neighbours it may say only that no
-smaller group fails. Confidence `certain` means: each place named fails with others that work.
+again for each process (no persistence mode), every attempt gets extra time: as much as the slowest
+rank needed in `backend_device` and `gpu_work`, at most 60 s; 25 s where neither ran.
+Isolation accepts a smaller group as good when it finishes. NCCL does not connect every pair of a
+group; for a broken link between hosts that are not neighbours it may find only that no smaller
+group fails. Confidence `certain` means: each place named fails with others that work.
 Not validated on hardware: with gloo every rule has met real ranks and real faults; the NCCL path
 has not run on a GPU yet.
 
@@ -72,8 +72,8 @@ class Collectives(Check):
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """World; then hosts and across hosts, and once more what hung for no reason; or, where the
-        world went wrong and nobody is seen to be the cause, what isolates it.
+        """The rounds: the world; then inside hosts and across hosts, and again what hung without a
+        visible reason. Where the world failed without a visible cause: the rounds that isolate it.
         """
         deadline_s = attempt_deadline(cluster)
         attempts = attempts_of(cluster, self.name)
@@ -105,8 +105,8 @@ class Collectives(Check):
         return tester.facts()
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Per round and group: the culprits, if any can be told from the victims."""
-        if not cluster.complete:  # nobody can tell a culprit from a victim
+        """Findings on the culprits of each round and group, where they differ from the victims."""
+        if not cluster.complete:  # culprits cannot be told from victims
             return
         attempts: Mapping[str, Sequence[Attempt]] = attempts_of(cluster, self.name)
         if is_isolated(cluster, attempts):

@@ -1,8 +1,8 @@
-"""Who among units that are good by themselves does not work together: bisection by tests. Pure.
+"""Bisection by tests: units that are good alone but do not work together. Pure.
 
-A unit is a host or a rank. A test is a set of units that meet in one group; it is bad if it holds
-a unit that works with nobody, or both ends of a broken link. The steps are generators: each yields
-the tests of one round, disjoint sets that run at the same time, and is sent their results.
+A unit is a host or a rank. A test is a set of units that form one group; it is bad if it contains
+a unit that works with no other, or both ends of a broken link. The steps are generators: each
+yields the tests of one round, disjoint sets that run at the same time, and is sent their results.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from enum import Enum
 from nccl_doctor.api import Confidence
 
 Units = frozenset[int]
-"""Indices of units. At the top they stand for seats."""
+"""Indices of units. At the top level they are seats."""
 
 
 class Result(str, Enum):
-    """How a test ended; `untested` where somebody could not take part."""
+    """Result of a test; `untested` where a unit could not take part."""
 
     GOOD = "good"
     BAD = "bad"
@@ -28,28 +28,28 @@ Tests = Generator[list[Units], Mapping[Units, Result], None]
 """A step of the search: yields the tests of a round, is sent their results."""
 
 _Rectangle = tuple[tuple[int, ...], tuple[int, ...]]
-"""Two sets, good inside, and a bad pair suspected between them; or one bad set and nothing."""
+"""Two sets, each good inside, with a suspected bad pair between them; or one bad set alone."""
 
 _WITNESSES = 2
-"""A unit is to blame where it fails with so many that are seen to work with others."""
+"""A unit is to blame if it fails with this many units that are seen to work with others."""
 _TRIES = 3
-"""While nobody is known to work, a unit is tried with no more partners than these."""
+"""While no unit is known to work, a unit is tried with at most this many partners."""
 _ENDS = 8
-"""Of so many broken links the ends are tried with everybody else."""
+"""For this many broken links the ends are tried with all other units."""
 
 
 class Level:
-    """The search among some units, and what it knows of them.
+    """The search among some units, and its results.
 
     Attributes:
         works: units that were in a good test with others.
         pairs: unit → units with which it fails, just the two of them.
-        size: most units that are good together and fewest that are not, where nothing but their
-            number tells the two apart.
-        flaky: everything was good when it was tried once more.
+        size: most units that are good together and fewest that are not, where only their number
+            makes the difference.
+        flaky: everything was good when it was tried again.
         untold: units among which something fails that no pair of them shows.
         is_rest_good: the others were seen to work together without the culprits.
-        suspects: while it is under way, the units that still may have to do with the fault.
+        suspects: during the search, the units that may still be involved in the fault.
     """
 
     def __init__(self, count: int, outsiders: int = 0) -> None:
@@ -71,7 +71,7 @@ class Level:
     # -- the steps ------------------------------------------------------------------------------
 
     def find(self, members: Sequence[int]) -> Tests:
-        """Everything that is wrong among members that are bad as a whole, each good by itself."""
+        """Search members that are bad as a whole though each is good alone."""
         members = tuple(members)
         while True:
             self._left_out, self._good, self._bad = False, frozenset(), frozenset(members)
@@ -85,7 +85,7 @@ class Level:
                 return
             rest = tuple(unit for unit in members if unit not in self._without())
             if len(rest) == len(members):
-                return  # nobody could be told from the others
+                return  # no unit differs from the others
             if not self._left_out:
                 self.is_rest_good = True
                 return
@@ -101,7 +101,7 @@ class Level:
     def ask(
         self, tests: Sequence[Units], again: bool = False
     ) -> Generator[list[Units], Mapping[Units, Result], list[Result]]:
-        """One round, of those tests that were not held before; `again`: of all of them.
+        """Run one round with the tests that were not run before; `again`: with all of them.
 
         Returns: the result of each.
         """
@@ -127,11 +127,11 @@ class Level:
             self._bad = min(self._bad or test, test, key=len)
 
     def _descend(self, open_: list[_Rectangle]) -> Tests:
-        """Down to the bad pairs: every set and every rectangle is quartered in the same round.
+        """Search down to the bad pairs: all sets and rectangles are split in the same round.
 
-        Of a bad set both halves are tried; if both are good, a pair across them is bad. Of a
+        For a bad set both halves are tried; if both are good, a pair across them is bad. For a
         rectangle A x B the tests are A0 + B0 and A1 + B1; if both are good it is A0 x B1 or
-        A1 x B0, which have no unit in common and so are followed at the same time.
+        A1 x B0, which have no unit in common and so are tried at the same time.
         """
         if len(open_[0][0]) == 2 and not open_[0][1]:
             self._note(frozenset(open_[0][0]), Result.BAD)
@@ -154,14 +154,14 @@ class Level:
         self.suspects = set()
 
     def _confirm(self) -> Tests:
-        """Try whoever fails and was never seen to work with units that do work."""
+        """Try units that fail and were never seen to work, with units that do work."""
         while tests := list(self._confirmations()):
             yield from self.ask(tests)
 
     def _confirmations(self) -> Iterator[Units]:
         doubtful = [u for u in sorted(self.pairs) if u not in self.works and not self.is_bad(u)]
         pool = sorted(self.works) or list(range(self.count))
-        # From the far end, so that neighbours do not all ask for the same partner.
+        # From the middle on, so that neighbours do not all choose the same partner.
         free = dict.fromkeys(pool[len(pool) // 2 :] + pool[: len(pool) // 2])
         for unit in doubtful:
             tried = self._tried[unit]
@@ -174,7 +174,7 @@ class Level:
                 yield frozenset({unit, partner})
 
     def _other_links(self, rest: Sequence[int]) -> Tests:
-        """Whether one end of a broken link, left out of the rest that is good, has more of them."""
+        """Search further broken links at the ends of those that were left out of the good rest."""
         ends = sorted(self._without() - {unit for unit in self.pairs if self.is_bad(unit)})
         for end in ends[:_ENDS]:
             while others := tuple(u for u in rest if u not in self.pairs[end]):
@@ -187,7 +187,7 @@ class Level:
                     break
 
     def _by_size(self, members: tuple[int, ...]) -> Tests:
-        """All parts are good: the whole once more, then the number of units from which it fails."""
+        """Try the whole again if all parts are good, then search the number of units that fails."""
         if self.untold:
             return
         (result,) = yield from self.ask([frozenset(members)], again=True)
@@ -209,11 +209,11 @@ class Level:
     # -- what it comes to -----------------------------------------------------------------------
 
     def is_bad(self, unit: int) -> bool:
-        """Whether it fails with several that work with others, and never was seen to work."""
+        """Whether a unit fails with several that work with others, and was never seen to work."""
         return unit not in self.works and len(self.pairs[unit] & self.works) >= _WITNESSES
 
     def blame(self) -> Iterator[tuple[tuple[int, ...], Confidence]]:
-        """One unit, or both ends of a link, and how sure that is."""
+        """The units to blame: one unit, or both ends of a link, with the confidence."""
         for unit in sorted(self.pairs):
             if self.is_bad(unit):
                 yield (unit,), Confidence.CERTAIN
@@ -225,7 +225,7 @@ class Level:
                 yield (a, b), sure
 
     def unsolved(self) -> set[int]:
-        """Units that fail with somebody, and nobody was found with whom they work."""
+        """Units that fail with another unit, and for which no working partner was found."""
         blamed = {unit for places, _ in self.blame() for unit in places}
         return {
             unit
@@ -237,7 +237,7 @@ class Level:
         return {(a, b) for a, others in self.pairs.items() for b in others if a < b}
 
     def _without(self) -> set[int]:
-        """Units to leave out so that nobody that is known to fail is left: few, not the fewest."""
+        """Units to leave out so that no known bad pair is left: few, not the fewest."""
         out = {unit for unit in self.pairs if self.is_bad(unit)}
         left = [pair for pair in sorted(self._bad_pairs()) if not out & set(pair)]
         while left:
@@ -275,5 +275,5 @@ def _across(rectangle: _Rectangle) -> list[_Rectangle]:
 
 
 def union(groups: Iterable[Collection[int]]) -> Units:
-    """All of them together."""
+    """The union of the groups."""
     return frozenset(unit for group in groups for unit in group)

@@ -1,4 +1,4 @@
-"""From attempts of groups to the next round of isolation, and to the places that it names. Pure."""
+"""Rounds of isolation and their findings, from attempts of groups. Pure."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ EACH_HOST = "each-host"
 ISOLATE = "isolate-"
 
 _LEAST_S = 3.0
-"""No round is shorter: a busy machine may take so long to start its processes."""
+"""Least seconds of a round: a busy machine may need them to start its processes."""
 _PATIENCE = 5.0
-"""So many times longer than groups that were good a group may take."""
+"""A group may take this many times longer than good groups."""
 _TOTAL_S = 30.0
-"""No more rounds once those of isolation took so long, or three times the time of one attempt."""
+"""Limit for all rounds of isolation; three times the time of one attempt, if that is more."""
 _MOST_TOLD = 8
-_ONLY_IN_MANY = "; a link that NCCL uses only among so many would look the same"
+_ONLY_IN_MANY = "; a broken link that NCCL uses only with that many ranks would look the same"
 
 Attempts = Mapping[str, Sequence[Attempt]]
 
 
 def is_isolated(cluster: Cluster, attempts: Attempts) -> bool:
-    """Whether the group of all ranks went wrong so that only smaller groups can tell why."""
+    """Whether the group of all ranks failed so that only smaller groups can show the reason."""
     found = attempts.get(WORLD, ())
     if not cluster.complete or len(found) != 1 or len(found[0].members) < 2:
         return False
     world = found[0]
     own = [member for member in world.raised if not is_victim(member.outcome)]
-    few = 0 < len(own) < len(world.members)  # their own errors single them out
+    few = 0 < len(own) < len(world.members)  # their own errors show the culprits
     return world.is_unexplained or (world.is_failed and not few)
 
 
 def rounds_of_isolation(cluster: Cluster, attempts: Attempts) -> Iterator[Round]:
-    """The rounds that were held, and the next one, if another is needed.
+    """The finished rounds, and the next one, if another is needed.
 
-    The first is `each-host`, then come `isolate-1` and so on; `world-again` tries the whole again.
+    The first is `each-host`, then `isolate-1` and so on; `world-again` tries the whole again.
     """
     limit_s = attempt_deadline(cluster)
     held = [name for name in _in_order(attempts) if name != WORLD]
@@ -77,11 +77,11 @@ def rounds_of_isolation(cluster: Cluster, attempts: Attempts) -> Iterator[Round]
 
 
 def judge_isolation(cluster: Cluster, attempts: Attempts) -> tuple[Attempts, list[Finding]]:
-    """What isolation found.
+    """Findings of isolation.
 
-    Returns: the attempts about which it has nothing to say, and the findings about the others.
+    Returns: the attempts that isolation does not explain, and the findings about the others.
     """
-    if told := _told(attempts):  # by a smaller group, what the whole did not show
+    if told := _told(attempts):  # a smaller group shows what the whole did not
         rest = {
             name: [a for a in found if not _is_open(a) or told.isdisjoint(a.seats)]
             for name, found in attempts.items()
@@ -111,7 +111,7 @@ def _hosts(cluster: Cluster) -> list[tuple[int, ...]]:
 
 
 def _in_order(attempts: Attempts) -> list[str]:
-    """Names of the rounds that isolation makes use of, in an order in which they may be held."""
+    """Names of the rounds that isolation uses, in a possible order."""
     fixed = [name for name in (WORLD, EACH_HOST, WORLD + AGAIN) if name in attempts]
     numbers = [name.removeprefix(ISOLATE) for name in attempts if name.startswith(ISOLATE)]
     return fixed + [f"{ISOLATE}{n}" for n in sorted(int(n) for n in numbers if n.isdigit())]
@@ -149,7 +149,7 @@ def _seconds(attempt: Attempt) -> float:
 
 
 def _deadline(attempts: Attempts, groups: Sequence[Sequence[int]], limit_s: float) -> float:
-    """Some times what good groups needed, and more for a group that is larger than they were."""
+    """Deadline: several times what good groups needed, and more for a larger group."""
     good = [a for found in attempts.values() for a in found if a.is_good]
     if not good:
         return limit_s
@@ -172,7 +172,7 @@ def _is_open(attempt: Attempt) -> bool:
 
 
 def _told(attempts: Attempts) -> set[int]:
-    """Seats of members that are to blame more than the others, in any of the groups."""
+    """Seats of members that are more to blame than the others, in any of the groups."""
     return {
         member.rank.seat
         for found in attempts.values()
@@ -206,7 +206,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
             sizes = [_sizes(m.outcome)[1] for m in attempt.members]
             words += f"; {culprit.above_bytes} bytes pass, {max(sizes)} do not"
         if verdict.rest_is_good:
-            words += "; all others finish without it"
+            words += "; without it all others finish"
         yield Finding(
             _kind(attempt),
             words,
@@ -218,8 +218,8 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
         good, bad = map(len, verdict.size)
         yield Finding(
             _kind(world),
-            f"{_what(world)}; it fails only above {good} ranks: all smaller groups finish, of "
-            f"{bad} ranks and more they do not{_ONLY_IN_MANY if cluster.backend == 'nccl' else ''}",
+            f"{_what(world)}; it fails only above {good} ranks: smaller groups finish, groups of "
+            f"{bad} ranks or more do not{_ONLY_IN_MANY if cluster.backend == 'nccl' else ''}",
             place_of_all(world.members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.LIKELY,
@@ -228,7 +228,7 @@ def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterato
         members = [m for m in world.members if m.rank.seat in verdict.untold]
         yield Finding(
             _kind(world),
-            f"{_what(world)}; it could not be told which of them it is",
+            f"{_what(world)}; which of these ranks is the cause is unknown",
             place_of_all(members),
             {**what_they_did(world), "isolation": held},
             confidence=Confidence.POSSIBLE,
@@ -252,15 +252,15 @@ def _what(attempt: Attempt) -> str:
 
 
 def _how(culprit: Culprit) -> str:
-    """What the tests have shown of a place."""
+    """Result of the tests for a place, in words."""
     if culprit.alone:
-        return f"it fails with no other {'rank' if culprit.is_rank else 'host'} in the group"
+        return f"it fails alone, with no other {'rank' if culprit.is_rank else 'host'} in the group"
     if not culprit.is_link:
-        return "it fails with each that it was tried with, and those finish with others"
+        return "it fails with every partner that was tried, and these finish with others"
     return {
         Confidence.CERTAIN: "these two fail together, and each of them finishes with others",
         Confidence.LIKELY: "these two fail together, and one of them finishes with others",
-        Confidence.POSSIBLE: "these two fail together, and there is nobody to try them with",
+        Confidence.POSSIBLE: "these two fail together, and there is no other to try them with",
     }[culprit.confidence]
 
 
@@ -289,7 +289,7 @@ def _attempt(attempts: Attempts, group: Units) -> Attempt | None:
 
 
 def _told_rounds(attempts: Attempts) -> dict[str, Any]:
-    """What each round gave, for the evidence: how many groups were good, and which were not."""
+    """Results of each round, as evidence: number of good groups, and the bad ones."""
     rounds = []
     for name in _in_order(attempts):
         bad = [a for a in attempts[name] if not a.is_good]

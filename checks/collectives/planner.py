@@ -1,10 +1,9 @@
-"""Which test comes next when a group hangs or fails, and what the tests so far come to. Pure.
+"""The next tests for a group that hangs or fails, and the result of the tests so far. Pure.
 
-The whole group failed. First every host meets alone (screen); what fails there is looked into rank
-by rank. Those that are good by themselves are split (see `bisection`): a host that works with
-nobody, or a pair that does not work together, comes out after O(log N) rounds. Where all parts are
-good, the whole is tried once more. The tests of a round have no rank in common: they run side by
-side.
+The whole group failed. First every host is tested alone (screen); hosts that fail there are tested
+rank by rank. Hosts that are good alone are split (see `bisection`): a host that works with no
+other, or a pair that does not work together, is found after O(log N) rounds. Where all parts are
+good, the whole is tried again. The tests of a round have no rank in common: they run side by side.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from nccl_doctor.api import Confidence
 from .bisection import Level, Result, Tests, Units, union
 
 _MOST_HOSTS = 4
-"""Of so many bad hosts it is found out which rank it is; with more of them, they are enough."""
+"""For this many bad hosts the bad rank is searched; with more, naming the hosts is enough."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one test gave. `passed_bytes` is the largest message that everybody in it has finished
-    before it failed; 0 where none, or where that is not known.
+    """Result of one test. `passed_bytes` is the largest message that all members finished before it
+    failed; 0 where none, or where unknown.
     """
 
     result: Result
@@ -32,25 +31,25 @@ class Seen:
 
 
 Held = Mapping[Units, Seen]
-"""One round: its groups, as seats, and what each gave."""
+"""One round: its groups, as seats, and the result of each."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One more round: groups of seats that have no seat in common."""
+    """The next round: groups of seats that have no seat in common."""
 
     groups: tuple[Units, ...]
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """A host, a rank, or the link between two of them, and how that was seen.
+    """A host, a rank, or the link between two of them, and how it was found.
 
     Attributes:
         places: the seats of one host or rank, or of both ends of a link.
         is_rank: whether places are single ranks.
-        confidence: certain where those it fails with were seen to work with others.
-        alone: it fails by itself, with nobody else in the group.
+        confidence: certain where the units that it fails with were seen to work with others.
+        alone: it fails by itself, with no other in the group.
         group: the smallest group that failed with it.
         above_bytes: it finishes messages of up to this size, every time; 0 where it does not.
     """
@@ -64,22 +63,22 @@ class Culprit:
 
     @property
     def is_link(self) -> bool:
-        """Whether it is something between two places."""
+        """Whether it is a link between two places."""
         return len(self.places) == 2
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests come to.
+    """Result of all tests.
 
     Attributes:
-        culprits: whoever was told from the others.
+        culprits: the places that are to blame.
         flaky: all parts and then the whole were good when tried again.
-        size: the largest group that is good and the smallest that is not, where nothing but their
-            size tells the two apart.
-        untold: seats among which something fails, though it cannot be told where.
+        size: the largest group that is good and the smallest that is not, where only their size
+            makes the difference.
+        untold: seats among which something fails, though it is unknown where.
         rest_is_good: the others were seen to work together without the culprits.
-        rounds: how many of the rounds of the history the search made use of.
+        rounds: number of rounds of the history that the search used.
     """
 
     culprits: tuple[Culprit, ...] = ()
@@ -91,12 +90,12 @@ class Verdict:
 
 
 def next_round(hosts: Sequence[Sequence[int]], history: Sequence[Held]) -> Plan | Verdict:
-    """The next round to hold, or what all of them come to.
+    """The next round to run, or the verdict of all rounds.
 
     Args:
-        hosts: seats of each host, in order of rank. Of one host alone the units are its ranks.
-        history: every round so far, oldest first, the first one of the whole among them. A group
-            that took part in several rounds was tried again each time.
+        hosts: seats of each host, in order of rank. With one host the units are its ranks.
+        history: every round so far, oldest first, including the first one of the whole. A group in
+            several rounds was tried again each time.
 
     Returns: a plan whose groups are not in the history as often as they are needed. The same
     history always gives the same answer, and the number of rounds is bounded.
@@ -108,17 +107,17 @@ def next_round(hosts: Sequence[Sequence[int]], history: Sequence[Held]) -> Plan 
 
 
 def verdict_so_far(hosts: Sequence[Sequence[int]], history: Sequence[Held]) -> Verdict:
-    """What the rounds come to, although more of them might tell more."""
+    """The verdict of the rounds so far, although more rounds might show more."""
     return _replay(hosts, history)[0].verdict(history)
 
 
 def most_rounds(count: int) -> int:
-    """Rounds after which a search among so many units is given up."""
+    """Rounds after which a search among `count` units ends."""
     return 6 * count.bit_length() + 12
 
 
 def _replay(hosts: Sequence[Sequence[int]], history: Sequence[Held]) -> tuple[_Search, list[Units]]:
-    """Run the search on what is known. Returns: it, and the tests that it waits for."""
+    """Run the search on the known results. Returns: the search, and the tests that it waits for."""
     answers: dict[Units, list[Seen]] = defaultdict(list)
     for held in history:
         for group, seen in held.items():
@@ -141,7 +140,7 @@ def _replay(hosts: Sequence[Sequence[int]], history: Sequence[Held]) -> tuple[_S
 
 
 class _Search:
-    """The steps over hosts and ranks, as one generator of tests of seats."""
+    """The search over hosts and ranks, as one generator of tests of seats."""
 
     def __init__(self, hosts: Sequence[Sequence[int]]) -> None:
         self._hosts = [frozenset(host) for host in hosts]
@@ -159,7 +158,7 @@ class _Search:
         self.is_done = False
 
     def run(self) -> Tests:
-        """From the whole to the culprits."""
+        """Search from the whole to the culprits."""
         whole = union(self._hosts)
         (result,) = yield from self._ask([whole])
         if result is not Result.BAD:
@@ -191,9 +190,9 @@ class _Search:
     def _without(
         self, fine: Sequence[Units], alone: Sequence[Units]
     ) -> Generator[list[Units], Mapping[Units, Result], Result]:
-        """Those that are good alone, together, and at the same time each rank of the others alone.
+        """Test the good hosts together, and at the same time each rank of the others alone.
 
-        Returns: the result of the former.
+        Returns: the result of the good hosts.
         """
         inside = [] if self._by_rank else [host for host in alone if len(host) > 1][:_MOST_HOSTS]
         tests = [frozenset({seat}) for host in inside for seat in sorted(host)]
@@ -208,7 +207,7 @@ class _Search:
         return result
 
     def _inside(self, host: Units) -> Tests:
-        """Which ranks of a host that fails by itself."""
+        """Search the bad ranks of a host that fails alone."""
         seats = sorted(host)
         each = yield from self._ask([frozenset({seat}) for seat in seats])
         bad = [seat for seat, r in zip(seats, each, strict=True) if r is Result.BAD]
@@ -231,7 +230,7 @@ class _Search:
             self._found = [c for c in self._found if not c.places[0] <= host] + found
 
     def _rank_of(self, host: Units) -> Tests:
-        """Which ranks of a host that works with no other: each with one rank that does."""
+        """Search the bad ranks of a host that works with no other: each with one working rank."""
         partners = self._partners(len(host))
         pairs = [frozenset(pair) for pair in zip(sorted(host), partners, strict=False)]
         results = yield from self._ask(pairs)
@@ -240,7 +239,7 @@ class _Search:
             self._ranks_of[host] = tuple(bad)
 
     def _partners(self, count: int) -> list[int]:
-        """Seats of hosts that work with others: of many hosts, before many of one host."""
+        """Seats of working hosts: first one of each host, then further ones."""
         hosts = [sorted(self._units[u]) for u in sorted(self._level.works)]
         if not hosts and self._is_rest_good:
             bad = union(place for culprit in self._found for place in culprit.places)
@@ -272,7 +271,7 @@ class _Search:
         return Culprit(tuple(units[place] for place in places), is_rank, sure)
 
     def verdict(self, history: Sequence[Held]) -> Verdict:
-        """What is known by now."""
+        """The verdict from what is known so far."""
         level = self._level
         found = list(self._found)
         for places, sure in level.blame():
@@ -295,7 +294,7 @@ class _Search:
 
 
 def _as_seats(steps: Tests, units: Sequence[Units], known: dict[Units, Result]) -> Tests:
-    """The same tests, of the seats of these units."""
+    """The same tests, with seats in place of units."""
     try:
         wanted = next(steps)
         while True:
@@ -313,7 +312,7 @@ def _both(pair: Iterable[Units]) -> tuple[Units, Units]:
 
 
 def _with_tests(culprit: Culprit, history: Sequence[Held]) -> Culprit:
-    """With the smallest group that failed because of it, and what that has finished every time."""
+    """The culprit with the smallest group that failed because of it, and the size that passed."""
     failed = [
         (group, seen.passed_bytes)
         for held in history

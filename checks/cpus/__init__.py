@@ -1,50 +1,49 @@
-"""Does every rank have a CPU of its own that may run fast, and do hosts have CPUs of one kind?
+"""Does every rank have its own CPU at full speed, and do all hosts have the same kind of CPU?
 
 What it checks
 --------------
-On every rank, the CPUs that it may run on (its affinity), those that the control group allows, and
-the share of CPU time that the group is limited to (cpu.max). All ranks of a host are added up. With
-NCCL also the architecture and, on x86, the maker of the CPUs, from /proc/cpuinfo, against the other
-hosts. Of the CPUs that a rank may run on, the governor and the driver that set their clock (cpufreq
-in sysfs), by themselves and against the other hosts.
+On every rank: the CPUs that it may run on (its affinity), those that the control group allows, and
+the limit of CPU time of the group (cpu.max). All ranks of a host are added up. With NCCL also the
+architecture and, on x86, the maker of the CPUs, from /proc/cpuinfo, compared with the other hosts.
+For the CPUs that a rank may run on: the governor and the driver that set their clock (cpufreq in
+sysfs), on their own and compared with the other hosts.
 
 Why it matters
 --------------
-NCCL moves data over the network with threads of its own, that spin; torch adds autograd, watchdog
-and DataLoader workers. With less than one CPU for each rank they take turns: start-up looks like a
+NCCL moves data over the network with its own threads, which spin; torch adds autograd, watchdog and
+DataLoader workers. With less than one CPU for each rank they take turns: start-up looks like a
 hang, and every step is slow. A wrong binding often puts all ranks of a host on one core.
-NCCL chooses algorithms and protocols by the CPU: from 2.18 until 2.22 each rank by its own, so that
-jobs on CPUs of Intel and of AMD hang at some sizes of messages.
-The governor powersave of a driver such as acpi-cpufreq holds CPUs at their lowest clock, whatever
-the load: kernels are launched late, NCCL's threads move less, and the GPUs wait.
+NCCL chooses algorithms and protocols by the CPU: from 2.18 until 2.22 each rank uses its own CPU
+for this, so jobs that mix Intel and AMD CPUs hang at some message sizes.
+The governor powersave of a driver such as acpi-cpufreq keeps CPUs at their lowest clock at any
+load: kernels are launched late, NCCL's threads move less data, and the GPUs wait.
 
 How to fix
 ----------
 srun --cpus-per-task=N (and --cpu-bind=cores), mpirun --bind-to none, no taskset around the
-launcher; docker run --cpus or resources.limits.cpu: several for each rank.
-NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave a binding that was inherited. cpu-differs:
-NCCL 2.22.3 or newer, or export NCCL_NET_OVERHEAD=1000 on every rank. cpu-clock-held-low: cpupower
-frequency-set -g performance, and a tuned profile or firmware setting that keeps it so.
+launcher; docker run --cpus or resources.limits.cpu: several CPUs for each rank.
+NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave an inherited binding. cpu-differs: NCCL 2.22.3
+or newer, or export NCCL_NET_OVERHEAD=1000 on every rank. cpu-clock-held-low: cpupower frequency-set
+-g performance, and a tuned profile or firmware setting that keeps it.
 
 When it is wrong
 ----------------
-Jobs on CPUs with more ranks than CPUs are common in tests: without GPUs only a binding to fewer
-CPUs than the group allows is a warning. A program that binds its ranks itself, later, is not seen.
-CPUs that differ do not hang every network and topology. Where NCCL_NET_OVERHEAD, or NCCL_ALGO and
-NCCL_PROTO, are set alike on every rank, nothing is said of it. That part is not validated on
-hardware.
+CPU-only jobs with more ranks than CPUs are common in tests: without GPUs, only a binding to fewer
+CPUs than the group allows is a warning. A program that binds its ranks later by itself is not seen.
+CPUs that differ do not hang every network and topology. There is no finding where
+NCCL_NET_OVERHEAD, or NCCL_ALGO and NCCL_PROTO, have the same value on every rank. That part is not
+validated on hardware.
 With intel_pstate or amd_pstate in active mode, powersave is the usual governor and follows the
-load: nothing is said of it, nor under drivers that are not known here. Firmware may hold clocks
-down without a word in sysfs, and virtual machines show none. Where the lowest clock allowed is
-nearly the highest, powersave does no harm. Governors that differ may suit hosts that differ. Not
-validated on hardware: tested with made-up folders of sysfs.
+load: no finding there, nor with drivers that are not known here. Firmware may hold clocks down
+without a trace in sysfs, and virtual machines show no clocks. Where the lowest allowed clock is
+close to the highest, powersave does no harm. Different governors may be right for different hosts.
+Not validated on hardware: tested with made-up folders of sysfs.
 
 References
 ----------
 sched_setaffinity(2); NCCL user guide (NCCL_IGNORE_CPU_AFFINITY); Kernel documentation,
 admin-guide/cgroup-v2 (cpu.max, cpuset) and admin-guide/pm (cpufreq, intel_pstate, amd-pstate);
-NVIDIA/nccl issue 1136, and src/init.cc of 2.22.3
-(NCCL_TOPO_CPU_VENDOR_MIXED).
+NVIDIA/nccl issue 1136, and src/init.cc of 2.22.3 (NCCL_TOPO_CPU_VENDOR_MIXED).
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ CPU_LIMIT_LOW = Kind(
     title="Less than one CPU for each rank",
     why="The threads that move NCCL's data wait for a CPU: start-up looks like a hang, and every "
     "step is slow.",
-    fix="srun --cpus-per-task=N, mpirun --bind-to none, docker run --cpus=N, or fewer ranks; where "
-    "the binding must stay, NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave it",
+    fix="srun --cpus-per-task=N, mpirun --bind-to none, docker run --cpus=N, or fewer ranks; "
+    "if the binding must stay, NCCL_IGNORE_CPU_AFFINITY=1 lets NCCL's threads leave it",
     severity=Severity.WARN,
 )
 
@@ -93,8 +92,9 @@ CPU_DIFFERS = Kind(
     code="cpu-differs",
     layer=Layer.HOST,
     title="Hosts have CPUs of different kinds",
-    why="NCCL chooses algorithms and protocols by the CPU; before 2.22.3 each rank does so by its "
-    "own, and ranks that choose differently wait for each other at some sizes of messages.",
+    why="NCCL chooses algorithms and protocols by the CPU; before 2.22.3 each rank uses its "
+    "own CPU for this, and ranks that choose differently wait for each other at some "
+    "message sizes.",
     fix="upgrade to NCCL 2.22.3 or newer, or export NCCL_NET_OVERHEAD=1000 on every rank",
     severity=Severity.INFO,
     between=True,
@@ -104,9 +104,9 @@ CPU_HELD_LOW = Kind(
     code="cpu-clock-held-low",
     layer=Layer.HOST,
     title="CPUs are held at their lowest clock",
-    why="Kernels are launched late, and the threads that move NCCL's data are slow: the GPUs wait, "
-    "and with them those of all other hosts.",
-    fix="cpupower frequency-set -g performance (as root, on the host), and look for what sets it "
+    why="Kernels are launched late, and the threads that move NCCL's data are slow: the GPUs "
+    "of all hosts wait.",
+    fix="cpupower frequency-set -g performance (as root, on the host), and find what sets it "
     "at boot: tuned-adm active",
     severity=Severity.WARN,
 )
@@ -114,15 +114,15 @@ CPU_HELD_LOW = Kind(
 GOVERNOR_DIFFERS = Kind(
     code="cpu-governor-differs",
     layer=Layer.HOST,
-    title="Hosts set the clocks of their CPUs by different rules",
-    why="Where all else is equal, the hosts with the lazier rule are the slower ones.",
+    title="Hosts use different rules for their CPU clocks",
+    why="On otherwise equal hosts, those with the more power-saving rule are slower.",
     fix="one governor on all hosts: cpupower frequency-set -g performance",
     severity=Severity.INFO,
     between=True,
 )
 
 _BY_VENDOR, _AGREES = (2, 18, 0), (2, 22, 3)
-"""NCCL reckons with the maker of its own host's CPU; then with those of all."""
+"""NCCL from the first uses the CPU maker of its own host; from the second those of all hosts."""
 _PINS = (("NCCL_NET_OVERHEAD",), ("NCCL_ALGO", "NCCL_PROTO"))
 _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "HygonGenuine": "Hygon"}
 _FIRST_LINES = 40
@@ -138,10 +138,12 @@ class Cpus(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them; `allowed`: how
-        many there are for the control group; `quota`: CPUs' worth of time, or None; `machine`: the
+        """Read the CPUs of this rank and their limits.
+
+        Returns: `affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them;
+        `allowed`: CPUs of the control group; `quota`: CPU time in CPUs, or None; `machine`: the
         architecture, as uname has it; `vendor` of the CPUs, None where the kernel names none;
-        `clock`: of `read_governors`.
+        `clock`: from `read_governors`.
         """
         mine = sorted(os.sched_getaffinity(0))
         limits = cgroup_limits(self.root)
@@ -156,14 +158,14 @@ class Cpus(Check):
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
-        """What the control group allows to each host."""
+        """The CPUs that the control group of each host allows."""
         for rank, facts in cluster.facts(self.name):
-            quota = "" if facts["quota"] is None else f", {facts['quota']:g} CPUs' worth of time"
+            quota = "" if facts["quota"] is None else f", CPU time of {facts['quota']:g} CPUs"
             said = f"{facts['allowed']}{quota}"
             yield Figure("CPUs allowed", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Of each host, the CPUs of all its ranks together; then the hosts."""
+        """Findings on the CPUs of all ranks of each host together; then on differences of hosts."""
         yield from self._few(cluster)
         yield from self._clocks(cluster)
         kinds = ((rank, _kind(facts)) for rank, facts in cluster.facts(self.name))
@@ -181,7 +183,7 @@ class Cpus(Check):
             )
 
     def _clocks(self, cluster: Cluster) -> Iterator[Finding]:
-        """Hosts with CPUs that are held low; then what sets the clocks of the others."""
+        """Findings on hosts whose CPUs are held low; then on different governors of the others."""
         by_host: dict[int, list[tuple[Rank, Mapping[str, Any]]]] = defaultdict(list)
         for rank, facts in cluster.facts(self.name):
             if facts.get("clock"):
@@ -207,15 +209,15 @@ class Cpus(Check):
             bound = len(set().union(*(_cpus(facts["affinity"]) for _, facts in seen)))
             quotas = [facts["quota"] for _, facts in seen if facts["quota"] is not None]
             nccl = cluster.backend == "nccl"
-            held = bound < min(allowed, len(seen))  # by a binding, not for want of CPUs
+            held = bound < min(allowed, len(seen))  # a binding, not a lack of CPUs
             if min(bound, *quotas, len(seen)) == len(seen):
-                # Enough for all, but a rank with one core has NCCL's threads on it as well.
+                # Enough for all, but NCCL's threads share the core of a rank that has only one.
                 seen = [(r, f) for r, f in seen if nccl and f["count"] == 1 < allowed]
             if not seen:
                 continue
             bindings = list(dict.fromkeys(facts["affinity"] for _, facts in seen))
             many = f"{len(seen)} ranks" if len(seen) > 1 else "1 rank"
-            limit = f", CPU time for {min(quotas):g}" if quotas else ""
+            limit = f", CPU time of {min(quotas):g} CPUs" if quotas else ""
             yield Finding(
                 CPU_LIMIT_LOW,
                 f"{many} on CPU {' and '.join(bindings[:4])} of {allowed}{limit}",
@@ -243,7 +245,7 @@ def _held_low(rank: Rank, low: Sequence[Mapping[str, Any]]) -> Finding:
 
 
 def _is_pinned(cluster: Cluster) -> bool:
-    """Whether all ranks were given one and the same choice."""
+    """Whether the environment sets the same choice on all ranks."""
     return any(
         all(len({rank.env.get(name) for rank in cluster.present}) == 1 for name in names)
         and all(rank.env.get(name) for rank in cluster.present for name in names)

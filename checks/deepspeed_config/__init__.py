@@ -2,34 +2,34 @@
 
 What it checks
 --------------
-Only with --deepspeed-config FILE. That train_batch_size is the micro batch × the accumulation × the
-ranks that have data of their own: the world size, divided by the sizes of sequence, tensor and
-pipeline parallelism that --mesh and the file name. That every key is one that DeepSpeed knows, is
-not an old name, and has a value that it takes. That no keys contradict each other: two precisions,
-offloading without the stage of ZeRO that can, an old name beside its new one. And where something
-is offloaded, on every host: whether nvme_path can be written to, with direct I/O; whether the
-buffers for swapping fit into memory, and may be locked; whether DeepSpeed's operators were built,
-or can be.
+Only with --deepspeed-config FILE. Whether train_batch_size is the micro batch × the accumulation ×
+the ranks that have their own data: the world size, divided by the sizes of sequence, tensor and
+pipeline parallelism that --mesh and the file name. Whether DeepSpeed knows every key, under its
+current name, and accepts its value. Whether keys contradict each other: two precisions, offloading
+with a stage of ZeRO that cannot do it, an old name beside its new one. Where something is
+offloaded, on every host also: whether nvme_path can be written to, with direct I/O; whether the
+buffers for swapping fit into memory and may be locked; whether DeepSpeed's operators are built, or
+can be built.
 
 Why it matters
 --------------
-DeepSpeed looks at its configuration after the model was loaded: minutes of all GPUs, for an assert.
-An unknown key at the outermost level is ignored without a word, and the job then runs without what
-was asked for.
+DeepSpeed checks its configuration after the model is loaded: an assert then costs minutes of all
+GPUs. An unknown key at the outermost level is silently ignored, and the job runs without that
+setting.
 
 How to fix
 ----------
-As the finding says: it gives the sizes next to the given ones that work.
+As the finding says: it gives the nearest sizes that work.
 
 When it is wrong
 ----------------
-Which ranks have data of their own is decided by the mpu that the job gives to DeepSpeed: say it by
---mesh. Where several answers are possible, only what fits none of them is a finding. A value "auto"
-is filled in by Transformers or Accelerate, so nothing is said of it, and a framework may take out
-keys of its own before DeepSpeed sees them. Where DeepSpeed is not installed on the hosts, the rules
-are those of 0.19.8. A version newer than that may know more keys, an older one fewer. How much
-memory an offloaded model takes cannot be known here. The rules are read from DeepSpeed's source;
-those for offloading are Not validated on hardware.
+Which ranks have their own data depends on the mpu that the job gives to DeepSpeed: describe it with
+--mesh. Where several answers are possible, only what fits none of them is a finding. Transformers
+or Accelerate fill in a value "auto", so it is not judged; a framework may also remove its own keys
+before DeepSpeed sees them. Where DeepSpeed is not installed on the hosts, the rules are those of
+0.19.8. A newer version may know more keys, an older one fewer. How much memory an offloaded model
+takes cannot be known here. The rules are read from DeepSpeed's source; those for offloading are Not
+validated on hardware.
 
 References
 ----------
@@ -50,17 +50,17 @@ from .rules import judge_deepspeed
 BATCH = Kind(
     "batch-does-not-divide",
     Layer.GROUP,
-    "The batch size does not come out",
-    "DeepSpeed insists that train_batch_size is the micro batch per GPU × the steps of gradient "
-    "accumulation × the data-parallel ranks, and ends with an error where it is not.",
-    "choose a train_batch_size that micro batch × data-parallel ranks divides",
+    "The batch size does not divide evenly",
+    "DeepSpeed requires that train_batch_size is the micro batch per GPU × the steps of "
+    "gradient accumulation × the data-parallel ranks, and ends with an error if it is not.",
+    "choose a train_batch_size that is a multiple of micro batch × data-parallel ranks",
     later=True,
 )
 WORLD = Kind(
     "world-size-config-mismatch",
     Layer.GROUP,
     "The DeepSpeed configuration is made for another number of ranks",
-    "Its sizes multiply to a world size that is not the job's: DeepSpeed ends with an error, or "
+    "Its sizes multiply to another world size than the job's: DeepSpeed ends with an error, or "
     "leaves ranks out.",
     "start as many ranks as the configuration is made for, or change it",
     later=True,
@@ -69,7 +69,7 @@ UNKNOWN = Kind(
     "deepspeed-config-unknown-key",
     Layer.LAUNCH,
     "DeepSpeed does not know a key of its configuration",
-    "At the outermost level it is ignored without a word; in a section that DeepSpeed checks, the "
+    "At the outermost level it is silently ignored; in a section that DeepSpeed checks, the "
     "job ends with `Extra inputs are not permitted`.",
     "correct the key, or remove it",
     Severity.WARN,
@@ -78,18 +78,18 @@ UNKNOWN = Kind(
 OLD = Kind(
     "deepspeed-config-deprecated-key",
     Layer.LAUNCH,
-    "An old key in the DeepSpeed configuration",
-    "It has another name by now, or was removed: newer versions end with an error at it.",
-    "write the new name, or remove it",
+    "The DeepSpeed configuration uses an old key",
+    "It was renamed or removed: newer versions end with an error at it.",
+    "use the new name, or remove the key",
     Severity.INFO,
     later=True,
 )
 BAD_VALUE = Kind(
     "deepspeed-config-bad-value",
     Layer.LAUNCH,
-    "DeepSpeed does not take a value of its configuration",
-    "It ends with an error where a value is of another kind, out of range, or a name that it does "
-    "not know.",
+    "DeepSpeed does not accept a value of its configuration",
+    "It ends with an error where a value has the wrong type, is out of range, or is an unknown "
+    "name.",
     "correct the value",
     later=True,
 )
@@ -105,7 +105,7 @@ PATH = Kind(
     "offload-path-unusable",
     Layer.HOST,
     "DeepSpeed cannot swap to its nvme_path",
-    "Every rank makes its files there: one host on which it cannot ends the job.",
+    "Every rank writes its files there: one host where it cannot stops the job.",
     "give nvme_path a folder on a local NVMe disk of every host",
     later=True,
 )
@@ -123,29 +123,29 @@ OPERATOR = Kind(
     "offload-operator-unavailable",
     Layer.HOST,
     "DeepSpeed cannot build an operator that offloading needs",
-    "Operators that were not built at the installation are built when the job starts, by ninja and "
-    "a C++ compiler; swapping to NVMe needs libaio besides.",
+    "Operators that were not built at installation are built when the job starts, with ninja "
+    "and a C++ compiler; swapping to NVMe also needs libaio.",
     "pip install ninja; apt install g++ libaio-dev",
     later=True,
 )
 
 
 class DeepspeedConfig(Check):
-    """The configuration by itself, and what it needs of every host."""
+    """The configuration itself, and what it needs on every host."""
 
     name = "deepspeed_config"
     layer = Layer.GROUP
     kinds = (BATCH, WORLD, UNKNOWN, OLD, BAD_VALUE, CONFLICT, PATH, MEMORY, OPERATOR)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The version of DeepSpeed, and what there is for offloading; see `gather_deepspeed`."""
+        """The version of DeepSpeed, and what is there for offloading; see `gather_deepspeed`."""
         config = ctx.job.deepspeed_config
         if config is None:
-            raise Skip("no --deepspeed-config was given")
+            raise Skip("--deepspeed-config is not given")
         return gather_deepspeed(config, ctx.env, ctx.breadcrumb)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """One finding for each thing that is wrong."""
+        """One finding for each problem."""
         kinds = {kind.code: kind for kind in self.kinds}
         for problem, where in judge_deepspeed(cluster, self.name):
             yield Finding(

@@ -1,9 +1,9 @@
-"""Batch sizes and world size: does train_batch_size = micro × accumulation × ranks come out?
+"""Batch sizes and world size: does train_batch_size = micro × accumulation × ranks hold?
 
-The ranks that count are those with data of their own: DeepSpeed divides the world size by what its
-mpu, a mesh or sequence_parallel_size takes out of it. Which of these a job uses stands in its code,
-not in the configuration; where that leaves several answers, each is tried, and only what fits none
-of them is a problem.
+The ranks that count are those with their own data: DeepSpeed divides the world size by what its
+mpu, a mesh or sequence_parallel_size takes out of it. Which of these a job uses depends on its
+code, not on the configuration; where several answers are possible, each is tried, and only what
+fits none of them is a problem.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ DATA = (
     *("dp", "ddp", "data", "data_parallel", "fsdp", "hsdp", "shard", "dp_shard", "replicate"),
     *("dp_replicate", "zero", "ep", "expert", "edp"),
 )
-"""Names of mesh dimensions. Experts are spread over ranks that have data of their own."""
+"""Names of mesh dimensions. Experts are spread over ranks that have their own data."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of how many ranks each has data of its own: `ranks` first, then what else may be meant.
+    """Number of ranks with their own data: the likely number first in `ranks`, then other ones.
 
-    `taken` says by what the world size was divided, in words.
+    `taken` names what the world size was divided by.
     """
 
     world: int
@@ -45,7 +45,7 @@ class Shape:
 def batch_problems(
     settings: Settings, world: int, mesh: Sequence[tuple[str, int]]
 ) -> Iterator[Problem]:
-    """What does not come out, for this many ranks and these dimensions of the job's mesh."""
+    """Sizes that do not fit this many ranks and these dimensions of the job's mesh."""
     found = list(_world_problems(settings, world, mesh))
     yield from found
     elastic = settings.is_on("elasticity.enabled")
@@ -57,7 +57,7 @@ def batch_problems(
 
 
 def shape_of(settings: Settings, world: int, mesh: Sequence[tuple[str, int]]) -> Shape | None:
-    """None where the mesh does not divide the world size: others say so."""
+    """The ranks with their own data; None where the mesh does not divide the world size."""
     sure: list[tuple[str, int]] = []
     maybe: list[tuple[str, int]] = []
     for name, size in mesh:
@@ -69,7 +69,7 @@ def shape_of(settings: Settings, world: int, mesh: Sequence[tuple[str, int]]) ->
     sequence = _size(settings, "sequence_parallel_size")
     if not _sizes(mesh, SEQUENCE):
         (maybe if mesh else sure).append(("sequence_parallel_size", sequence))
-    # AutoTP leaves the ranks of a tensor-parallel group in the sum, unless an mpu takes them out.
+    # AutoTP counts all ranks of a tensor-parallel group, unless an mpu takes them out.
     tensor = _size(settings, "tensor_parallel.autotp_size")
     for name in [name for name, _ in sure if tensor > 1 and name.lower() in TENSOR]:
         sure.remove((name, dict(mesh)[name]))
@@ -117,7 +117,7 @@ def _world_problems(
         yield Problem(
             WORLD,
             f"data_parallel_size {data} × sequence_parallel_size {sequence} is "
-            f"{data * sequence}, and there are {world} ranks",
+            f"{data * sequence}, but there are {world} ranks",
             f"start {data * sequence} ranks" + ("" if world % sequence else other),
         )
         return
@@ -146,7 +146,7 @@ def _world_problems(
         if size > 1 and there and there != size:
             yield Problem(
                 WORLD,
-                f"{name} is {size}, and --mesh has {there} there",
+                f"{name} is {size}, but --mesh has {there} there",
                 "give both the size that the job has",
                 confidence=Confidence.LIKELY,
             )
@@ -172,13 +172,13 @@ def _batch(settings: Settings, shape: Shape) -> Iterator[Problem]:
     for name, value in given.items():
         numbers[name] = whole(value) if isinstance(value, (int, float)) else None
         if value not in (None, AUTO) and (numbers[name] or 0) <= 0:
-            return  # the value itself is wrong, and that is said
+            return  # the value itself is wrong: another finding
     train, micro, steps = (numbers[name] for name in (TRAIN, MICRO, STEPS))
     if given[TRAIN] is None and given[MICRO] is None:
         yield Problem(
             BAD_VALUE,
-            f"neither {TRAIN} nor {MICRO} is given: DeepSpeed refuses that, unless a framework "
-            "fills one in",
+            f"neither {TRAIN} nor {MICRO} is given: DeepSpeed refuses this, unless a framework "
+            "sets one of them",
             f'add "{MICRO}": the batch of one rank in one step',
             Severity.WARN,
         )
@@ -194,16 +194,16 @@ def _batch(settings: Settings, shape: Shape) -> Iterator[Problem]:
 def fits(
     train: int, micro: int | None, steps: int | None, ranks: int, *, open_ended: bool = False
 ) -> bool:
-    """Whether DeepSpeed accepts these for `ranks` ranks; None is what is not given.
+    """Whether DeepSpeed accepts these for `ranks` ranks; None stands for a value not given.
 
-    `open_ended`: a framework will give what is missing here, so it is enough that some number fits.
+    `open_ended`: a framework will set what is missing, so it is enough that some number fits.
     """
     if micro is not None and steps is not None:
         return train == micro * steps * ranks
     share = (micro or 1) * (steps or 1) * ranks
     if open_ended:
         return train % share == 0
-    # DeepSpeed fills in the missing factor, rounding down, and then insists on the product.
+    # DeepSpeed computes the missing factor, rounding down, and then checks the product.
     factor = train // share
     return factor > 0 and factor * share == train
 

@@ -16,7 +16,7 @@ _ZERO = "zero_optimization"
 def conflict_problems(
     settings: Settings, mesh: Sequence[tuple[str, int]] = ()
 ) -> Iterator[Problem]:
-    """What DeepSpeed refuses, or what has no effect, for the sake of another key."""
+    """Keys that DeepSpeed refuses, or that have no effect, because of another key."""
     yield from _precision(settings)
     yield from _offload(settings)
     yield from _zero(settings)
@@ -43,7 +43,7 @@ def _precision(settings: Settings) -> Iterator[Problem]:
         )
     for name in ("fp16.fp16_master_weights_and_grads", f"{bf16}.bf16_master_weights_and_grads"):
         if settings.is_on(name) and settings.stage == 0:
-            yield _refused(f"{name} needs ZeRO, and its stage is 0", f"remove {name}")
+            yield _refused(f"{name} needs ZeRO, but its stage is 0", f"remove {name}")
     states = f"{bf16}.bf16_optimizer_states"
     if settings.is_on(states) and not settings.is_on(f"{bf16}.bf16_master_weights_and_grads"):
         yield _refused(
@@ -58,7 +58,7 @@ def _offload(settings: Settings) -> Iterator[Problem]:
         if device != "nvme" or stage is None:
             continue
         if stage == 3 and settings.get(f"{name}.nvme_path") is None:
-            yield _refused(f"{name} is to nvme, without nvme_path", f'add "nvme_path" to {name}')
+            yield _refused(f"{name} to nvme has no nvme_path", f'add "nvme_path" to {name}')
     if settings.offload("param") and stage in (0, 1, 2):
         yield _ignored(
             f"offload_param has no effect with ZeRO stage {stage}",
@@ -67,8 +67,8 @@ def _offload(settings: Settings) -> Iterator[Problem]:
     to = settings.offload("optimizer")
     if to and stage == 0:
         yield _ignored(
-            "offload_optimizer with ZeRO stage 0: the optimizer of the CPU meets parameters on the "
-            "GPU",
+            "offload_optimizer with ZeRO stage 0: the optimizer runs on the CPU, but the "
+            "parameters are on the GPU",
             '"stage": 1 or more, or remove offload_optimizer',
         )
     elif to == "nvme" and stage in (1, 2):
@@ -79,7 +79,7 @@ def _offload(settings: Settings) -> Iterator[Problem]:
     ratio = settings.get(f"{_ZERO}.offload_optimizer.ratio")
     if isinstance(ratio, (int, float)) and ratio < 1 and stage in (0, 1, 2):
         yield _refused(
-            f"offload_optimizer.ratio {ratio} needs ZeRO stage 3, and it is {stage}",
+            f"offload_optimizer.ratio {ratio} needs ZeRO stage 3, but the stage is {stage}",
             '"stage": 3, or remove "ratio"',
         )
 
@@ -89,7 +89,7 @@ def _zero(settings: Settings) -> Iterator[Problem]:
     if isinstance(zero, bool):
         yield Problem(
             CONFLICT,
-            f'"{_ZERO}": {str(zero).lower()} is the form of old versions, read as stage '
+            f'"{_ZERO}": {str(zero).lower()} is the syntax of old versions, read as stage '
             f"{int(zero)}",
             f'"{_ZERO}": {{"stage": {int(zero)}}}',
             Severity.INFO,
@@ -101,7 +101,7 @@ def _zero(settings: Settings) -> Iterator[Problem]:
     norm = settings.get(f"{_ZERO}.compute_grad_norm")
     if norm is False and stage in (0, 3):
         yield _refused(
-            f"compute_grad_norm false needs ZeRO stage 1 or 2, and it is {stage}",
+            f"compute_grad_norm false needs ZeRO stage 1 or 2, but the stage is {stage}",
             "remove compute_grad_norm",
         )
     operation = settings.get("gradient_allreduce_op")
@@ -130,7 +130,7 @@ def _renamed(settings: Settings) -> Iterator[Problem]:
         there = [name for name in (new, f"stage3_{new}") if name in zero]
         if old in zero and zero[old] != AUTO and there:
             yield _refused(
-                f"{_ZERO} has {old} and {there[0]}, which came in its place", f"remove {old}"
+                f"{_ZERO} has both {old} and {there[0]}, which replaced it", f"remove {old}"
             )
 
 
@@ -139,7 +139,7 @@ def _optimizer(settings: Settings) -> Iterator[Problem]:
     limit = settings.get("optimizer.params.max_grad_norm")
     if isinstance(limit, (int, float)) and limit > 0:
         yield _ignored(
-            "max_grad_norm is no parameter of an optimizer in DeepSpeed",
+            "DeepSpeed does not use max_grad_norm as a parameter of an optimizer",
             f'"gradient_clipping": {limit} instead of "max_grad_norm"',
         )
     if not isinstance(name, str) or name == AUTO:
@@ -160,7 +160,7 @@ def _optimizer(settings: Settings) -> Iterator[Problem]:
     allowed = settings.get("zero_allow_untested_optimizer")
     if settings.stage and untested in known["untested"] and not allowed:
         yield _refused(
-            f"ZeRO takes the optimizer {name} only with zero_allow_untested_optimizer",
+            f"ZeRO accepts the optimizer {name} only with zero_allow_untested_optimizer",
             '"zero_allow_untested_optimizer": true',
         )
 
@@ -183,10 +183,10 @@ def _misnamed(what: str, name: str, names: Sequence[str]) -> Problem:
     meant = by_lower[close[0]] if close else ""
     return Problem(
         BAD_VALUE,
-        f"{what}.type {name} is neither DeepSpeed's nor torch's"
+        f"{what}.type {name} exists neither in DeepSpeed nor in torch"
         + (f"; did you mean {meant}?" if meant else ""),
-        f'"type": "{meant}"' if meant else f'give "{what}" a type that there is',
-        # A program that passes its own never comes to look at this one.
+        f'"type": "{meant}"' if meant else f'give "{what}" an existing type',
+        # A program that passes its own never reads this one.
         confidence=Confidence.LIKELY,
     )
 
@@ -196,7 +196,7 @@ def _parallel(settings: Settings, mesh: Sequence[tuple[str, int]]) -> Iterator[P
     inner = whole(settings.get("tensor_parallel.tp.tp_size"))
     if size > 1 and inner not in (None, 1, size):
         yield _refused(
-            f"tensor_parallel.autotp_size is {size}, tensor_parallel.tp.tp_size is {inner}",
+            f"tensor_parallel.autotp_size is {size}, but tensor_parallel.tp.tp_size is {inner}",
             "remove tp.tp_size",
         )
     stages = [length for name, length in mesh if name.lower() in PIPELINE]
@@ -214,6 +214,6 @@ def _parallel(settings: Settings, mesh: Sequence[tuple[str, int]]) -> Iterator[P
     elastic = settings.is_on("elasticity.enabled") and not settings.reaches(table().known_to)
     if elastic and given and not settings.is_on("elasticity.ignore_non_elastic_batch_info"):
         yield _refused(
-            f"elasticity is enabled, and {', '.join(given)} given as well",
+            f"elasticity is enabled, but {', '.join(given)} is set as well",
             f'remove {", ".join(given)}, or "ignore_non_elastic_batch_info": true',
         )

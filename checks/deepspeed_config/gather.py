@@ -1,4 +1,4 @@
-"""What a host has for a configuration that offloads: looked up, never built or written."""
+"""Resources of a host for a configuration that offloads: read only, never built or written."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .offload import nvme_paths, offloads
 from .table import Settings
 
 _NOT_TOLD = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT)
-"""A file system that has no files without a name: that says nothing of others."""
+"""A file system without unnamed files: named files may still work."""
 _LIBAIO = ("libaio.so", "libaio.so.1", "libaio.so.1t64")
 
 
 def gather_deepspeed(
     config: Mapping[str, Any], env: Mapping[str, str], before: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Plain facts: `deepspeed`, its version or None, and `offload`, None where nothing offloads.
+    """Facts of this host: `deepspeed` (version or None), `offload` (None where nothing offloads).
 
     Args:
         config: of DeepSpeed.
         env: the environment of the job.
-        before: told the name of each step that may hang, before it is done.
+        before: called with the name of each step that may hang, before the step.
     """
     settings = Settings(config)
     offload = None
@@ -44,10 +44,12 @@ def gather_deepspeed(
 def _look_at_offload(
     env: Mapping[str, str], paths: Iterable[str], before: Callable[[str], None]
 ) -> dict[str, Any]:
-    """`ops`: of DeepSpeed's installation, name → whether it was built beforehand; None where that
-    cannot be read. `ninja`, `compiler`, `libaio` (library and header): whether they are there.
-    `locked`: bytes that this process may lock, None for any number. `paths`: path → what `_folder`
-    says.
+    """Look for tools, limits and folders that offloading needs.
+
+    Returns: `ops`: operators of DeepSpeed's installation, name → whether it is already built; None
+    where that cannot be read. `ninja`, `compiler`, `libaio` (library and header): whether they are
+    there. `locked`: bytes that this process may lock, None if unlimited. `paths`: path → result of
+    `_folder`.
     """
     folders = {}
     for path in sorted(set(paths)):
@@ -68,7 +70,7 @@ def _look_at_offload(
 
 
 def _version() -> str | None:
-    """By the metadata of what is installed: nothing is imported."""
+    """The version from the metadata of the package: nothing is imported."""
     try:
         return metadata.version("deepspeed")
     except metadata.PackageNotFoundError:
@@ -76,7 +78,7 @@ def _version() -> str | None:
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    """`nearest`: the path, or the folder nearest above it that is there: DeepSpeed makes the rest.
+    """Facts about a folder to swap to. `nearest`: the path, or the nearest existing one above it.
     `error`: why nothing can be written there, or empty. `free`: bytes, or None. `direct`: whether
     files can be opened for direct I/O; None where it was not tried.
     """
@@ -95,7 +97,7 @@ def _folder(path: Path) -> dict[str, Any]:
         return {**facts, "error": f"{nearest} is on a read-only file system"}
     if not os.access(nearest, os.W_OK | os.X_OK):
         return {**facts, "error": f"{nearest} cannot be written to"}
-    # Without a name from the start, so that nothing is left of it.
+    # An unnamed file, so that nothing is left behind.
     flags = os.O_TMPFILE | os.O_RDWR
     try:
         os.close(os.open(nearest, flags, 0o600))
@@ -112,7 +114,7 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _built() -> dict[str, bool] | None:
-    """What DeepSpeed's own record of its build says."""
+    """Operator → whether it is built, from DeepSpeed's own record of its build."""
     spec = None
     with suppress(ImportError, ValueError):
         spec = find_spec("deepspeed")
@@ -130,7 +132,7 @@ def _has_libaio(env: Mapping[str, str]) -> bool:
     folders = [Path(each) for each in env.get("LD_LIBRARY_PATH", "").split(":") if each]
     roots = [Path(root) for root in ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")]
     folders += [*roots, *(each for root in roots for each in root.glob("*-linux-gnu*"))]
-    # Flags of the user may lead anywhere.
+    # Flags of the user may name any folder.
     if "aio" in env.get("LDFLAGS", "") + env.get("CFLAGS", "") or "CONDA_PREFIX" in env:
         return True
     header = any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include"))

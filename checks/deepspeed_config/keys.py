@@ -1,4 +1,4 @@
-"""Every key of a configuration, one by one: is it known, current, and of the right kind?"""
+"""Every key of a configuration, one by one: is it known, current, and of the right type?"""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .table import (
 )
 
 _ALIKE = 0.75
-"""How alike two names must be for the one to be a typing error of the other."""
+"""Similarity of two names from which one counts as a typing error of the other."""
 _NO = ("false", "off", "no", "f", "n", "0", "true", "on", "yes", "t", "y", "1")
 
 
 def key_problems(settings: Settings) -> Iterator[Problem]:
-    """What is wrong with keys and values by themselves."""
+    """Problems of single keys and values."""
     yield from _walk(settings, "top", settings.config)
 
 
@@ -63,8 +63,8 @@ def _unknown(settings: Settings, section: Section, path: str, name: str) -> Prob
     elsewhere = "" if meant else _elsewhere(name, path)
     refused = bool(section.refuses) and settings.reaches(section.refuses) is not False
     where = "DeepSpeed" if path == "top" else path
-    effect = "and DeepSpeed ends with an error at it" if refused else "and is ignored"
-    message = f'"{name}" is not a key of {where}, {effect}'
+    effect = "DeepSpeed ends with an error at it" if refused else "it is ignored"
+    message = f'"{name}" is not a key of {where}: {effect}'
     fix = f'remove "{name}"'
     if meant:
         message += f'; did you mean "{meant}"?'
@@ -88,7 +88,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def _elsewhere(name: str, path: str) -> str:
-    """The one section of another path that has a key of this name."""
+    """The only other section that has a key of this name; empty if there is not exactly one."""
     places = [
         other
         for other, section in table().sections.items()
@@ -150,7 +150,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _wanted(key: Key, value: Any, *, strict: bool) -> str:
-    """What should stand there; empty where the value will do."""
+    """What is wrong with a value; empty where it is valid."""
     if key.kind == "section":
         return "" if isinstance(value, Mapping) else "not an object"
     if key.kind == "batch":
@@ -160,7 +160,7 @@ def _wanted(key: Key, value: Any, *, strict: bool) -> str:
         text = value if key.cased or not isinstance(value, str) else value.lower()
         return "" if text in key.values else f"not one of {', '.join(key.values)}"
     if key.kind == "text":
-        return "" if isinstance(value, str) else "not a text"
+        return "" if isinstance(value, str) else "not a string"
     if key.kind == "bool" and strict:
         fits = isinstance(value, bool) or value in (0, 1)
         fits = fits or (isinstance(value, str) and value.lower() in _NO)

@@ -1,4 +1,4 @@
-"""Does a host have what a configuration offloads to it? What can be said without the model."""
+"""Problems of hosts with what a configuration offloads to them, without knowing the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CPU_OPTIMIZERS = ("adam", "adamw", "adagrad", "lion")
 
 
 def nvme_paths(settings: Settings) -> list[str]:
-    """Folders that the configuration swaps to."""
+    """The folders that the configuration swaps to."""
     if settings.stage != 3:
         return []
     paths = [
@@ -34,12 +34,12 @@ def nvme_paths(settings: Settings) -> list[str]:
 
 
 def offloads(settings: Settings) -> bool:
-    """Whether anything goes to the CPU or to NVMe, so that hosts have to be looked at."""
+    """Whether anything goes to the CPU or to NVMe, so that hosts must be examined."""
     return bool(settings.stage and (settings.offload("param") or settings.offload("optimizer")))
 
 
 def swap_buffers(settings: Settings) -> int:
-    """Bytes that each rank locks in memory for swapping parameters; 0 where it does not."""
+    """Bytes that each rank locks in memory for swapping parameters; 0 without swapping."""
     if settings.stage != 3 or settings.offload("param") != "nvme":
         return 0
     name = "zero_optimization.offload_param"
@@ -53,7 +53,7 @@ def swap_buffers(settings: Settings) -> int:
 def offload_problems(
     settings: Settings, facts: Mapping[str, Any], memory: Mapping[str, Any] | None, hosts: int
 ) -> Iterator[Problem]:
-    """Of one host. `facts` are `offload` of what was gathered, `memory` those of that check."""
+    """Problems of one host. `facts`: its `offload` facts; `memory`: facts of that check."""
     yield from _paths(facts["paths"], hosts)
     yield from _operators(settings, facts)
     buffers = swap_buffers(settings)
@@ -61,7 +61,7 @@ def offload_problems(
         yield Problem(
             MEMORY,
             f"each rank locks {_gib(buffers)} for swapping parameters (buffer_count × "
-            f"buffer_size), and may lock {facts['locked'] // 1024} KiB",
+            f"buffer_size), but may lock only {facts['locked'] // 1024} KiB",
             "ulimit -l unlimited; docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
             Severity.FAIL,
             Confidence.LIKELY,
@@ -90,9 +90,9 @@ def _paths(paths: Mapping[str, Mapping[str, Any]], hosts: int) -> Iterator[Probl
             most = seen["free"] * hosts // _STATES // 10**6
             yield Problem(
                 PATH,
-                f"nvme_path {path} has {_gib(seen['free'])} free: at {_STATES} bytes for each "
-                f"parameter, {hosts} such hosts hold a model of {most} million",
-                "give nvme_path a folder on a larger disk, or make room",
+                f"nvme_path {path} has {_gib(seen['free'])} free: at {_STATES} bytes per "
+                f"parameter, {hosts} such hosts hold a model of {most} million parameters",
+                "give nvme_path a folder on a larger disk, or free space there",
                 Severity.WARN,
                 Confidence.POSSIBLE,
             )
@@ -120,7 +120,7 @@ def _operators(settings: Settings, facts: Mapping[str, Any]) -> Iterator[Problem
             named_tools = " and ".join(missing).replace("compiler", "a C++ compiler")
             yield Problem(
                 OPERATOR,
-                f"DeepSpeed builds {op} at the start of the job, and there is no {named_tools}",
+                f"DeepSpeed builds {op} at the start of the job, but there is no {named_tools}",
                 "pip install ninja; apt install g++ libaio-dev (dnf install gcc-c++ libaio-devel)",
                 # A build of an earlier run may lie in the cache; ninja is asked for all the same.
                 Severity.FAIL if "ninja" in missing else Severity.WARN,
@@ -144,7 +144,7 @@ def _memory(
         yield Problem(
             MEMORY,
             f"{ranks} ranks lock {_gib(buffers)} each for swapping parameters (buffer_count × "
-            f"buffer_size), and {_gib(left)} are left on this host",
+            f"buffer_size), but only {_gib(left)} are left on this host",
             fix,
             Severity.FAIL if never else Severity.WARN,
             Confidence.CERTAIN if never else Confidence.LIKELY,
@@ -154,8 +154,9 @@ def _memory(
     if settings.offload("optimizer") == "cpu" and most < _FEW:
         yield Problem(
             MEMORY,
-            f"{_gib(left)} are left on this host: with offload_optimizer to the CPU at {_STATES} "
-            f"bytes for each parameter, {hosts} such hosts hold a model of {most // 10**6} million",
+            f"only {_gib(left)} are left on this host: with offload_optimizer to the CPU at "
+            f"{_STATES} bytes per parameter, {hosts} such hosts hold a model of {most // 10**6} "
+            "million parameters",
             fix,
             Severity.WARN,
             Confidence.POSSIBLE,

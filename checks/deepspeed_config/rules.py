@@ -1,4 +1,4 @@
-"""All that is wrong with a DeepSpeed configuration, or with hosts that lack what it needs."""
+"""All problems of a DeepSpeed configuration, and of hosts that lack what it needs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .table import Problem, Settings
 
 
 class PlacedProblem(NamedTuple):
-    """A problem with its place: what is wrong with the configuration itself has none."""
+    """A problem with its place: a problem of the configuration itself has none."""
 
     problem: Problem
     where: Where = Where()
 
 
 def judge_deepspeed(cluster: Cluster, check: str) -> Iterator[PlacedProblem]:
-    """What the configuration of the job, and the facts of `check`, come to.
+    """Problems of the job's configuration and of the hosts, from the facts of `check`.
 
-    Facts of the check `memory` are used where they are there.
+    Facts of the check `memory` are used if present.
     """
     config = cluster.job.deepspeed_config
     if config is None:

@@ -1,6 +1,6 @@
-"""DeepSpeed's configuration: a table of its keys, and the rules that they are held to.
+"""DeepSpeed's configuration: a table of its keys, and the rules for them.
 
-The table is data, in keys.toml beside this file; how it reads stands there. The rules were taken
+The table is data, in keys.toml beside this file, which describes it. The rules were taken
 from DeepSpeed's source, and say what DeepSpeed does: refuse to start, or ignore.
 """
 
@@ -26,7 +26,7 @@ BAD_VALUE, CONFLICT = "deepspeed-config-bad-value", "deepspeed-config-conflict"
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with a configuration; becomes a finding of the same code."""
+    """A problem of a configuration; becomes a finding of the same code."""
 
     code: str
     message: str
@@ -92,7 +92,7 @@ def _key(row: Mapping[str, Any]) -> Key:
 
 
 class Settings:
-    """A configuration as DeepSpeed reads it: what is not there, or is of another shape, is None."""
+    """A configuration as DeepSpeed reads it: missing or wrongly shaped values are None."""
 
     def __init__(self, config: Mapping[str, Any], versions: frozenset[str] = frozenset()) -> None:
         """`versions`: of DeepSpeed, on the hosts that have it."""
@@ -109,13 +109,13 @@ class Settings:
         return value
 
     def is_on(self, path: str) -> bool:
-        """Whether a switch is on, whatever a framework may fill in."""
+        """Whether a switch is on; values that a framework fills in count as off."""
         value = self.get(path)
         return value is True or (type(value) is int and value == 1) or _says_yes(value)
 
     @property
     def stage(self) -> int | None:
-        """The stage of ZeRO, 0 where there is none; None where it cannot be told."""
+        """The stage of ZeRO, 0 where there is none; None where it is unknown."""
         zero = self.get("zero_optimization")
         if zero is None or isinstance(zero, bool):
             return int(bool(zero))
@@ -125,7 +125,7 @@ class Settings:
         return whole(stage)
 
     def offload(self, what: str) -> str:
-        """Where `param` or `optimizer` go: `cpu`, `nvme` or the empty string."""
+        """The device that `param` or `optimizer` go to: `cpu`, `nvme` or the empty string."""
         device = self.get(f"zero_optimization.offload_{what}.device")
         if device in ("cpu", "nvme"):
             return str(device)
@@ -142,7 +142,7 @@ class Settings:
 
 
 def version_tuple(text: str) -> tuple[int, ...]:
-    """`"0.16.4+cu12"` gives (0, 16, 4)."""
+    """The numbers of a version: `"0.16.4+cu12"` gives (0, 16, 4)."""
     return tuple(map(int, re.findall(r"\d+", text.split("+", maxsplit=1)[0])[:3]))
 
 

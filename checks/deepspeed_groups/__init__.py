@@ -2,40 +2,42 @@
 
 What it checks
 --------------
-`deepspeed.init_distributed` itself, in processes of its own: does it keep a default group that
-torch formed before; is the one that it forms bound to a device; and do further groups by new_group
-work beside either, with integer results checked exactly. What is seen on the group is compared with
-a table of versions of DeepSpeed and torch.
+`deepspeed.init_distributed` itself, in its own processes: whether it keeps a default group that
+torch formed before; whether the group that it forms is bound to a device; and whether further
+groups by new_group work beside either, with integer results that are checked exactly. What is seen
+on the group is compared with a table of versions of DeepSpeed and torch.
 
-It runs where the job uses DeepSpeed (its launcher, its command or `--deepspeed-config` say so), or
-has several groups (`--groups`, `--mesh`) and DeepSpeed is installed, or with `--level full`. The
-ranks meet in the store of this run, not at MASTER_ADDR:MASTER_PORT, and no operator is compiled.
+It runs where the job uses DeepSpeed (according to its launcher, its command or
+`--deepspeed-config`), or has several groups (`--groups`, `--mesh`) and DeepSpeed is installed, or
+with `--level full`. The ranks connect to the store of this run, not to MASTER_ADDR:MASTER_PORT, and
+no operator is compiled.
 
 Why it matters
 --------------
 With NCCL, a default group that is bound to a device makes every later group by a split of its
 communicator, which all its ranks must join. Groups by new_group, and those of a device mesh, are
-made by all ranks in one order, and are fine. A side group of rank 0 and processes of another world,
-as RLHF trainers have it with their inference engines, is not: rank 0 waits for the other ranks, for
-ever. DeepSpeed passes device_id from 0.17.3 on, and torch binds by itself from 2.15 on.
+fine: all ranks make them in one order. A side group of rank 0 and processes of another world, as
+RLHF trainers form with their inference engines, is not: rank 0 waits for the other ranks forever.
+DeepSpeed passes device_id from 0.17.3 on, and torch binds by itself from 2.15 on.
 
 How to fix
 ----------
-device-id-multi-group-hang: the finding says what is right for these versions. With torch before
-2.15, call torch.distributed.init_process_group without device_id before deepspeed.init_distributed:
+device-id-multi-group-hang: the finding gives the fix for these versions. With torch before 2.15,
+call torch.distributed.init_process_group without device_id before deepspeed.init_distributed:
 DeepSpeed keeps that group. With torch 2.15 that is not enough: set `bound_device_id` of the default
 group to None while the side group is formed, or export TORCH_DIST_USE_NCCL2=0 as well. With
-DeepSpeed before 0.17.3 and torch before 2.15 there is nothing to do.
-deepspeed-missing: install DeepSpeed there, or activate the environment that the job runs in.
+DeepSpeed before 0.17.3 and torch before 2.15 nothing needs to be done. deepspeed-missing: install
+DeepSpeed there, or activate the environment that the job runs in.
 
 When it is wrong
 ----------------
 A hang that is seen here is a failure. A binding alone is a warning for a job with a side group, and
-worth knowing for one with other groups: it says what the versions do, not what the job's code does.
-The code may have formed its group before, or have its own way out. Whether a side group hangs here
-is tried by the check `side_group`; where it formed one beside a bound group, that is said and there
-is no warning. A build of DeepSpeed between two releases may do as either: that is said too.
-Where no rank has DeepSpeed, the doctor may run in another environment than the job: a warning.
+information for a job with other groups: it shows what the versions do, not what the job's code
+does. The code may have formed its group before, or avoid the problem in another way. Check
+`side_group` tries whether a side group hangs here; where it formed one beside a bound group, the
+finding says so and is no warning. A build of DeepSpeed between two releases may behave like either
+one: the finding says so. Where no rank has DeepSpeed, the doctor may run in another environment
+than the job: a warning.
 Not validated on hardware: DeepSpeed 0.19.8 has met real ranks over gloo, where nothing is bound;
 the rows of the table were read in the released sources.
 
@@ -100,7 +102,7 @@ DEEPSPEED_MISSING = Kind(
     "deepspeed-missing",
     Layer.GROUP,
     "DeepSpeed cannot be imported",
-    "the ranks there stop at once, and the others wait for them until the rendezvous ends",
+    "these ranks stop at once, and the others wait for them until the rendezvous times out",
     "pip install deepspeed there, or activate the environment that the job runs in",
 )
 
@@ -118,7 +120,7 @@ class DeepspeedGroups(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Import it everywhere; where that was good, a group of torch's and one of DeepSpeed's."""
+        """The rounds: import DeepSpeed everywhere; if that works, torch's group and DeepSpeed's."""
         if reason := _reason_to_skip(cluster):
             raise Skip(reason)
         world = tuple(rank.seat for rank in cluster.present)
@@ -137,7 +139,7 @@ class DeepspeedGroups(Check):
             "lacking": number_range(lacking),
         }
         slowest = max(item.outcome.facts["import_s"] for item in good)
-        # Two at once may import more slowly than the time that it took before.
+        # Importing in two rounds at once may be slower than the import measured before.
         deadline_s = attempt_deadline(cluster) + 3 * slowest + _SPARE_S
         rounds += [Round(name, (world,), deadline_s, params) for name in (WRAPS, OWN)]
         attempts = _groups_of(cluster)
@@ -171,7 +173,7 @@ class DeepspeedGroups(Check):
         return {**facts, **_exercise(ctx, device)}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Who lacks DeepSpeed; the culprits of each round; what a binding means for this job."""
+        """Findings on ranks without DeepSpeed, on culprits of each round, on a harmful binding."""
         if not cluster.complete:
             return
         yield from _missing(cluster)
@@ -204,7 +206,7 @@ def _stack(ctx: Context, deepspeed: Any) -> dict[str, Any]:
 
 
 def _exercise(ctx: Context, device: Any) -> dict[str, Any]:
-    """Further groups by new_group, as every rank makes them in one order; used, then together."""
+    """Make further groups by new_group, in one order on every rank; use each, then all at once."""
     import torch.distributed as dist
 
     tester = Exercise(ctx.breadcrumb, device)
@@ -231,7 +233,7 @@ def _reason_to_skip(cluster: Cluster) -> str:
     job = cluster.job
     if job.deepspeed or job.has_several_groups or cluster.level is Level.FULL:
         return ""
-    return "the job does not use DeepSpeed, as far as is said (--deepspeed-config, --level full)"
+    return "no sign that the job uses DeepSpeed (--deepspeed-config, --level full)"
 
 
 def _has_it(item: Evidence) -> bool:
@@ -239,13 +241,13 @@ def _has_it(item: Evidence) -> bool:
 
 
 def _groups_of(cluster: Cluster) -> dict[str, list[Attempt]]:
-    """The rounds in which ranks meet."""
+    """The attempts of the rounds in which ranks form groups."""
     found = attempts_of(cluster, DeepspeedGroups.name)
     return {name: attempts for name, attempts in found.items() if name != IMPORT}
 
 
 def _missing(cluster: Cluster) -> Iterator[Finding]:
-    """Where the job uses DeepSpeed: ranks that cannot import it."""
+    """Findings on ranks that cannot import DeepSpeed, where the job uses it."""
     if not cluster.job.deepspeed:
         return
     lacking: list[Rank] = []
@@ -266,9 +268,10 @@ def _missing(cluster: Cluster) -> Iterator[Finding]:
         sure = somebody_has_it or bool(broken) or launched
         yield Finding(
             DEEPSPEED_MISSING,
-            "the job uses DeepSpeed, which is not installed in the environment of these ranks"
+            "the job uses DeepSpeed, but it is not installed in the environment of these ranks"
             if sure
-            else "the job uses DeepSpeed, which no rank has in the environment of this examination",
+            else "the job uses DeepSpeed, but no rank has it in the environment of this "
+            "examination",
             place_of(lacking),
             severity=Severity.FAIL if sure else Severity.WARN,
             confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
@@ -277,7 +280,8 @@ def _missing(cluster: Cluster) -> Iterator[Finding]:
         outcome = item.outcome
         lines = outcome.reason.split("\n") if outcome.reason else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        how = last[:300] or f"the process died of {outcome.signal or outcome.exit_code}"
+        end = outcome.signal or f"exit code {outcome.exit_code}"
+        how = last[:300] or f"the process died by {end}"
         yield Finding(
             DEEPSPEED_MISSING,
             f"import deepspeed: {how}",

@@ -1,4 +1,4 @@
-"""DeepSpeed in a probe child: imported, and asked to form the default group or to keep one.
+"""DeepSpeed in a probe child: import it, and let it form the default group or keep one.
 
 Every call that may block is announced first.
 """
@@ -22,12 +22,12 @@ _SCHEME = "nccldoctor"
 
 
 def import_deepspeed(ctx: Context) -> Any:
-    """The module `deepspeed`, imported so that it leaves nothing on the disk and compiles nothing.
+    """The module `deepspeed`, imported so that it writes nothing to disk and compiles nothing.
 
     Raises:
-        Exception: whatever a DeepSpeed that does not fit this host raises.
+        Exception: raised by a DeepSpeed that does not fit this host.
     """
-    # Empty: its kernels' tables are kept in no folder.
+    # Empty: the tables of its kernels are not written to any folder.
     os.environ["TRITON_CACHE_DIR"] = ""
     if ctx.backend == "gloo":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -40,10 +40,10 @@ def import_deepspeed(ctx: Context) -> Any:
 
 
 def init_by_deepspeed(ctx: Context, deepspeed: Any) -> Any:
-    """Let `deepspeed.init_distributed` form the default group of this round, as by itself.
+    """Let `deepspeed.init_distributed` form the default group of this round.
 
-    It finds its place in the environment, as under a launcher, and meets the others in the store of
-    the round in place of MASTER_ADDR:MASTER_PORT.
+    It reads its rank from the environment, as under a launcher, and connects to the store of the
+    round instead of MASTER_ADDR:MASTER_PORT.
 
     Returns: the `torch.device` that tensors of this group belong on, set as the current one.
     """
@@ -71,7 +71,7 @@ def init_by_deepspeed(ctx: Context, deepspeed: Any) -> Any:
 
 
 def hand_over(ctx: Context, deepspeed: Any, device: Any) -> dict[str, Any]:
-    """Call `deepspeed.init_distributed` where torch has formed the default group already.
+    """Call `deepspeed.init_distributed` after torch has formed the default group.
 
     Returns: `kept`: whether the default group is the same object as before; `backend_kept` and
         `timeout_kept`, the latter None where this torch does not show it.
@@ -95,13 +95,13 @@ def hand_over(ctx: Context, deepspeed: Any, device: Any) -> dict[str, Any]:
 
 
 def accelerator_of(deepspeed: Any) -> str:
-    """What DeepSpeed calls the accelerator that it found: `cuda`, `cpu`, …."""
+    """DeepSpeed's name of the accelerator that it found: `cuda`, `cpu`, …."""
     get = importlib.import_module("deepspeed.accelerator").get_accelerator
     return str(get().device_name())
 
 
 def _take_place(ctx: Context) -> None:
-    """Tell DeepSpeed who this member is as a launcher does; it would ask MPI else."""
+    """Set this member's rank in the environment, as a launcher does; else DeepSpeed asks MPI."""
     os.environ["RANK"] = str(ctx.position)
     os.environ["WORLD_SIZE"] = str(len(ctx.group))
     os.environ["LOCAL_RANK"] = str(ctx.launch.local_rank or 0)
@@ -110,7 +110,7 @@ def _take_place(ctx: Context) -> None:
 
 
 def _timeout_of(device: Any) -> float | None:
-    """Seconds that collectives of the default group may take, where torch shows it."""
+    """Time-out of collectives of the default group in seconds, where torch shows it."""
     import torch.distributed as dist
 
     world: Any = dist.group.WORLD

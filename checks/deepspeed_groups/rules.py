@@ -1,4 +1,4 @@
-"""What it means for a job with several groups that its default group is bound to a device. Pure."""
+"""Findings about a default group that is bound to a device, in a job with several groups. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def judge_binding(
     """One finding for all ranks of the same versions, if the job has several groups over NCCL.
 
     Args:
-        cluster: with the job: a side group is a warning, other further groups are worth knowing.
+        cluster: with the job: a side group is a warning, other further groups are information.
         stacks: seat → `deepspeed`, `torch`, `accelerator` and `use_nccl2`, as `binds` takes them.
         own: attempts with a default group that DeepSpeed formed; of each member, as facts or as
             the witness `default_group`, its `bound_device_id`.
@@ -63,8 +63,8 @@ def judge_binding(
 def blame_binding(
     finding: Finding, own: Sequence[Attempt], control: Sequence[Attempt], default: str
 ) -> Finding:
-    """A hang of a further group beside a bound default group, where it is the binding that hangs:
-    beside a default group that was not bound, the same groups worked.
+    """The finding on a hang of a further group, blamed on the bound default group: beside a default
+    group that was not bound, the same groups worked.
 
     Args:
         finding: of `judge_groups`, about an attempt in `own`.
@@ -85,15 +85,15 @@ def blame_binding(
         return finding
     return finding.replaced(
         kind=DEVICE_ID_HANG,
-        message=f"{finding.message}; beside a default group that was not bound it finished",
+        message=f"{finding.message}; with a default group that is not bound it finished",
         evidence={**finding.evidence, "default_group": dict(said[0])},
         confidence=Confidence.LIKELY if finding.level is Severity.FAIL else Confidence.POSSIBLE,
     )
 
 
 def _bound(attempts: Sequence[Attempt], world_size: int) -> dict[int, bool]:
-    """Seat → whether its default group was bound, as far as it was seen in a world like the job's:
-    DeepSpeed does not do the same for one rank as for several.
+    """Seat → whether its default group was bound, where seen in a world like the job's: DeepSpeed
+    treats one rank differently from several.
     """
     seen = {}
     for attempt in attempts:
@@ -107,7 +107,7 @@ def _bound(attempts: Sequence[Attempt], world_size: int) -> dict[int, bool]:
 
 
 def _kept(wrapped: Sequence[Attempt]) -> bool | None:
-    """Whether DeepSpeed kept the default group that torch had formed, None where nobody saw it."""
+    """Whether DeepSpeed kept the default group that torch had formed, None where unknown."""
     said = [m.outcome.facts.get("kept") for attempt in wrapped for m in attempt.members]
     seen = [each for each in said if each is not None]
     return all(seen) if seen else None
@@ -120,7 +120,7 @@ def _finding(
     bindings: tuple[Binding, Binding],
     advice: Advice,
 ) -> Finding:
-    """`bindings`: by the versions, and as it was seen or else the same again."""
+    """The finding; `bindings`: by the versions, and as seen (or the same again)."""
     told, seen = bindings
     verb = {True: "is", False: "is not", None: "may or may not be"}[seen.binds]
     words = (
@@ -130,15 +130,16 @@ def _finding(
     severity = Severity.INFO
     sure = Confidence.POSSIBLE
     if seen.binds and cluster.job.groups == "weight-sync":
-        words += "; a side group of one rank and processes of another world waits for the others"
+        words += "; a side group of one rank with processes of another world then hangs: it waits "
+        words += "for the other ranks"
         severity = Severity.WARN
         if cluster.job.deepspeed:
             sure = advice.confidence
         if _formed_one(cluster, seen):
-            words += ", but the check side_group formed one here beside such a group"
+            words += ", but check side_group formed a side group here beside such a default group"
             severity = Severity.INFO
     elif seen.binds:
-        words += "; a further group is a split of it, which hangs unless every rank calls new_group"
+        words += "; a further group is a split of it and hangs unless every rank calls new_group"
     return Finding(
         DEVICE_ID_HANG,
         words,

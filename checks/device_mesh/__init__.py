@@ -2,33 +2,33 @@
 
 What it checks
 --------------
-With `--mesh dp=2,sp=2,tp=2` (any names, outermost first): that the sizes multiply to the number of
-ranks; how each dimension lies on the hosts; and, by `init_device_mesh` over all ranks in processes
-of their own, that every group of every dimension gives exact results, first one dimension after
-the other, then with a collective in flight on all dimensions at once.
+With `--mesh dp=2,sp=2,tp=2` (any names, outermost first): whether the sizes multiply to the number
+of ranks; how each dimension is placed on the hosts; and whether every group of every dimension
+gives exact results. The mesh is built with `init_device_mesh` over all ranks, in its own processes;
+first one dimension is used after the other, then all at once, with a collective in flight on each.
 
 Why it matters
 --------------
 Sizes that do not multiply to the number of ranks stop the job in `init_device_mesh`. A tensor
 parallel dimension exchanges data several times in every layer: across hosts it runs at the speed of
-the network. A group that hangs holds up groups of other dimensions, so the rank that prints is
-rarely one of the group at fault.
+the network. A group that hangs blocks groups of other dimensions, so the rank that prints is rarely
+in the group at fault.
 
 How to fix
 ----------
 mesh-does-not-divide: take one of the sizes that the finding names, or start as many ranks as the
 mesh needs. mesh-crosses-hosts: order the dimensions so that the tensor parallel one is innermost
-and its size divides the ranks of each host. For everything else see the named group: its ranks,
-then the network between its hosts.
+and its size divides the ranks of each host. For all other findings look at the named group: its
+ranks, then the network between its hosts.
 
 When it is wrong
 ----------------
-The mapping to hosts takes ranks in row-major order, as `init_device_mesh` does; a job that numbers
-its groups otherwise (Megatron-LM can) has to give the mesh in that order. A dimension counts as
-tensor parallel by its name (tp, tensor, mp, model, …); where there is none, the innermost one is
-looked at. A torch without `init_device_mesh` (before 2.2) has the groups made by `new_group` in the
-same order. A machine that is so loaded that small collectives take longer than
-`--collective-timeout` looks like a hang. Not validated on hardware: the NCCL path has not run on a
+The check assumes ranks in row-major order, as `init_device_mesh` places them; a job that numbers
+its groups differently (Megatron-LM can) has to give the mesh in that order. A dimension counts as
+tensor parallel by its name (tp, tensor, mp, model, …); if there is none, the innermost one is
+judged. With a torch that has no `init_device_mesh` (before 2.2), `new_group` makes the groups in
+the same order. A machine under heavy load, on which small collectives take longer than
+`--collective-timeout`, looks like a hang. Not validated on hardware: the NCCL path has not run on a
 GPU yet.
 
 References
@@ -112,9 +112,9 @@ class DeviceMesh(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One dimension after the other; once that was good, all at once."""
+        """The rounds: one dimension after the other; if that works, all at once."""
         if not cluster.job.mesh:
-            raise Skip("no --mesh says which device mesh the job will build")
+            raise Skip("--mesh is not given: the device mesh of the job is unknown")
         deadline_s = attempt_deadline(cluster)
         world = tuple(rank.seat for rank in cluster.present)
         if not (world and cluster.complete):
@@ -134,7 +134,7 @@ class DeviceMesh(Check):
         Returns: as `Exercise.facts`; and `mesh`, `built_by` (the call), `groups` (the ranks of this
         rank's group, by dimension).
         """
-        # The coordinator's: ranks that were told of another mesh would never meet in its groups.
+        # The mesh of the coordinator: ranks that use different meshes would never form its groups.
         mesh = [(name, size) for name, size in ctx.params.get("mesh", ())]
         if mesh_size(mesh) != len(ctx.group):
             raise Untested(f"{mesh_in_words(mesh)} does not fit {len(ctx.group)} ranks")
@@ -159,13 +159,13 @@ class DeviceMesh(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """The arithmetic, then the hosts of each dimension, then who is to blame for a hang."""
+        """Findings on the sizes, then on the hosts of each dimension, then on groups that fail."""
         mesh = cluster.job.mesh
         if not mesh or not _knows_size(cluster):
             return
         if mesh_size(mesh) != cluster.world_size:
             yield _does_not_divide(cluster)
-        elif cluster.complete:  # else nobody can tell a culprit from a victim
+        elif cluster.complete:  # else culprits cannot be told from victims
             yield from _on_hosts(cluster)
             narrowed = narrow_to_mesh(attempts_of(cluster, self.name), mesh)
             for finding in judge_groups(narrowed):
@@ -174,7 +174,7 @@ class DeviceMesh(Check):
 
 
 def _knows_size(cluster: Cluster) -> bool:
-    """Whether somebody says how many ranks there are to be, or all of them were called."""
+    """Whether the expected number of ranks is known: a launch states it, or all ranks signed in."""
     claims = (rank.launch.world_size for rank in cluster.present if rank.launch)
     return cluster.complete or cluster.world_size in claims
 
@@ -185,8 +185,8 @@ def _does_not_divide(cluster: Cluster) -> Finding:
     needed = mesh_size(mesh)
     return Finding(
         MESH_DOES_NOT_DIVIDE,
-        f"{mesh_in_words(mesh)} is a mesh of {needed} ranks, and the job has {world}; "
-        f"nearest that fit: {' or '.join(near)}",
+        f"{mesh_in_words(mesh)} needs {needed} ranks, the job has {world}; "
+        f"nearest meshes that fit: {' or '.join(near)}",
         evidence={
             "mesh": mesh_in_words(mesh),
             "needs": needed,
@@ -198,7 +198,7 @@ def _does_not_divide(cluster: Cluster) -> Finding:
 
 
 def _on_hosts(cluster: Cluster) -> Iterator[Finding]:
-    """One finding where a mesh is on several hosts: how each dimension lies on them."""
+    """One finding for a mesh on several hosts: how each dimension is placed on them."""
     lies = mesh_on_hosts(cluster)
     if lies is None:
         return

@@ -1,7 +1,7 @@
-"""Which group of a device mesh stands in the way, when all of its ranks tried at once. Pure.
+"""Groups of a device mesh that block the others, when all ranks tried at once. Pure.
 
-Ranks go through their groups in one order, so one group that never ends holds up others whose
-members still wait in it. Where nobody is missing elsewhere, the group is stuck by itself.
+Ranks use their groups in one order, so one group that never ends blocks others whose members still
+wait in it. A group whose members are all in it is stuck by itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _ENTERED = (OutcomeStatus.HUNG, OutcomeStatus.DIED, OutcomeStatus.RAISED)
 def narrow_to_mesh(
     attempts: Mapping[str, Sequence[Attempt]], mesh: Mesh
 ) -> dict[str, list[Attempt]]:
-    """Attempts of all ranks of a mesh as attempts of those of its groups that stand in the way.
+    """Attempts of all ranks of a mesh, narrowed to the groups that block the others.
 
-    An attempt that went wrong before the groups were there, or of which nobody can tell where, is
-    kept as it is; of a good one nothing is left. Several groups of one dimension that hang or fail
-    alike become one.
+    An attempt that failed before the groups existed, or at an unknown place, is kept as it is; a
+    good one is removed. Several groups of one dimension that hang or fail in the same way become
+    one.
 
     Args:
         attempts: round → its groups, as `attempts_of` gives them. The last breadcrumb of a member
@@ -88,8 +88,8 @@ def _parts(attempt: Attempt, mesh: Mesh) -> list[Attempt]:
 def _united(
     groups: Sequence[MeshGroup], marked: set[str], alone: set[str]
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """(name, ranks) of the groups of one dimension to be judged: a group with somebody to blame by
-    itself, the others together.
+    """(name, ranks) of the groups of one dimension to judge: each group with a culprit by itself,
+    the others together.
     """
     alike = [group for group in groups if group.name in alone - marked]
     yield from ((group.name, group.ranks) for group in groups if group.name in marked)
@@ -101,7 +101,7 @@ def _united(
 
 
 def _part(attempt: Attempt, name: str, members: Sequence[Evidence]) -> Attempt:
-    """A part of an attempt, of which no wrong result of another group is left."""
+    """A part of an attempt, without wrong results of other groups."""
     own = []
     for item in members:
         wrong = [bad for bad in item.outcome.facts.get("wrong", ()) if bad["group"] == name]

@@ -1,6 +1,6 @@
-"""The process groups of a device mesh, built as the job builds them.
+"""Building of the process groups of a device mesh, as the job builds them.
 
-Runs in a probe child. Every call that may block is announced first.
+For a probe child. Every call that may block is announced first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nccl_doctor.toolkit.mesh import Mesh, mesh_groups, mesh_in_words, own_group
 def build_mesh(ctx: Context, mesh: Mesh, device_type: str) -> tuple[str, list[Any]]:
     """Build a mesh over the default group; `device_type` is that of its devices.
 
-    Returns: the call that did it, and this rank's process group of each dimension.
+    Returns: the name of the call, and this rank's process group of each dimension.
 
     Raises:
         RuntimeError: torch's own error, of whatever class, where it cannot be built.
@@ -29,7 +29,7 @@ def build_mesh(ctx: Context, mesh: Mesh, device_type: str) -> tuple[str, list[An
         from torch.distributed.device_mesh import init_device_mesh
     except ImportError:  # torch before 2.2
         return "new_group", _build_by_hand(ctx, mesh)
-    # The step under which forming groups is known, whichever call does it.
+    # The same step for every call that forms groups.
     ctx.breadcrumb(NEW_GROUP, group=mesh_in_words(mesh), call="init_device_mesh")
     made = init_device_mesh(device_type, sizes, mesh_dim_names=names)
     group_of = getattr(made, "get_group", None) or made.get_dim_groups  # its name in torch 2.2

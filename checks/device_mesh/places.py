@@ -1,4 +1,4 @@
-"""How a device mesh lies on the hosts of a cluster, and what would lie better. Pure."""
+"""Placement of a device mesh on the hosts of a cluster, and a better one. Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class MeshPlaces:
-    """How a mesh lies on several hosts.
+    """Placement of a mesh on several hosts.
 
-    `words` say it of every dimension, `figures` are the same as JSON-able data. `trouble` is what
-    is wrong with it, and `fix` what to do; both are empty where nothing is, or nothing helps.
+    `words` describe it for every dimension, `figures` are the same as data for JSON. `trouble` and
+    `fix` are empty where nothing is wrong, or nothing helps.
     """
 
     words: str
@@ -38,12 +38,12 @@ class MeshPlaces:
 
 
 def mesh_on_hosts(cluster: Cluster) -> MeshPlaces | None:
-    """How the job's mesh, whose sizes fit the world, lies on the hosts.
+    """Placement of the job's mesh, whose sizes fit the world, on the hosts.
 
     A tensor parallel dimension (by its name; where there is none, the innermost one of several)
     should stay inside hosts. One that is larger than a host cannot.
 
-    Returns: None where there is one host only, or some rank's host is not known.
+    Returns: None with only one host, or where some rank's host is unknown.
     """
     mesh, hosts = cluster.job.mesh, _host_of_each_rank(cluster)
     if len(set(hosts)) < 2:
@@ -81,7 +81,7 @@ def _busy(lies: Sequence[Span]) -> list[Span]:
 
 
 def _trouble(mesh: Mesh, span: Span, hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(what is wrong, how to fix it) of a dimension that crosses hosts without need."""
+    """(trouble, fix) of a dimension that crosses hosts without need."""
     counts = sorted(set(Counter(hosts).values()))
     name, size = span.dimension, span.size
     if not span.crossing or size > counts[-1]:
@@ -90,8 +90,8 @@ def _trouble(mesh: Mesh, span: Span, hosts: Sequence[str]) -> Iterator[tuple[str
     if order is not None:
         better = mesh_in_words(order)
         yield (
-            f"{name} crosses hosts, and would not in the order {better}",
-            f"order the dimensions as --mesh {better}, and the same in the job",
+            f"{name} crosses hosts; in the order {better} it would not",
+            f"order the dimensions as --mesh {better}, and in the same way in the job",
         )
     elif name.lower() not in _TENSOR:
         return
@@ -105,7 +105,7 @@ def _trouble(mesh: Mesh, span: Span, hosts: Sequence[str]) -> Iterator[tuple[str
         )
     elif len(list(groupby(hosts))) > len(set(hosts)):
         yield (
-            f"{name} crosses hosts, in any order: neighbouring ranks are on different hosts",
+            f"{name} crosses hosts in any order: neighbouring ranks are on different hosts",
             "number the ranks host by host (srun --distribution=block; slots in a hostfile)",
         )
 

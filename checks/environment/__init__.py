@@ -1,45 +1,48 @@
-"""Are the variables that steer NCCL, torch and gloo right, and the same everywhere?
+"""Are the variables that control NCCL, torch and gloo right, and the same everywhere?
 
 What it checks
 --------------
-Every environment variable of NCCL, torch's process groups, gloo, UCX, libfabric and a few
-neighbours that is set on a rank, against a table of names, versions, defaults and allowed values,
+Every environment variable of NCCL, torch's process groups, gloo, UCX, libfabric and a few related
+libraries that is set on a rank: against a table of names, versions, defaults and allowed values,
 and against the other ranks. NCCL's configuration files count as they do for NCCL: what the
 environment does not set comes from NCCL_CONF_FILE or else ~/.nccl.conf, then from /etc/nccl.conf;
-findings name the file and the line. Of proxies (http_proxy and the like) only whether they are set,
-and whether no_proxy excepts MASTER_ADDR. Values of all other variables are left alone.
+findings name the file and the line. For proxies (http_proxy and the like) the check only looks
+whether they are set, and whether no_proxy excludes MASTER_ADDR. It does not read the values of any
+other variable.
 
 Why it matters
 --------------
-These libraries say nothing of a name that they do not know, and take most values that make no
-sense for 0: NCCL_IB_DISABLE=true leaves InfiniBand on. Other values end the job at its start. Where
-ranks differ in what decides how they talk, they wait for each other for ever. And what was set to
-find last month's fault still slows this month's training. torch and NCCL heed no proxy; agents that
-speak HTTP or gRPC between hosts do, and downloads stall rank 0 where its host alone has none.
+These libraries silently ignore a name that they do not know, and read most invalid values as 0:
+NCCL_IB_DISABLE=true leaves InfiniBand on. Other invalid values stop the job at its start. Where
+ranks differ in settings of their communication, they wait for each other forever. A variable that
+was set to find last month's fault still slows this month's training. torch and NCCL use no proxy;
+agents that use HTTP or gRPC between hosts do, and downloads stall rank 0 if only its host has no
+proxy.
 
 How to fix
 ----------
-Type what the finding says. In general: set as little as possible; set it in one place, for all
-hosts; take debugging aids out again. The deepspeed launcher takes along only variables that begin
-with NCCL, PYTHON, MLFLOW, MV2 or UCX: write others into .deepspeed_env. Some advice that goes round
+Type what the finding says. In general: set as few variables as possible; set them in one place, for
+all hosts; remove debugging variables again. The deepspeed launcher passes on only variables that
+begin with NCCL, PYTHON, MLFLOW, MV2 or UCX: write others into .deepspeed_env. Some common advice
 does not help:
 
-- NCCL_BLOCKING_WAIT=1 bounds no start of a communicator, and turns the watchdog off.
-- NCCL_ASYNC_ERROR_HANDLING=1 does nothing under torchrun, which sets the new name, and that wins.
-- NCCL_SOCKET_IFNAME=^docker0 lets lo in: name the interface, NCCL_SOCKET_IFNAME==eth0.
+- NCCL_BLOCKING_WAIT=1 does not limit the time to start a communicator, and turns the watchdog off.
+- NCCL_ASYNC_ERROR_HANDLING=1 does nothing under torchrun, which sets the new name; the new name
+  wins.
+- NCCL_SOCKET_IFNAME=^docker0 allows lo: name the interface, NCCL_SOCKET_IFNAME==eth0.
 - GLOO_SOCKET_IFNAME has another syntax: whole names, separated by commas.
-- NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 tell where a fault is; they do not mend it.
+- NCCL_P2P_DISABLE=1 and NCCL_IB_DISABLE=1 show where a fault is; they do not repair it.
 - NCCL_TIMEOUT does not exist: the time-out is init_process_group(timeout=...).
 
 When it is wrong
 ----------------
-The table was made from NCCL 2.30.7 and torch 2.15: of newer versions an unknown name is only worth
-knowing. A plug-in or a program of one's own may read names with these prefixes. Interfaces, devices
+The table was made from NCCL 2.30.7 and torch 2.15: with newer versions an unknown name is only
+information. A plug-in or your own program may read names with these prefixes. Interfaces, devices
 and files may differ between hosts, and are not compared. What the job's own code sets after its
-start is not seen, nor is what an NCCL_ENV_PLUGIN answers. Without a GPU the NCCL that the job will
-use is not known, so that nothing is said of versions. Variables that only the other backend reads
-are never a failure. CUDA_DEVICE_ORDER changes nothing where all GPUs of a host are of one model:
-then it is information. What CUDA makes of a value that it does not know is not documented.
+start is not seen, nor what an NCCL_ENV_PLUGIN returns. Without a GPU the NCCL of the job is
+unknown, so versions are not judged. Variables that only the other backend reads are never a
+failure. CUDA_DEVICE_ORDER changes nothing where all GPUs of a host are of one model: then it is
+information. What CUDA does with an unknown value is not documented.
 
 References
 ----------
@@ -77,24 +80,24 @@ from .judge_all import judge_variables
 UNKNOWN = Kind(
     "env-unknown-variable",
     Layer.ENV,
-    "A variable is set that the library does not read",
-    "A name that is not known is ignored without a word, and the library does as if it were unset.",
+    "A variable is set that the library does not know",
+    "An unknown name is silently ignored: the library works as if it were not set.",
     "Correct the name, or unset it.",
     Severity.WARN,
 )
 BAD_VALUE = Kind(
     "env-bad-value",
     Layer.ENV,
-    "A variable has a value that is not read as it was meant",
-    "NCCL reads numbers only, and takes what is none for 0; torch refuses what it cannot read, and "
-    "the job ends at its start.",
+    "A variable has a value that the library does not read as intended",
+    "NCCL reads only numbers, and reads anything else as 0; torch refuses what it cannot read, "
+    "and the job ends at its start.",
     "Give it one of the values that the library knows.",
 )
 DEPRECATED = Kind(
     "env-deprecated",
     Layer.ENV,
     "A variable has an old name",
-    "Where the new name is set as well it wins, whoever set it; one day the old name does nothing.",
+    "If the new name is also set, it wins; in a future version the old name does nothing.",
     "Use the new name.",
     Severity.INFO,
 )
@@ -102,24 +105,24 @@ CONFLICT = Kind(
     "env-conflict",
     Layer.ENV,
     "Variables contradict each other",
-    "One of them does nothing, and which one is seldom what was meant.",
+    "One of them has no effect, and often not the one that you expect.",
     "Keep one of them.",
     Severity.WARN,
 )
 LEFTOVER = Kind(
     "env-debug-leftover",
     Layer.ENV,
-    "A debugging aid is still set",
-    "What helps to find a fault costs speed or hides the fault, long after it is forgotten.",
-    "Unset it, unless you are looking for a fault.",
+    "A debugging variable is still set",
+    "Debugging variables cost speed or hide faults, long after they are forgotten.",
+    "Unset it, unless you are debugging.",
     Severity.WARN,
 )
 DIFFERS = Kind(
     "env-differs",
     Layer.ENV,
-    "Ranks were given different variables",
-    "Ranks that reckon with different algorithms, buffers or networks wait for each other for "
-    "ever; other differences only make the slowest rank slower.",
+    "Ranks have different values of a variable",
+    "Ranks that use different algorithms, buffers or networks wait for each other forever; "
+    "other differences only slow the slowest rank down.",
     "Set the same value for all ranks, in one place.",
     between=True,
 )
@@ -128,16 +131,16 @@ DIFFERS = Kind(
 PROXIED = Kind(
     "proxy-covers-master",
     Layer.ENV,
-    "A proxy is set that also stands before the job's own hosts",
-    "torch and NCCL never ask it. What speaks HTTP or gRPC between hosts does (launchers' agents, "
-    "Ray, etcd, servers of models and data), and waits for an answer of the proxy.",
-    "Name the hosts of the job in no_proxy.",
+    "A proxy is set that also covers the job's own hosts",
+    "torch and NCCL never use it. Programs that use HTTP or gRPC between hosts do (launchers' "
+    "agents, Ray, etcd, servers of models and data), and wait for the proxy.",
+    "Add the hosts of the job to no_proxy.",
     Severity.INFO,
 )
 
 
 class Environment(Check):
-    """Variables, by every rank: the environment belongs to the process."""
+    """Variables of every rank: each process has its own environment."""
 
     name = "environment"
     layer = Layer.ENV
@@ -147,10 +150,10 @@ class Environment(Check):
     )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """What is set, where it was set, and what reads it; see `gather_variables`.
+        """Read what is set, where it was set, and what reads it.
 
-        `torch` and `nccl` are versions or None, `deepspeed` whether it is installed, `infiniband`
-        whether this host has a verbs device with an active port.
+        Returns: see `gather_variables`; `torch` and `nccl` (versions or None), `deepspeed` (whether
+        it is installed), `infiniband` (whether a verbs device here has an active port).
         """
         ctx.breadcrumb("reading NCCL's configuration files")
         return {
@@ -167,7 +170,7 @@ class Environment(Check):
                 yield Figure(name, setting["value"], place_of([rank]))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """One finding for each thing that is wrong, at all the places where it is."""
+        """One finding for each problem, with all its places."""
         kinds = {kind.code: kind for kind in self.kinds}
         told = told_by_load(cluster)
         for each in judge_variables(cluster, self.name):
@@ -188,9 +191,9 @@ class Environment(Check):
 
 
 def _versions() -> dict[str, Any]:
-    """Of torch, and of what it was built with; None where torch cannot say."""
+    """The versions of torch and of what it was built with; None where torch does not report it."""
     try:
         build = torch_build()
-    except ImportError:  # another check says so
+    except ImportError:  # another check reports it
         build = {}
     return {name: build.get(name) for name in ("torch", "nccl", "rocm")}

@@ -1,4 +1,4 @@
-"""Hosts that have GPUs of several models. Pure."""
+"""Hosts with GPUs of several models. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nccl_doctor.api import Cluster
 def hosts_of_several_models(cluster: Cluster) -> frozenset[int]:
     """Ids of hosts on which ranks, or NVML, see GPUs of more than one model.
 
-    NVML sees those as well that a variable hides from every rank.
+    NVML also sees GPUs that a variable hides from every rank.
     """
     models: dict[int, set[str]] = defaultdict(set)
     for check, listed in (("backend_device", "devices"), ("gpu_state", "gpus")):

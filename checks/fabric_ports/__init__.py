@@ -2,17 +2,17 @@
 
 What it checks
 --------------
-The RDMA ports that NCCL's settings admit (NCCL_IB_HCA), as the kernel of each host shows them:
-how many there are, link layer and subnet, rate, MTU (as check `rdma` hears it from libibverbs; of
-RoCE also by its interface), firmware of the adapter, and width and speed of its PCIe slot. Hosts
-are compared; nothing is sent. The error counters are read as well, for check `rdma_errors`.
+The RDMA ports that NCCL's settings allow (NCCL_IB_HCA), as the kernel of each host shows them:
+their number, link layer and subnet, rate, MTU (as check `rdma` reads it from libibverbs; for RoCE
+also from its interface), firmware of the adapter, and width and speed of its PCIe slot. Hosts are
+compared; nothing is sent. The error counters are read as well, for check `rdma_errors`.
 
 Why it matters
 --------------
-Every collective is as slow as its slowest port, and NCCL does not say that it has one rail less on
-a host. A port that was set to Ethernet while the others are InfiniBand, or that is in another
-subnet, cannot connect. With another MTU at each end, NCCL from 2.20 on may end with a local length
-or access error, or hang.
+Every collective is as slow as its slowest port, and NCCL does not report that a host has one rail
+less. A port that is set to Ethernet while the others are InfiniBand, or that is in another subnet,
+cannot connect. With a different MTU at each end, NCCL from 2.20 on may end with a local length or
+access error, or hang.
 
 How to fix
 ----------
@@ -25,11 +25,11 @@ another slot.
 
 When it is wrong
 ----------------
-Clusters of several kinds of hosts differ on purpose. NICs that are not for training (storage,
-management) count as well, unless NCCL_IB_HCA leaves them out. The MTU of InfiniBand is known only
-where libibverbs can be loaded and the device opened. Subnets that a router joins are different on
-purpose. Where all hosts have the same fault, only the PCIe slot shows it. Where the ranks of a host
-have lists of their own, what any of them may use is compared.
+In clusters with several kinds of hosts, ports differ on purpose. NICs that are not for training
+(storage, management) count as well, unless NCCL_IB_HCA leaves them out. The MTU of InfiniBand is
+known only where libibverbs can be loaded and the device opened. Subnets that a router joins differ
+on purpose. A fault that all hosts have is not seen, except for the PCIe slot. Where the ranks of a
+host have different lists, the ports that any of them may use are compared.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -70,18 +70,19 @@ MISSING = Kind(
     "rdma-device-missing",
     Layer.ROUTE,
     "A host has fewer RDMA ports than the others",
-    "NCCL goes on without a word: the GPUs beside it share what is left, or rails do not match.",
-    "ibv_devices; lspci; dmesg (did it fall off the bus?); devices that the container was given",
+    "NCCL continues silently: the GPUs beside the missing port share the others, or rails do "
+    "not match.",
+    "ibv_devices; lspci; dmesg (did it fall off the bus?); devices that the container gets",
     Severity.WARN,
 )
 FABRIC = Kind(
     "rdma-fabric-differs",
     Layer.ROUTE,
     "The RDMA ports of some hosts are in another fabric",
-    "InfiniBand does not connect to Ethernet, nor one subnet to another: the first communicator "
-    "fails or hangs.",
-    "ibstat; mlxconfig -d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet); or choose the "
-    "right ports by NCCL_IB_HCA",
+    "InfiniBand does not connect to Ethernet, nor one subnet to another: the first "
+    "communicator fails or hangs.",
+    "ibstat; mlxconfig -d <device> set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet); or select "
+    "the right ports with NCCL_IB_HCA",
 )
 RATE = Kind(
     "rdma-rate-differs",
@@ -95,7 +96,7 @@ MTU = Kind(
     "rdma-mtu-differs",
     Layer.ROUTE,
     "RDMA ports have another MTU than on the other hosts",
-    "NCCL from 2.20 on may not agree on the smaller one: local length errors, or a hang.",
+    "NCCL from 2.20 on may not use the smaller one of both ends: local length errors, or a hang.",
     "RoCE: ip link set dev <nic> mtu <the same value on every host and switch port>; InfiniBand: "
     "the same mtu for the partition and all its ports in the subnet manager (ibv_devinfo shows "
     "active_mtu)",
@@ -105,7 +106,7 @@ FIRMWARE = Kind(
     "rdma-firmware-differs",
     Layer.ROUTE,
     "Adapters of one kind have different firmware",
-    "Faults of one version then show on some hosts only.",
+    "A fault of one firmware version then appears only on some hosts.",
     "install one firmware on all adapters (mlxfwmanager)",
     Severity.INFO,
 )
@@ -120,7 +121,7 @@ PCI = Kind(
 
 
 class FabricPorts(Check):
-    """Read what sysfs says of every port, and compare hosts."""
+    """RDMA ports as sysfs shows them, compared between hosts."""
 
     name = "fabric_ports"
     layer = Layer.ROUTE
@@ -128,7 +129,9 @@ class FabricPorts(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`devices`: as of `rdma_devices`, each port with `wanted`; `counters`: as of
+        """Read the devices and their error counters.
+
+        Returns: `devices`: from `rdma_devices`, each port with `wanted`; `counters`: from
         `error_counters`, read at the `time.monotonic()` second `at_s`.
         """
         settings = rdma_settings(ctx)
@@ -147,7 +150,7 @@ class FabricPorts(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """One thing after the other; what is missing or down is not compared."""
+        """Findings on one property after the other, without ports that are missing or down."""
         lists = lists_of_ranks(cluster)
         seen = {
             rank.host.label: as_ranks_want(facts["devices"], lists.get(rank.host.label, ()))
@@ -189,7 +192,7 @@ def _ports(devices: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Hosts with fewer ports than most, up or down; a tie is nobody's fault for sure."""
+    """Findings on hosts with fewer ports than most, up or down; on a tie nothing is certain."""
     names = {host: {port["name"] for port in ports} for host, ports in wanted.items()}
     odd = odd_ones_out({host: len(mine) for host, mine in names.items()})
     if odd is None:
@@ -203,7 +206,7 @@ def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Find
             shown = f": no {', '.join(lacks)}" if lacks else ""
             yield Finding(
                 MISSING,
-                f"{len(mine)} RDMA ports that NCCL may use, {usual} on other hosts{shown}",
+                f"{len(mine)} RDMA ports that NCCL may use, {usual} on the other hosts{shown}",
                 Where(hosts=(host,), interfaces=tuple(lacks)),
                 {"ports": sorted(mine)},
                 confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
@@ -211,7 +214,7 @@ def _missing(wanted: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Find
 
 
 def _layers(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Hosts that have no link layer in common with most others; else single ports of another."""
+    """Findings on hosts without the usual link layer; else on single ports with another one."""
     links = {
         host: {port["name"]: port["link"] for port in ports if port["link"]}
         for host, ports in used.items()
@@ -225,7 +228,7 @@ def _layers(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding
 
 
 def _subnets(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Hosts that have no InfiniBand subnet in common with most others."""
+    """Findings on hosts that have no InfiniBand subnet in common with most others."""
     subnets = {
         host: mine
         for host, ports in used.items()
@@ -237,7 +240,7 @@ def _subnets(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Findin
 def _comparable(
     host: str, ports: Iterable[Mapping[str, Any]], layers: Iterable[Finding]
 ) -> list[Mapping[str, Any]]:
-    """Without those of another link layer: their rates are other ones anyhow."""
+    """The ports to compare: without those of another link layer, whose rates differ anyway."""
     told = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
     return [port for port in ports if not any(not names or port["name"] in names for names in told)]
 
@@ -263,7 +266,7 @@ def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> I
 
 
 def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Hosts of which some ports have a value that the usual host has not, or has less often.
+    """Findings on hosts where ports have a value that the usual host lacks or has less often.
 
     Names are not compared, as hosts may number their devices in another way.
     """
@@ -273,7 +276,7 @@ def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Fin
         return
     if odd.usual is not None:
         usual = most = Counter(dict(odd.usual))
-    else:  # nobody is usual: what all have in common
+    else:  # no usual host: what all have in common
         usual = Counter(dict.fromkeys(set.intersection(*(set(c) for c in counts.values())), 1))
         most = Counter()
         for count in counts.values():
@@ -282,7 +285,7 @@ def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Fin
     for host in odd.places:
         mine = values[host]
         if all(counts[host][v] >= n for v, n in most.items()):
-            continue  # it only has ports more, perhaps for storage
+            continue  # it only has additional ports, perhaps for storage
         more = {v for v, n in counts[host].items() if v not in usual or (usual[v] < n and examples)}
         ports = [name for name, value in mine.items() if value in more]
         # A port of the same name that has the same value elsewhere is not the one that differs.
@@ -320,7 +323,7 @@ def _firmware(seen: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Findi
 
 
 def _slot(host: str, device: Mapping[str, Any]) -> Iterator[Finding]:
-    """A slot that gives less than the adapter can take, and less than its active ports carry."""
+    """A finding on a slot that is slower than the adapter and than its active ports."""
     pci = device["pci"]
     width, speed = pci["width"], pci["speed"]
     if None in (width, speed, pci["width_max"], pci["speed_max"]):
@@ -336,8 +339,8 @@ def _slot(host: str, device: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             PCI,
             f"{device['device']} ({pci['address'] or 'PCI'}): x{width:.0f} at {speed:g} GT/s gives "
-            f"{gives:.0f} Gb/s, its ports carry {carries:.0f}; it can do x{pci['width_max']:.0f} "
-            f"at {pci['speed_max']:g} GT/s",
+            f"{gives:.0f} Gb/s, its ports carry {carries:.0f}; the adapter supports "
+            f"x{pci['width_max']:.0f} at {pci['speed_max']:g} GT/s",
             Where(hosts=(host,), devices=(device["device"],)),
             {"pci": dict(pci)},
             fix=f"lspci -vv -s {pci['address']} (LnkSta against LnkCap); reseat the adapter, or "

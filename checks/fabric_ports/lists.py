@@ -1,4 +1,4 @@
-"""NCCL_IB_HCA of all ranks of a host, for checks that look at a host once. Pure."""
+"""NCCL_IB_HCA of all ranks of a host, for checks with one observation per host. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nccl_doctor.toolkit.nccl.conf import Setting
 
 
 def lists_of_ranks(cluster: Cluster) -> dict[str, tuple[str, ...]]:
-    """Host → the values of NCCL_IB_HCA that its ranks have, as check `environment` saw them; empty
-    text where there is none, and nothing of ranks that may not use RDMA.
+    """Host → the values of NCCL_IB_HCA of its ranks, as check `environment` saw them; empty text
+    where it is not set; ranks that may not use RDMA are left out.
     """
     found: dict[str, dict[str, None]] = {}
     for rank, facts in cluster.facts("environment"):
@@ -29,9 +29,9 @@ def lists_of_ranks(cluster: Cluster) -> dict[str, tuple[str, ...]]:
 def as_ranks_want(
     devices: Iterable[Mapping[str, Any]], lists: Iterable[str]
 ) -> list[Mapping[str, Any]]:
-    """Devices as of `rdma_devices`, each port `wanted` where one of several lists admits it.
+    """Devices as from `rdma_devices`, each port `wanted` where one of several lists admits it.
 
-    One list, or none, changes nothing: whoever looked had it.
+    One list, or none, changes nothing: the observing rank used the same list.
     """
     told = tuple(lists)
     if len(told) < 2:

@@ -3,33 +3,34 @@
 What it checks
 --------------
 On each address that NCCL (bootstrap, and data over sockets) and gloo would choose (see check
-`interfaces`), every host listens on a fresh ephemeral port, and every other host calls it: the
-answer must prove that it is the right listener, 64 bytes and then 1 MiB must come back unchanged.
+`interfaces`), every host listens on a new ephemeral port, and every other host connects to it. The
+answer must prove that it is the right listener; 64 bytes and then 1 MiB must come back unchanged.
 What fails is tried twice. Where something failed, the firewall rules of both ends are read (nft,
 iptables; needs root) and the packet is followed through them.
 
 Why it matters
 --------------
 MASTER_PORT is only the meeting point. NCCL and gloo then connect every host to every other one, in
-both directions, on ports that the kernel picks at random, on addresses that they pick themselves.
-A firewall that lets MASTER_PORT through and drops the rest, an interface that the others cannot
-route to, or a path that loses large packets lets the job start and then hang for minutes or hours.
+both directions, on random ports that the kernel picks and on addresses that they pick themselves. A
+firewall that passes MASTER_PORT and drops the rest, an interface that the others cannot route to,
+or a path that loses large packets lets the job start and then hang for minutes or hours.
 
 How to fix
 ----------
 Open all tcp between the hosts of the job, or at least net.ipv4.ip_local_port_range (in a cloud: a
-security group that admits itself). Keep the libraries off interfaces that the others cannot route
-to: NCCL_SOCKET_IFNAME==eth0 and GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation needed" through.
+security group that allows traffic from itself). Keep the libraries off interfaces that the others
+cannot route to: NCCL_SOCKET_IFNAME==eth0 and GLOO_SOCKET_IFNAME=eth0. Let ICMP "fragmentation
+needed" pass.
 
 When it is wrong
 ----------------
-Only one participant per host calls, once, at the start: a firewall that drops idle connections, or
-one that counts connections, is not seen. InfiniBand traffic is not tested. A rule with a condition
+Only one participant per host connects, once, at the start: a firewall that drops idle connections,
+or that counts connections, is not seen. InfiniBand traffic is not tested. A rule with a condition
 that is not understood (a named set, a rate) is never blamed. A path that delivers less than 16 KiB
-in 3 seconds is taken for one that loses large packets. Where no rule is found, a host, or what goes
-in or out of it, is blamed by comparison alone: only if every account of the failures that needs the
-fewest faults has it so. Else the finding names the links; two hosts alone cannot be told from the
-link between them.
+in 3 seconds counts as one that loses large packets. Where no rule is found, a host, or its incoming
+or outgoing direction, is blamed by comparison alone: only if every explanation of the failures that
+needs the fewest faults contains it. Otherwise the finding names the links; with two hosts alone, a
+fault of a host cannot be told from a fault of the link.
 
 References
 ----------
@@ -86,15 +87,15 @@ _OPEN = "open all tcp between the job's hosts, at least the range net.ipv4.ip_lo
 INTERFACE_UNROUTABLE = Kind(
     code="interface-unroutable",
     layer=Layer.ROUTE,
-    title="A chosen address cannot be reached by the other hosts, while another one can",
-    why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC), so a "
-    "job hangs after a healthy bootstrap when one of them leads nowhere.",
+    title="The other hosts cannot reach a chosen address, but can reach another address",
+    why="NCCL opens data channels on every interface it finds (bridges, VPN, a second NIC): if "
+    "one of them leads nowhere, the job hangs after a healthy bootstrap.",
     fix=_EXACT,
 )
 PEER_NO_ROUTE = Kind(
     code="peer-no-route",
     layer=Layer.ROUTE,
-    title="A host has no route to the address that another one chose",
+    title="A host has no route to the address that another host chose",
     why="The connection fails at once (Network is unreachable); NCCL does not try again.",
     fix="ip route get <address>; add the route or choose an interface in a common network: "
     + _EXACT,
@@ -102,41 +103,42 @@ PEER_NO_ROUTE = Kind(
 MTU_BLACKHOLE = Kind(
     code="mtu-blackhole",
     layer=Layer.ROUTE,
-    title="Small packets arrive, large ones are lost without a word",
+    title="Small packets arrive, large packets are silently lost",
     why="Bootstrap and small collectives work; the first large one hangs until the time-out.",
-    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let ICMP "
-    '"fragmentation needed" through',
+    fix="lower the MTU to what the path carries (ping -M do -s 1472 <host> finds it), or let "
+    'ICMP "fragmentation needed" pass',
 )
 PEER_BLOCKED = Kind(
     code="peer-blocked",
     layer=Layer.PORT,
     title="Hosts cannot connect to each other on ephemeral ports",
-    why=_BOTH_WAYS + ": a silent drop costs the job its whole time-out, NCCL up to an hour.",
+    why=_BOTH_WAYS + ": with a silent drop the job waits for its whole time-out, NCCL up to an "
+    "hour.",
     fix=_OPEN,
 )
 PEER_ONE_WAY = Kind(
     code="peer-one-way",
     layer=Layer.PORT,
     title="Connections on ephemeral ports work in one direction only",
-    why=_BOTH_WAYS + ", whichever side happens to connect.",
+    why=_BOTH_WAYS + ", whichever side connects.",
     fix=_OPEN,
 )
 PEER_INTERCEPTED = Kind(
     code="peer-intercepted",
     layer=Layer.PORT,
     title="Something else answers on the ports between the hosts",
-    why="A proxy (service mesh, transparent proxy) or another host accepts the connection and does "
-    "not pass it on, so everything looks connected and nothing moves.",
-    fix="take the job's traffic out of the proxy (Istio: annotation sidecar.istio.io/inject: "
+    why="A proxy (service mesh, transparent proxy) or another host accepts the connection and "
+    "does not pass it on: everything looks connected and no data moves.",
+    fix="exclude the job's traffic from the proxy (Istio: annotation sidecar.istio.io/inject: "
     '"false"), and look for redirect rules and duplicate addresses',
 )
 
 _RULES_S = 25.0
 
 _WAYS = {
-    "in": "in to the host",
+    "in": "into the host",
     "out": "out of the host",
-    "both": "in to the host, nor out of it",
+    "both": "into the host or out of it",
 }
 
 
@@ -157,9 +159,9 @@ class Firewall(Check):
     )
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """The matrix of all hosts; then, for what failed, the rules of the hosts at both ends."""
+        """The rounds: the matrix of all hosts; then the rules at both ends of failed calls."""
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
-            raise Skip("one host: no peers")
+            raise Skip("only one host: no peers")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
@@ -177,7 +179,7 @@ class Firewall(Check):
         return _observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """What the calls say, and the rules of hosts where they failed."""
+        """Findings on failed calls, with the firewall rules that explain them."""
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
@@ -218,7 +220,7 @@ def _observe_rules(ctx: Context) -> Mapping[str, Any]:
 
 
 class _Matrix:
-    """All that was called, and the rules that were read."""
+    """All calls, and the rules that were read."""
 
     def __init__(self, cluster: Cluster) -> None:
         reports = list(cluster.facts(Firewall.name, "matrix"))
@@ -260,7 +262,7 @@ def _finding(matrix: _Matrix, kind: Kind, found: Suspects) -> Finding:
     labels, calls, large = matrix.labels, found.calls, kind is MTU_BLACKHOLE
     pairs = {call.stuck for call in calls}
     words = Counter(call.words for call in calls).most_common(3)
-    message = f"{', '.join(word for word, _ in words)} on a fresh port, twice "
+    message = f"{', '.join(word for word, _ in words)} on a new port, twice "
     if found.cause is None:
         message += f"({len(pairs)} of {len(matrix.sorted.tested)} ordered pairs)"
     else:
@@ -330,6 +332,6 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
             fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
             severity=Severity.FAIL if job else Severity.INFO,
             confidence=confidence,
-            # Check `interfaces` says so, which is the reason.
+            # Check `interfaces` reports it, and that is the reason.
             explained_by="interface-down" if all(map(matrix.is_down, group)) else None,
         )

@@ -1,4 +1,4 @@
-"""Which rules of the local packet filters explain calls between hosts that failed."""
+"""Rules of the local packet filters that explain failed calls between hosts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nccl_doctor.toolkit.net.interfaces import Interface
 from nccl_doctor.toolkit.peers.matrix import Pair, PeerCall
 
 _SAMPLES = 2
-"""So many failed calls from and to each host are followed through its firewall."""
+"""Number of failed calls from and to each host that are followed through its firewall."""
 
 _PACKETS = {
     "connect": (("first", True, "new", 60), ("reply", False, "established", 60)),
     "upload": (("data", True, "established", 0),),
     "download": (("data", False, "established", 0),),
 }
-"""What to follow: name, whether the caller sends it, conntrack state, length (0: the MTU)."""
+"""Packets to follow: name, whether the caller sends it, conntrack state, length (0: the MTU)."""
 
 
 def sample_for_rules(calls: Iterable[PeerCall]) -> list[dict[str, Any]]:
@@ -96,14 +96,14 @@ def follow_pairs(
 def rule_culprits(
     calls: Iterable[PeerCall], hits: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> dict[Pair, dict[int, Mapping[str, Any]]]:
-    """Which local rules surely take packets of these calls: pair → seat of the host → the hit.
+    """Local rules that surely stop packets of these calls: pair → seat of the host → the hit.
 
-    Only some pairs were followed through the rules. A rule on packets of all sources explains the
-    other pairs of its host too; one that was seen on two pairs is taken for such a rule.
+    Only some pairs were followed through the rules. A rule for packets of all sources explains the
+    other pairs of its host too; one that was seen on two pairs counts as such a rule.
 
     Args:
         calls: failed ones, of one fault.
-        hits: seat → what `follow_pairs` said there.
+        hits: seat → what `follow_pairs` returned there.
     """
     calls = list(calls)
     wanted = {(call.pair, call.kind) for call in calls}
@@ -131,7 +131,7 @@ def _same_rule(hits: Sequence[Mapping[str, Any]]) -> bool:
 def what_rules_say(
     labels: Mapping[int, str], rules: Mapping[int, Mapping[str, Any]], pairs: set[Pair]
 ) -> dict[str, Any]:
-    """For each host at an end of these pairs, rules that may explain them, or why none is known."""
+    """Host at an end of these pairs → rules that may explain them, or why none is known."""
     said: dict[str, Any] = {}
     for seat in sorted({seat for pair in pairs for seat in pair} & set(rules)):
         own = rules[seat]
@@ -139,13 +139,13 @@ def what_rules_say(
         if not own["readable"]:
             said[labels[seat]] = f"not readable ({own['reason']})"
         else:
-            said[labels[seat]] = {"may be": sorted(maybe)[:5]} if maybe else "none that fits"
+            said[labels[seat]] = {"may be": sorted(maybe)[:5]} if maybe else "none that matches"
     return said
 
 
 @dataclass(frozen=True)
 class Suspects:
-    """Failed calls of one fault, with the hosts that are to blame for them (none: the links).
+    """Failed calls of one fault, with the hosts to blame for them (none: the links).
 
     `cause` is the host that comparison blames, and in which direction. `rules` maps the seat of a
     host to its rules that surely stop some of the calls.
@@ -163,10 +163,10 @@ def suspects(
     blame: LinkBlame[int],
     hits: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[Suspects]:
-    """Group failed calls of one fault by who is to blame, and by how that is known.
+    """Failed calls of one fault, grouped by the hosts to blame and by how that is known.
 
-    Hosts with the same rules are one group. So are links, but those that surely are links and fail
-    in different ways.
+    Hosts with the same rules are one group. So are links, except links that surely are faults of
+    their own and fail in different ways.
 
     Args:
         calls: of one fault.
@@ -182,7 +182,7 @@ def suspects(
                 hit = by_rule[pair][seat]
                 own = rules.setdefault(seats, {}).setdefault(seat, {})
                 own.setdefault(quote_hit(hit), hit)
-    # The same rule on several hosts is one fault: somebody rolled it out.
+    # The same rule on several hosts is one fault.
     alike: dict[frozenset[str], set[frozenset[int]]] = {}
     for seats, each in rules.items():
         quotes = frozenset(quote for own in each.values() for quote in own)
@@ -218,9 +218,9 @@ def _compared(calls: Sequence[PeerCall], blame: LinkBlame[int]) -> list[Suspects
     for call in calls:
         for seats in laid_to[call.stuck]:
             host = hosts[call.stuck][min(seats)] if len(seats) == 1 else None
-            # Of two bad hosts of which neither fails like this elsewhere, it may be either's.
+            # Two bad hosts, and neither fails like this elsewhere: it may be either of them.
             sure = host.confidence if host else links.get(call.stuck, Confidence.POSSIBLE)
-            # Links that surely are faults of their own are not the same fault by chance.
+            # Links that surely are faults of their own do not count as one fault.
             apart = host is None and sure is Confidence.CERTAIN
             words = ", ".join(sorted(said[frozenset(call.pair)])) if apart else ""
             groups.setdefault((host, sure, words), []).append(call)
@@ -231,9 +231,9 @@ def _compared(calls: Sequence[PeerCall], blame: LinkBlame[int]) -> list[Suspects
 
 
 def _laid_to(explained: Mapping[Pair, frozenset[int]]) -> dict[Pair, list[frozenset[int]]]:
-    """To whom each pair is laid, where several explain it: to each that explains another one alone.
+    """Pair → sets of hosts that are blamed for it.
 
-    Where there is none such, to all of them together.
+    Where several hosts explain a pair: each that alone explains another pair; else all together.
     """
     alone = {seat for seats in explained.values() if len(seats) == 1 for seat in seats}
     return {
@@ -249,12 +249,12 @@ def how_to_open(
     *,
     remove: bool,
 ) -> str:
-    """What to type on the hosts so that the calls get through; empty where nothing is known.
+    """Commands for the hosts that let the calls pass; empty where nothing is known.
 
     Args:
         found: the calls and the hosts.
         labels: seat → host name.
-        rules: seat → what the host said of its rules, with `managers`.
+        rules: seat → facts of the host about its rules, with `managers`.
         remove: whether to remove the rules, rather than to let the peers pass before them.
     """
     steps = []

@@ -2,32 +2,32 @@
 
 What it checks
 --------------
-On every rank, the CPUs that it may run on, the NUMA node of the GPU that it would take (LOCAL_RANK
-modulo the visible ones) and the CPUs beside it, and how near the host's network devices are to that
-GPU. With -v the nearest ones are shown as a table. Of InfiniBand and RoCE ports: whether NCCL may
-use the one beside the GPU (it is up, and NCCL_IB_HCA admits it), whether a rank's is farther away
-than those of most ranks of its host, and whether local ranks of all hosts are beside the same
-ports, in NCCL's order.
+On every rank: the CPUs that it may run on, the NUMA node of the GPU that it would take (LOCAL_RANK
+modulo the visible ones), the CPUs beside that GPU, and how near the host's network devices are to
+it. With -v the nearest ones are shown as a table. For InfiniBand and RoCE ports: whether NCCL may
+use the one beside the GPU (it is up, and NCCL_IB_HCA allows it), whether the port of a rank is
+farther away than those of most ranks of its host, and whether local ranks of all hosts are beside
+the same ports, in NCCL's order.
 
 Why it matters
 --------------
-A rank that is bound to the CPUs of another socket reaches its GPU through the link between the
-sockets: copies to the GPU, NCCL's proxy threads and its buffers in host memory all cross it, and so
-does what comes from the network. Nothing fails; each step is slower, on some ranks only. The same
-is so where the NIC beside a GPU cannot be used: its traffic then shares the NIC of another rank.
+A rank that is bound to the CPUs of another socket reaches its GPU over the link between the
+sockets: copies to the GPU, NCCL's proxy threads, its buffers in host memory and data from the
+network all cross it. Nothing fails; each step is slower, on some ranks only. The same is true where
+the NIC beside a GPU cannot be used: its traffic then shares the NIC of another rank.
 
 How to fix
 ----------
-Bind each rank to the node of its GPU: torchrun --numa-binding=node (where torchrun has it),
-srun --gpu-bind=closest, numactl --cpunodebind=N --preferred=N, or no binding at all. Bring the NIC
-up that is named, or let NCCL_IB_HCA admit it; the same CUDA_VISIBLE_DEVICES on all hosts.
+Bind each rank to the node of its GPU: torchrun --numa-binding=node (where torchrun has it), srun
+--gpu-bind=closest, numactl --cpunodebind=N --preferred=N, or no binding at all. Bring up the NIC
+that is named, or allow it in NCCL_IB_HCA; set the same CUDA_VISIBLE_DEVICES on all hosts.
 
 When it is wrong
 ----------------
-A program that binds its ranks itself, later, is not seen. Nothing is said of a rank that may run
-both near its GPU and far from it, nor where the firmware or a virtual machine says nothing about
-nodes. A job that hardly uses the CPU may not notice. Hosts of one kind may be wired differently on
-purpose; those with another number of ranks or ports are not compared.
+A program that binds its ranks later by itself is not seen. There is no finding for a rank that may
+run both near its GPU and far from it, nor where the firmware or a virtual machine does not report
+nodes. A job that hardly uses the CPU may not be slower. Hosts of one kind may be wired differently
+on purpose; those with another number of ranks or ports are not compared.
 Not validated on hardware: tested with made-up folders of sysfs; no run on a GPU is on record yet.
 
 References
@@ -70,15 +70,15 @@ FAR = Kind(
     "rank-far-from-gpu",
     Layer.DEVICE,
     "A rank is bound to CPUs far from its GPU",
-    "Copies to the GPU and NCCL's own threads and buffers cross the link between the sockets, so "
-    "every step of this rank, and with it the job's, is slower.",
+    "Copies to the GPU and NCCL's own threads and buffers cross the link between the sockets: "
+    "every step of this rank, and so of the whole job, is slower.",
     "torchrun --numa-binding=node, srun --gpu-bind=closest, or no binding of ranks to CPUs.",
     Severity.WARN,
 )
 
 
 class GpuAffinity(Check):
-    """The CPUs of every rank beside those of its GPU."""
+    """The CPUs of every rank compared with those beside its GPU."""
 
     name = "gpu_affinity"
     layer = Layer.DEVICE
@@ -89,7 +89,7 @@ class GpuAffinity(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """As `look` returns it."""
+        """The place of this rank's GPU; see `look`."""
         if ctx.backend != "nccl":
             raise Skip(f"the backend is {ctx.backend}: the job's collectives use no GPU")
         ctx.breadcrumb("importing torch")
@@ -102,15 +102,17 @@ class GpuAffinity(Check):
         own = seen["devices"][index_of_own(ctx.launch.local_rank, len(seen["devices"]))]
         address = pci_address(own["index"])
         if address is None:
-            raise Untested("the driver does not say where the GPU is")
+            raise Untested("the driver does not report the PCI address of the GPU")
         return self.look(own["uuid"], address, os.sched_getaffinity(0), ctx.env)
 
     def look(
         self, uuid: str | None, address: str, mine: set[int], env: Mapping[str, str]
     ) -> dict[str, Any]:
-        """`uuid`, `address`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of the
-        rank and those beside the GPU, as text (`0–31, 64–95`); `shared`: how many are both;
-        `places`: the same with the nearest network devices, as a table; `rdma`: of `nics_beside`.
+        """Look up what is near the GPU at this PCI address.
+
+        Returns: `uuid`, `address`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of
+        the rank and those beside the GPU, as text (`0–31, 64–95`); `shared`: how many are in both;
+        `places`: the same with the nearest network devices, as a table; `rdma`: from `nics_beside`.
         """
         place = place_on_host(address, self.root)
         nearest = [nic for nic in place["nics"] if nic["near"] == place["nics"][0]["near"]]
@@ -137,7 +139,7 @@ class GpuAffinity(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Ranks of which no CPU is beside the GPU; then GPUs and NICs."""
+        """Findings on ranks without a CPU beside their GPU; then on GPUs and NICs."""
         for rank, facts in cluster.facts(self.name):
             if facts["shared"] or not facts["beside"]:
                 continue
@@ -148,7 +150,7 @@ class GpuAffinity(Check):
                 fix += FAR.fix
             yield Finding(
                 FAR,
-                f"may run on CPUs {facts['cpus']}, its GPU is beside CPUs {facts['beside']}{at}",
+                f"may run on CPUs {facts['cpus']}; its GPU is beside CPUs {facts['beside']}{at}",
                 place_of([rank]) | Where(devices=(facts["uuid"],) if facts["uuid"] else ()),
                 {"cpus": facts["cpus"], "beside": facts["beside"], "numa": node},
                 fix=fix,

@@ -4,45 +4,45 @@ What it checks
 --------------
 Each GPU of each host, through NVIDIA's management library (NVML): whether it answers; errors of its
 memory and caches (ECC, remapped rows and rows to spare, retired pages); what the driver asks for;
-Xids in the kernel log; heat, why its clocks are held down, and whether somebody limited them or its
-power; PCIe lanes; NVLinks and their errors; whether the NVLink fabric is set up and healthy; which
-processes use it. Each is asked by a process of its own: one that never answers is named, and the
-others are examined all the same. Then what is between them: which reach each other's memory, and
-which should not (GeForce RTX 40 and 50 over PCIe), fatal errors of NVSwitches (SXid) in the kernel
-log, whether the fabric manager runs and fits the driver. Then whether GPUs of one host, and hosts,
-have the same memory, ECC and MIG mode, power limit, clocks, VBIOS, driver and bus topology; the
-minority is named. What could not be read is said (`gpu-state-unread`).
+Xids in the kernel log; temperature, why its clocks are held down, and whether its clocks or its
+power are limited by hand; PCIe lanes; NVLinks and their errors; whether the NVLink fabric is set up
+and healthy; which processes use it. Each GPU is read in its own process: one that never answers is
+named, and the others are still examined. Then the connections between GPUs: which GPUs reach each
+other's memory, and which should not (GeForce RTX 40 and 50 over PCIe), fatal errors of NVSwitches
+(SXid) in the kernel log, whether the fabric manager runs and fits the driver. Then whether GPUs of
+one host, and hosts, have the same memory, ECC and MIG mode, power limit, clocks, VBIOS, driver and
+bus topology; the minority is named. What could not be read is reported (`gpu-state-unread`).
 
 Why it matters
 --------------
-One sick GPU ends or slows a job of thousands: all ranks wait for it in every collective. A GPU that
-fell off the bus can keep CUDA from starting on its whole host.
+One faulty GPU stops or slows a job of thousands: all ranks wait for it in every collective. A GPU
+that fell off the bus can keep CUDA from starting on its whole host.
 
 How to fix
 ----------
 As each finding says: end foreign processes, reset the GPU, reboot the host, or have it repaired.
-`nvidia-smi -q` and `nvidia-smi topo -m` show the same values. Install NVIDIA's bindings where the
-check is skipped: pip install nvidia-ml-py.
+`nvidia-smi -q` and `nvidia-smi topo -m` show the same values. Where the check is skipped, install
+NVIDIA's bindings: pip install nvidia-ml-py.
 
 When it is wrong
 ----------------
-A GPU that no rank takes is a neighbour's: what is wrong with it is information, unless it does not
-answer. That counts once every rank of the host has said its own; until then every GPU may be ours.
-In a container, processes of others cannot be seen, and the kernel log often cannot be read, nor by
-a user where kernel.dmesg_restrict=1: then no Xid is judged, and the report says so. A process whose
-name cannot be read may have been one of ours. Memory in use by no visible process counts beyond
-what check `gpu_work` may hold. With MIG on, other tenants' processes are listed too, so none is
-judged. An Xid or SXid may be older than the last reset: of a GPU that answers, and of an NVSwitch,
-it is only a warning. Clocks that are locked cannot be read back: a GPU is only blamed for them
-where most of its like are free; drivers from CUDA 14 on know no applications clocks any more. GPUs
-that do not reach each other's memory count only where most pairs that are as near do. A patched
-driver that lets GeForce boards reach each other may well work: that is information where what check
-`gpu_work` sent arrived. A GPU that is idle may lower its PCIe generation; that counts only against
-its peers. Bridges may join some GPUs of a host on purpose: a GPU without any NVLink is then only
-possibly wrong. Links that are down on all GPUs alike are taken for how the model is made. Error
-counts of NVLinks are as old as the driver's start. A power limit that all GPUs share is taken to be
-meant. AMD GPUs are not examined: the check is skipped there. NVSwitches of HGX B200 write no SXids,
-and show no device files.
+A GPU that no rank uses belongs to another job: a fault of it is information, unless it does not
+answer. This is known once every rank of the host has reported its GPU; until then the job may use
+any of them. In a container, processes of others cannot be seen, and the kernel log often cannot be
+read (nor by a user where kernel.dmesg_restrict=1): then no Xid is judged, and the report says so. A
+process whose name cannot be read may belong to this examination. Memory that no visible process
+uses counts only above what check `gpu_work` may hold. With MIG on, processes of other tenants are
+listed too, so none is judged. An Xid or SXid may be older than the last reset: for a GPU that
+answers, and for an NVSwitch, it is only a warning. Locked clocks cannot be read back: a GPU is
+blamed for them only where most GPUs of its model have free clocks; drivers from CUDA 14 on have no
+applications clocks. GPUs that do not reach each other's memory count only where most equally near
+pairs do. A patched driver that lets GeForce boards reach each other may work: it is information
+where the data that check `gpu_work` sent arrived. An idle GPU may lower its PCIe generation; that
+counts only against its peers. Bridges may join only some GPUs of a host on purpose: a GPU without
+any NVLink is then only possibly a fault. Links that are down on all GPUs alike count as the design
+of the model. Error counts of NVLinks start when the driver starts. A power limit that all GPUs
+share counts as intended. AMD GPUs are not examined: the check is skipped there. NVSwitches of HGX
+B200 write no SXids, and show no device files.
 Not validated on hardware: tested with a stand-in for the library and on made-up clusters; no run on
 a GPU is on record yet.
 
@@ -75,14 +75,14 @@ class GpuState(Check):
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The facts of `gather_gpus`, and `p2p_off`: whether NCCL is told not to copy directly
-        between GPUs. Every call to the driver leaves a breadcrumb.
+        """The facts of `nccl_doctor.checks.gpu_state.gather`, and `p2p_off`: whether NCCL is set not to
+        copy directly between GPUs. Every call to the driver leaves a breadcrumb.
         """
         found = gather_gpus(ctx.breadcrumb, left=ctx.left)
         return {**found, "p2p_off": _is_p2p_off(nccl_settings(ctx.env))}
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
-        """Which GPU is in which slot, and how it is set."""
+        """The GPU in each slot, and its settings."""
         for rank, facts in cluster.facts(self.name):
             for gpu in facts["gpus"]:
                 if gpu.get("bus_id"):
@@ -90,18 +90,18 @@ class GpuState(Check):
                     yield Figure(f"GPU {gpu['bus_id']}", _in_words(gpu), where)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """By the rules of `judge_gpus`."""
+        """Findings by the rules of `nccl_doctor.checks.gpu_state.rules`."""
         yield from judge_gpus(cluster)
 
 
 def _is_p2p_off(settings: Mapping[str, Any]) -> bool:
-    """As NCCL reads it: a level of LOC, or of 0, means the same as NCCL_P2P_DISABLE=1."""
+    """Whether NCCL is set not to copy directly: level LOC or 0 means NCCL_P2P_DISABLE=1."""
     disable, level = settings.get("NCCL_P2P_DISABLE"), settings.get("NCCL_P2P_LEVEL")
     return bool(disable and disable.value == "1") or bool(level and level.value in ("LOC", "0"))
 
 
 def _in_words(gpu: Mapping[str, Any]) -> str:
-    """What somebody has to change before it is another one: the GPU itself, VBIOS and settings."""
+    """The GPU, its VBIOS and its settings as one text: it changes only if somebody changes them."""
     limit, modes = gpu.get("power_limit_mw"), (("ECC", gpu.get("ecc")), ("MIG", gpu.get("mig")))
     said = [
         gpu.get("name"),

@@ -1,4 +1,4 @@
-"""Where GPUs that should be alike are not: on one host, and from host to host. Pure."""
+"""Differences between GPUs that should be alike: on one host, and between hosts. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEAREST = {
 
 @dataclass(frozen=True)
 class Drift:
-    """What the odd ones have in common; `places` are keys of what was compared."""
+    """A difference that the odd ones have in common; `places` are keys of what was compared."""
 
     places: tuple[int, ...]
     text: str
@@ -35,7 +35,7 @@ class Drift:
 
 
 def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
-    """GPUs of one host that are unlike its others; the places are their indices."""
+    """Differences of GPUs of one host from its other GPUs; the places are their indices."""
     seen = {gpu["index"]: gpu for gpu in gpus if is_readable(gpu)}
     models = {index: {"model": gpu["name"]} for index, gpu in seen.items() if gpu["name"]}
     yield from _told(differences(models), Severity.WARN, "the other GPUs of the host have")
@@ -49,7 +49,7 @@ def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
 
 
 def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iterator[Drift]:
-    """Hosts whose GPUs are unlike those of the others; the places are the keys of `hosts`.
+    """Differences of hosts from the other hosts in their GPUs; the places are the keys of `hosts`.
 
     Args:
         hosts: what `gather_gpus` saw on each.
@@ -60,7 +60,7 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
     }
     every = {key: gpus for key, gpus in every.items() if gpus}
     if count:
-        # Where one of a host does not answer, that is said already.
+        # A GPU that does not answer has its own finding.
         whole = {
             key: gpus
             for key, gpus in every.items()
@@ -85,7 +85,7 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
             yield from _told(differences(stacks), severity, "the other hosts have")
     releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
     if len({release.split(".")[0] for release in releases.values()}) == 1:
-        # Another branch is the affair of the check `software`.
+        # Check `software` reports another branch.
         stacks = {key: {"driver": release} for key, release in releases.items()}
         yield from _told(differences(stacks), Severity.INFO, "the other hosts have")
 
@@ -110,21 +110,21 @@ def _speed(gpu: Gpu) -> dict[str, str]:
 
 
 def _clock_set(gpu: Gpu) -> str:
-    """One below the default is said of the GPU itself."""
+    """The SM clock that somebody set; one below the default is a finding of the GPU itself."""
     now, usual = gpu.get("set_sm_clock_mhz"), gpu.get("default_sm_clock_mhz")
     return f"{now} MHz" if now and usual and now >= usual else ""
 
 
 def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
-    """From host to host; on one host this is `nvlink-down`."""
+    """NVLinks to compare between hosts; within one host this is `nvlink-down`."""
     links = gpu["nvlinks"] if severity is Severity.WARN else ()
     return {"NVLinks": f"{sum(links)} of {len(links)} up"} if links else {}
 
 
 def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) -> dict[str, str]:
-    """How the GPUs of a host are joined; single pairs are the affair of `hostwide`.
+    """How the GPUs of a host are joined; `hostwide` judges single pairs.
 
-    Of a host with a GPU that does not answer, nobody knows all pairs.
+    Nothing for a host with a GPU that does not answer: not all pairs are known.
     """
     if len(gpus) < len(facts["gpus"]):
         return {}
@@ -152,14 +152,14 @@ def _make(gpu: Gpu) -> dict[str, str]:
         {
             "VBIOS": gpu["vbios"],
             "persistence mode": _ON.get(gpu["persistence"]),
-            # Prohibited is said of the GPU itself.
+            # Prohibited is a finding of the GPU itself.
             "compute mode": {0: "Default", 3: "Exclusive Process"}.get(mode),
         }
     )
 
 
 _TRAITS = ((Severity.WARN, _speed), (Severity.INFO, _make))
-"""What makes a GPU slower or smaller than its peers, and what only tells that it is another."""
+"""Traits that make a GPU slower or smaller than its peers, and traits that only differ."""
 
 
 def _known(traits: Mapping[str, Any]) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _known(traits: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What all GPUs of a host have in common; where they differ, that was said of the host."""
+    """Traits that all GPUs of a host have in common; differences are findings of the host."""
     first, *others = stacks
     return {
         name: value
@@ -185,7 +185,7 @@ def _told(found: Sequence[Difference], severity: Severity, others: str) -> Itera
     for odd in found:
         if odd.tie:
             sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
-            yield Drift(odd.places, f"{'; '.join(sides)}: as many one as the other", severity)
+            yield Drift(odd.places, f"{'; '.join(sides)}: equally many have each", severity)
         else:
             text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
             yield Drift(odd.places, text, severity)

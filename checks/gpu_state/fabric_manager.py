@@ -1,4 +1,4 @@
-"""Whether NVIDIA's fabric manager, which sets the NVSwitches up, runs and fits the driver.
+"""State of NVIDIA's fabric manager, which sets the NVSwitches up: does it run and fit the driver?
 
 Sources: NVIDIA Fabric Manager user guide (its version must equal the driver's; log file
 /var/log/fabricmanager.log). Switches of the fourth generation (HGX B200) have no device files of
@@ -26,11 +26,11 @@ _TAIL_BYTES = 1 << 20
 def read_fabric_manager(
     root: Path = Path("/"), crumb: Callable[..., None] | None = None
 ) -> dict[str, Any]:
-    """What this host shows of it, without root.
+    """Facts about the fabric manager that can be read without root.
 
     Args:
         root: folder in which `dev`, `proc` and `var` lie.
-        crumb: told each file of the logs before it is opened.
+        crumb: called with each log file before it is opened.
 
     Returns: `switches`: NVSwitches by their device files; `running`: whether its process is there,
     None in a container, where processes of the host cannot be seen; `misfit`: None, or `[its

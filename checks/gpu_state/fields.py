@@ -1,4 +1,4 @@
-"""What one GPU is asked, and how each answer becomes a plain fact.
+"""The values that are read from one GPU, and how each answer becomes a plain fact.
 
 Units are in the names: `_mhz`, `_mw` (milliwatt), `_bytes`; temperatures are degrees Celsius
 (`margin_temperature`: how far below the point where the driver slows the GPU down). A field without
@@ -57,7 +57,7 @@ _RECOVERY = "NVML_GPU_RECOVERY_ACTION_"
 
 
 def read_gpu(library: Library, index: int, root: Path) -> Asked:
-    """Ask one GPU everything.
+    """Read all values of one GPU.
 
     Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
     that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
@@ -77,7 +77,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     asked.ask("bus_id", ("nvmlDeviceGetPciInfo", ()), read=lambda pci: kernel_bus_id(pci.busId))
     asked.ask("name", ("nvmlDeviceGetName", ()))
     asked.facts["numa"] = _numa(root, asked.facts["bus_id"])
-    # The first of these is to go with CUDA 14.
+    # CUDA 14 removes the first of these.
     both = ("nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV")
     asked.ask("temperature", *((function, (0,)) for function in both))
     for field, way in _NUMBERS.items():
@@ -124,7 +124,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
 
 
 def kernel_bus_id(text: str) -> str:
-    """`00000000:1B:00.0`, as NVML writes it, is `0000:1b:00.0` in sysfs and the kernel log."""
+    """The bus id as the kernel writes it: `00000000:1B:00.0` of NVML is `0000:1b:00.0`."""
     domain, _, rest = text.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
@@ -137,7 +137,7 @@ def _numa(root: Path, bus_id: str | None) -> int | None:
 
 
 def _process(root: Path, seen: Any) -> dict[str, Any]:
-    """Its name is None where it lives in another PID namespace."""
+    """A process on a GPU; its name is None if it is in another PID namespace."""
     try:
         comm = root / f"proc/{seen.pid}/comm"
         name: str | None = comm.read_text(encoding="utf-8", errors="replace").strip()
@@ -153,7 +153,7 @@ def _field(
     constant: str,
     read: Callable[[int], Any] = lambda value: value,
 ) -> None:
-    """What has no function of its own, but a number of a field."""
+    """Read a value that has a field number and no function of its own."""
     number = getattr(library.nvml, constant, None)
     ways = () if number is None else (("nvmlDeviceGetFieldValues", ([number],)),)
     asked.ask(
@@ -164,7 +164,7 @@ def _field(
 
 
 def _recovery(library: Library, asked: Asked) -> None:
-    """What the driver itself asks for, by name; drivers before 570 do not say."""
+    """Read the recovery action that the driver asks for; drivers before 570 do not report it."""
     names = {
         value: name.removeprefix(_RECOVERY)
         for name, value in vars(library.nvml).items()
@@ -174,10 +174,10 @@ def _recovery(library: Library, asked: Asked) -> None:
 
 
 def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
-    """A structure that the driver fills in.
+    """A structure, filled in by the driver.
 
     Raises:
-        Refused: the driver does not.
+        Refused: the driver refuses.
         AttributeError: the bindings are older than the structure.
     """
     made = getattr(library.nvml, kind)()
@@ -186,7 +186,7 @@ def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:
 
 
 def _sram(library: Library, asked: Asked) -> None:
-    """Whether caches had more errors than they may have; only root is told."""
+    """Read whether caches had more errors than allowed; needs root."""
     field = "sram_threshold_exceeded"
     try:
         seen = _filled(
@@ -200,7 +200,7 @@ def _sram(library: Library, asked: Asked) -> None:
 
 
 def _nvlinks(asked: Asked, most: int) -> None:
-    """Link by link, until the driver says that there is no such link."""
+    """Read NVLinks one by one, until the driver reports that there is no such link."""
     states: list[int] = []
     errors = dict.fromkeys(_COUNTERS, 0)
     counted = False
@@ -222,7 +222,7 @@ def _nvlinks(asked: Asked, most: int) -> None:
 
 
 def _fabric(library: Library, asked: Asked) -> None:
-    """State of this GPU in the NVLink fabric: `{state, status, degraded, health_mask}`.
+    """Read the state of this GPU in the NVLink fabric: `{state, status, degraded, health_mask}`.
 
     The structure has grown with the driver; of an older one, the last two are None.
     """

@@ -21,7 +21,7 @@ from .trouble import is_readable
 
 MOST_GPUS = 64
 _RESERVE_S = 6.0
-"""Of the deadline: for pairs of GPUs, for the kernel log, and for reporting."""
+"""Part of the deadline for pairs of GPUs, for the kernel log, and for reporting."""
 _LEAST_PAIRS_S = 3.0
 _AFTER_PAIRS_S = 3.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
@@ -30,13 +30,13 @@ _NVIDIA, _DISPLAY = "0x10de", "0x03"
 def gather_gpus(
     crumb: Crumb, root: Path = Path("/"), left: Callable[[], float] = lambda: float("inf")
 ) -> dict[str, Any]:
-    """Everything that the rules of `health`, `hostwide` and `drift` read.
+    """The facts that the rules of `health`, `hostwide` and `drift` read.
 
-    Each GPU is asked by a process of its own: one whose driver never answers is `wedged`, and the
-    others are described all the same.
+    Each GPU is read in its own process: one whose driver never answers is `wedged`, and the others
+    are still described.
 
     Args:
-        crumb: told each call before it is made.
+        crumb: called with each call before it is made.
         root: folder in which `dev`, `proc`, `sys` and `var` lie.
         left: seconds until this process is killed.
 
@@ -68,7 +68,7 @@ def gather_gpus(
         "pairs_error": None,
         "own": [],
     }
-    # For ever: then this process misses its own deadline, and says with which call.
+    # Forever: then this process misses its own deadline, and its breadcrumb names the call.
     (system,) = each_apart([_system], float("inf"), crumb)
     if system.raised:
         raise RuntimeError(system.raised)
@@ -114,7 +114,7 @@ def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dic
     limit_s = max(1.0, left() - _RESERVE_S)
     all_ended = each_apart(works, limit_s, crumb)
     if all(ended.raised for ended in all_ended):
-        raise RuntimeError(all_ended[0].raised)  # it has nothing to do with one of them
+        raise RuntimeError(all_ended[0].raised)  # not the fault of a single GPU
     gpus = [
         _without_answer(index, ended) if ended.how else ended.value
         for index, ended in enumerate(all_ended)
@@ -122,7 +122,7 @@ def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dic
     readable = [gpu for gpu in gpus if is_readable(gpu)]
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
     own = sorted(pid for pid in pids if _is_own(pid, root))
-    # Whoever asks for pairs has to wake all GPUs again, where persistence mode is off.
+    # Without persistence mode, reading pairs has to wake all GPUs again.
     limit_s = max(_LEAST_PAIRS_S, left() - _AFTER_PAIRS_S)
     pairs = each_apart([partial(_pairs, readable)] if len(readable) > 1 else [], limit_s, crumb)
     return {"gpus": gpus, "own": own, **(_ended_pairs(pairs[0]) if pairs else {})}
@@ -138,7 +138,7 @@ def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
 
 
 def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
-    """What is known of a GPU whose process did not return, or raised."""
+    """Facts of a GPU whose process did not return, or raised."""
     told = str(ended.crumb.get("device", ""))
     uuid = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
     known = {"index": index, **uuid, "lost": False, "refused": {}}
@@ -165,31 +165,31 @@ def _ended_pairs(ended: Ended) -> dict[str, Any]:
 
 def _nothing(on_host: Mapping[str, Any], reason: str) -> str:
     if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
-        return "AMD GPUs: their state (amdsmi) is not examined, only that of NVIDIA's"
+        return "AMD GPUs: the check does not read their state (amdsmi), only that of NVIDIA GPUs"
     return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
 
 
 def _give_up(error: Mapping[str, str], on_host: Mapping[str, Any], on_pci: int) -> None:
-    """Raise where the refusal says nothing about the health of a GPU."""
+    """Raise if the refusal is no sign of a faulty GPU."""
     name = error["name"]
     if name == "LIBRARY_NOT_FOUND":
-        reason = "libnvidia-ml.so.1 is not here"
+        reason = "libnvidia-ml.so.1 is not installed here"
         if on_host["nodes"]:
             reason += " (in a container: NVIDIA_DRIVER_CAPABILITIES=all, or add utility)"
         raise Skip(_nothing(on_host, reason))
     if name == "DRIVER_NOT_LOADED" and (on_host["driver"] or not on_pci):
-        # Loaded, but without device files: a container that was given no GPU.
-        raise Skip(_nothing(on_host, "the NVIDIA driver is not to be reached from here"))
+        # Loaded, but without device files: a container without a GPU.
+        raise Skip(_nothing(on_host, "the NVIDIA driver cannot be reached from here"))
     if name == "LIB_RM_VERSION_MISMATCH":
         raise Untested(
-            f"libnvidia-ml.so.1 is not of the version of the kernel driver {on_host['driver']}"
+            f"libnvidia-ml.so.1 has another version than the kernel driver ({on_host['driver']})"
         )
     if name in ("NO_PERMISSION", "FUNCTION_NOT_FOUND"):
         raise Untested(f"NVML refuses: {error['call']}: {name}")
 
 
 def _on_pci(root: Path) -> Iterator[str]:
-    """Bus ids of NVIDIA GPUs that no other driver has taken, such as vfio-pci for a guest."""
+    """Bus ids of NVIDIA GPUs that no other driver holds, such as vfio-pci for a guest."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         try:
             vendor = (device / "vendor").read_text(encoding="ascii").strip()
@@ -203,7 +203,7 @@ def _on_pci(root: Path) -> Iterator[str]:
 
 
 def _is_own(pid: int, root: Path) -> bool:
-    """Whether a process is a child of the examination, or above this one."""
+    """Whether a process belongs to the examination, or is a parent of this one."""
     try:
         comm = root / f"proc/{pid}/comm"
         if comm.read_text(encoding="utf-8", errors="replace").startswith(OURS):

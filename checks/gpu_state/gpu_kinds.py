@@ -8,7 +8,7 @@ GPU_LOST = Kind(
     "gpu-lost",
     Layer.DEVICE,
     "A GPU does not answer any more",
-    "It fell off the PCIe bus, or the driver waits for it for ever; a rank that touches it fails "
+    "It fell off the PCIe bus, or the driver waits for it forever; a rank that uses it fails "
     "or hangs, and CUDA may not start on this host at all.",
     "Drain the host and power-cycle it; if the GPU is lost again, have it reseated or replaced.",
     drains=True,
@@ -17,10 +17,9 @@ GPU_BUSY = Kind(
     "gpu-busy",
     Layer.DEVICE,
     "Something else uses the GPU",
-    "Its memory is missing to the job, and whoever shares a GPU is slower; all ranks wait for the "
-    "slowest.",
-    "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv, and end "
-    "what should not be there.",
+    "The job has less GPU memory, and a shared GPU is slower; all ranks wait for the slowest.",
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_memory --format=csv, and "
+    "end the processes that should not be there.",
     Severity.WARN,
 )
 GPU_THROTTLED = Kind(
@@ -44,7 +43,7 @@ NVLINK_DOWN = Kind(
     "nvlink-down",
     Layer.DEVICE,
     "NVLinks of a GPU are down",
-    "NCCL takes the links that are left, or PCIe: all ranks wait for that.",
+    "NCCL uses the links that are left, or PCIe, and all ranks wait for it.",
     "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
     "or reboot it.",
     Severity.WARN,
@@ -54,15 +53,15 @@ NVLINK_ERRORS = Kind(
     Layer.DEVICE,
     "NVLinks of a GPU had to recover from errors",
     "Each recovery stops the link for a moment; a link that does it often is about to fail.",
-    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU looked at.",
+    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
     Severity.WARN,
 )
 CLOCKS_LIMITED = Kind(
     "gpu-clocks-limited",
     Layer.DEVICE,
     "The clocks of a GPU are limited by hand",
-    "All ranks wait for the slowest GPU. A limit that somebody set for a test, or to save power, "
-    "stays until the driver is loaded anew.",
+    "All ranks wait for the slowest GPU. A limit that was set for a test, or to save power, "
+    "stays until the driver is loaded again.",
     "as root: nvidia-smi --reset-gpu-clocks; nvidia-smi --reset-applications-clocks",
     Severity.WARN,
 )
@@ -70,7 +69,7 @@ P2P_UNAVAILABLE = Kind(
     "gpu-p2p-unavailable",
     Layer.DEVICE,
     "Two GPUs of a host cannot reach each other's memory, where others can",
-    "NCCL sends what goes between them through the memory of the host: all ranks wait for it.",
+    "NCCL sends the data between them through host memory: all ranks wait for it.",
     "nvidia-smi topo -p2p r; look at IOMMU and ACS, at the options of the driver's module, and at "
     "the slots of these GPUs.",
     Severity.WARN,
@@ -79,10 +78,10 @@ NVSWITCH_ERROR = Kind(
     "nvswitch-error",
     Layer.DEVICE,
     "An NVSwitch had a fatal error",
-    "What goes through it stalls: GPUs of this host hang in their next collective, or NCCL goes "
+    "Traffic through it stalls: GPUs of this host hang in their next collective, or NCCL works "
     "without NVLink.",
-    "drain the host and reset all its GPUs together (nvidia-smi --gpu-reset), or reboot it; if it "
-    "comes back, have the NVSwitch board looked at.",
+    "drain the host and reset all its GPUs together (nvidia-smi --gpu-reset), or reboot it; if "
+    "it comes back, have the NVSwitch board checked.",
     Severity.WARN,
     drains=True,
 )
@@ -98,26 +97,26 @@ GPU_VIRTUAL = Kind(
 P2P_UNSUPPORTED = Kind(
     "gpu-p2p-unsupported",
     Layer.DEVICE,
-    "GPUs copy directly to each other where NVIDIA's driver has no such way",
-    "The driver is patched, or an early release that was wrong about it: NCCL believes it, and may "
+    "GPUs copy directly to each other though NVIDIA's driver does not support it",
+    "The driver is patched, or is an early release with this error: NCCL relies on it, and may "
     "hang in its first collective or add up wrong numbers.",
-    "export NCCL_P2P_DISABLE=1, or install a current driver of NVIDIA's own",
+    "export NCCL_P2P_DISABLE=1, or install a current NVIDIA driver",
     Severity.WARN,
 )
 PERSISTENCE_OFF = Kind(
     "gpu-persistence-off",
     Layer.DEVICE,
-    "GPUs are put to sleep between jobs",
-    "Whoever comes first wakes them, which takes seconds for each; settings that were made by hand "
-    "and error counts are lost whenever nobody uses a GPU.",
+    "GPUs go to sleep between jobs",
+    "The first process has to wake them, which takes seconds for each; settings made by hand "
+    "and error counts are lost whenever no process uses a GPU.",
     "systemctl enable --now nvidia-persistenced, or as root: nvidia-smi -pm 1",
     Severity.INFO,
 )
 STATE_UNREAD = Kind(
     "gpu-state-unread",
     Layer.DEVICE,
-    "Some of what GPUs say of themselves could not be read",
-    "A fault that only shows there would not have been seen.",
+    "Part of the state of the GPUs could not be read",
+    "A fault that is visible only there was not seen.",
     "Run the examination again, on the host itself and as root.",
     Severity.INFO,
 )

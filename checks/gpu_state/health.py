@@ -1,4 +1,4 @@
-"""What the facts of GPUs say about their state. Pure rules, one GPU or one host at a time."""
+"""Troubles of single GPUs, from their facts. Pure rules."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .users import busy_troubles
 from .xid import asks_for_nothing, xid_of
 
 _BROKEN = ("UNKNOWN", "RESET_REQUIRED", "IRQ_ISSUE", "TIMEOUT", "INSUFFICIENT_POWER")
-"""Refusals of a handle that mean a GPU out of order; others mean that it is not ours."""
+"""Refusals of a handle that mean a faulty GPU; others mean that it is not ours."""
 _VITAL = {"uuid", "name", "memory", "temperature", "pcie_width"}
-"""What every driver says of every GPU that works."""
+"""Fields that every driver reports for every GPU that works."""
 _THROTTLES = {
-    0x40: "the GPU is too hot (hardware)",
-    0x20: "the GPU is too hot (driver)",
-    0x80: "power brake: the power supply asks for less",
+    0x40: "thermal slowdown by the hardware: the GPU is too hot",
+    0x20: "thermal slowdown by the driver: the GPU is too hot",
+    0x80: "power brake: the power supply demands less power",
     0x08: "hardware slowdown",
 }
-"""Bits of nvmlClocksEventReason* that no healthy GPU has; a power cap under load is none."""
+"""Bits of nvmlClocksEventReason* that no healthy GPU has; a power cap under load is normal."""
 _ASKS = {
     "GPU_RESET": (Severity.FAIL, "nvidia-smi --gpu-reset -i BUS_ID, or reboot the host"),
     "NODE_REBOOT": (Severity.FAIL, "reboot the host"),
@@ -35,13 +35,13 @@ _ASKS = {
     "DRAIN_P2P": (Severity.WARN, "drain the host and reset the GPUs that use NVLink together"),
     "DRAIN_AND_RESET": (Severity.WARN, "drain the host, then nvidia-smi --gpu-reset -i BUS_ID"),
 }
-"""What the driver asks for: with the last two the GPU works, at less than its full capacity."""
+"""Actions that the driver asks for; with the last two the GPU works at reduced capacity."""
 _PROHIBITED = 2
 _BY_HAND = 0x02
 """The bit of nvmlClocksEventReason* for clocks that somebody set (`nvidia-smi -ac` or `-lgc`)."""
 _VGPU = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
 _MOST_RETIRED = 60
-"""Retired pages from which on NVIDIA replaces a GPU; 64 is all that there can be."""
+"""Retired pages from which NVIDIA replaces a GPU; 64 is the maximum."""
 
 
 def troubles_of(
@@ -51,17 +51,17 @@ def troubles_of(
     own: Collection[int],
     ours: int = 0,
 ) -> Iterator[Trouble]:
-    """What is wrong with one GPU.
+    """Troubles of one GPU.
 
     Args:
-        gpu: the one.
-        others: all GPUs of its host that answer; those of its model are what it is compared with.
-        xids: what the kernel log says of it.
+        gpu: its facts.
+        others: all GPUs of its host that answer; it is compared with those of its model.
+        xids: its Xids in the kernel log.
         own: processes of the examination.
         ours: bytes that the examination may hold on it.
     """
     if gpu["lost"]:
-        yield Trouble(GPU_LOST, f"the driver says {LOST}{_last_words(xids)}")
+        yield Trouble(GPU_LOST, f"the driver reports {LOST}{_last_words(xids)}")
         return
     if gpu.get("wedged"):
         stuck = gpu["wedged"]
@@ -72,10 +72,10 @@ def troubles_of(
     if gpu.get("raised"):
         yield Trouble(
             GPU_UNHEALTHY,
-            f"its state is not known: reading the answer to {gpu['raised']['call']} ended in "
+            f"its state is not known: reading the answer to {gpu['raised']['call']} ended with "
             f"{gpu['raised']['how']}",
-            f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` has what is "
-            "needed to mend nccl-doctor",
+            f"nvidia-smi -q -i {gpu['index']} shows it; `nccl-doctor report bundle` collects what "
+            "is needed to fix nccl-doctor",
             Severity.WARN,
             Confidence.POSSIBLE,
         )
@@ -84,7 +84,7 @@ def troubles_of(
         broken = [name for name in gpu["refused"] if name in _BROKEN]
         if broken:
             yield Trouble(
-                GPU_UNHEALTHY, f"the driver gives no access: {broken[0]}{_last_words(xids)}"
+                GPU_UNHEALTHY, f"the driver refuses access: {broken[0]}{_last_words(xids)}"
             )
         return
     silent = sorted(_VITAL.intersection(gpu["refused"].get("UNKNOWN", ())))
@@ -116,7 +116,7 @@ def _in_words(seen: Mapping[str, Any]) -> str:
 def _recovery(gpu: Gpu) -> Iterator[Trouble]:
     if "RESET_REQUIRED" in gpu["refused"]:
         severity, fix = _ASKS["GPU_RESET"]
-        yield Trouble(GPU_UNHEALTHY, "the driver says RESET_REQUIRED", fix, severity)
+        yield Trouble(GPU_UNHEALTHY, "the driver reports RESET_REQUIRED", fix, severity)
     elif gpu["recovery_action"] in _ASKS:
         severity, fix = _ASKS[gpu["recovery_action"]]
         text = f"the driver asks for {gpu['recovery_action'].lower().replace('_', ' ')}"
@@ -128,7 +128,7 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
             "nvidia-smi -c DEFAULT",
         )
     if gpu.get("virtualization") == _VGPU:
-        yield Trouble(GPU_VIRTUAL, "the driver says that it is a vGPU")
+        yield Trouble(GPU_VIRTUAL, "the driver reports a vGPU")
 
 
 def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
@@ -144,41 +144,41 @@ def _memory_errors(gpu: Gpu) -> Iterator[Trouble]:
         )
     elif count and pending:
         # Bad memory that is still in use, or withheld as whole pages, until a reset.
-        text = f"{count} uncorrected ECC errors, and bad memory in place until a reset"
+        text = f"{count} uncorrected ECC errors, and bad memory stays in use until a reset"
         yield Trouble(GPU_UNHEALTHY, text, fix, Severity.FAIL)
     elif count:
         text = f"{count} uncorrected ECC errors since the driver was loaded"
-        yield Trouble(GPU_UNHEALTHY, text, f"{fix}; if it comes back, replace", Severity.WARN)
+        yield Trouble(GPU_UNHEALTHY, text, f"{fix}; if it comes back, replace it", Severity.WARN)
     elif pending:
         yield Trouble(
-            GPU_UNHEALTHY, "bad memory is to be remapped at the next reset", fix, Severity.WARN
+            GPU_UNHEALTHY, "bad memory will be remapped at the next reset", fix, Severity.WARN
         )
     elif gpu.get("banks_without_spare"):
         yield Trouble(
             GPU_UNHEALTHY,
-            f"{gpu['banks_without_spare']} banks of its memory have no spare row left: the next "
-            "bad row there cannot be remapped",
-            "keep an eye on it: nvidia-smi -q -d ROW_REMAPPER",
+            f"{gpu['banks_without_spare']} memory banks have no spare row left: the next bad row "
+            "there cannot be remapped",
+            "watch it: nvidia-smi -q -d ROW_REMAPPER",
             Severity.INFO,
         )
     if gpu.get("sram_threshold_exceeded"):
         yield Trouble(
             GPU_UNHEALTHY,
-            "the driver says that its SRAM had more uncorrectable errors than it may have",
+            "the driver reports more uncorrectable SRAM errors than allowed",
             "drain the host, run NVIDIA's field diagnostic, and have the GPU replaced if it fails",
             Severity.WARN,
         )
     if (gpu["retired_pages"] or 0) >= _MOST_RETIRED:
         yield Trouble(
             GPU_UNHEALTHY,
-            f"{gpu['retired_pages']} pages of its memory are retired",
+            f"{gpu['retired_pages']} memory pages are retired",
             "have the GPU replaced",
             Severity.WARN,
         )
 
 
 def _xids(xids: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
-    """Of a GPU that answers: it may have been reset since, so nobody can be certain."""
+    """Troubles from Xids of a GPU that answers; none is certain: it may have been reset since."""
     for seen in xids:
         row = xid_of(seen["xid"])
         if row is None or row.severity is Severity.INFO or asks_for_nothing(seen):
@@ -203,23 +203,23 @@ def _throttled(gpu: Gpu) -> Iterator[Trouble]:
 
 
 def _heat(gpu: Gpu) -> Iterator[str]:
-    """By the margin where the driver tells it: from Ada on, thresholds are on their way out."""
+    """Signs of heat: by the margin where the driver reports it, else by thresholds (before Ada)."""
     margin, hot, limit = (
         gpu.get(name) for name in ("margin_temperature", "temperature", "slowdown_temperature")
     )
     if margin is not None:
         if margin < 0:
-            yield f"the GPU is {-margin} °C above what it may have"
+            yield f"the GPU is {-margin} °C above its limit"
     elif hot is not None and limit and hot >= limit:
         yield "the GPU is too hot"
     hot, limit = gpu.get("memory_temperature"), gpu.get("memory_max_temperature")
     if hot and limit and hot >= limit:
-        yield f"its memory is too hot ({hot} of {limit} °C)"
+        yield f"its memory is too hot ({hot} °C, limit {limit} °C)"
 
 
 def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
-    """Limits that somebody set. Locked clocks cannot be asked for: the driver only says that it
-    holds to some, and on some models always; so that counts only against its peers.
+    """Clock limits that somebody set. Locked clocks cannot be read: the driver only reports that
+    some are set, and on some models always; so that counts only against its peers.
     """
     set_lower = []
     for name, words in (("sm", "SM"), ("memory", "memory")):
@@ -234,19 +234,19 @@ def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
         if 2 * len(held) < len(alike):
             yield Trouble(
                 CLOCKS_LIMITED,
-                "the driver holds to clocks that somebody set, unlike on most GPUs of the host",
+                "the driver reports clocks that somebody set; most GPUs of the host have none",
                 confidence=Confidence.LIKELY,
             )
 
 
 def _power(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
-    """A limit that all have alike is most often meant; one GPU's own is said by `drift`."""
+    """A power limit that all GPUs share; `drift` reports one that a single GPU has."""
     now, usual = gpu["power_limit_mw"], gpu.get("default_power_limit_mw")
     if now and usual and now < usual and all(other["power_limit_mw"] == now for other in alike):
         yield Trouble(
             CLOCKS_LIMITED,
-            f"power limit {now / 1000:g} W, by default {usual / 1000:g} W",
-            f"if it is not meant, as root: nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
+            f"power limit {now / 1000:g} W, default {usual / 1000:g} W",
+            f"if this is not intended, as root: nvidia-smi -i BUS_ID -pl {usual / 1000:g}",
             Severity.INFO,
         )
 
@@ -261,7 +261,7 @@ def _pcie(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
     if now and most and now < most and 2 * len(faster) > len(alike):
         yield Trouble(
             PCIE_DEGRADED,
-            f"generation {now} of {most}, where most GPUs of the host run at "
+            f"PCIe generation {now} of {most}; most GPUs of the host run at "
             f"{max(other['pcie_generation'] for other in faster)}",
             confidence=Confidence.LIKELY,
         )

@@ -1,4 +1,4 @@
-"""What is wrong between the GPUs of one host: pairs, NVSwitches, the fabric manager. Pure."""
+"""Troubles between the GPUs of one host: pairs, NVSwitches, the fabric manager. Pure."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _DAY_S, _HOUR_S = 86_400, 3_600
 
 @dataclass(frozen=True)
 class Between:
-    """One thing that is wrong on a host.
+    """One trouble of a host that is not the fault of a single GPU.
 
-    `gpus` are indices of the GPUs concerned, `pairs` those of which two of them; `devices` are
-    names of what is no GPU.
+    `gpus` are indices of the GPUs concerned, `pairs` the pairs of them; `devices` are names of
+    other devices.
     """
 
     kind: Kind
@@ -56,8 +56,8 @@ class Between:
 
 @dataclass(frozen=True)
 class Copying:
-    """What is known of direct copies: indices of the GPUs that ranks use, pairs of them between
-    which a copy was made, and those where it did not arrive as it was sent.
+    """Facts about direct copies: indices of the GPUs that ranks use, pairs with a copy between
+    them, and pairs where the data did not arrive unchanged.
     """
 
     used: frozenset[int]
@@ -72,11 +72,11 @@ def troubles_between(
     hints: Sequence[str],
     copying: Copying | None = None,
 ) -> Iterator[Between]:
-    """What is wrong on one host beside its single GPUs.
+    """Troubles of one host besides those of its single GPUs.
 
     Args:
         facts: of `gather_gpus`.
-        cuda_starts: whether a rank of the host uses a GPU all the same.
+        cuda_starts: whether a rank of the host can still use a GPU.
         hints: clauses that may explain why GPUs do not reach each other.
         copying: what NCCL would copy directly; None where it would not.
     """
@@ -93,7 +93,7 @@ def troubles_between(
 
 
 def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Between]:
-    """Pairs that cannot, where most pairs that are as near each other can."""
+    """Pairs that cannot reach each other's memory, where most equally near pairs can."""
     why = {_pair(pair): reason for reason, pairs in facts["p2p"].items() for pair in pairs}
     bad: dict[tuple[int, int], str] = {}
     for level, pairs in facts["nearest"].items():
@@ -101,7 +101,7 @@ def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Bet
         cannot = [pair for pair in known if why[pair] != "OK"]
         if 2 * len(cannot) < len(known):
             bad |= dict.fromkeys(cannot, level)
-    # One GPU that reaches none of the others is the culprit, not each of its pairs.
+    # A GPU that reaches none of the others is the culprit, not each of its pairs.
     every = {index for pair in why for index in pair}
     alone = [
         index
@@ -111,7 +111,8 @@ def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Bet
     if alone:
         pairs = [pair for pair in bad if set(pair) & set(alone)]
         who = _listed("GPU", alone)
-        yield _cannot(f"{who}: no other GPU of the host", pairs, why, hints, tuple(alone))
+        text = f"no direct access between {who} and any other GPU of the host"
+        yield _cannot(text, pairs, why, hints, tuple(alone))
     left = [pair for pair in bad if not set(pair) & set(alone)]
     by_level: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for pair in left:
@@ -121,11 +122,12 @@ def _unreachable(facts: Mapping[str, Any], hints: Sequence[str]) -> Iterator[Bet
         who += f", and {len(pairs) - 8} more pairs" if len(pairs) > 8 else ""
         near = NEAREST.get(level, level)
         gpus = tuple(sorted({index for pair in pairs for index in pair}))
-        yield _cannot(f"{who}, where most pairs {near} can", pairs, why, hints, gpus)
+        text = f"no direct access between {who}; most pairs {near} have it"
+        yield _cannot(text, pairs, why, hints, gpus)
 
 
 def _cannot(
-    who: str,
+    text: str,
     pairs: Sequence[tuple[int, int]],
     why: Mapping[tuple[int, int], str],
     hints: Sequence[str],
@@ -134,7 +136,7 @@ def _cannot(
     reasons = sorted({_WHY.get(why[pair], why[pair]) for pair in pairs})
     return Between(
         P2P_UNAVAILABLE,
-        "; ".join([f"{who} (the driver: {', '.join(reasons)})", *hints]),
+        "; ".join([f"{text} (the driver: {', '.join(reasons)})", *hints]),
         gpus,
         tuple(pairs),
         evidence={"pairs": [list(pair) for pair in pairs]},
@@ -142,7 +144,7 @@ def _cannot(
 
 
 def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between]:
-    """Pairs that reach each other over PCIe where NVIDIA's driver has no such way."""
+    """Pairs that reach each other over PCIe though NVIDIA's driver does not support this."""
     boards = {
         gpu["index"]: gpu["name"]
         for gpu in facts["gpus"]
@@ -154,14 +156,14 @@ def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between
         return
     gpus = tuple(sorted({index for pair in pairs for index in pair}))
     models = ", ".join(sorted({str(boards[index]) for index in gpus}))
-    text = f"{models}: the driver says that {len(pairs)} "
+    text = f"{models}: the driver reports that {len(pairs)} "
     text += "pair reaches" if len(pairs) == 1 else "pairs reach"
-    text += " each other's memory over PCIe, and NVIDIA's own has no such way"
+    text += " each other's memory over PCIe; NVIDIA's own driver does not support this"
     tried = copying.made & set(pairs)
     arrived = bool(tried) and not copying.bad & set(pairs)
     yield Between(
         P2P_UNSUPPORTED,
-        text + ("; what was sent between neighbours arrived" if arrived else ""),
+        text + ("; the data sent between neighbours arrived" if arrived else ""),
         gpus,
         tuple(pairs),
         evidence={"pairs": [list(pair) for pair in pairs], "tried": sorted(map(list, tried))},
@@ -171,7 +173,7 @@ def _unsupported(facts: Mapping[str, Any], copying: Copying) -> Iterator[Between
 
 
 def _is_without(gpu: Mapping[str, Any]) -> bool:
-    """Whether it is in the table of those without P2P over PCIe, and has no NVLink."""
+    """Whether a GPU is in the table of models without P2P over PCIe, and has no NVLink."""
     if not is_readable(gpu) or not gpu["name"] or sum(gpu["nvlinks"]):
         return False
     return any(name.fullmatch(gpu["name"]) for name in _without())
@@ -200,30 +202,30 @@ _ASKED = {
 
 
 def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
-    """What the rules never got to see."""
+    """Facts that could not be read, so that no rule judged them."""
     gaps, fixes = [], []
     log = facts["kernel_log"]
     if log["source"] is None:
         first = str(log["reason"]).split("; ", 1)[0]
-        gaps.append(f"the kernel log ({first}), and with it Xids and SXids")
+        gaps.append(f"the kernel log with its Xids and SXids ({first})")
         fixes.append(
-            "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, let it "
-            "read /dev/kmsg"
+            "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, allow it "
+            "to read /dev/kmsg"
         )
     error = facts.get("pairs_error")
     if error:
         gaps.append(f"{_ASKED['p2p']} ({error['call']}: {error['name']})")
     for field_name, refused in (facts.get("pairs_refused") or {}).items():
         for name, count in refused.items():
-            if name != "NOT_SUPPORTED":  # a driver without that call: then nothing is amiss
+            if name != "NOT_SUPPORTED":  # a driver without that call: no trouble
                 pairs = f"{count} {'pair' if count == 1 else 'pairs'}"
                 gaps.append(f"{_ASKED.get(field_name, field_name)} ({pairs}: {name})")
     if gaps:
-        yield Between(STATE_UNREAD, "; ".join(gaps), fix="; ".join(fixes))
+        yield Between(STATE_UNREAD, f"not read: {'; '.join(gaps)}", fix="; ".join(fixes))
 
 
 def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
-    """Where only some do, that is said where GPUs are compared."""
+    """All GPUs without persistence mode; `drift` reports where only some have it."""
     modes = [gpu["persistence"] for gpu in facts["gpus"] if is_readable(gpu)]
     if len(modes) > 1 and not any(mode != 0 for mode in modes):
         yield Between(PERSISTENCE_OFF, f"persistence mode is off on all {len(modes)} GPUs")
@@ -233,7 +235,7 @@ def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
 
 
 def _switches(sxids: Sequence[Mapping[str, Any]]) -> Iterator[Between]:
-    """Fatal errors; they may be older than a reset, so nobody can be certain."""
+    """Fatal errors of NVSwitches; they may be older than a reset, so none is certain."""
     fatal = [seen for seen in sxids if seen["fatal"]]
     if not fatal:
         return
@@ -270,19 +272,19 @@ def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Bet
     if not seen["switches"] or seen["running"]:
         return
     severity = Severity.WARN if cuda_starts else None
-    # What the log says of another driver was so before an upgrade.
+    # A log line about another driver is older than an upgrade.
     if seen["misfit"] and seen["misfit"][1] == facts["driver"]:
         its, driver = seen["misfit"]
         yield Between(
             FABRIC_MANAGER_DOWN,
-            f"fabric manager {its} does not fit driver {driver}, and did not start",
+            f"fabric manager {its} does not fit driver {driver} and did not start",
             fix=f"install fabric manager {driver}, and systemctl restart nvidia-fabricmanager",
             severity=severity,
         )
     elif seen["running"] is False:
         yield Between(
             FABRIC_MANAGER_DOWN,
-            f"{seen['switches']} NVSwitches, and no process nv-fabricmanager",
+            f"{seen['switches']} NVSwitches, but no process nv-fabricmanager",
             severity=severity,
             confidence=Confidence.LIKELY,
         )

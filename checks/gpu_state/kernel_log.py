@@ -1,4 +1,4 @@
-"""Xids and SXids in the kernel log since this machine was started, where one may read it."""
+"""Xids and SXids in the kernel log since this machine was started, if it can be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)((?: GPU-C?I:\d+)*)\): (\d+)"
     r"(?:, (.*))?"
 )
-"""Behind the bus, where MIG is on: the GPU instance, and the compute instance in it."""
+"""After the bus, with MIG on: the GPU instance, and the compute instance in it."""
 _SXID = re.compile(
     r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): 0*(\d+), (Fatal|Non-fatal),? ?"
     r"(?:Link (\d+) ?)?(.*)"
@@ -34,11 +34,11 @@ Record = tuple[float | None, str]
 def read_kernel_log(
     root: Path = Path("/"), crumb: Callable[..., None] | None = None
 ) -> dict[str, Any]:
-    """What the drivers of GPUs and of NVSwitches wrote.
+    """Messages of the drivers of GPUs and NVSwitches.
 
     Args:
         root: folder in which `dev/kmsg` and `var/log` lie.
-        crumb: told each file before it is opened.
+        crumb: called with each file before it is opened.
 
     Returns: `source`, the file read, or None; `reason` why others were not; `xids`, one for each
     GPU and number, oldest first: `{bus, xid, count, age_s, text}`, the bus as the kernel writes it
@@ -65,7 +65,7 @@ def read_kernel_log(
 def _counted(
     records: Iterable[Record], now: float, read: Callable[[str], dict[str, Any] | None]
 ) -> list[dict[str, Any]]:
-    """What `read` sees in the records: the last of each place and number, and how many."""
+    """Entries that `read` finds in the records: the last of each place and number, with a count."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for at_s, text in records:
         seen = read(text)
@@ -92,7 +92,7 @@ def _xid(text: str) -> dict[str, Any] | None:
 
 
 def _sxid(text: str) -> dict[str, Any] | None:
-    """The line that says whether it is fatal; further ones hold registers."""
+    """The SXid of the line that shows whether it is fatal; further lines hold registers."""
     match = _SXID.search(text)
     if match is None:
         return None

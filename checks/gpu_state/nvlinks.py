@@ -1,4 +1,4 @@
-"""What is wrong with the NVLinks of one GPU, or with its place in their fabric. Pure.
+"""Troubles of the NVLinks of one GPU, and of its registration in their fabric. Pure.
 
 Source: NVML API reference, "Fabric definitions" and "NvLink Methods".
 """
@@ -15,14 +15,14 @@ from .gpu_kinds import NVLINK_DOWN, NVLINK_ERRORS
 from .trouble import Gpu, Trouble
 
 _TRUE = 1
-"""Of the fields of two bits of NVML_GPU_FABRIC_HEALTH_MASK_*; 2 is false, 0 not supported."""
+"""Value of a two-bit field of NVML_GPU_FABRIC_HEALTH_MASK_*; 2 is false, 0 not supported."""
 _ROUTE_RECOVERY, _ROUTE_UNHEALTHY, _TIMEOUT_RECOVERY = 2, 4, 6
-"""By how many bits they are shifted."""
+"""Bit positions of the fields."""
 _CONFIGURATION = 8
 _WELL = (0, 1)  # not supported, none
 _INCORRECT = {
-    2: "its SysGUID is not the one that is expected",
-    3: "its chassis serial number is not the one that is expected",
+    2: "its SysGUID is not the expected one",
+    3: "its chassis serial number is not the expected one",
     4: "the GPU is in no partition",
     5: "too few NVLinks",
     6: "the firmware of the GPU does not fit",
@@ -30,14 +30,14 @@ _INCORRECT = {
     8: "the state of the GPU is not valid",
 }
 """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_* in words."""
-_WAIT = "wait until `nvidia-smi -q` shows that it is over; if it lasts, reset the GPU"
+_WAIT = "wait until `nvidia-smi -q` shows that it is over; if it does not end, reset the GPU"
 _MANY, _TIMES = 1000, 10
-"""Errors that a healthy link has not, and by how much more than on any other GPU of the host."""
+"""Least number of errors, and least ratio to any other GPU of the host, for a trouble."""
 _COUNTED = {"crc_flit": "CRC errors", "replay": "replays"}
 
 
 def fabric_troubles(gpu: Gpu) -> Iterator[Trouble]:
-    """Its registration with the NVLink fabric, and what the fabric says of its health."""
+    """Troubles of the registration with the NVLink fabric, and of the health that it reports."""
     seen = gpu["fabric"]
     if not seen or seen["state"] == "NOT_SUPPORTED":
         return
@@ -55,20 +55,20 @@ def fabric_troubles(gpu: Gpu) -> Iterator[Trouble]:
 
 
 def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trouble]:
-    """Of a GPU that is registered."""
+    """Troubles of a registered GPU."""
     if incorrect:
         text = f"the NVLink fabric is not set up for this GPU: {incorrect}"
         yield Trouble(FABRIC_MANAGER_DOWN, text, severity=Severity.WARN)
     if seen["degraded"]:
         yield Trouble(NVLINK_DOWN, "the NVLink fabric gives this GPU less bandwidth")
     if mask >> _ROUTE_UNHEALTHY & 3 == _TRUE:
-        yield Trouble(NVLINK_DOWN, "the NVLink fabric calls the routes of this GPU unhealthy")
+        yield Trouble(NVLINK_DOWN, "the NVLink fabric reports unhealthy routes for this GPU")
     for shift, words in (
         (_ROUTE_RECOVERY, "recovers routes of this GPU"),
         (_TIMEOUT_RECOVERY, "recovers from an access that timed out on this GPU"),
     ):
         if mask >> shift & 3 == _TRUE:
-            yield Trouble(NVLINK_DOWN, f"the NVLink fabric {words} at the moment", _WAIT)
+            yield Trouble(NVLINK_DOWN, f"the NVLink fabric {words} right now", _WAIT)
 
 
 def _incorrect(mask: int) -> str:
@@ -77,11 +77,11 @@ def _incorrect(mask: int) -> str:
 
 
 def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
-    """Links that are down, and links with errors.
+    """Troubles of links that are down, and of links with errors.
 
     Args:
-        gpu: the one.
-        alike: GPUs of its host of the same model, itself among them.
+        gpu: its facts.
+        alike: GPUs of its host of the same model, including itself.
     """
     states = gpu["nvlinks"]
     up, usual = sum(states), max(sum(other["nvlinks"]) for other in alike)
@@ -97,14 +97,14 @@ def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
             confidence=Confidence.CERTAIN if up or of_switch else Confidence.POSSIBLE,
         )
     elif 0 < up < len(states) and fabric == "COMPLETED" and not _is_of_model(gpu, alike):
-        # All of them lead to switches. A guest with one GPU may have been given none.
+        # All links lead to switches. A guest with one GPU may have none.
         text = f"{up} of {len(states)} NVLinks are up"
         yield Trouble(NVLINK_DOWN, text, confidence=Confidence.LIKELY)
     yield from _errors(gpu, alike)
 
 
 def _is_of_model(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
-    """Whether all of a model have the same links, and no more: some are sold with fewer."""
+    """Whether all GPUs of a model have the same links: some models use fewer."""
     return len(alike) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in alike)
 
 
@@ -116,7 +116,7 @@ def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
     others = [other["nvlink_errors"] for other in alike if other is not gpu]
     others = [counts for counts in others if counts]
     if len(others) < 2:
-        return  # links correct errors by themselves: only what is far from usual says anything
+        return  # links correct errors by themselves: only very unusual counts matter
     for name, words in _COUNTED.items():
         most = max(counts.get(name, 0) for counts in others)
         if mine.get(name, 0) >= max(_MANY, _TIMES * most):

@@ -1,4 +1,4 @@
-"""From the facts of all hosts to findings about their GPUs. Pure."""
+"""Findings about the GPUs of all hosts, from their facts. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from .trouble import Trouble, is_readable
 from .users import Users, facts_on, held_by_us, users_of
 
 CHECK = "gpu_state"
-"""Name of the check whose facts these are."""
+"""Name of the check that these facts belong to."""
 GPU_STATE_KINDS = (
     GPU_LOST,
     GPU_UNHEALTHY,
@@ -67,7 +67,7 @@ _SYSTEM_NOT_READY = 802  # CUresult: the fabric manager has not set NVSwitch up
 
 
 def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
-    """Every host alone, then hosts against each other."""
+    """Findings on every host alone, then on differences between hosts."""
     hosts: dict[int, Mapping[str, Any]] = {}
     labels: dict[int, Host] = {}
     for found in (_wedged(cluster), _unread(cluster)):
@@ -82,7 +82,7 @@ def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _weighed(cluster: Cluster, finding: Finding) -> Finding:
-    """A job over gloo starts without its GPUs."""
+    """The finding, only a warning for a job over gloo: it starts without its GPUs."""
     if cluster.backend != "nccl" and finding.level is Severity.FAIL:
         return finding.replaced(severity=Severity.WARN)
     return finding
@@ -98,7 +98,7 @@ def _wedged(cluster: Cluster) -> Iterator[Finding]:
         end, crumb = item.outcome, item.outcome.breadcrumbs[-1]
         of_gpu = "gpu" in crumb
         if not of_gpu and item.rank.host.id in cuda_too:
-            continue  # `backend_device` says it, with the ranks
+            continue  # `backend_device` reports it, with the ranks
         how = "did not return" if end.status is OutcomeStatus.HUNG else "killed the process"
         detail = f", process state {end.state}" if end.state else ""
         detail += f", {end.signal}" if end.signal else ""
@@ -112,16 +112,16 @@ def _wedged(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _unread(cluster: Cluster) -> Iterator[Finding]:
-    """The library starts on no GPU at all."""
+    """Findings on hosts where the library does not start at all."""
     for rank, facts in cluster.facts(CHECK):
         error = facts["error"]
         if error is None or _cuda_error(cluster, rank.host) is not None:
-            continue  # `backend_device` says it, by the driver's own error
+            continue  # `backend_device` reports it, by the driver's own error
         text = f"{error['call']}: {error['name']}"
         if error["name"] == "DRIVER_NOT_LOADED":
             number = facts["on_pci"]
-            text = f"{number} NVIDIA GPUs on the PCI bus, and no driver is loaded"
-            fix = "modprobe nvidia, and see `dmesg` for why it was not loaded"
+            text = f"{number} NVIDIA GPUs on the PCI bus, but no driver is loaded"
+            fix = "modprobe nvidia; `dmesg` shows why it was not loaded"
             yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), fix=fix)
         else:
             yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), dict(error))
@@ -144,15 +144,15 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
     )
     for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
         for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own, ours):
-            # The fabric is the whole host's.
+            # The fabric belongs to the whole host.
             foreign = one.kind is not FABRIC_MANAGER_DOWN and users.is_foreign(gpu)
             same[one, foreign].append(gpu)
     for (one, foreign), sick in same.items():
         if one.kind is FABRIC_MANAGER_DOWN and cuda == _SYSTEM_NOT_READY:
-            continue  # `backend_device` says it, with the ranks
+            continue  # `backend_device` reports it, with the ranks
         if one.kind is FABRIC_MANAGER_DOWN and _cuda_starts(cluster, host):
-            # As in a virtual machine that was given one GPU, without its NVLinks.
-            text = f"{one.text}; CUDA starts all the same"
+            # As in a virtual machine that has one GPU, without its NVLinks.
+            text = f"{one.text}; CUDA still starts"
             one = replace(one, text=text, severity=Severity.WARN, confidence=Confidence.LIKELY)
         for more in [more for more in between if more.kind is one.kind]:
             between.remove(more)
@@ -185,10 +185,10 @@ def _unused(gpus: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _not_ours(found: Finding, why: str) -> Finding:
-    """What is wrong with a neighbour's GPU is worth knowing, and not ours to mend."""
+    """The finding as information: a GPU of another job is not for this job to repair."""
     return found.replaced(
         message=f"{found.message}; {why}",
-        fix="nothing for this job: tell whoever looks after the host",
+        fix="nothing for this job: inform the administrator of the host",
         severity=Severity.INFO,
     )
 
@@ -209,7 +209,7 @@ def _finding(users: Users, host: Host, one: Between, gpus: Sequence[Mapping[str,
 def _copying(
     cluster: Cluster, host: Host, facts: Mapping[str, Any], users: Users
 ) -> Copying | None:
-    """What NCCL would copy directly between the GPUs of a host, and what `gpu_work` did."""
+    """Direct copies that NCCL would make between the GPUs of a host, and those of `gpu_work`."""
     ranks = cluster.ranks_on(host)
     by_env = bool(ranks) and all(rank.env.get("NCCL_P2P_DISABLE") == "1" for rank in ranks)
     if cluster.backend != "nccl" or by_env or facts.get("p2p_off"):
@@ -231,7 +231,7 @@ def _copying(
 def _xids_of(
     gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], log: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Those of its bus; of a lost GPU whose bus nobody knows, those of no GPU that is known."""
+    """Xids of a GPU by its bus; for a lost GPU without a known bus, those of no known GPU."""
     if gpu.get("bus_id"):
         return [seen for seen in log if gpu["bus_id"].startswith(seen["bus"])]
     known = [str(other["bus_id"]) for other in gpus if other.get("bus_id")]
@@ -240,14 +240,14 @@ def _xids_of(
 
 
 def _evidence(gpu: Mapping[str, Any], xids: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Its number and bus, what it showed, and the kernel log, for whoever goes there."""
+    """Evidence about a GPU: its number and bus, some values, and its Xids."""
     shown = ("index", "bus_id", "temperature", "sm_clock_mhz", "memory", "processes")
     found = {**{name: gpu.get(name) for name in shown}, "xids": list(xids)}
     return {name: value for name, value in found.items() if value not in (None, [])}
 
 
 def _cuda_error(cluster: Cluster, host: Host) -> int | None:
-    """CUresult with which CUDA does not start on a host; -1 where there is no number."""
+    """CUresult of the failed start of CUDA on a host; -1 where there is no number."""
     for _, facts in facts_on(cluster, host, "backend_device"):
         if facts["driver_error"]:
             code = facts["driver_error"]["code"]

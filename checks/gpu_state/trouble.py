@@ -1,4 +1,4 @@
-"""One thing that is wrong with one GPU. Pure."""
+"""A trouble of one GPU. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Gpu = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong with one GPU; `severity` None is that of the kind."""
+    """A trouble of one GPU; `severity` None means that of the kind."""
 
     kind: Kind
     text: str
@@ -24,5 +24,5 @@ class Trouble:
 
 
 def is_readable(gpu: Gpu) -> bool:
-    """Whether the driver answers for it."""
+    """Whether the driver answers for this GPU."""
     return "uuid" in gpu and not gpu["lost"] and not (gpu.get("wedged") or gpu.get("raised"))

@@ -1,4 +1,4 @@
-"""Who uses the GPUs of a host: ranks, this examination, and others. Pure."""
+"""Users of the GPUs of a host: ranks, this examination, and others. Pure."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from nccl_doctor.toolkit.forks import OURS
 from .gpu_kinds import GPU_BUSY
 from .trouble import Gpu, Trouble, is_readable
 
+OURS = "ncd:"
+"""Prefix of the names of our own processes."""
 _MPS = "nvidia-cuda-mps"
 _GIB = 1 << 30
 _SOME_BYTES = 2 * _GIB
 _WORK_BYTES = {Level.FULL: 5 * _GIB}
 _LESS_WORK_BYTES = 2 * _GIB
-"""What `gpu_work` may hold on the GPU of its rank: its context and that of a neighbour, buffers."""
+"""Bytes that `gpu_work` may hold on its rank's GPU: two contexts (a neighbour's too), buffers."""
 
 
 @dataclass(frozen=True)
 class Users:
-    """Which ranks of one host take which GPU.
+    """The ranks of one host that take each GPU.
 
-    `by_name`: UUID, or PCI address, → ranks. `complete`: every rank that the host is to have said
-    which, so that all other GPUs are others'.
+    `by_name`: UUID, or PCI address, → ranks. `complete`: the GPU of every expected rank of the host
+    is known, so all other GPUs belong to others.
     """
 
     by_name: Mapping[str, tuple[Rank, ...]]
@@ -51,15 +53,15 @@ class Users:
         return tuple(found.values())
 
     def is_foreign(self, gpu: Gpu) -> bool:
-        """Whether it is known that no rank takes it; one that does not answer may be anybody's."""
+        """Whether surely no rank takes this GPU; one that does not answer is never foreign."""
         return self.complete and is_readable(gpu) and not self.of(gpu)
 
 
 def users_of(cluster: Cluster, host: Host, gpus: Sequence[Gpu]) -> Users:
-    """By what `backend_device` and `gpu_affinity` saw.
+    """Users of GPUs, from the facts of `backend_device` and `gpu_affinity`.
 
-    NVML lists GPUs, and torch the MIG instances of some by UUIDs of their own: then the PCI address
-    tells which is which.
+    NVML lists GPUs, torch may list MIG instances by their own UUIDs: then the PCI address shows
+    which GPU it is.
     """
     by_name: dict[str, tuple[Rank, ...]] = {}
     listed = {str(gpu[name]) for gpu in gpus for name in ("uuid", "bus_id") if gpu.get(name)}
@@ -85,7 +87,7 @@ def _taken(cluster: Cluster, host: Host) -> Iterator[tuple[Rank, str]]:
 
 
 def outcomes_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Outcome]]:
-    """What the ranks of one host observed alone, of thousands of hosts without asking them all."""
+    """Outcomes of the ranks of one host, without a search through all hosts."""
     for rank in cluster.ranks_on(host):
         found = rank.facts.get(check, {}).get(ALONE)
         if found is not None:
@@ -93,16 +95,16 @@ def outcomes_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank
 
 
 def facts_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Mapping[str, Any]]]:
-    """The facts of those that are `ok`."""
+    """Facts of the ranks of one host whose outcome is `ok`."""
     for rank, found in outcomes_on(cluster, host, check):
         if found.status is OutcomeStatus.OK:
             yield rank, found.facts
 
 
 def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) -> list[int]:
-    """Bytes that this examination itself may hold on each GPU while it is looked at.
+    """Bytes that this examination itself may hold on each GPU while it is read.
 
-    Where nobody knows who takes a GPU, one rank may.
+    Where the users of a GPU are unknown, one rank is assumed.
     """
     worked = {
         rank.seat
@@ -115,7 +117,7 @@ def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) 
 
 
 def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble]:
-    """Who else uses a GPU.
+    """Troubles from other users of a GPU.
 
     With MIG on, the processes of all its instances are listed, and some are other tenants'.
 
@@ -137,13 +139,13 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
     ]
     if strange:
         who = ", ".join(
-            f"pid {one['pid']} ({one['name'] or 'not to be seen from here'})" for one in strange[:4]
+            f"pid {one['pid']} ({one['name'] or 'name not visible here'})" for one in strange[:4]
         )
         who += f" and {len(strange) - 4} more" if len(strange) > 4 else ""
         known = [str(one["pid"]) for one in strange if one["name"]]
         yield Trouble(
             GPU_BUSY,
-            f"{who} on it",
+            f"{who} uses it" if len(strange) == 1 else f"{who} use it",
             f"kill {' '.join(known)}, if nobody needs it" if known else "",
             severity,
             # One without a name is in another PID namespace, or has ended: it may be one of ours.
@@ -152,9 +154,9 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
     elif memory and not processes and used > max(_SOME_BYTES, memory["total"] / 20):
         yield Trouble(
             GPU_BUSY,
-            f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, by no "
-            "process that can be seen from here",
-            "look from the host, outside containers: nvidia-smi, fuser -v /dev/nvidia*",
+            f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, but no "
+            "process is visible from here",
+            "look on the host, outside containers: nvidia-smi, fuser -v /dev/nvidia*",
             severity,
             Confidence.LIKELY,
         )

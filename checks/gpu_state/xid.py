@@ -1,4 +1,4 @@
-"""What an Xid of the NVIDIA driver means, and what to do. Pure; the rows are in xid.toml."""
+"""Meaning and fix of Xids of the NVIDIA driver. Pure; the rows are in xid.toml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NVLINK5 = range(144, 151)
 
 @dataclass(frozen=True)
 class Xid:
-    """One row: `severity` is that of a GPU of which nothing else is known since."""
+    """One row: `severity` is that of a GPU without any newer information."""
 
     number: int
     means: str
@@ -26,15 +26,15 @@ class Xid:
 
 
 def xid_of(number: int) -> Xid | None:
-    """The row of a number; None for one that says nothing about the state of a GPU to us."""
+    """The row of a number; None for one without meaning for the state of a GPU."""
     return _rows().get(number)
 
 
 def asks_for_nothing(seen: Mapping[str, Any]) -> bool:
-    """Whether the text of an Xid says that it is over, or that the link went on.
+    """Whether the text of an Xid shows that it is over, or that the link still works.
 
-    154 is written with every change of what the driver asks for, also back to nothing; 144 to 150
-    say whether they were fatal.
+    154 is written whenever the action that the driver asks for changes, also back to none; the text
+    of 144 to 150 shows whether they were fatal.
     """
     text = str(seen["text"])
     back = seen["xid"] == _RECOVERY and re.search(r"to 0x0\b|\(None\)\s*$", text) is not None

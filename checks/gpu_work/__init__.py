@@ -1,45 +1,45 @@
-"""Does each rank's GPU compute and copy, without an error and at the speed of its like?
+"""Does each rank's GPU compute and copy without an error, and as fast as others of its model?
 
 What it checks
 --------------
 Every rank makes a context on the GPU that it would take (LOCAL_RANK modulo the visible ones),
-multiplies matrices of which the product is known exactly (float32 and bfloat16), and copies memory
-there, within, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1
-or a GPU that lets one process in at a time forbids it; where each rank sees its own GPU only, that
-cannot be tried, and gpu-p2p-untested says so.
-Each rank does so in a process of its own: a GPU that hangs costs the deadline, and the others go
-on. With --level full it keeps the GPU busy for some ten seconds, and measures
-twice: bfloat16 products, copies within the GPU, and copies from and to pinned memory. In the midst
-of the products the driver is asked what the clock is, how hot the GPU is, and what holds it back
-(NVIDIA GPUs, with nvidia-ml-py).
+multiplies matrices whose product is known exactly (float32 and bfloat16), and copies memory to the
+GPU, within it, and back, and to the GPU of the next rank of its host, unless NCCL_P2P_DISABLE=1 or
+a GPU that allows one process at a time forbids it; where each rank sees only its own GPU, that
+cannot be tried, and gpu-p2p-untested reports it.
+Each rank does this in its own process: a GPU that hangs costs the deadline, and the others
+continue. With --level full it keeps the GPU busy for about ten seconds, and measures twice:
+bfloat16 products, copies within the GPU, and copies from and to pinned memory. During the products
+the driver is asked for the clock, the temperature, and what holds the clock down (NVIDIA GPUs, with
+nvidia-ml-py).
 
 Why it matters
 --------------
-A GPU that hangs, or that has fallen off the bus, stops the first collective of the whole job, and
-the other ranks say no more than that they wait. One that computes wrongly spoils a run without a
-word. One that is slow sets the pace of all. With an IOMMU or ACS in the way, and on some boards for
-the desktop, what one GPU sends to another never arrives, or arrives changed: then NCCL hangs right
-after its start, or adds up wrong numbers.
+A GPU that hangs, or that fell off the bus, stops the first collective of the whole job, and the
+other ranks only print that they wait. A GPU that computes wrongly silently spoils a run. A slow one
+sets the speed of all. With an IOMMU or ACS in the way, and on some desktop boards, data from one
+GPU to another never arrives, or arrives changed: then NCCL hangs right after its start, or adds up
+wrong numbers.
 
 How to fix
 ----------
 Look for Xid and NVRM in `dmesg` of the host, run `nvidia-smi` and `dcgmi diag -r 3`; drain the
-host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` says what holds it back. Two GPUs that
-cannot send to each other: check `gpu_direct`; NCCL_P2P_DISABLE=1 goes around it, slower.
+host. A slow GPU: `nvidia-smi -q -d PERFORMANCE,CLOCK,POWER` shows what holds it back. Two GPUs that
+cannot send to each other: see check `gpu_direct`; NCCL_P2P_DISABLE=1 avoids it, but is slower.
 
 When it is wrong
 ----------------
-A process that takes the GPU's memory or time meanwhile makes it fail or look slow; with
---level full the other checks of the run may be such a process for its first seconds, so the better
-of two measurements counts. A GPU is compared with those of the same model: 1.2 times slower than
-their median, and far outside their spread (copies from and to the host: twice as slow, for GPUs
-share switches and memory there). Fewer than three of a model are only compared with what the vendor
-publishes, and so are all where they are slow together: below 0.5 of the published rate of products
-or 0.7 of that of memory; and copies from and to the host below 0.3 of the PCIe link, where the
-driver says what it is, divided by the GPUs of the host that copy at once. A power limit set on
-purpose looks the same, and is named. Ranks that share a GPU are not compared. Only neighbours are
-copied between, by the way that torch takes: NCCL may take another one. Of a GPU with less than
-2 GiB of free memory, or in a run with too little time left, no speed is measured, and that is said.
+Another process that takes the GPU's memory or time makes it fail or look slow; with --level full
+other checks of the run may do so in the first seconds, so the better of two measurements counts. A
+GPU is compared with those of the same model: it is slow at 1.2 times their median time and far
+outside their spread (copies from and to the host: at twice the time, because GPUs share switches
+and memory there). Fewer than three GPUs of a model are compared only with published values, and so
+are all where all are slow: below 0.5 of the published rate of products or 0.7 of that of memory;
+and copies from and to the host below 0.3 of the PCIe link, where the driver reports it, divided by
+the GPUs of the host that copy at once. A power limit set on purpose looks the same, and is named.
+Ranks that share a GPU are not compared. Only neighbours copy to each other, in the way that torch
+uses: NCCL may use another one. On a GPU with less than 2 GiB of free memory, or in a run with too
+little time left, no speed is measured; the report says so.
 Not validated on hardware: everything about GPUs here was written from sources, and tested with
 torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
 
@@ -88,13 +88,13 @@ DRIVER = "starting the GPU driver"
 _TRY_S = 5.0
 _PAUSE_S = 1.0
 _RESERVE_S = 6.0
-"""Of the deadline: for making contexts and buffers, and for reporting."""
+"""Part of the deadline for making contexts and buffers, and for reporting."""
 _LEAST_S = 1.0
-"""A shorter measurement says nothing."""
+"""A shorter measurement is not reliable."""
 
 
 class GpuWork(Check):
-    """Some work for every rank's own GPU."""
+    """Some work for the GPU of every rank."""
 
     name = "gpu_work"
     layer = Layer.DEVICE
@@ -105,9 +105,11 @@ class GpuWork(Check):
     deadline_s = 45.0  # as long as a driver may take to start
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns it;
-        `start_s`, as `see_gpus` returns it; `error`: None or `{"step", "text"}`; `peer`: None where
-        there is no other GPU to copy to, or `{"uuid", "wrong", "error"}`; `tries`: two
+        """Let the GPU compute and copy, and with --level full measure it.
+
+        Returns: `device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns
+        it; `start_s`, as `see_gpus` returns it; `error`: None or `{"step", "text"}`; `peer`: None
+        if there is no other GPU to copy to, or `{"uuid", "wrong", "error"}`; `tries`: two
         measurements, as `DeviceWork.measure` returns them, or none; `under_load`: of each of them
         what `LoadReader.read` returned; `rates`: the same as a table.
 
@@ -123,13 +125,13 @@ class GpuWork(Check):
             raise Skip(f"torch {build['torch']} is built without CUDA")
         seen = see_gpus(build, lambda call: ctx.breadcrumb(DRIVER, call=call))
         if seen["driver_error"]:
-            # backend_device asks for the same, and says what to do about it.
+            # backend_device starts the driver too, and its finding has the fix.
             raise Untested(f"the GPU driver does not start: {seen['driver_error']['text']}")
         if not seen["devices"]:
             raise Untested("torch sees no GPU")
         import torch
 
-        torch.set_num_threads(1)  # what hangs now must not be a pool of threads that was forked
+        torch.set_num_threads(1)  # a forked pool of threads would hang
         own = seen["devices"][index_of_own(ctx.launch.local_rank, len(seen["devices"]))]
         crumb = partial(ctx.breadcrumb, uuid=own["uuid"], model=own["name"])
         peer = _neighbour(ctx, seen["devices"], own)
@@ -144,7 +146,7 @@ class GpuWork(Check):
         yield from rate_figures(cluster.facts(self.name))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every GPU by itself, then the speeds of those that work."""
+        """Findings on every GPU by itself, then on the speeds of those that work."""
         said = _with_bad_driver(cluster)
         for item in cluster.evidence(self.name, ALONE):
             status, facts = item.outcome.status, item.outcome.facts
@@ -164,13 +166,13 @@ class GpuWork(Check):
 def _neighbour(
     ctx: Context, devices: Sequence[Mapping[str, Any]], own: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-    """The GPU of the next rank of the host; None where there is none, or NCCL will not copy so."""
+    """The GPU of the next rank of the host; None without one, or if NCCL will not copy directly."""
     local, count = ctx.launch.local_rank or 0, ctx.launch.local_world_size or 1
     off = nccl_settings(ctx.env).get("NCCL_P2P_DISABLE")
     peer = devices[(local + 1) % count % len(devices)]
     if count < 2 or peer["index"] == own["index"] or (off is not None and off.value == "1"):
         return None
-    # A context of ours there would keep the rank out that the GPU belongs to.
+    # Our context there would keep out the rank that uses that GPU.
     return None if peer.get("compute_mode") == EXCLUSIVE_PROCESS else peer
 
 
@@ -204,7 +206,7 @@ def _work(
             facts["wrong"] += work.products()  # once more, now that it is warm
     except RuntimeError as error:
         if not is_gpu_error(error):
-            raise  # a mistake of this check: the engine says so
+            raise  # a mistake of this check: the engine reports it
         text = str(error).strip().splitlines()[0]
         meaning = gpu_error(text)
         if meaning is not None and meaning.healthy:
@@ -221,7 +223,7 @@ def _work(
 
 
 def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None:
-    """None where the other GPU has no room for us: then nothing is known."""
+    """The result of a copy to the other GPU; None if it has no free memory for it."""
     import torch
 
     facts = {"uuid": peer["uuid"], "wrong": [], "error": None}
@@ -249,7 +251,7 @@ def _measure_twice(ctx: Context, work: DeviceWork, load: LoadReader, facts: dict
     left = ctx.left()
     budget = min(_TRY_S, (left - _RESERVE_S - _PAUSE_S) / 2)
     if budget < _LEAST_S:
-        raise Untested(f"the speed of the GPU was not measured: {left:.0f} s were left for it")
+        raise Untested(f"the speed of the GPU was not measured: only {left:.0f} s were left")
     tries: list[dict[str, float]] = []
     seen: list[dict[str, int]] = []
     for pause_s in (0.0, _PAUSE_S):
@@ -266,7 +268,7 @@ def _device(uuid: str | None) -> Where:
 
 
 def _with_bad_driver(cluster: Cluster) -> set[int]:
-    """Seats of which backend_device says already that the driver does not start."""
+    """Seats where backend_device reports that the driver does not start."""
     return {
         item.rank.seat
         for item in cluster.evidence("backend_device", ALONE)
@@ -276,14 +278,14 @@ def _with_bad_driver(cluster: Cluster) -> set[int]:
 
 
 def _ended(item: Evidence) -> Iterator[Finding]:
-    """A child that hung or died in a step that only the GPU or its driver can block."""
+    """The finding on a child that hung or died in a step that only GPU or driver can block."""
     end = item.outcome
     if end.last_step not in (DRIVER, ASKING_NVML, *GPU_STEPS):
         return
     if end.state in ("T", "t") or end.signal == "SIGKILL":
-        return  # somebody stopped or killed the process: that is not the GPU's doing
+        return  # somebody stopped or killed the process: not a fault of the GPU
     if end.status is OutcomeStatus.HUNG:
-        words = f"wedged in {end.last_step}: no end within {end.duration_s:.0f} s"
+        words = f"stuck in {end.last_step}: no end within {end.duration_s:.0f} s"
         words += f", process state {end.state}" if end.state else ""
         words += f", kernel wait {end.wchan}" if end.wchan not in ("", "0") else ""
     else:

@@ -1,6 +1,6 @@
-"""What a GPU says of itself while it works: its clock, power and heat, and what holds it back.
+"""Clock, power and temperature of a GPU while it works, and what holds it back.
 
-The reading touches the driver, and belongs in a probe child; what is said of it is pure.
+Reading calls the driver, and belongs in a probe child; the other functions are pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nccl_doctor.toolkit.gpu.nvml import Crumb, Library, Refused, Way, start
 
 _SM = 1  # NVML_CLOCK_SM
 _FIELDS: Mapping[str, tuple[Way, ...]] = {
-    # First what changes soonest once the GPU has nothing to do.
+    # First the values that change soonest when the GPU becomes idle.
     "throttle": (
         ("nvmlDeviceGetCurrentClocksEventReasons", ()),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", ()),
@@ -35,13 +35,13 @@ _HELD_BACK = {
     0x02: "clocks set by hand",
     0x10: "clocks of a sync boost group",
 }
-"""Bits of nvmlClocksEventReason*; where the hardware is too hot or short of power, the fourth one
-says no more than that.
+"""Bits of nvmlClocksEventReason*; when the hardware is too hot or short of power, the fourth bit is
+set as well and means the same.
 """
 
 
 class LoadReader:
-    """Reads one GPU, found by its UUID; knows nothing where there is no NVML to ask."""
+    """Reader of one GPU, found by its UUID; without NVML it returns no values."""
 
     def __init__(self, uuid: str | None, crumb: Crumb) -> None:
         """Load the library and find the GPU, so that reading takes a few milliseconds."""
@@ -54,7 +54,7 @@ class LoadReader:
                 self._library = library
 
     def read(self) -> dict[str, int]:
-        """Answers as they are now, without those that the driver refuses.
+        """Values of the GPU now, without those that the driver refuses.
 
         Returns: some of `sm_clock_mhz`, `max_sm_clock_mhz`, `power_mw` and `power_limit_mw`
             (milliwatt), `temperature` (degrees Celsius), `throttle` (bits), `pcie_generation` and
@@ -72,7 +72,7 @@ class LoadReader:
 
 
 def held_back(load: Mapping[str, Any]) -> list[str]:
-    """What the driver says that keeps the clocks down."""
+    """Reasons of the driver for lower clocks."""
     bits = load.get("throttle") or 0
     if bits & 0xC0:
         bits &= ~0x08
@@ -80,7 +80,7 @@ def held_back(load: Mapping[str, Any]) -> list[str]:
 
 
 def in_words(load: Mapping[str, Any]) -> str:
-    """`thermal slowdown by the driver, SM clock 1200 of 1980 MHz, 84 °C`; empty of nothing."""
+    """The values in words: `thermal slowdown by the driver, SM clock 1200 of 1980 MHz, 84 °C`."""
     said = held_back(load)
     for now, most, scale, words in (
         ("sm_clock_mhz", "max_sm_clock_mhz", 1, "SM clock {} MHz"),

@@ -1,30 +1,32 @@
-"""How fast are collectives in each kind of group, and which rank or host holds the others up?
+"""How fast are collectives in each kind of group, and which rank or host slows the others down?
 
 What it checks
 --------------
 The time of an all-reduce, for several sizes, over all ranks, inside each host, between neighbouring
 hosts and, with `--mesh`, in the groups of each dimension; as latency, algorithm bandwidth and bus
-bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Beside it, and never added to it, how
-long each rank takes to compute a fixed product of matrices. What stands out by the median absolute
-deviation is measured again, beside ranks, hosts and partners that were good; only what stands out
-again is blamed. Runs once the collectives of all ranks were right.
+bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Separately, and never added to it,
+the time that each rank takes to compute a fixed product of matrices. Outliers by the median
+absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
+that are outliers again are blamed. The check runs after the collectives of all ranks gave right
+results.
 
 Why it matters
 --------------
 All ranks of a synchronous job wait for the slowest in every step, so one throttled GPU, one slow
-cable or one busy host costs the whole cluster that share of its time, and no library says a word.
+cable or one busy host costs the whole cluster that share of its time, and no library reports it.
 
 How to fix
 ----------
 rank-slow: look at the clock, temperature and power limit of that GPU or core, and at other work on
 it. bandwidth-low: inside a host look at PCIe and NVLink (`nvidia-smi topo -m`) and at NUMA binding;
-of a host with its neighbours at its NIC, link speed and switch port; between two hosts at the road.
+for a host with its neighbours look at its NIC, link speed and switch port; between two hosts look
+at the path.
 
 When it is wrong
 ----------------
-On a machine that is busy with other work everything is slow at times; then the finding is mere
-information, and says so. Fewer than three hosts, or ranks, have nobody to be compared with.
-Racks joined by thinner links make pairs across racks slow by design.
+On a machine that is busy with other work everything is slow at times; then the finding is only
+information, and says so. With fewer than three hosts, or ranks, there is nothing to compare with.
+Racks joined by slower links make pairs across racks slow by design.
 Not validated on hardware: gloo only so far.
 
 References
@@ -73,7 +75,7 @@ RANK_SLOW = Kind(
     "rank-slow",
     Layer.SPEED,
     "A rank computes much more slowly than the others",
-    "every step waits for the slowest rank, so the whole job runs at its speed",
+    "every step waits for the slowest rank: the whole job runs at its speed",
     "look at the clocks, temperature and power limit of its device (nvidia-smi -q -d "
     "CLOCK,PERFORMANCE,TEMPERATURE), or at other work on its cores",
     Severity.WARN,
@@ -87,7 +89,7 @@ BANDWIDTH_LOW = Kind(
     "inside a host: PCIe, NVLink and NUMA binding (nvidia-smi topo -m); between hosts: NIC, "
     "negotiated speed, switch port",
     Severity.WARN,
-    by_deadline=True,  # a slow link, or a lossy one, says why
+    by_deadline=True,  # a slow or lossy link explains it
 )
 
 _SIZES = {  # bytes
@@ -95,13 +97,13 @@ _SIZES = {  # bytes
     Level.FULL: tuple(8 << (3 * step) for step in range(9)),  # 8 B to 128 MiB
 }
 _BUDGET_S = {Level.STANDARD: 0.1, Level.FULL: 1.0}
-"""For the repetitions of one size."""
+"""Seconds for the repetitions of one size."""
 _LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
-"""For all sizes of one group."""
+"""Seconds for all sizes of one group."""
 
 
 class GroupSpeed(Check):
-    """All-reduce and computing, timed apart, compared and confirmed."""
+    """All-reduce and computing, timed separately, compared and confirmed."""
 
     name = "group_speed"
     layer = Layer.SPEED
@@ -113,7 +115,7 @@ class GroupSpeed(Check):
     needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Each kind of group once; then again what stood out, with controls."""
+        """The rounds: each kind of group once; then the outliers again, with controls."""
         deadline_s = attempt_deadline(cluster)
         seen = Measured(cluster, self.name)
         world = tuple(rank.seat for rank in cluster.present)
@@ -166,7 +168,7 @@ class GroupSpeed(Check):
         return speed_figures(cluster, self.name)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Who stood out twice."""
+        """Findings on ranks, hosts and pairs that were outliers twice."""
         if cluster.complete:
             seen = Measured(cluster, self.name)
             yield from _slow_ranks(seen)
@@ -181,7 +183,7 @@ def _slow_ranks(seen: Measured) -> Iterator[Finding]:
     first, again = seen.computing("world"), seen.computing("again-ranks")
     for seat in stand_out_again(slow_ones(first), first, again):
         usual = statistics.median(first.values())
-        words = f"{again[seat] * 1e3:.3g} ms for what takes the others {usual * 1e3:.3g} ms"
+        words = f"{again[seat] * 1e3:.3g} ms to compute what takes the others {usual * 1e3:.3g} ms"
         evidence = {"seconds": {"here": [first[seat], again[seat]], "median": usual}}
         where = Evidence.rank_place(seen.ranks[seat])
         yield _weighed(seen, Finding(RANK_SLOW, words, where, evidence), [seat])
@@ -195,7 +197,7 @@ def _slow_hosts(seen: Measured) -> Iterator[Finding]:
             seats = seen.hosts[host]
             rate = bus_bandwidth(size, again[host], len(seats))
             usual = bus_bandwidth(size, statistics.median(equal.values()), len(seats))
-            words = f"inside the host {_rate(rate)} bus bandwidth, in others {_rate(usual)}"
+            words = f"inside the host {_rate(rate)} bus bandwidth, inside others {_rate(usual)}"
             where = Where(hosts=(seen.labels[host],))
             evidence = {"seconds": [first[host], again[host]]}
             yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), seats)
@@ -228,11 +230,11 @@ def _slow_pairs(seen: Measured) -> Iterator[Finding]:
 
 
 def _weighed(seen: Measured, found: Finding, seats: Sequence[int]) -> Finding:
-    """What stood out twice; mere information where the CPU was busy with something else."""
+    """The finding on an outlier; only information where the CPU was busy with other work."""
     if not any(seen.was_busy(seat) for seat in seats):
         return found.replaced(confidence=Confidence.LIKELY)
     return found.replaced(
-        message=found.message + "; measured while the CPU was busy with something else",
+        message=found.message + "; measured while the CPU was busy with other work",
         severity=Severity.INFO,
         confidence=Confidence.POSSIBLE,
     )

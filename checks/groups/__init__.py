@@ -5,14 +5,14 @@ What it checks
 A default group over all ranks, then further groups by new_group on all ranks in the same order (all
 ranks once more, every second rank, one rank per host), in these variants: `in-order`, each group
 used as soon as it is formed; `in-turn`, all formed and then used alternately; `at-once`, with one
-collective in flight on each. With NCCL each variant is tried once more with a default group that is
+collective in flight on each. With NCCL each variant is also tried with a default group that is
 bound to a device (`-bound`: init_process_group with device_id). Gloo has no such variants: torch
-refuses a CPU as device_id. Where the user says that the job forms several groups (`--mesh`,
-`--groups`), NCCL has one more, `beside-gloo`: further groups of gloo, used in turn with the default
-group, as checkpoints and data loading have them. Each variant runs in processes of its own, under
-its own deadline, once the collectives of all ranks were good, and whatever the variants before it
-did. Integer results are checked exactly. What hangs for no visible reason is tried once more
-(`-again`); where it still cannot be told why, torch compares what each rank is about to run
+refuses a CPU as device_id. Where `--mesh` or `--groups` say that the job forms several groups, NCCL
+has one more variant, `beside-gloo`: further groups of gloo, used in turn with the default group, as
+checkpoints and data loading use them. Each variant runs in its own processes, under its own
+deadline, after the collectives of all ranks were good, and whatever the result of the variants
+before it. Integer results are checked exactly. What hangs without a visible reason is tried again
+(`-again`); if the reason is still unknown, torch compares what each rank is about to run
 (`-compared`).
 
 Why it matters
@@ -26,15 +26,15 @@ How to fix
 Call new_group on every rank of the default group, in the same order, with the same lists, also on
 ranks that are not members. Where only `at-once` hangs: use the groups one after the other, or in
 the same order on every rank. Where only the `-bound` variants hang: form the default group without
-device_id. Where only `beside-gloo` is bad: gloo goes by the address of the host's own name, or by
-GLOO_SOCKET_IFNAME, and not by what NCCL uses. Where one rank is named: compare its torch, and what
-is put around it, with the others.
+device_id. Where only `beside-gloo` is bad: gloo uses the address of the host's own name, or
+GLOO_SOCKET_IFNAME, and not what NCCL uses. Where one rank is named: compare its torch, and anything
+that wraps it, with the others.
 
 When it is wrong
 ----------------
-A machine that is so loaded that small collectives take longer than `--collective-timeout` looks
-like a hang. Raise that option and see whether the finding stays. Not every job has groups of gloo
-beside NCCL: what is bad in that variant is a warning.
+A machine under heavy load, on which small collectives take longer than `--collective-timeout`,
+looks like a hang. Raise that option and see whether the finding stays. Not every job has groups of
+gloo beside NCCL: a fault in that variant is a warning.
 Not validated on hardware: the NCCL path has not run on a GPU yet.
 
 References
@@ -81,7 +81,7 @@ _TIMES = 2
 
 
 class Groups(Check):
-    """Several groups alive at once."""
+    """Several process groups in one job."""
 
     name = "groups"
     layer = Layer.COLLECTIVE
@@ -93,7 +93,7 @@ class Groups(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One round of all ranks per variant; and once more what hung for no reason."""
+        """The rounds: all ranks once per variant; again what hung without a visible reason."""
         world = tuple(rank.seat for rank in cluster.present)
         deadline_s = attempt_deadline(cluster)
         groups = _places(cluster, world)
@@ -120,7 +120,7 @@ class Groups(Check):
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """One variant: the default group, the further groups, and their use.
+        """Run one variant: form the default group and the further groups, and use them.
 
         Returns: as `Exercise.facts`, and `made`: group → what torch says of it, as `describe_group`
             does, the default group under the round's name. Each wrong result has `members`, the
@@ -163,8 +163,8 @@ class Groups(Check):
         return {**tester.facts(), "made": maker.made}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Per variant: the culprits, if any can be told from the victims; else one finding that
-        says which variants are bad and which are good.
+        """Findings on the culprits of each variant; where none is seen, one finding that lists bad
+        and good variants.
         """
         if not cluster.complete:
             return
@@ -179,7 +179,7 @@ class Groups(Check):
                 yield finding
                 continue
             key = (finding.code, finding.where, finding.level)
-            if key not in told:  # once for all variants
+            if key not in told:  # only once for all variants
                 told.add(key)
                 states = {name: _state(attempt) for name, attempt in variants.items()}
                 yield finding.replaced(
@@ -202,23 +202,23 @@ def _state(attempt: Attempt) -> str:
     if attempt.is_good:
         return "good"
     if not is_open(attempt):
-        return "not told"
+        return "unclear"
     return "hangs" if attempt.is_unexplained else "fails"
 
 
 def _contrast(states: Mapping[str, str]) -> str:
-    """Which variants are bad beside which that are good: that is the diagnosis."""
+    """The difference between bad and good variants: that is the diagnosis."""
     bad = [name for name, state in states.items() if state in ("hangs", "fails")]
     good = [name for name, state in states.items() if state == "good"]
     if not good:
-        return f"so in every variant that was tried ({', '.join(bad)})"
+        return f"the same in every variant that was tried ({', '.join(bad)})"
     listed = f" (bad: {', '.join(bad)}; good: {', '.join(good)})"
     if all(name.endswith(BOUND) and name.removesuffix(BOUND) in good for name in bad):
-        return "only with a default group that is bound to a device; unbound it is good" + listed
+        return "only if the default group is bound to a device; unbound it is good" + listed
     if bad == [BESIDE_GLOO]:
-        return "only with groups of gloo beside NCCL's; NCCL's own are good" + listed
+        return "only with gloo groups beside NCCL; NCCL's own groups are good" + listed
     if all(name.startswith(AT_ONCE) for name in bad) and IN_TURN in good:
-        return "only when groups are used at once; in turn they are good" + listed
+        return "only when the groups are used at the same time; in turn they are good" + listed
     if all(not name.startswith(IN_ORDER) for name in bad) and IN_ORDER in good:
-        return "only once all groups are formed; each used when formed is good" + listed
+        return "only after all groups are formed; used as soon as formed, each is good" + listed
     return "not in every variant" + listed

@@ -1,6 +1,6 @@
-"""Further groups of one round, each followed closely: what torch was asked for, what it made.
+"""Making of further groups of one round, with a record of what was requested and what torch made.
 
-Runs in a probe child, on a default group that is already formed.
+For a probe child, on a default group that is already formed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MAX_TEXT = 60
 
 
 class Maker:
-    """Makes groups by new_group, and says before the deadline what torch is at in a stuck one.
+    """Maker of groups by new_group; before the deadline it records the group that is stuck.
 
     Attributes:
-        made: group → what torch says of it (see `describe_group`), the default group included,
-            under the name of the round.
+        made: group → what torch reports about it (see `describe_group`), including the default
+            group, under the name of the round.
     """
 
     def __init__(self, ctx: Context, device: Any) -> None:
@@ -69,7 +69,7 @@ class Maker:
         self._ctx.breadcrumb(MADE, group=name, expected=expected, count=_count(), **seen)
 
     def _last_word(self) -> None:
-        """What the frame of torch's own helper is about; only torch knows, while it is stuck."""
+        """Record the group in the frame of torch's own helper: only torch knows it while stuck."""
         now = dict(self._now)
         frame = sys._current_frames().get(self._main)
         while now and frame is not None:
@@ -83,7 +83,7 @@ class Maker:
 
 
 def describe_group(group: Any, device: Any) -> dict[str, Any]:
-    """What torch itself says of a group; what this torch does not tell is None.
+    """Torch's own description of a group; None for what this torch does not show.
 
     Returns: `ranks` of the default group that are in it, as text; `label`, torch's own name of it;
         `bound_device_id`, the device that it is bound to; `backend_class`, which class serves
@@ -120,7 +120,7 @@ def _backend_class(group: Any, device: Any) -> str | None:
 
 
 def _count() -> int | None:
-    """How many groups torch has named so far: the names of the next ones follow from it."""
+    """Number of groups that torch has named so far; it determines the next names."""
     import torch.distributed as dist
 
     count = getattr(getattr(dist.distributed_c10d, "_world", None), "group_count", None)

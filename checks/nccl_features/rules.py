@@ -1,8 +1,8 @@
-"""Groups that fail, tried again with one feature of the backend off at a time. Pure.
+"""Repeats of failing groups with one feature of the backend off at a time. Pure.
 
-What fails, finishes without a feature and then fails again with it, fails for that feature. The
-last attempt is the control: what fails only now and then would else be laid to whatever was off
-when it happened to finish.
+A group that fails, finishes without a feature and then fails again with it fails because of that
+feature. The last attempt is the control: without it, a group that fails only sometimes would be
+blamed on the feature that was off when it happened to finish.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ CONTROL = "as-before"
 _WITHOUT = "without-"
 _TRIED = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatus.RAISED)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE")
-"""Signals by which a process ends for what it did itself."""
+"""Signals that end a process because of its own fault."""
 _LEAST_S = 5.0
 _PATIENCE = 8.0
-"""So many times longer than the slowest group that was good a group may take."""
+"""A group may take this many times longer than the slowest good group."""
 _CONTROL_PATIENCE = 5.0
 _CONTROL_LEAST = 4.0
-"""And so many times longer than the attempt that was good the control waits, at least, before it
-counts as hung."""
+"""The control must wait at least this many times longer than the good attempt before it counts as
+hung."""
 
 Attempts = Mapping[str, Sequence[Attempt]]
 Seats = tuple[int, ...]
 
 
 class Feature(NamedTuple):
-    """Something that the backend can do without.
+    """A feature that the backend can work without.
 
     Attributes:
         name: of its round, after `without-`.
         off: the variable that turns it off, and its value then.
         what: in words.
-        fix: what mends it, and what does until then.
+        fix: the repair, and the workaround until then.
         least: with fewer ranks in a group it is not used.
         inside: it may be at fault where a group within one host fails.
-        across: it may be at fault where groups fail that span hosts, and none within a host.
+        across: it may be at fault where only groups across hosts fail.
     """
 
     name: str
@@ -57,16 +57,16 @@ class Feature(NamedTuple):
 
     @property
     def round_name(self) -> str:
-        """Of the round in which it is off."""
+        """Name of the round in which the feature is off."""
         return _WITHOUT + self.name
 
     @property
     def setting(self) -> str:
-        """As people type it."""
+        """The setting that turns it off, as `NAME=value`."""
         return "=".join(self.off)
 
     def may_matter(self, group: Attempt) -> bool:
-        """Whether it can be the reason why a group fails."""
+        """Whether this feature can be the reason why a group fails."""
         variable, value = self.off
         hosts = {member.rank.host.id for member in group.members}
         is_off = all(member.rank.env.get(variable) == value for member in group.members)
@@ -75,9 +75,9 @@ class Feature(NamedTuple):
 
 
 def failing_groups(attempts: Attempts) -> list[Attempt]:
-    """The smallest groups that fail every time, for no reason that is seen in a member.
+    """The smallest groups that fail every time, without a visible reason in a member.
 
-    Those within one host, where there are any; no seat is in two of them.
+    Groups within one host, if there are any; no seat is in two groups.
     """
     tried = [attempt for found in attempts.values() for attempt in found]
     fine = {attempt.seats for attempt in tried if _is_fine(attempt)}
@@ -95,13 +95,13 @@ def failing_groups(attempts: Attempts) -> list[Attempt]:
 def rounds_without(
     before: Attempts, here: Attempts, features: Sequence[Feature], limit_s: float
 ) -> Iterator[Round]:
-    """The rounds that were held, and the next one, if another is needed: one for each feature that
+    """The finished rounds, and the next one, if another is needed: one for each feature that
     may matter, until every failing group was good, and then the control.
 
     Args:
         before: attempts among which the failing groups are.
         here: those of these rounds so far.
-        features: what can be turned off, the most particular first: what is broader turns off more.
+        features: features that can be turned off, the most specific first.
         limit_s: no round takes longer.
 
     The parameter `env` of a round holds the variables to set.
@@ -121,7 +121,7 @@ def rounds_without(
 def judge_features(
     kind: Kind, before: Attempts, here: Attempts, features: Sequence[Feature], limit_s: float
 ) -> Iterator[Finding]:
-    """Features without which a group is good, and fails again with them; parameters as above."""
+    """Findings on features without which a group is good, and with which it fails again."""
     cured: dict[Seats, _Cured] = {}
     asked = list(_asked(before, here, features, cured))
     for control in here.get(CONTROL, ()):
@@ -131,7 +131,7 @@ def judge_features(
         feature = found.feature
         yield Finding(
             kind,
-            f"{feature.what}: {_how(control)}; good with {feature.setting}, and not again without",
+            f"{feature.what}: {_how(control)}; good with {feature.setting}, fails again without it",
             place_of_all(control.members),
             {
                 **what_they_did(control),
@@ -157,8 +157,9 @@ def _asked(
     features: Sequence[Feature],
     cured: dict[Seats, _Cured],
 ) -> Iterator[tuple[Feature, tuple[Seats, ...]]]:
-    """Each feature with the groups that are to be tried without it, up to the first that was not
-    tried yet. `cured` is filled on the way.
+    """Each feature with the groups to try without it, up to the first that was not tried yet.
+
+    `cured` is filled on the way.
     """
     groups = failing_groups(before)
     for feature in features:
@@ -182,7 +183,7 @@ def _is_fine(attempt: Attempt) -> bool:
 
 
 def _has_failed(attempt: Attempt) -> bool:
-    """It went wrong, all members took part, and nobody stopped or killed one of them."""
+    """Whether an attempt failed though all members took part and none was stopped or killed."""
     if any(member.outcome.status not in _TRIED for member in attempt.members):
         return False
     killed = any(member.outcome.signal not in _CRASHES for member in attempt.dead)
@@ -192,7 +193,7 @@ def _has_failed(attempt: Attempt) -> bool:
 
 
 def _fails_again(control: Attempt, good: Attempt, limit_s: float) -> bool:
-    """Whether the control is as bad as ever; where it only hung, it must have had time enough."""
+    """Whether the control failed again; if it only hung, it must have had enough time."""
     if not _has_failed(control):
         return False
     if control.dead or control.has_failed_itself or _wrong(control):

@@ -1,6 +1,6 @@
-"""Calls from each RoCE rail of a host to the same rail of the others, and what they say.
+"""Calls from each RoCE rail of a host to the same rail of the others, and their results.
 
-TCP on the interface of a rail asks the same routing and neighbour tables, and goes through the same
+TCP on the interface of a rail uses the same routing and neighbour tables, and goes through the same
 cable and switch ports, as RoCE. Source: `rdma_resolve_ip` in the kernel's
 drivers/infiniband/core/addr.c.
 """
@@ -26,11 +26,11 @@ RailEnd = tuple[int, int]
 
 _POLL_S = 0.25
 _BROKEN = ("unreachable", "no-neighbour")
-"""Outcomes that are as true of RoCE: no rule of a firewall gives them."""
+"""Outcomes that hold for RoCE too: no firewall rule causes them."""
 
 
 def rails_to_call(rails: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """Number → rail, of those (as of `rails_of`) that are up and have an address to be called."""
+    """Number → rail, of the rails (from `rails_of`) that are up and have an address to call."""
     return {
         number: rail
         for number, rail in enumerate(rails)
@@ -119,33 +119,33 @@ class RailCall:
 
     @property
     def outcome(self) -> str:
-        """As of `PeerCall`."""
+        """The outcome of the `PeerCall`."""
         return self.call.outcome
 
     @property
     def address(self) -> str:
-        """What was called."""
+        """The address that was called."""
         return self.call.address
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The outcome in words."""
         if self.neighbour == "silent":
-            return "nobody answers for the address on the local network"
+            return "no host answers for the address on the local network"
         return self.call.words
 
     @property
     def is_surely_broken(self) -> bool:
-        """Whether no firewall could have done it."""
+        """Whether no firewall can be the reason."""
         return self.neighbour == "silent" or self.outcome in _BROKEN
 
     def shown(self, labels: Mapping[int, str]) -> dict[str, Any]:
-        """As evidence, with the names of both hosts."""
+        """The call as evidence, with the names of both hosts."""
         return {**self.call.shown(labels), "rails": list(self.rails), "neighbour": self.neighbour}
 
 
 def read_rail_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> list[RailCall]:
-    """Calls between hosts that both reported; one that was not confirmed is left out."""
+    """Calls between hosts that both reported; calls that were not confirmed are left out."""
     facts = {rank.seat: report for rank, report in reports}
     found = [
         RailCall(

@@ -1,4 +1,4 @@
-"""What NCCL would probably take on this host, as a table for people."""
+"""A table of what NCCL would probably use on this host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def table_of_picks(
     ports: Sequence[Mapping[str, Any]],
     root: Path = Path("/"),
 ) -> dict[str, Any]:
-    """Road, ports, interfaces and GPUDirect RDMA: `{"columns": [...], "rows": [...]}`.
+    """Network, ports, interfaces and GPUDirect RDMA: `{"columns": [...], "rows": [...]}`.
 
     Args: `ports` from `admitted`, in NCCL's order; `root` holds sys and proc.
     """

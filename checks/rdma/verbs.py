@@ -1,7 +1,7 @@
-"""What a process needs to use RDMA devices by verbs: the library, and a file in /dev for each.
+"""Access of a process to RDMA devices by verbs: the library, and a file in /dev for each.
 
-For `observe`: what is called here maps a library and opens devices. In a container the devices of
-the host often stand in sysfs while their files are missing or barred.
+For `observe`: these functions load a library and open devices. In a container the devices of
+the host are often in sysfs while their files are missing or not permitted.
 
 Source: `buildIbvSymbols` in NCCL's src/misc/ibvsymbols.cc; ibv_get_device_list(3),
 ibv_open_device(3) and ibv_query_port(3) of rdma-core; kernel documentation,
@@ -18,7 +18,7 @@ from pathlib import Path
 from nccl_doctor.toolkit.fabric.ports import word
 
 IBVERBS = ("libibverbs.so", "libibverbs.so.1")
-"""What NCCL tries to load, in its order."""
+"""Libraries that NCCL tries to load, in its order."""
 _PORT_ATTR_BYTES = 256
 """Room for `struct ibv_port_attr`, which is about 50 bytes long and may grow."""
 _ACTIVE_MTU_AT = 8
@@ -27,15 +27,15 @@ _MTUS = {code: 128 << code for code in range(1, 6)}
 
 
 def ibverbs_error(libraries: Sequence[str] = IBVERBS) -> str:
-    """Why none of them can be loaded, or empty."""
+    """The reason why none of the libraries can be loaded, or empty."""
     loaded, said = _load(libraries)
     return "" if loaded else said
 
 
 def barred_devices(devices: Iterable[str], root: Path = Path("/")) -> dict[str, str]:
-    """Device → why this process cannot open it; those that it can are left out.
+    """Device → why this process cannot open it; devices that it can open are left out.
 
-    They are opened as libibverbs does, and closed again; nothing is asked of them.
+    They are opened as libibverbs does, and closed again; nothing else is done with them.
     """
     files = {
         word(folder / "ibdev"): root / "dev/infiniband" / folder.name
@@ -56,7 +56,7 @@ def barred_devices(devices: Iterable[str], root: Path = Path("/")) -> dict[str, 
 def active_mtus(ports: Iterable[str], libraries: Sequence[str] = IBVERBS) -> dict[str, int]:
     """Port (`mlx5_0:1`) → its active MTU in bytes, by verbs: that of InfiniBand is not in sysfs.
 
-    What cannot be opened or asked is left out.
+    Devices that cannot be opened or queried are left out.
     """
     wanted: dict[str, list[int]] = {}
     for port in ports:

@@ -1,7 +1,7 @@
-"""Runs calls to a driver in children of a probe child, so that one that never returns is alone.
+"""Calls to a driver in children of a probe child, so that one that never returns blocks no other.
 
-A call on a sick GPU may hang for ever, or kill its process. Each GPU is therefore asked by a
-process of its own: it costs the deadline and is named, and the answers of the others are there.
+A call on a faulty GPU may hang forever, or kill its process. Each GPU is therefore read in its own
+process: a GPU that hangs costs the deadline and is named, and the answers of the others are there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 Crumb = Callable[..., None]
 Work = Callable[[Crumb], Any]
-"""Is given a breadcrumb to drop before each call; returns what JSON can hold."""
+"""A function that leaves a breadcrumb before each call and returns what JSON can hold."""
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 0.3
@@ -30,13 +30,13 @@ _PATIENCE_S = 1.0
 
 @dataclass
 class Ended:
-    """How one piece of work ended.
+    """The end of one piece of work.
 
     Attributes:
         value: what it returned; None where it did not.
-        how: empty where it returned, else what became of it: `did not return within 30 s`, the
+        how: empty where it returned, else how it ended: `did not return within 30 s`, the
             name of a signal, or the last line of an exception.
-        raised: the traceback of what nobody expected; a mistake of the work, not of the driver.
+        raised: the traceback of an unexpected error; a mistake of the work, not of the driver.
         crumb: its last breadcrumb, with `step`.
         state, wchan: of a stuck process, as /proc has them.
     """
@@ -55,7 +55,7 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
     Args:
         works: what to run.
         limit_s: seconds after which those that have not returned are killed; may be infinite.
-        crumb: told every breadcrumb of every one, as it comes.
+        crumb: called with every breadcrumb of every child, as it comes.
 
     Returns: one for each of `works`, in their order.
 
@@ -80,7 +80,7 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
 
 
 class _Child:
-    """One process."""
+    """A child process and its result."""
 
     def __init__(self, work: Work) -> None:
         self.ended = Ended()
@@ -94,7 +94,7 @@ class _Child:
         os.close(write_end)
 
     def pump(self, crumb: Crumb) -> bool:
-        """Read what it says. Returns: whether more may come."""
+        """Read what the child wrote. Returns: whether more may come."""
         data = os.read(self.pipe, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -111,13 +111,13 @@ class _Child:
         return bool(data) and not self._returned
 
     def give_up(self, how: str) -> None:
-        """Note how a stuck one stands."""
+        """Note the state of a child that is stuck."""
         self.ended.how = how
         self.ended.state = _proc(self._pid, "stat").rpartition(")")[2].strip()[:1]
         self.ended.wchan = _proc(self._pid, "wchan")
 
     def end(self) -> None:
-        """Kill what still runs; one that the kernel does not let go is left to it."""
+        """Kill the child if it still runs; one that the kernel does not release is left."""
         os.close(self.pipe)
         if self.ended.how and not self._returned:
             with suppress(ProcessLookupError):
@@ -141,7 +141,7 @@ def _run(work: Work, pipe: int, parent: int) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
-        # Above all the pipe of the probe child: as long as it is open, somebody waits at it.
+        # Above all the pipe of the probe child: its reader waits as long as the pipe is open.
         os.closerange(3, pipe)
         os.closerange(pipe + 1, 1 << 16)
 
@@ -159,7 +159,7 @@ def _run(work: Work, pipe: int, parent: int) -> NoReturn:
 
 
 def _cause(status: int) -> str:
-    """Of one that ended without a word."""
+    """The end of a child that wrote nothing, in words."""
     if not os.WIFSIGNALED(status):
         return f"ended the process with exit code {os.WEXITSTATUS(status)}"
     try:

@@ -1,7 +1,7 @@
 """The groups of a device mesh, the hosts they span, and the meshes that fit a world. Pure.
 
-A mesh is (name, size) of each dimension, outermost first. Ranks lie in it in row-major order, as
-`torch.distributed.init_device_mesh` lays them out: the innermost dimension joins neighbours.
+A mesh is (name, size) of each dimension, outermost first. Ranks are in row-major order, as
+`torch.distributed.init_device_mesh` places them: the innermost dimension joins neighbours.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nccl_doctor.model.findings import number_range
 Mesh = Sequence[tuple[str, int]]
 
 _MOST_RANKS = 4
-"""Ranks of a group with gaps that are written out."""
+"""Most ranks of a group with gaps that are all listed."""
 
 
 @dataclass(frozen=True)
 class MeshGroup:
-    """One group of one dimension; `index` counts the groups by their lowest rank."""
+    """A group of a dimension; `index` counts the groups by their lowest rank."""
 
     dimension: str
     index: int
@@ -29,13 +29,13 @@ class MeshGroup:
 
     @property
     def name(self) -> str:
-        """For breadcrumbs and people: `tp[2] (ranks 4–5)`."""
+        """Name of the group: `tp[2] (ranks 4–5)`."""
         return f"{self.dimension}[{self.index}] ({ranks_in_words(self.ranks)})"
 
 
 @dataclass(frozen=True)
 class Span:
-    """How the groups of one dimension lie on the hosts.
+    """Placement of the groups of one dimension on the hosts.
 
     `widest` is the number of hosts of the group that spans most, `crossing` the groups that span
     more than one, each with its hosts in order of rank.
@@ -49,12 +49,12 @@ class Span:
 
 
 def mesh_in_words(mesh: Mesh) -> str:
-    """As on the command line: `dp=2,tp=4`."""
+    """The mesh as on the command line: `dp=2,tp=4`."""
     return ",".join(f"{name}={size}" for name, size in mesh)
 
 
 def ranks_in_words(ranks: range) -> str:
-    """`ranks 4–7`, or `ranks 0, 8, …, 56` for a long group with gaps."""
+    """Ranks in words: `ranks 4–7`, or `ranks 0, 8, …, 56` for a long group with gaps."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     if ranks.step == 1 or len(ranks) <= _MOST_RANKS:
@@ -63,7 +63,7 @@ def ranks_in_words(ranks: range) -> str:
 
 
 def mesh_size(mesh: Mesh) -> int:
-    """Ranks that the mesh needs."""
+    """Number of ranks that the mesh needs."""
     return math.prod(size for _, size in mesh)
 
 
@@ -89,8 +89,7 @@ def mesh_groups(mesh: Mesh) -> dict[str, list[MeshGroup]]:
 def nearest_meshes(mesh: Mesh, world: int, most: int = 3) -> list[tuple[tuple[str, int], ...]]:
     """Meshes with the same names whose sizes multiply to `world` ranks, the nearest first.
 
-    The fewer sizes change the nearer, then the outermost ones rather than the inner ones, then by
-    how little they change.
+    Nearer means: fewer sizes change, then outer sizes rather than inner ones, then smaller changes.
     """
     if world < 1 or not mesh:
         return []
@@ -110,7 +109,7 @@ def nearest_meshes(mesh: Mesh, world: int, most: int = 3) -> list[tuple[tuple[st
 
 
 def spans(mesh: Mesh, hosts: Sequence[str]) -> list[Span]:
-    """How each dimension lies on the hosts; `hosts` names the host of every rank, by rank."""
+    """Placement of each dimension on the hosts; `hosts` names the host of every rank, by rank."""
     out = []
     for (name, size), groups in zip(mesh, mesh_groups(mesh).values(), strict=True):
         on = [
@@ -125,9 +124,9 @@ def spans(mesh: Mesh, hosts: Sequence[str]) -> list[Span]:
 def order_inside(
     mesh: Mesh, dimension: str, hosts: Sequence[str]
 ) -> tuple[tuple[str, int], ...] | None:
-    """The mesh with this one dimension moved, so that none of its groups crosses hosts.
+    """The mesh with this dimension moved so that none of its groups crosses hosts.
 
-    Returns: the first order that fits, tried from the innermost place outwards; None: none does.
+    Returns: the first order that fits, tried from the innermost place outwards; None if none does.
     """
     moved = next(item for item in mesh if item[0] == dimension)
     rest = [item for item in mesh if item[0] != dimension]
@@ -151,7 +150,7 @@ def _group(mesh: Mesh, at: int, rank: int) -> MeshGroup:
 def _changed(
     sizes: tuple[int, ...], world: int, divisors: Iterable[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Every way to fit with one or two sizes changed."""
+    """All sizes that fit, with one or two sizes changed."""
     for at, _ in enumerate(sizes):
         kept = math.prod(sizes[:at] + sizes[at + 1 :])
         if world % kept == 0:
@@ -167,8 +166,8 @@ def _changed(
 
 
 def _inside_first(sizes: tuple[int, ...], world: int, divisors: list[int]) -> tuple[int, ...]:
-    """One way that always is: from the inside, the largest size up to the given one that divides
-    what is left; the outermost takes the rest.
+    """Sizes that always fit: from the inside, the largest size up to the given one that divides the
+    rest; the outermost takes what is left.
     """
     left = world
     out: list[int] = []

@@ -73,4 +73,4 @@ def test_without_the_option_the_check_is_skipped(tmp_path: Path) -> None:
     assert done.returncode == 0, done
     checks = {c["name"]: c for c in json.loads((tmp_path / "report.json").read_text())["checks"]}
     assert checks["deepspeed_config"]["status"] == "skipped"
-    assert "no --deepspeed-config" in checks["deepspeed_config"]["reason"]
+    assert "--deepspeed-config is not given" in checks["deepspeed_config"]["reason"]

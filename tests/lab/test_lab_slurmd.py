@@ -27,7 +27,7 @@ INTERVAL_S = 3
 """Between two health checks, in place of the minutes of the page."""
 PATIENCE_S = 60.0
 """For slurmctld to ask for a health check, and for the doctor, which imports torch, to make it."""
-LOST = f"nccl-doctor: gpu-lost: {uuid(6)}: the driver says"
+LOST = f"nccl-doctor: gpu-lost: {uuid(6)}: the driver reports"
 
 BROKEN = {
     "no program": "exit 127",

@@ -54,7 +54,7 @@ def test_a_job_without_it_is_not_examined(tmp_path: Path) -> None:
     ranks.wait(IMPORT_S + COLLECTIVE_S)
     (check,) = ranks.report()["checks"]
     assert check["status"] == "skipped"
-    assert "does not use DeepSpeed" in check["reason"]
+    assert "no sign that the job uses DeepSpeed" in check["reason"]
 
 
 def test_a_rank_that_cannot_import_it(tmp_path: Path) -> None:

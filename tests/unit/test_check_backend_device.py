@@ -159,7 +159,7 @@ def test_gpus_that_the_kernels_own_driver_holds_are_why_there_is_none() -> None:
     missing = error(None, "libcuda.so.1", "cannot open shared object file")
     found = judge(cluster_of(one_host(1, 8, devices=[], host_gpus=none, driver_error=missing)))
     assert places(found) == {("gpu-missing", Severity.FAIL, ("nd1",), (r,)) for r in range(8, 16)}
-    assert "nouveau has 2 GPUs of NVIDIA" in found[0].message
+    assert "nouveau holds 2 NVIDIA GPUs" in found[0].message
     assert "blacklist" in found[0].fix
     # With both loaded, one of them has a display.
     both = {**none, "driver": "580.95.05"}
@@ -275,7 +275,7 @@ def test_driver_older_than_the_toolkit() -> None:
     )
     found = judge(cluster_of({8: old}))
     assert places(found) == {("driver-mismatch", Severity.FAIL, ("nd1",), (8,))}
-    assert found[0].message == "driver 550.54.15 runs CUDA up to 12.4, torch needs CUDA 13.0"
+    assert found[0].message == "driver 550.54.15 supports CUDA up to 12.4, torch needs CUDA 13.0"
     assert "580.65.06" in found[0].fix
 
 

@@ -63,7 +63,7 @@ def test_a_small_machine_is_a_risk_with_nccl_only(small: dict[str, Any]) -> None
         (found,) = judge(CHECK, cluster(*[small] * 4, backend=backend))
         assert found.level is severity
         assert found.where.hosts == ("nd1",)
-    assert found.message.endswith(", CPU time for 1.5" if small["quota"] else "of 2")
+    assert found.message.endswith(", CPU time of 1.5 CPUs" if small["quota"] else "of 2")
 
 
 # Kinds of CPUs -----------------------------------------------------------------------------------

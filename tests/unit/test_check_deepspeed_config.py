@@ -190,7 +190,7 @@ def observe(config: dict[str, Any] | None, **env: str) -> dict[str, Any]:
 
 
 def test_it_does_not_apply_without_a_configuration() -> None:
-    with pytest.raises(Skip, match="no --deepspeed-config"):
+    with pytest.raises(Skip, match="--deepspeed-config is not given"):
         observe(None)
 
 

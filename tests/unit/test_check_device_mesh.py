@@ -97,7 +97,7 @@ def test_sizes_that_do_not_multiply_to_the_world_and_the_nearest_that_do():
     assert (found.code, found.level) == ("mesh-does-not-divide", Severity.FAIL)
     assert found.kind.layer is Layer.GROUP
     assert found.message == (
-        "dp=3,tp=2 is a mesh of 6 ranks, and the job has 8; nearest that fit: dp=4,tp=2 or "
+        "dp=3,tp=2 needs 6 ranks, the job has 8; nearest meshes that fit: dp=4,tp=2 or "
         "dp=2,tp=4 or dp=8,tp=1"
     )
     assert "--mesh dp=4,tp=2" in found.fix
@@ -133,11 +133,11 @@ def test_a_mesh_that_does_not_fit_explains_no_hang_and_no_absent_host_explains_i
 
 def test_without_a_mesh_the_report_says_that_nobody_asked():
     cluster = bare(2, 2, mesh=())
-    with pytest.raises(Skip, match="no --mesh"):
+    with pytest.raises(Skip, match="--mesh is not given"):
         CHECK.plan(cluster)
     (result,) = conclude(cluster, [CHECK], run=RUN).checks
     assert result.status is Status.SKIPPED
-    assert result.reason.startswith("no --mesh says")
+    assert result.reason.startswith("--mesh is not given")
     assert judge(CHECK, cluster) == []
 
 

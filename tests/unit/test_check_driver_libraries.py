@@ -89,7 +89,7 @@ def test_nvml_of_an_upgraded_driver() -> None:
     )
     assert found.level is Severity.FAIL
     assert found.message == (
-        f"{LIB}/libnvidia-ml.so.580.105.08 is 580.105.08, the kernel module is 580.95.05"
+        f"{LIB}/libnvidia-ml.so.580.105.08 has version 580.105.08, the kernel module 580.95.05"
     )
     assert found.fix.startswith("restart the container")
     (found,) = judge(CHECK, cluster(facts(ml="580.105.08"), backend="gloo"))

@@ -75,7 +75,7 @@ def test_a_device_that_fell_off_the_bus(tmp_path: Path, good: dict[str, Any]) ->
         interfaces=["mlx5_7:1"],
     )
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
-    assert "7 RDMA ports that NCCL may use, 8 on other hosts: no mlx5_7:1" in found.message
+    assert "7 RDMA ports that NCCL may use, 8 on the other hosts: no mlx5_7:1" in found.message
     doubtful = only(
         CHECK, cluster(good, sick), "rdma-device-missing", hosts=["nd1"], interfaces=["mlx5_7:1"]
     )

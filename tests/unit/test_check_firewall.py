@@ -48,7 +48,7 @@ def test_two_hosts_blocked_both_ways_names_links_alone() -> None:
     assert found.where.hosts == ()
     assert found.where.links == (("nd0", "nd1"), ("nd1", "nd0"))
     assert found.confidence is Confidence.POSSIBLE
-    assert "no answer on a fresh port, twice" in found.message
+    assert "no answer on a new port, twice" in found.message
     assert "2 of 2" in found.message
     assert "32768-60999" in found.fix
 

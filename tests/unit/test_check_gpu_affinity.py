@@ -117,7 +117,7 @@ def test_a_rank_on_the_other_socket_is_named(machine: Path) -> None:
     made = cluster(good, good, good, bad)
     found = only(CHECK, made, "rank-far-from-gpu", hosts=["nd1"], ranks=[3], devices=["GPU-1"])
     assert found.message == (
-        "may run on CPUs 0–15, its GPU is beside CPUs 32–63, 96–127 of NUMA node 1"
+        "may run on CPUs 0–15; its GPU is beside CPUs 32–63, 96–127 of NUMA node 1"
     )
     assert "numactl --cpunodebind=1 --preferred=1" in found.fix
     assert found.level is Severity.WARN

@@ -129,7 +129,7 @@ def test_acs_that_nobody_could_read_is_said_to_be_unread(tmp_path: Path) -> None
     user = host(tmp_path / "b", modules=("nvidia_peermem",), acs=None)
     found = only(CHECK, cluster(good, user, good), "acs-not-read", hosts=["nd1"])
     assert found.level is Severity.INFO
-    assert found.message == "ACS control of 2 PCIe bridges above GPUs and NICs"
+    assert found.message == "not read: ACS control of 2 PCIe bridges above GPUs and NICs"
     assert "as root" in found.kind.fix
 
 
@@ -149,7 +149,7 @@ def test_one_bridge_that_was_read_and_redirects_is_enough(tmp_path: Path) -> Non
 def test_a_masked_sysfs_is_no_pass(tmp_path: Path) -> None:
     fabrics.add_gpus(tmp_path)
     shutil.rmtree(tmp_path / "sys/bus/pci")
-    with pytest.raises(Untested, match="2 GPUs here, and /sys/bus/pci shows none of them"):
+    with pytest.raises(Untested, match="2 GPUs here, but /sys/bus/pci shows none of them"):
         look(tmp_path)
 
 
@@ -160,14 +160,14 @@ def test_with_a_masked_bus_the_road_is_judged_all_the_same(tmp_path: Path) -> No
     found = {each.code: each for each in judge(CHECK, cluster(look(tmp_path)))}
     assert set(found) == {"gpudirect-rdma-missing", "acs-not-read"}
     assert found["acs-not-read"].message == (
-        "ACS and IOMMU of 2 GPUs: /sys/bus/pci shows none of them"
+        "not read: ACS and IOMMU of 2 GPUs (/sys/bus/pci shows none of them)"
     )
 
 
 def test_a_masked_command_line_is_not_called_empty(tmp_path: Path) -> None:
     seen = host(tmp_path, modules=("nvidia_peermem",), group="DMA", cmdline="")
     (found,) = judge(CHECK, cluster(seen))
-    assert found.message.endswith("kernel options: /proc/cmdline cannot be read")
+    assert found.message.endswith("kernel options: unknown, /proc/cmdline cannot be read")
     said = found.fix or found.kind.fix
     assert "NCCL_P2P_DISABLE=1" in said
     assert "NCCL_NET_GDR_LEVEL=LOC" in said

@@ -37,8 +37,8 @@ def test_a_pair_that_is_cut_off_is_named_and_no_other_gpu() -> None:
                  devices=["GPU-1-2", "GPU-1-3"])  # fmt: skip
     assert found.level is Severity.WARN
     assert found.message == (
-        "GPU 2 and GPU 3, where most pairs in one NUMA node can (the driver: the chipset does not "
-        "support it)"
+        "no direct access between GPU 2 and GPU 3; most pairs in one NUMA node have it (the "
+        "driver: the chipset does not support it)"
     )
 
 
@@ -47,7 +47,7 @@ def test_a_gpu_that_reaches_nobody_is_named_alone() -> None:
     cut = state(1, p2p=p2p("DISABLED_BY_REGKEY", *alone))
     found = only(CHECK, cluster_of(state(0), cut), "gpu-p2p-unavailable", hosts=["nd1"],
                  devices=["GPU-1-5"])  # fmt: skip
-    assert found.message.startswith("GPU 5: no other GPU of the host")
+    assert found.message.startswith("no direct access between GPU 5 and any other GPU of the host")
     assert "an option of the driver's module turns it off" in found.message
 
 
@@ -80,7 +80,7 @@ def test_acs_and_iommu_are_named_beside_a_pair_that_is_cut_off() -> None:
     found = only(CHECK, replace(made, hosts=hosts, ranks=ranks), "gpu-p2p-unavailable",
                  hosts=["nd1"], devices=["GPU-1-0", "GPU-1-1"])  # fmt: skip
     assert found.message.endswith(
-        "; ACS is on on 1 PCIe bridges; the IOMMU translates for 1 GPUs and NICs"
+        "; ACS is on for 1 PCIe bridges; the IOMMU translates for 1 GPUs and NICs"
     )
 
 
@@ -129,7 +129,7 @@ def test_switches_without_a_fabric_manager_are_named() -> None:
     a100 = {"fabric": None}  # of Ampere, the library says nothing about the fabric
     made = cluster_of(every(0, **a100), {**every(1, **a100), "fabric_manager": manager()})
     found = only(CHECK, made, "fabric-manager-down", hosts=["nd1"])
-    assert found.message == "4 NVSwitches, and no process nv-fabricmanager"
+    assert found.message == "4 NVSwitches, but no process nv-fabricmanager"
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
     found = only(CHECK, with_backend(made, torch_sees(2)), "fabric-manager-down", hosts=["nd1"])
     assert found.level is Severity.WARN
@@ -150,7 +150,7 @@ def test_a_fabric_manager_of_another_version_is_the_cause_that_is_named() -> Non
                  devices=[f"GPU-1-{index}" for index in range(8)])  # fmt: skip
     assert found.message == (
         "registration with the NVLink fabric: not started; fabric manager 580.65.06 does not fit "
-        "driver 580.95.05, and did not start"
+        "driver 580.95.05 and did not start"
     )
     assert found.fix.startswith("install fabric manager 580.95.05")
     # What the log says of an earlier driver is over.

@@ -31,7 +31,7 @@ def test_a_kernel_log_that_nobody_could_read_is_said() -> None:
     found = only(CHECK, made, "gpu-state-unread", hosts=["nd1"])
     assert found.level is Severity.INFO
     assert found.message == (
-        "the kernel log (/dev/kmsg: Operation not permitted), and with it Xids and SXids"
+        "not read: the kernel log with its Xids and SXids (/dev/kmsg: Operation not permitted)"
     )
     assert "dmesg_restrict" in found.fix
 
@@ -56,10 +56,10 @@ def test_a_kernel_log_that_nobody_could_read_is_said() -> None:
 def test_pairs_that_nobody_could_ask_for_are_said(lost: dict[str, Any], words: str) -> None:
     made = cluster_of(state(0), state(1, p2p={}, nearest={}, **lost))
     found = only(CHECK, made, "gpu-state-unread", hosts=["nd1"])
-    assert (found.level, found.message) == (Severity.INFO, words)
+    assert (found.level, found.message) == (Severity.INFO, f"not read: {words}")
     both = cluster_of(state(0), state(1, p2p={}, nearest={}, kernel_log=NO_LOG, **lost))
     found = only(CHECK, both, "gpu-state-unread", hosts=["nd1"])
-    assert found.message.startswith("the kernel log (/dev/kmsg")
+    assert found.message.startswith("not read: the kernel log with its Xids and SXids (/dev/kmsg")
     assert found.message.endswith(words)
 
 
@@ -173,7 +173,7 @@ def test_a_power_limit_below_the_default_is_worth_knowing() -> None:
         ("gpu-clocks-limited", Severity.INFO, ("nd0",)),
         ("gpu-clocks-limited", Severity.INFO, ("nd1",)),
     ]
-    assert found[0].message == "power limit 500 W, by default 700 W"
+    assert found[0].message == "power limit 500 W, default 700 W"
     assert "-pl 700" in found[0].fix
     for fine in ({"default_power_limit_mw": None}, {"power_limit_mw": 700_000}, {"ecc": None}):
         assert judge(CHECK, cluster_of(every(0, **fine))) == []
@@ -189,7 +189,7 @@ def test_no_spare_rows_and_errors_of_caches_are_told() -> None:
     found = only(CHECK, cluster_of(state(0, gpus)), "gpu-unhealthy", hosts=["nd0"],
                  devices=["GPU-0-2"])  # fmt: skip
     assert found.level is Severity.INFO
-    assert "3 banks of its memory have no spare row left" in found.message
+    assert "3 memory banks have no spare row left" in found.message
     gpus[2] = gpu(0, 2, sram_threshold_exceeded=1)
     found = only(CHECK, cluster_of(state(0, gpus)), "gpu-unhealthy", hosts=["nd0"],
                  devices=["GPU-0-2"])  # fmt: skip
@@ -203,7 +203,7 @@ def test_no_spare_rows_and_errors_of_caches_are_told() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"margin_temperature": -2}, "2 °C above what it may have"),
+        ({"margin_temperature": -2}, "2 °C above its limit"),
         ({"margin_temperature": 0}, ""),
         # The margin is what the driver goes by; the threshold may be that of another model.
         ({"margin_temperature": 20, "temperature": 93}, ""),

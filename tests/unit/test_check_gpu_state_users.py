@@ -188,7 +188,7 @@ def test_what_is_more_than_our_own_work_holds_is_said() -> None:
     for level in (Level.STANDARD, Level.FULL):
         (found,) = with_work(18, 24, level, worked(0))
         assert (found.code, found.level) == ("gpu-busy", Severity.WARN)
-        assert "18 of 24 GiB in use, by no process" in found.message
+        assert "18 of 24 GiB in use, but no process" in found.message
     skipped = Outcome(OutcomeStatus.SKIPPED, reason="the backend is gloo")
     for ended in (None, skipped):
         (found,) = with_work(3.6, 24, Level.FULL, ended)

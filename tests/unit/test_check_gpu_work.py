@@ -61,7 +61,7 @@ def test_a_wedged_gpu_is_named_with_its_step(step: str) -> None:
         ranks=[2],
         devices=["GPU-2"],
     )
-    assert f"wedged in {step}: no end within 45 s" in found.message
+    assert f"stuck in {step}: no end within 45 s" in found.message
     assert "process state D, kernel wait nv_wait" in found.message
     assert found.level is Severity.FAIL
 
@@ -176,8 +176,8 @@ def test_a_copy_that_arrives_changed_is_certain() -> None:
     [
         ("identity", 0, ""),
         ("DMA-FQ", 0, "; the IOMMU translates for 1 GPUs and NICs"),
-        ("identity", 0x1D, "; ACS is on on 1 PCIe bridges"),
-        ("identity", None, "; ACS of 1 PCIe bridges was not read: only root can"),
+        ("identity", 0x1D, "; ACS is on for 1 PCIe bridges"),
+        ("identity", None, "; ACS of 1 PCIe bridges was not read: it needs root"),
     ],
 )
 @pytest.mark.parametrize("fault", [at_peer(1, 2), to_peer(1, 2, error="no end within 45 s")])

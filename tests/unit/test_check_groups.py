@@ -122,7 +122,7 @@ def test_what_is_bad_beside_gloo_alone_is_a_warning_that_says_so() -> None:
     finding = found(rounds("nccl", **good, beside_gloo=ALL_HUNG))
     assert (finding.code, finding.level) == ("collective-hang", Severity.WARN)
     assert finding.where.ranks == (0, 1, 2, 3)
-    assert "only with groups of gloo beside NCCL's; NCCL's own are good" in finding.message
+    assert "only with gloo groups beside NCCL; NCCL's own groups are good" in finding.message
     loopback = raised("RuntimeError: Gloo connectFullMesh failed, remote=[127.0.1.1]:4211")
     finding = found(rounds("nccl", **good, beside_gloo={2: loopback}))
     assert (finding.code, finding.where.ranks) == ("collective-failed", (2,))
@@ -138,21 +138,21 @@ def test_good_variants_give_nothing() -> None:
 def test_hang_only_at_once_says_so() -> None:
     finding = found(rounds(in_order={}, in_turn={}, at_once=ALL_HUNG))
     assert (finding.code, finding.where.ranks) == ("collective-hang", (0, 1, 2, 3))
-    assert "only when groups are used at once; in turn they are good" in finding.message
+    assert "when the groups are used at the same time; in turn they are good" in finding.message
     assert finding.confidence is Confidence.POSSIBLE
 
 
 def test_hang_only_of_bound_variants_says_so_once_for_all_of_them() -> None:
     bad = {"in_order_bound": ALL_HUNG, "in_turn_bound": ALL_HUNG, "at_once_bound": ALL_HUNG}
     finding = found(rounds("nccl", in_order={}, in_turn={}, at_once={}, **bad))
-    assert "only with a default group that is bound to a device" in finding.message
+    assert "only if the default group is bound to a device" in finding.message
     assert finding.evidence["variants"]["at-once"] == "good"
     assert finding.evidence["variants"]["at-once-bound"] == "hangs"
 
 
 def test_hang_once_all_groups_are_formed_says_so() -> None:
     finding = found(rounds(in_order={}, in_turn=ALL_HUNG, at_once=ALL_HUNG))
-    assert "only once all groups are formed" in finding.message
+    assert "only after all groups are formed" in finding.message
 
 
 def test_hang_of_every_variant_names_them_all() -> None:
@@ -253,7 +253,7 @@ def test_rank_that_runs_another_collective_is_named_by_the_comparison() -> None:
     cluster = rounds(in_order=ABORTED, in_turn=ABORTED, in_order_compared=shown)
     finding = found(cluster)
     assert (finding.code, finding.where.ranks) == ("collective-failed", (1,))
-    assert "allreduce of shape [1004] where 4 elements were asked for" in finding.message
+    assert "allreduce of shape [1004] where 4 elements were requested" in finding.message
     assert [r.name for r in CHECK.plan(cluster)][-1] == "in-order-compared"
     assert found(rounds(in_order=shown)).where.ranks == (1,)  # torch compared from the start
 

@@ -44,7 +44,7 @@ class TestMachines:
         cluster = self.cluster(*({"boot_id": f"b{n}"} for n in range(3)), names=names)
         finding = only(cluster, "hostname-duplicate", hosts=["node"])
         assert finding.level is Severity.WARN
-        assert finding.message == "2 hosts call themselves node"
+        assert finding.message == "2 hosts have the name node"
 
     def test_one_name_for_two_namespaces(self) -> None:
         cluster = self.cluster({"netns": 1}, {"netns": 2}, {"netns": 3}, names=("nd0", "a", "a"))

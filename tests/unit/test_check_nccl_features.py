@@ -108,7 +108,7 @@ def names(rounds: Sequence[Round]) -> list[str]:
 def test_the_feature_without_which_a_host_is_good_is_named(setting: str, end: Outcome) -> None:
     made, rounds = held(failed(end), cured_by(setting, end))
     found = only(CHECK, made, "nccl-feature-broken", hosts=["nd0"], ranks=[0, 1, 2, 3])
-    assert f"good with {setting}, and not again without" in found.message
+    assert f"good with {setting}, fails again without it" in found.message
     assert f"export {setting}" in found.fix
     assert found.level is Severity.FAIL
     tried = [NVLS, CUMEM, P2P]

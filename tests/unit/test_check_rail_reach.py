@@ -125,7 +125,7 @@ def test_a_cable_in_the_wrong_port() -> None:
         "rail-unreachable", hosts=["nd2"], interfaces=["mlx5_1:1"]
     )
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
-    assert "mlx5_1:1 (eth1): nobody answers for the address on the local network" in found.message
+    assert "mlx5_1:1 (eth1): no host answers for the address on the local network" in found.message
     assert "on nd0: ping -I eth1 10.0.1.3" in found.fix
 
 

@@ -128,7 +128,7 @@ def test_a_usual_configuration_has_nothing_wrong() -> None:
     [
         ({"train_batchsize": 4}, "unknown-key", "warn", 'did you mean "train_batch_size"?'),
         ({"Train_Batch_Size": 4}, "unknown-key", "warn", 'did you mean "train_batch_size"?'),
-        ({"zzz": 4}, "unknown-key", "warn", '"zzz" is not a key of DeepSpeed, and is ignored'),
+        ({"zzz": 4}, "unknown-key", "warn", '"zzz" is not a key of DeepSpeed: it is ignored'),
         ({"stage": 3}, "unknown-key", "warn", "it belongs into zero_optimization"),
         ({"zero_optimization": {"stag": 3}}, "unknown-key", "fail", 'did you mean "stage"?'),
         ({"fp16": {"enable": True}}, "unknown-key", "fail", 'did you mean "enabled"?'),
@@ -185,11 +185,11 @@ def zero(**keys: Any) -> dict[str, Any]:
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fail", "both enabled"),
         ({"fp16": {"enabled": True}, "bfloat16": {"enabled": "true"}}, "fail", "both enabled"),
         (zero(stage=2, offload_param={"device": "cpu"}), "warn", "no effect with ZeRO stage 2"),
-        (zero(offload_param={"device": "nvme"}), "fail", "without nvme_path"),
+        (zero(offload_param={"device": "nvme"}), "fail", "has no nvme_path"),
         (zero(stage=1, offload_optimizer={"device": "nvme"}), "warn", "it goes to the CPU"),
         (zero(stage=0, offload_optimizer={"device": "cpu"}), "warn", "stage 0"),
         (zero(stage=2, offload_optimizer={"device": "cpu", "ratio": 0.5}), "fail", "ratio 0.5"),
-        (zero(cpu_offload=True, offload_optimizer={"device": "cpu"}), "fail", "in its place"),
+        (zero(cpu_offload=True, offload_optimizer={"device": "cpu"}), "fail", "which replaced it"),
         (zero(stage=1, legacy_stage1=True), "fail", "0.5.9"),
         (zero(compute_grad_norm=False), "fail", "needs ZeRO stage 1 or 2"),
         ({**zero(), "gradient_allreduce_op": "SUM"}, "fail", "refused with ZeRO stage 3"),
@@ -207,7 +207,7 @@ def zero(**keys: Any) -> dict[str, Any]:
         ({"scheduler": {"type": "WarmupLR"}}, "fail", "has no params"),
         ({"tensor_parallel": {"autotp_size": 4, "tp": {"tp_size": 2}}}, "fail", "tp_size is 2"),
         ({**zero(), "pipeline": {"stages": 2}}, "warn", "pipeline of 2 stages"),
-        ({"zero_optimization": True}, "info", "the form of old versions"),
+        ({"zero_optimization": True}, "info", "the syntax of old versions"),
     ],
 )
 def test_keys_that_contradict_each_other(config: dict[str, Any], severity: str, words: str) -> None:
@@ -237,7 +237,7 @@ def test_keys_that_go_together(config: dict[str, Any]) -> None:
 def test_elastic_training_of_old_versions() -> None:
     config = {"elasticity": {"enabled": True}, TRAIN: 4}
     (found,) = conflict_problems(Settings(config, OLD))
-    assert "elasticity is enabled, and train_batch_size given as well" in found.message
+    assert "elasticity is enabled, but train_batch_size is set as well" in found.message
     config["elasticity"]["ignore_non_elastic_batch_info"] = True  # type: ignore[index]
     assert list(conflict_problems(Settings(config, OLD))) == []
 

@@ -132,7 +132,7 @@ def test_a_batch_that_does_not_divide(
             sizes(8, 1, 1, data_parallel_size=8, sequence_parallel_size=2),
             8,
             (),
-            "data_parallel_size 8 × sequence_parallel_size 2 is 16, and there are 8 ranks",
+            "data_parallel_size 8 × sequence_parallel_size 2 is 16, but there are 8 ranks",
             'start 16 ranks, or write "data_parallel_size": 4',
         ),
         (
@@ -160,7 +160,7 @@ def test_a_batch_that_does_not_divide(
             sizes(8, 1, sequence_parallel_size=2),
             8,
             (("dp", 2), ("sp", 4)),
-            "sequence_parallel_size is 2, and --mesh has 4 there",
+            "sequence_parallel_size is 2, but --mesh has 4 there",
             "give both the size",
         ),
     ],

@@ -37,7 +37,7 @@ STORE = "DistNetworkError: The client socket has timed out after 60000ms while t
         ("NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory", "locked"),
         ("Watchdog got stuck for 480 seconds without making progress", "hangs in this process"),
         ("WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600012 milliseconds before timing out.",
-         "did not come"),
+         "did not enter"),
     ],
 )  # fmt: skip
 def test_a_known_text_has_a_meaning_and_a_question(text: str, word: str) -> None:
@@ -121,7 +121,7 @@ ASYNC = (
         (raised("ncclSystemError", "Error while attaching to shared memory segment "
                 "/dev/shm/nccl-a1B2c3 (size 9637888), error: No such file or directory (2)"),
          "do not share /dev/shm", "--ipc=host"),
-        (raised("ncclSystemError", "Accept failed: Too many open files"), "no more files",
+        (raised("ncclSystemError", "Accept failed: Too many open files"), "limit of open files",
          "ulimit -n"),
         (raised("ncclSystemError", "Call to pthread_create failed: Resource temporarily "
                 "unavailable"), "threads", "ulimit -u"),
@@ -145,12 +145,12 @@ ASYNC = (
         (f"torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\n{ASYNC}"
          "WorkNCCL(SeqNum=5) ran for 600012 milliseconds before timing out.", "ECC", "ECC"),
         (f"torch.AcceleratorError: CUDA error: invalid device ordinal\nGPU device may be out of "
-         f"range, do you have enough GPUs?\n{ASYNC}", "of that number", "CUDA_VISIBLE_DEVICES"),
+         f"range, do you have enough GPUs?\n{ASYNC}", "with that number", "CUDA_VISIBLE_DEVICES"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 802.00 MiB. GPU 0 has a "
          "total capacity of 79.10 GiB", "memory is taken", "nvidia-smi"),
-        ("RuntimeError: No backend type associated with device type cpu", "no backend for",
+        ("RuntimeError: No backend type associated with device type cpu", "has no backend",
          "cpu:gloo,cuda:nccl"),
-        ("RuntimeError: Tensors must be CUDA and dense", "no backend for", "cpu:gloo,cuda:nccl"),
+        ("RuntimeError: Tensors must be CUDA and dense", "has no backend", "cpu:gloo,cuda:nccl"),
         ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "no GPU",
          "--gpus"),
         ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",

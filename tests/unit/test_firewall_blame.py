@@ -19,7 +19,7 @@ def test_a_host_that_lets_nobody_in() -> None:
     links = [("nd0", "nd2"), ("nd1", "nd2")]
     found = only(World(3).fail(links, DROPPED).judge(), "peer-one-way")
     assert (found.where.hosts, found.where.links) == (("nd2",), tuple(links))
-    assert found.message.startswith("nothing gets in to the host: no answer")
+    assert found.message.startswith("nothing gets into the host: no answer")
     assert found.message.endswith("(2 of 2 tried)")
     assert found.confidence is Confidence.CERTAIN
 
@@ -49,7 +49,7 @@ def test_a_bad_host_with_several_symptoms_is_one_host() -> None:
     world.fail([("nd3", "nd0"), ("nd3", "nd1"), ("nd3", "nd2")], REFUSED)
     found = only(world.judge(), "peer-blocked")
     assert found.where.hosts == ("nd3",)
-    assert found.message.startswith("nothing gets in to the host, nor out of it: ")
+    assert found.message.startswith("nothing gets into the host or out of it: ")
 
 
 def test_a_bad_link_beside_a_deaf_host_is_not_taken_for_the_host() -> None:
@@ -72,7 +72,7 @@ def test_two_faults_of_different_directions_are_two_findings() -> None:
     ]
     assert [set(each.where.links) for each in found] == [set(deaf), set(mute)]
     assert [each.message.partition(":")[0] for each in found] == [
-        "nothing gets in to the host",
+        "nothing gets into the host",
         "nothing gets out of the host",
     ]
 

@@ -119,6 +119,6 @@ def test_what_reading_raised_is_said_of_that_gpu_alone() -> None:
     cluster = cluster_of(state(0, gpus))
     found = only(CHECK, cluster, "gpu-unhealthy", hosts=["nd0"], devices=["GPU-0-2"])
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
-    assert "nvmlDeviceGetName ended in KeyError: 'x'" in found.message
+    assert "nvmlDeviceGetName ended with KeyError: 'x'" in found.message
     gpus[2] = {key: known[key] for key in known if key != "uuid"}
     assert [each.code for each in judge(CHECK, cluster_of(state(0, gpus)))] == ["gpu-unhealthy"]

@@ -87,7 +87,7 @@ def test_orders_that_differ_and_do_not_meet_are_a_risk_of_the_odd_ranks() -> Non
 def test_a_local_rank_beyond_the_visible_gpus_is_named() -> None:
     lonely = change_rank(cluster(nproc=1, gpus=2), 0, local_rank=5, env={"LOCAL_RANK": "5"})
     found = only(CHECK, lonely, "local-rank-beyond-gpus", hosts=["nd0"], ranks=[0])
-    assert found.message == "LOCAL_RANK 5, 2 visible GPUs: numbered 0 to 1"
+    assert found.message == "LOCAL_RANK 5, but 2 visible GPUs, numbered 0 to 1"
     assert found.level is Severity.WARN
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_for_each_rank_by_a_variable_makes_local_rank_fail() -> None:
         ("gpu-hidden", (0, 1, 2, 3), None),
         ("local-rank-beyond-gpus", (1, 2, 3), "gpu-hidden"),
     ]
-    assert found[1].message == "LOCAL_RANK 1–3, 1 visible GPU: numbered 0 to 0"
+    assert found[1].message == "LOCAL_RANK 1–3, but 1 visible GPU, numbered 0 to 0"
     # Without LOCAL_RANK in the environment, no script can trip over it.
     assert [one.code for one in judge(CHECK, cluster(own, told=False))] == ["gpu-hidden"]
 
@@ -113,7 +113,7 @@ def test_gpus_that_a_control_group_hides_are_seen_by_their_uuids() -> None:
     made = cluster({local: in_a_cgroup(local) for local in range(4)}, told=False)
     found = only(CHECK, made, "gpu-hidden", hosts=["nd0"], ranks=[0, 1, 2, 3])
     assert found.level is Severity.WARN
-    assert "(CUDA_VISIBLE_DEVICES='0'): a control group hides the rest" in found.message
+    assert "(CUDA_VISIBLE_DEVICES='0'): a control group hides the other GPUs" in found.message
     assert found.evidence["seen"][3] == "GPU-0-3 (local rank 3)"
     assert "--gpu-bind=none" in found.fix
 
@@ -144,7 +144,7 @@ def test_new_torch_without_local_rank_puts_two_ranks_on_one_gpu() -> None:
         ("gpu-shared-by-ranks", Severity.FAIL, ("nd1",), (1, 3)),
     ]
     assert [one.where.devices for one in found] == [("GPU-0-0",), ("GPU-1-1",)]
-    assert found[0].message.startswith("torch 2.15.0 takes the GPU RANK modulo their number")
+    assert found[0].message.startswith("torch 2.15.0 takes GPU RANK modulo the number of GPUs")
     assert "SLURM_LOCALID" in found[0].fix
 
 

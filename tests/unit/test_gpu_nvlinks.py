@@ -27,7 +27,7 @@ def on_one(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("mask", "code", "words"),
     [
-        (1 << 4, "nvlink-down", "calls the routes of this GPU unhealthy"),
+        (1 << 4, "nvlink-down", "reports unhealthy routes for this GPU"),
         (1 << 2, "nvlink-down", "recovers routes of this GPU"),
         (1 << 6, "nvlink-down", "recovers from an access that timed out"),
         (4 << 8, "fabric-manager-down", "the GPU is in no partition"),

@@ -157,27 +157,27 @@ def link_down(machine: Machine) -> None:
         (break_gpu(7, nvmlDeviceGetComputeMode=2), "gpu-unhealthy 7 fail", "Prohibited"),
         (break_gpu(1, nvmlDeviceGetMemoryInfo="!999"), "gpu-unhealthy 1 fail", "UNKNOWN"),
         (break_gpu(4, throttle=0x48, **{"nvmlDeviceGetTemperature__0": 93}),
-         "gpu-throttled 4 warn", "too hot (hardware)"),
+         "gpu-throttled 4 warn", "hardware: the GPU is too hot"),
         (break_gpu(4, throttle=0x88), "gpu-throttled 4 warn", "power brake"),
         (break_gpu(4, nvmlDeviceGetApplicationsClock__1=1095), "gpu-clocks-limited 4 warn",
          "applications clocks: SM clock at most 1095 of 1980 MHz"),
-        (break_gpu(4, throttle=0x02), "gpu-clocks-limited 4 warn", "that somebody set, unlike"),
+        (break_gpu(4, throttle=0x02), "gpu-clocks-limited 4 warn", "clocks that somebody set"),
         (break_gpu(4, nvmlDeviceGetVirtualizationMode=2), "gpu-virtual 4 info", "vGPU"),
-        (lonely, "gpu-p2p-unavailable 6 warn", "GPU 6: no other GPU of the host (the driver: the "
-         "chipset does not support it)"),
+        (lonely, "gpu-p2p-unavailable 6 warn", "no direct access between GPU 6 and "
+         "any other GPU of the host (the driver: the chipset does not support it)"),
         (link_down, "nvlink-down 5 warn", "16 NVLinks are up, 18 on another GPU"),
         (break_gpu(5, nvmlDeviceGetNvLinkErrorCounter__2__1=9), "nvlink-errors 5 warn",
          "recovered 9 times"),
         (break_gpu(0, fabric="1 0 0"), "fabric-manager-down 0 fail", "not started"),
         (break_gpu(0, fabric="3 999 0"), "fabric-manager-down 0 fail", "status 999"),
         (break_gpu(0, fabric="3 0 1"), "nvlink-down 0 warn", "less bandwidth"),
-        (break_gpu(0, fabric="3 0 18"), "nvlink-down 0 warn", "routes of this GPU unhealthy"),
+        (break_gpu(0, fabric="3 0 18"), "nvlink-down 0 warn", "unhealthy routes for this GPU"),
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkWidth=8), "pcie-degraded 6 warn", "x8 of x16"),
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkGeneration=1), "pcie-degraded 6 warn",
          "generation 1 of 5"),
         (break_gpu(0, processes=f"1 {40 * GIB}"), "gpu-busy 0 warn", "pid 1 ("),
         (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {70 * GIB} {10 * GIB}"),
-         "gpu-busy 0 warn", "10 of 80 GiB in use, by no process"),
+         "gpu-busy 0 warn", "10 of 80 GiB in use, but no process"),
         (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {2 * GIB} {78 * GIB}"),
          "gpu-busy 0 fail", "78 of 80 GiB"),
         (break_gpu(3, nvmlDeviceGetPowerManagementLimit=300000), "gpu-differs 3 warn",
@@ -296,8 +296,8 @@ def test_a_library_that_kills_the_process_is_of_the_host(see: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "words"),
     [
-        (9, OutcomeStatus.SKIPPED, "no NVIDIA GPU here, and the NVIDIA driver is not"),
-        (18, OutcomeStatus.UNTESTED, "not of the version of the kernel driver"),
+        (9, OutcomeStatus.SKIPPED, "no NVIDIA GPU here, and the NVIDIA driver cannot be"),
+        (18, OutcomeStatus.UNTESTED, "another version than the kernel driver"),
         (4, OutcomeStatus.UNTESTED, "NO_PERMISSION"),
     ],
 )
@@ -318,7 +318,7 @@ def test_gpus_on_the_bus_without_a_driver(see: Any, root: Path) -> None:
     (device / "driver").symlink_to("/sys/bus/pci/drivers/vfio-pci")
     outcome = see({"-": {"nvmlInitWithFlags": "!9"}})
     found = only(CHECK, two_hosts(outcome), "gpu-unhealthy", hosts=["nd1"])
-    assert found.message.startswith("2 NVIDIA GPUs on the PCI bus, and no driver")
+    assert found.message.startswith("2 NVIDIA GPUs on the PCI bus, but no driver")
 
 
 def test_a_driver_without_gpus_is_skipped(see: Any) -> None:
@@ -339,7 +339,7 @@ def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) ->
     assert judge(CHECK, two_hosts(outcome)) == []
     machine["0"]["processes"] += f" 43 {GIB}"
     found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
-    assert "pid 43 (python) on it" in found.message
+    assert "pid 43 (python) uses it" in found.message
     assert found.fix == "kill 43, if nobody needs it"
 
 
@@ -363,15 +363,15 @@ def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
     )
     outcome = observe(libc, tmp_path / "none", look)
     assert outcome.status is OutcomeStatus.SKIPPED
-    assert outcome.reason == "no NVIDIA GPU here, and libnvidia-ml.so.1 is not here"
+    assert outcome.reason == "no NVIDIA GPU here, and libnvidia-ml.so.1 is not installed here"
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/kfd").write_text("")
     (tmp_path / "dev/dri/renderD128").write_text("")
     outcome = observe(libc, tmp_path / "none", look)
     assert outcome.status is OutcomeStatus.SKIPPED
-    assert outcome.reason.startswith("AMD GPUs: their state (amdsmi) is not examined")
+    assert outcome.reason.startswith("AMD GPUs: the check does not read their state (amdsmi)")
     (tmp_path / "dev/nvidia0").write_text("")  # an AMD CPU with graphics, and a GPU of NVIDIA
-    assert "libnvidia-ml.so.1 is not here" in observe(libc, tmp_path / "none", look).reason
+    assert "libnvidia-ml.so.1 is not installed" in observe(libc, tmp_path / "none", look).reason
 
 
 def test_the_check_itself_observes_this_machine() -> None:

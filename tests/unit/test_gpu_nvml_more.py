@@ -79,7 +79,7 @@ def test_what_newer_drivers_say_of_one_gpu(see: See) -> None:
         ("gpu-throttled", Severity.WARN, (uuid(1),)),
     ]
     assert found[3].message == (
-        "the GPU is 3 °C above what it may have; its memory is too hot (96 of 95 °C)"
+        "the GPU is 3 °C above its limit; its memory is too hot (96 °C, limit 95 °C)"
     )
 
 
@@ -139,7 +139,7 @@ def test_pairs_that_the_driver_refuses_are_counted(see: See) -> None:
         "nearest": {"NOT_SUPPORTED": 1},
     }
     found = only(CHECK, one_host(outcome), "gpu-state-unread", hosts=["nd0"])
-    assert found.message == "which GPUs reach each other's memory (1 pair: UNKNOWN)"
+    assert found.message == "not read: which GPUs reach each other's memory (1 pair: UNKNOWN)"
 
 
 def test_a_kernel_log_that_is_not_there_is_said(see: See, root: Path) -> None:

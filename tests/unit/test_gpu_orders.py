@@ -66,7 +66,7 @@ def test_the_host_with_another_order_is_named_with_its_ranks() -> None:
         assert (found.level, found.confidence) == (Severity.INFO, Confidence.CERTAIN)
         first, other = (f"at {SLOTS[1]}", f"at {SLOTS[0]}") if addresses else ("1", "0")
         assert found.message.startswith(
-            f"local rank 0 takes the GPU {first}, elsewhere {other}; local rank 1"
+            f"local rank 0 takes the GPU {first}, on other hosts {other}; local rank 1"
         )
         assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in found.kind.fix
 
@@ -98,8 +98,8 @@ def test_another_model_for_the_same_local_rank_is_a_warning() -> None:
         found = only(CHECK, made, "gpu-order-differs", hosts=["nd1"], ranks=[4, 5])
         assert found.level is Severity.WARN
         assert found.message == (
-            f"local rank 0 takes {H200}, elsewhere {H100}; "
-            f"local rank 1 takes {H100}, elsewhere {H200}"
+            f"local rank 0 takes {H200}, on other hosts {H100}; "
+            f"local rank 1 takes {H100}, on other hosts {H200}"
         )
 
 

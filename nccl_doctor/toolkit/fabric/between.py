@@ -1,4 +1,4 @@
-"""What may keep GPUs of one host from each other's memory, from facts alone. Pure."""
+"""What may keep GPUs of one host from reaching each other's memory. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.toolkit.fabric.direct import redirecting_bridges, translating, unread_bridges
 
 _HAS_NONE = ("NOT_SUPPORTED", "INVALID_ARGUMENT")
-"""What NVML says of the first link of a GPU without NVLink."""
+"""Answers of NVML about the first link of a GPU without NVLink."""
 
 
 def in_the_way(cluster: Cluster, host: Host) -> tuple[str, ...]:
-    """Clauses on what the check `gpu_direct` saw between the GPUs of a host, or could not see."""
+    """Clauses on what check `gpu_direct` saw between the GPUs of a host, or could not read."""
     for rank, facts in cluster.facts("gpu_direct"):
         if rank.host.id == host.id:
             acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
-            clauses = [f"ACS is on on {acs} PCIe bridges"] if acs else []
+            clauses = [f"ACS is on for {acs} PCIe bridges"] if acs else []
             clauses += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
             unread = 0 if acs else len(unread_bridges(facts))
-            clauses += [f"ACS of {unread} PCIe bridges was not read: only root can"] * bool(unread)
+            clauses += [f"ACS of {unread} PCIe bridges was not read: it needs root"] * bool(unread)
             return tuple(clauses)
     return ()
 
 
 def joined_by_pcie(cluster: Cluster, host: Host) -> bool:
-    """Whether a host has several GPUs that no NVLink joins, as the check `gpu_state` saw it."""
+    """Whether a host has several GPUs without NVLink, as check `gpu_state` saw it."""
     for rank, facts in cluster.facts("gpu_state"):
         if rank.host.id == host.id:
             gpus = facts["gpus"]
@@ -35,7 +35,7 @@ def joined_by_pcie(cluster: Cluster, host: Host) -> bool:
 
 
 def copies_arrive(cluster: Cluster, host: Host) -> bool:
-    """Whether ranks of a host copied from GPU to GPU (check `gpu_work`), and all of it arrived."""
+    """Whether ranks of a host copied from GPU to GPU (check `gpu_work`), and all data arrived."""
     ends = [item.outcome for item in cluster.evidence("gpu_work") if item.host.id == host.id]
     if any(end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) for end in ends):
         return False

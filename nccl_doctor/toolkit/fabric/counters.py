@@ -1,4 +1,4 @@
-"""Error counters of RDMA ports, what moved between two readings, and what cannot move any more.
+"""Error counters of RDMA ports: read, what grew between two readings, what is at its limit.
 
 Source: `PORT_PMA_ATTR` in the kernel's drivers/infiniband/core/sysfs.c; InfiniBand architecture
 specification, volume 1, PortCounters.
@@ -21,8 +21,8 @@ LINK_COUNTERS = {
     "excessive_buffer_overrun_errors": 4,
     "port_xmit_discards": 16,
 }
-"""Of the port, under counters/ → width in bits: on a healthy link they stand still, whatever is
-sent. At all ones they stay, until somebody resets them.
+"""Counters of the port, under counters/ → width in bits: on a healthy link they never grow. At all
+ones they stop, until somebody resets them.
 """
 LOSS_COUNTERS = (
     "local_ack_timeout_err",
@@ -34,7 +34,7 @@ LOSS_COUNTERS = (
     "rdma_read_wr_err",
     "rdma_write_wr_err",
 )
-"""Under hw_counters/: of mlx5, packets that had to be sent again, as nobody acknowledged them, and
+"""Counters under hw_counters/: of mlx5, packets sent again because of no acknowledgement, and
 packets of RoCE that arrived changed; of EFA, peers that did not answer, and requests that failed.
 
 Those that also move on a healthy fabric with adaptive routing or congestion control
@@ -43,7 +43,7 @@ Those that also move on a healthy fabric with adaptive routing or congestion con
 
 
 NIC_COUNTERS = ("rx_crc_errors",)
-"""Of the Ethernet interface of a RoCE port, under statistics/: what a bad cable does to frames.
+"""Counters of the Ethernet interface of a RoCE port, under statistics/: frames that arrive damaged.
 
 `rx_errors` is left out: it also counts frames that are sound, but longer than the MTU.
 """
@@ -67,7 +67,7 @@ def error_counters(root: Path = Path("/")) -> dict[str, dict[str, int]]:
 def counters_risen(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Port → counter → by how much it grew; one that was reset says nothing."""
+    """Port → counter → by how much it grew; a counter that was reset is left out."""
     grown: dict[str, dict[str, int]] = {}
     for port, counters in after.items():
         for name, value in counters.items():
@@ -80,8 +80,8 @@ def counters_risen(
 def counters_full(
     before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
 ) -> dict[str, dict[str, int]]:
-    """Port → counter → value, of those that stood at the most that they can count all the while:
-    errors happened, and nobody can see whether more do.
+    """Port → counter → value, of counters that were at their limit both times: errors happened, and
+    further ones cannot be seen.
     """
     return {
         port: full

@@ -1,4 +1,4 @@
-"""What stands between GPUs and NICs: kernel modules, IOMMU, and PCIe bridges with ACS.
+"""Obstacles between GPUs and NICs: kernel modules, IOMMU, and PCIe bridges with ACS.
 
 Sources: `ibGdrSupportInitOnce` in NCCL's src/transport/net_ib/gdr.cc; NCCL user guide,
 troubleshooting (PCI access control services); ABI/testing/sysfs-kernel-iommu_groups; PCI Express
@@ -32,7 +32,7 @@ _MOST = 64
 
 
 def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
-    """All that can be read without root, and of ACS what root alone can read.
+    """Read modules, IOMMU groups, GPUs and bridges; ACS needs root, all else does not.
 
     Returns: `modules` (of a few names, those that are loaded), `peermem`, `open_driver` (NVIDIA's
     open kernel modules, None without any), `kernel` (release), `virtual` (under a hypervisor),
@@ -66,7 +66,7 @@ def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def gpu_direct_road(facts: Mapping[str, Any], settings: Mapping[str, Setting]) -> tuple[str, str]:
-    """By what NICs reach the memory of NVIDIA GPUs, and why: `DMA-BUF`, `nvidia_peermem` or `none`.
+    """How NICs reach the memory of NVIDIA GPUs (`DMA-BUF`, `nvidia_peermem` or `none`), and why.
 
     Args:
         facts: from `read_gpu_direct`.
@@ -85,12 +85,12 @@ def gpu_direct_road(facts: Mapping[str, Any], settings: Mapping[str, Setting]) -
 
 
 def translating(facts: Mapping[str, Any]) -> list[str]:
-    """GPUs and NICs of which the IOMMU translates addresses, by PCI address."""
+    """PCI addresses of GPUs and NICs whose addresses the IOMMU translates."""
     return sorted(device for device, kind in facts["iommu"].items() if kind.startswith("DMA"))
 
 
 def redirecting_bridges(facts: Mapping[str, Any]) -> list[str]:
-    """Bridges above GPUs and NICs that send what goes between their ports up to the CPU."""
+    """Bridges above GPUs and NICs that send traffic between their ports up to the CPU."""
     return sorted(
         bridge
         for bridge, control in facts["acs"].items()
@@ -99,7 +99,7 @@ def redirecting_bridges(facts: Mapping[str, Any]) -> list[str]:
 
 
 def unread_bridges(facts: Mapping[str, Any]) -> list[str]:
-    """Bridges above GPUs and NICs of which nobody could read whether ACS is on."""
+    """Bridges above GPUs and NICs whose ACS setting could not be read."""
     return sorted(bridge for bridge, control in facts["acs"].items() if control is None)
 
 

@@ -1,4 +1,4 @@
-"""RDMA ports that NCCL wants and cannot use, from what check `rdma` saw. Pure.
+"""RDMA ports that NCCL should use and cannot, from the facts of check `rdma`. Pure.
 
 Source: InfiniBand architecture specification, volume 1, port states: a port whose link is up stays
 in INIT until a subnet manager gives it a LID and arms it; `ncclIbInitDevices` in NCCL's
@@ -25,8 +25,8 @@ Seen = Mapping[str, Mapping[str, Any]]
 class PortDown:
     """A port that is not ACTIVE on a host.
 
-    `up` is the number of hosts that have one of this name ACTIVE; as many as have it down, where it
-    is a `tie`. `unconfigured`: it has a link, and waits for a subnet manager.
+    `up` is the number of hosts where the port of this name is ACTIVE; `tie`: it is down on as many.
+    `unconfigured`: it has a link, and waits for a subnet manager.
     """
 
     host: str
@@ -37,7 +37,7 @@ class PortDown:
 
     @property
     def name(self) -> str:
-        """`mlx5_0:1`."""
+        """Its name, as `mlx5_0:1`."""
         return port_name(self.port)
 
 
@@ -47,8 +47,8 @@ def seen_by_rdma(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
 
 
 def ports_down(seen: Seen) -> list[PortDown]:
-    """Ports that wait for a subnet manager, on whatever hosts; then those that are down for another
-    reason, and that the same device has ACTIVE on as many other hosts that use verbs, or more.
+    """Ports that wait for a subnet manager, on any host; then ports that are down for another
+    reason, where the same port is ACTIVE on at least as many other hosts that use verbs.
     """
     found = list(_unconfigured(seen))
     told = {(each.host, each.name) for each in found}
@@ -81,7 +81,7 @@ def _alone(seen: Seen) -> Iterator[PortDown]:
     for by_host in ports.values():
         active = {host: port["state"] == "ACTIVE" for host, port in by_host.items()}
         odd = odd_ones_out(active)
-        # Down on most hosts it is a port that nobody uses.
+        # Down on most hosts: the cluster does not use this port.
         if odd is None or odd.usual is False:
             continue
         for host, is_up in active.items():

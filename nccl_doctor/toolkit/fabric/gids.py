@@ -1,4 +1,4 @@
-"""GIDs of RoCE ports: what is in their tables, and which one NCCL takes.
+"""GIDs of RoCE ports: their tables, and the one that NCCL takes.
 
 Source: `ncclIbGetGidIndex` and `ncclUpdateGidIndex` in NCCL's src/transport/net_ib/connect.cc.
 Before 2.21.5 NCCL did not look for one: it took index 0 unless NCCL_IB_GID_INDEX said otherwise.
@@ -24,7 +24,7 @@ _MOST = 256
 
 @dataclass(frozen=True)
 class GidKind:
-    """What must be the same at both ends: RoCE `version` (0: not known), and IPv4 or IPv6."""
+    """The kind of a GID, equal at both ends: RoCE `version` (0: unknown), and IPv4 or IPv6."""
 
     version: int
     family: str
@@ -68,14 +68,14 @@ def gid_tables(root: Path = Path("/")) -> list[dict[str, Any]]:
 
 
 def wanted_kind(settings: Mapping[str, Setting]) -> GidKind:
-    """What NCCL looks for: RoCE v2 over IPv4, unless the user says otherwise."""
+    """The kind that NCCL looks for: RoCE v2 over IPv4, unless the user sets another."""
     version = settings.get("NCCL_IB_ROCE_VERSION_NUM", Setting("2", "")).value
     family = settings.get("NCCL_IB_ADDR_FAMILY", Setting("", "")).value
     return GidKind(1 if version == "1" else 2, "IPv6" if family == "AF_INET6" else "IPv4")
 
 
 def fixed_index(settings: Mapping[str, Setting]) -> int | None:
-    """The index that the user fixed, or None; negative ones mean that NCCL shall look."""
+    """The index that the user fixed, or None; with a negative one NCCL searches."""
     try:
         index = int(settings.get(INDEX, Setting("-1", "")).value, 0)
     except ValueError:  # as strtoll does

@@ -17,7 +17,7 @@ HCA = "NCCL_IB_HCA"
 
 @dataclass(frozen=True)
 class HcaEntry:
-    """One name of the list, as NCCL reads it: `port` is None where any will do."""
+    """One name of the list, as NCCL reads it: `port` None stands for any port."""
 
     name: str
     port: int | None = None
@@ -28,7 +28,7 @@ class HcaEntry:
 
 @dataclass(frozen=True)
 class HcaList:
-    """A value of NCCL_IB_HCA: `^` excludes, `=` (after it) wants whole names, else prefixes."""
+    """A value of NCCL_IB_HCA: `^` excludes, `=` (after it) means whole names, else prefixes."""
 
     exclude: bool = False
     exact: bool = False
@@ -41,7 +41,7 @@ class HcaList:
         text = text[exclude:]
         exact = text.startswith("=")
         text = text[exact:]
-        # The list parser skips one such sign more, whatever stood before.
+        # The list parser always skips one more such sign.
         text = text[text.startswith(("^", "=")) :]
         entries = []
         for part in text.split(","):
@@ -51,7 +51,7 @@ class HcaList:
         return cls(exclude, exact, tuple(entries))
 
     def hits(self, entry: HcaEntry, device: str, port: int | None = None) -> bool:
-        """Whether one name of the list means this port; None stands for some port."""
+        """Whether one name of the list matches this port; None stands for some port."""
         same = device == entry.name if self.exact else device.startswith(entry.name)
         return same and (None in (entry.port, port) or entry.port == port)
 
@@ -67,7 +67,7 @@ def rdma_admits(hca: str, device: str, port: int | None = None) -> bool:
 
 
 def rdma_off(settings: Mapping[str, Setting]) -> str:
-    """What keeps NCCL from using RDMA at all, as `NAME=value`; empty where nothing does.
+    """The setting that turns RDMA off in NCCL, as `NAME=value`; empty if there is none.
 
     Args:
         settings: from `nccl_settings`.
@@ -84,13 +84,13 @@ def is_disabled(settings: Mapping[str, Setting]) -> bool:
 
 
 def _port(text: str) -> int:
-    """As atoi does: what does not begin with a number is 0, which no port has."""
+    """The number of a port, read as atoi does: other text is 0, which no port has."""
     found = re.match(r"\s*\d+", text)
     return int(found.group()) if found else 0
 
 
 def _whole(text: str) -> int:
-    """As strtoll does: what is not a number is 0."""
+    """The number of a text, read as strtoll does: other text is 0."""
     try:
         return int(text, 0)
     except ValueError:

@@ -14,7 +14,7 @@ from typing import Any
 SYSFS = Path("/sys/class/infiniband")
 MAX_PORTS = 64
 _VERBS = ("InfiniBand", "Ethernet", "")
-"""Link layers that NCCL takes without a plug-in; what cannot be read is given the chance."""
+"""Link layers that NCCL uses without a plug-in; one that cannot be read counts as usable."""
 _ROCE_HEADERS = 96
 """Bytes that the kernel takes off the MTU of an Ethernet interface before it rounds down."""
 _IB_MTUS = (4096, 2048, 1024, 512, 256)
@@ -67,7 +67,7 @@ def rdma_devices(root: Path = Path("/")) -> list[dict[str, Any]]:
 
 
 def word(path: Path) -> str:
-    """What a file says, empty where it cannot be read: `4: ACTIVE` is `ACTIVE`."""
+    """The text of a file, empty where it cannot be read: `4: ACTIVE` is `ACTIVE`."""
     try:
         text = path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -121,7 +121,7 @@ def _netdev(device: Path, port: Path) -> str:
 
 
 def _target(link: Path) -> str:
-    """Name of what a link leads to: a PCI address, or a driver."""
+    """Name of the target of a link: a PCI address, or a driver."""
     return link.resolve().name if link.is_symlink() else ""
 
 

@@ -1,4 +1,4 @@
-"""Rails: the verbs ports of a host in the order in which NCCL counts them, and where each leads.
+"""Rails: the verbs ports of a host in NCCL's order, and the network of each.
 
 NCCL joins the channels of hosts by number, and a channel goes through the NIC that is nearest to
 its GPU: so port number n of one host talks to port number n of the next.
@@ -29,7 +29,7 @@ _ON_LINK = "00000000"
 
 
 def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[str, Any]:
-    """What of this host NCCL may use, slot by slot.
+    """The slots and rails of this host that NCCL may use.
 
     Returns: `slots`: PCI addresses of all devices that speak verbs, in order. `rails`: the ports of
     them that NCCL's settings admit, in NCCL's order, each `name` (`mlx5_0:1`), `pci`, `numa` (node
@@ -60,7 +60,7 @@ def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[st
                         "address": _address(settings, mine),
                     }
                 )
-    # Those without an address come last, as for NCCL; ports of one device keep their order.
+    # Those without an address come last, as in NCCL; ports of one device keep their order.
     rails.sort(key=lambda rail: (not rail["pci"], rail["pci"]))
     return {"slots": sorted(slots), "rails": rails}
 

@@ -1,4 +1,4 @@
-"""By which network NCCL would go on a host, through which ports, and why. Pure functions.
+"""The network and ports that NCCL would use on a host, and why. Pure functions.
 
 Source: `ncclNetInit` in NCCL's src/plugin/net.cc (plug-ins first, then verbs, then sockets; a
 network is passed over where NCCL_NET names another, or where it finds no device), and
@@ -21,7 +21,7 @@ _NOBODY = Setting("", "")
 
 @dataclass(frozen=True)
 class Road:
-    """What carries data between hosts.
+    """The network that carries data between hosts.
 
     `name` is `infiniband` (RoCE too), `sockets`, `plugin`, `efa` (through a plug-in), or `none`
     where NCCL_NET=IB asks for verbs and there is no port for it. `ports` are those of verbs or EFA
@@ -37,7 +37,7 @@ class Road:
 
 @dataclass(frozen=True)
 class Access:
-    """What this process may use.
+    """What this process can load and open.
 
     Attributes:
         library: why libibverbs cannot be loaded, or empty.
@@ -51,14 +51,14 @@ class Access:
 
 
 def port_name(port: Mapping[str, Any]) -> str:
-    """`mlx5_0:1`."""
+    """The name of a port, as `mlx5_0:1`."""
     return f"{port['device']}:{port['port']}"
 
 
 def admitted(
     settings: Mapping[str, Setting], ports: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Ports as of `rdma_ports`, each with `wanted`: whether NCCL's verbs network may use it, by
+    """Ports from `rdma_ports`, each with `wanted`: whether NCCL's verbs network may use it, by
     NCCL_IB_HCA and its link layer, up or down.
     """
     hca = settings.get(HCA, _NOBODY).value
@@ -76,15 +76,15 @@ def choose_road(
     ports: Sequence[Mapping[str, Any]],
     access: Access | None = None,
 ) -> Road:
-    """What NCCL would probably take.
+    """The network that NCCL would probably use.
 
-    A plug-in that loads may still find nothing that it can use; without EFA it is taken to give way
-    then, or to use the same verbs ports.
+    A plug-in that loads may still find nothing that it can use; without EFA the assumption is that
+    NCCL then goes on without it, or that it uses the same verbs ports.
 
     Args:
         settings: from `nccl_settings`.
         ports: from `admitted`.
-        access: as far as that was tried.
+        access: what was tried.
     """
     access = access or Access()
     net = settings.get("NCCL_NET", _NOBODY).value
@@ -101,7 +101,7 @@ def choose_road(
             return Road("none", f"NCCL_NET={net}, and {verbs.reason}", lacks=verbs.lacks)
         return verbs
     if access.plugin == "":
-        return Road("sockets", "EFA needs a plug-in, and none can be loaded", lacks="plugin")
+        return Road("sockets", "EFA needs a plug-in, but none can be loaded", lacks="plugin")
     said = (
         f"EFA, and {access.plugin} can be loaded" if access.plugin else "EFA, if its plug-in loads"
     )

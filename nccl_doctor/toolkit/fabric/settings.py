@@ -1,4 +1,4 @@
-"""NCCL's settings, for checks of what it uses RDMA with."""
+"""NCCL's settings, for checks of RDMA."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 
 
 def rdma_settings(ctx: Context) -> dict[str, Setting]:
-    """As of `nccl_settings`, of a job that may use RDMA.
+    """The settings from `nccl_settings`, for a job that may use RDMA.
 
     Raises:
-        Skip: it does not use NCCL, or NCCL is told to leave RDMA alone.
+        Skip: it does not use NCCL, or a setting turns RDMA off.
     """
     if ctx.backend != "nccl":
         raise Skip("the job does not use NCCL")

@@ -1,6 +1,6 @@
-"""Which rule of a packet filter may drop a given packet. Pure: `rulesets` reads the rules.
+"""Packet filters as data, and the rules that may drop a packet. Pure: `rulesets` reads the rules.
 
-The walk is three-valued: a rule matches, does not match, or may match (a condition that is not
+A rule matches, does not match, or may match (a condition that is not
 understood here, such as a rate limit or a named set). Only a rule that surely matches, with no
 earlier rule that may accept, is a sure hit.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TAKING = ("drop", "reject", "redirect")
-"""Verdicts after which a packet does not arrive where it was sent."""
+"""Verdicts after which a packet does not arrive at its target."""
 MAX_LINES = 20
 _IN = ("ingress", "prerouting", "input")
 _OUT = ("output", "postrouting", "egress")
@@ -22,10 +22,10 @@ _OUT = ("output", "postrouting", "egress")
 
 @dataclass(frozen=True)
 class Packet:
-    """One tcp packet as a host sees it.
+    """A tcp packet as a host sees it.
 
-    What is not known exactly is a range: ports are (lowest, highest), an address may be a network
-    (`0.0.0.0/0` is anybody).
+    Unknown values are ranges: ports are (lowest, highest), an address may be a network
+    (`0.0.0.0/0` is any host).
     `state` is conntrack's: `new` for the first packet, `established` for the reply.
     """
 
@@ -41,7 +41,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Condition:
-    """One test of a rule: `field` is in `values` (or is not). No values: not understood."""
+    """A condition of a rule: `field` is in `values` (or is not). No values: not understood."""
 
     field: str
     values: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """`verdict` is accept, drop, reject, redirect, jump, goto, return or `none`."""
+    """A rule; `verdict` is accept, drop, reject, redirect, jump, goto, return or `none`."""
 
     text: str
     verdict: str
@@ -61,7 +61,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Chain:
-    """One chain; `hook` is empty where it is only jumped to."""
+    """A chain; `hook` is empty where it is only a jump target."""
 
     tool: str
     table: str
@@ -73,13 +73,13 @@ class Chain:
 
     @property
     def place(self) -> str:
-        """As people write it: `nft inet filter input`."""
+        """The chain in words: `nft inet filter input`."""
         return f"{self.tool} {self.table} {self.name}"
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A rule (or the policy of a chain) that takes a packet. `sure`: it surely does."""
+    """A rule (or the policy of a chain) that stops a packet. `sure`: it surely does."""
 
     chain: Chain
     rule: Rule | None
@@ -87,7 +87,7 @@ class Hit:
     sure: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `rule` is quoted as its tool prints it."""
+        """The hit as plain data; `rule` is quoted as its tool prints it."""
         rule = self.rule
         return {
             "tool": self.chain.tool,
@@ -106,14 +106,14 @@ def quote_hit(hit: Mapping[str, Any]) -> str:
 
 
 def remove_rule(hit: Mapping[str, Any]) -> str:
-    """What to type to be rid of the rule."""
+    """The command that removes the rule."""
     if hit["handle"]:
         return f"nft delete rule {hit['table']} {hit['chain']} handle {hit['handle']}"
     return f"remove the rule {quote_hit(hit)}"
 
 
 def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequence[str]) -> str:
-    """What to type to let tcp from (or to) the peers pass, in the language of what stops it.
+    """The command that lets tcp from (or to) the peers pass, for the tool that stops it.
 
     Args:
         hit: a `Hit` as plain data, with `incoming` added; None where no rule is known.
@@ -141,7 +141,7 @@ def let_in(hit: Mapping[str, Any] | None, peers: Sequence[str], managers: Sequen
 
 @dataclass(frozen=True)
 class Rules:
-    """Everything that could be read. `readable` is False where no tool would tell."""
+    """All rules that could be read. `readable` is False where no tool shows them."""
 
     readable: bool
     reason: str = ""
@@ -149,7 +149,7 @@ class Rules:
     chains: tuple[Chain, ...] = ()
 
     def dropping(self) -> list[str]:
-        """Lines that drop, reject or divert, with their place; at most `MAX_LINES`."""
+        """Rules that drop, reject or divert, with their place; at most `MAX_LINES`."""
         lines = []
         for chain in self.chains:
             if chain.hook and chain.policy in TAKING:
@@ -158,7 +158,7 @@ class Rules:
         return lines[:MAX_LINES]
 
     def hits(self, packet: Packet) -> list[Hit]:
-        """What may drop, reject or divert this packet, in the order in which it meets them."""
+        """Rules that may drop, reject or divert this packet, in the order that it passes them."""
         hooks = _IN if packet.incoming else _OUT
         version = 6 if ":" in packet.source else 4
         found: list[Hit] = []
@@ -171,7 +171,7 @@ class Rules:
 
 
 class _Walk:
-    """One packet through one base chain and those that it jumps to."""
+    """The walk of a packet through a base chain and the chains that it jumps to."""
 
     def __init__(self, chains: Sequence[Chain], packet: Packet, found: list[Hit]) -> None:
         self.chains = {(c.tool, c.table, c.name): c for c in chains}
@@ -180,7 +180,7 @@ class _Walk:
         self.sure = True
 
     def through(self, chain: Chain, depth: int = 0) -> bool:
-        """Whether the packet's way surely ended in this chain or in one below."""
+        """Whether the packet's walk surely ended in this chain or in one below."""
         for rule in chain.rules:
             matches = rule_matches(rule, self.packet)
             if matches is False or rule.verdict == "none":
@@ -199,7 +199,7 @@ class _Walk:
                     continue
                 if self.through(below, depth + 1) and matches:
                     return True
-                # What may have been accepted down there leaves the rest of this chain unsure.
+                # If the chain below may have accepted the packet, the rest of this chain is unsure.
                 self.sure = self.sure if matches else before and not _may_accept(below)
                 if rule.verdict == "goto" and matches:
                     break
@@ -220,7 +220,7 @@ def _may_accept(chain: Chain) -> bool:
 
 
 def rule_matches(rule: Rule, packet: Packet) -> bool | None:
-    """True, False, or None where it may match."""
+    """Whether a rule matches a packet: True, False, or None where it may match."""
     answers = [_holds(condition, packet) for condition in rule.conditions]
     if False in answers:
         return False

@@ -1,8 +1,8 @@
-"""Whether the packet filter of a host itself stops connections to MASTER_PORT.
+"""Rules of a host's own packet filter that stop connections to MASTER_PORT.
 
-Both as the host that calls and as the one that serves. A caller is not known in advance, so rules
-are followed for a packet from anywhere, and then for one from the network of the interface: a rule
-that takes only some sources is no sure hit.
+On the host that connects and on the host that serves. The connecting host is not known in advance,
+so rules are followed for a packet from anywhere, and then for one from the network of the
+interface: a rule for only some sources is no sure hit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 
 _LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
-"""Verdict of a rule → outcomes of a call that it takes."""
+"""Verdict of a rule → outcomes of a call that it causes."""
 _MAX_HITS = 10
 
 
 def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
-    """What this host's rules do to its own calls to `address`, and to the answers.
+    """Hits of this host's rules on its own calls to `address`, and on the answers.
 
     Args:
         address: of the other end, numeric.
         port: of the other end.
         timeout_s: for each of at most four commands that read rules.
 
-    Returns: `readable`, `reason`, `managers` (as `Rules`), `peers`: for whom to open, and `hits`:
+    Returns: `readable`, `reason`, `managers` (as `Rules`), `peers`: addresses to allow, and `hits`:
     each a `Hit` as plain data with `incoming` and `packet` (`first` or `reply`) added.
     """
     source = _source_towards(address)
@@ -44,9 +44,9 @@ def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict
 
 
 def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
-    """What this host's rules do to calls that come in for one of its addresses, and to the answers.
+    """Hits of this host's rules on incoming calls to one of its addresses, and on the answers.
 
-    Returns: as `rules_for_calls_out`. `anyone` of a hit: it takes calls from everywhere, not only
+    Returns: as `rules_for_calls_out`. `anyone` of a hit: it stops calls from everywhere, not only
     from the network of the address.
     """
     nic = next((nic.name for nic in interfaces() if address in nic.addresses), "")
@@ -64,7 +64,7 @@ def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[
 
 
 def follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dict[str, Any]:
-    """Packets by name through rules; the result is as of `rules_for_calls_out`."""
+    """Hits of rules on packets by name; the result is that of `rules_for_calls_out`."""
     hits = [
         {**hit.to_json(), "packet": name, "incoming": packet.incoming}
         for name, packet in packets.items()
@@ -80,7 +80,7 @@ def follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dic
 
 
 def _source_towards(address: str) -> str:
-    """The address that this host would call from; empty where it has no route."""
+    """The address that this host would connect from; the unspecified address without a route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -91,19 +91,19 @@ def _source_towards(address: str) -> str:
 
 
 def sure_hit(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first rule that surely drops or rejects, of what one of the above returned."""
+    """The first rule that surely drops or rejects, from the result of a function above."""
     hits: Iterable[Mapping[str, Any]] = facts["hits"]
     return next((hit for hit in hits if hit["sure"] and hit["verdict"] in _LOOKS_LIKE), None)
 
 
 def fits(facts: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The rule that surely takes such calls, where the outcome of one agrees with it."""
+    """The rule that surely stops such calls, where the outcome of one agrees with it."""
     hit = sure_hit(facts)
     return hit if hit and call["outcome"] in _LOOKS_LIKE[hit["verdict"]] else None
 
 
 def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Whether rules on the host that serves are why MASTER_PORT answered another host as it did.
+    """Whether rules on the host that serves explain the answer of MASTER_PORT to another host.
 
     Args:
         theirs: facts of check `master_firewall`.
@@ -115,9 +115,9 @@ def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 
 def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
-    """Who says (check `port`) that MASTER_PORT answered as the rules of its host would have it.
+    """Ranks (check `port`) that MASTER_PORT answered as the rules of its host explain.
 
-    That is whoever never got in, and the host that serves, which may be dropped by its own rule.
+    These are ranks that never signed in, and the host that serves, which its own rule may drop.
     """
     return tuple(
         rank
@@ -127,7 +127,7 @@ def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
 
 
 def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
-    """Whether somebody is missing who cannot say how MASTER_PORT answers.
+    """Whether a rank is missing without a report of how MASTER_PORT answered it.
 
     `theirs` are facts of check `master_firewall`.
     """
@@ -141,12 +141,12 @@ def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
 
 
 def stopped_by(hit: Mapping[str, Any]) -> str:
-    """The rule in words: `nft inet filter input: tcp dport 29500 drop`."""
+    """The rule in words: `nft inet filter input: tcp dport 29500 drop (incoming, first packet)`."""
     way = "incoming" if hit["incoming"] else "outgoing"
     return f"{quote_hit(hit)} ({way}, {hit['packet']} packet)"
 
 
 def how_to_let_pass(facts: Mapping[str, Any], hit: Mapping[str, Any]) -> str:
-    """What to type on the host that has the rule."""
-    managers = facts["managers"] if hit["incoming"] else ()  # they rule what comes in
+    """The command for the host that has the rule."""
+    managers = facts["managers"] if hit["incoming"] else ()  # they control incoming packets
     return let_in(hit, facts["peers"], managers)

@@ -1,6 +1,6 @@
 """The packet filter rules of this host, as `nft list ruleset` and `iptables-save` print them.
 
-What is not understood becomes a condition without values: the rule may match.
+A part that is not understood becomes a condition without values: the rule may match.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _FILLERS = {"meta", "ip", "ip6", "ct", "th", "counter", "log"}
 _SKIP_ARGUMENT = {"comment", "prefix", "level"}
 
 _BLOCK = re.compile(r".*\{( # handle \d+)?$")
-"""What opens a table, a chain or a named set: nft breaks a set of values after a comma only."""
+"""The line that opens a table, chain or named set: nft breaks value sets only after a comma."""
 
 
 def parse_nft(text: str) -> tuple[Chain, ...]:
-    """Chains of `nft list ruleset` (with or without -a), in the order in which they stand."""
+    """Chains of `nft list ruleset` (with or without -a), in their order."""
     chains: list[Chain] = []
     table, chain = "", None
     versions: tuple[int, ...] = (4, 6)
@@ -83,7 +83,7 @@ def _without_maps(line: str) -> Iterable[str]:
     """One line for each entry of a verdict map: `ct state vmap { invalid : drop }`."""
     match = re.match(r"(.*) vmap \{ (.*) \}(.*)$", line)
     if match is None:
-        # What a named map says is not known: it may accept.
+        # The content of a named map is not known: it may accept.
         yield re.sub(r" vmap @\S+", " @map accept", line)
         return
     for entry in match[2].split(","):
@@ -92,7 +92,7 @@ def _without_maps(line: str) -> Iterable[str]:
 
 
 def parse_nft_rule(line: str) -> Rule:
-    """One rule as nft prints it."""
+    """A rule, parsed as nft prints it."""
     text, _, handle = line.partition(" # handle ")
     text = re.sub(r"counter packets \d+ bytes \d+ ?", "", text).strip()
     conditions: list[Condition] = []
@@ -230,13 +230,13 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
 
 @dataclass
 class _Reader:
-    """Runs the tools; collects why one of them told nothing."""
+    """Runs the tools; collects why one of them gave no output."""
 
     timeout_s: float
     problems: list[str] = field(default_factory=list)
 
     def run(self, *command: str) -> str | None:
-        """Standard output, or None."""
+        """Standard output of a command, or None."""
         import shutil
         import subprocess
 
@@ -267,7 +267,7 @@ class _Reader:
 
 
 def read_rules(timeout_s: float = 3.0) -> Rules:
-    """Read this host's rules with the tools that are there; changes nothing.
+    """Rules of this host, read with the tools that are there; nothing is changed.
 
     Args:
         timeout_s: for each of at most four commands.
@@ -295,7 +295,7 @@ def read_rules(timeout_s: float = 3.0) -> Rules:
 
 
 def _ufw_is_on() -> bool:
-    """From its configuration: `ufw status` would load kernel modules."""
+    """Whether ufw is on, by its configuration: `ufw status` would load kernel modules."""
     try:
         return "ENABLED=yes" in Path("/etc/ufw/ufw.conf").read_text()
     except OSError:

@@ -12,7 +12,7 @@ CHECK = "gpu_state"
 
 
 def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
-    """Hosts, by id, of which a GPU is lost: there CUDA may not start at all, and that is why."""
+    """Ids of hosts with a lost GPU: it may be the reason that CUDA does not start there."""
     found = {
         item.rank.host.id
         for item in ended_in_driver(cluster)
@@ -25,7 +25,7 @@ def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
 
 
 def ended_in_driver(cluster: Cluster) -> Iterator[Evidence]:
-    """Observations that the driver did not let return."""
+    """Observations that hung or died in a call to the driver."""
     for item in cluster.evidence(CHECK, ALONE):
         end = item.outcome
         if end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step == STEP:

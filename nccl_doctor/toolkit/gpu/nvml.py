@@ -1,6 +1,6 @@
-"""Reads one machine through NVIDIA's management library, call by call.
+"""Reading of one machine through NVIDIA's management library, call by call.
 
-Every call is guarded by itself: what a driver refuses (not supported, no permission, lost) is a
+Every call is guarded: what a driver refuses (not supported, no permission, lost) is a
 fact about that one field. A call may also never return, so this belongs in a probe child, and each
 call is announced before it is made.
 """
@@ -11,22 +11,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 STEP = "asking the GPU driver"
-"""The step of every breadcrumb from here; `call` is the function, `gpu` the index, `device` how
-that GPU is called in a finding."""
+"""The step of every breadcrumb from here; `call` is the function, `gpu` the index, `device` the
+name of that GPU in a finding."""
 
 LOST = "GPU_IS_LOST"
 ABSENT = "FUNCTION_NOT_FOUND"
 _GONE = (ABSENT, "DEPRECATED")
-"""Errors of a call that a driver has not yet, or has no more: then there may be another way."""
+"""Errors of a call that this driver does not have: another call may exist."""
 _BAD = "BAD_ANSWER"
 
 Crumb = Callable[..., None]
 Way = tuple[str, tuple[Any, ...]]
-"""A function by its name in pynvml, and its arguments behind the handle."""
+"""A function by its name in pynvml, and its arguments after the handle."""
 
 
 class Refused(Exception):
-    """A call came back with an error: `call`, and `name` as in NVML_ERROR_<name>."""
+    """An error of a call: `call`, and `name` as in NVML_ERROR_<name>."""
 
     def __init__(self, call: str, name: str) -> None:
         super().__init__(f"{call}: {name}")
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def device_name(gpu: Mapping[str, Any]) -> str:
-    """How a finding calls a GPU: its UUID, else its bus id, else its number on the host."""
+    """Name of a GPU in a finding: its UUID, else its bus id, else its number on the host."""
     return str(gpu.get("uuid") or gpu.get("bus_id") or f"GPU {gpu['index']}")
 
 
@@ -56,7 +56,7 @@ class Library:
         self._mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
 
     def call(self, function: str, *arguments: Any, gpu: Mapping[str, Any] | None = None) -> Any:
-        """One call.
+        """Make one call and return its result.
 
         Raises:
             Refused: it failed, or this pynvml or this driver does not have it.
@@ -73,12 +73,12 @@ class Library:
         except self._mismatch as error:
             raise Refused(function, ABSENT) from error
         except (UnicodeDecodeError, TypeError, ValueError, AttributeError) as error:
-            # What a driver newer or older than the bindings returns in a structure.
+            # A driver newer or older than the bindings may return an unexpected structure.
             raise Refused(function, _BAD) from error
 
 
 class Asked:
-    """The answers of one GPU, `facts`, and `refused`: error name → fields that have no answer."""
+    """The answers of one GPU: `facts`, and `refused`: error name → fields without an answer."""
 
     def __init__(self, library: Library, index: int) -> None:
         self._library = library
@@ -87,10 +87,10 @@ class Asked:
         self.facts: dict[str, Any] = {"index": index, "lost": False, "refused": self.refused}
 
     def value(self, function: str, *arguments: Any) -> Any:
-        """One answer; a GPU that is lost is asked nothing more: each call may take seconds.
+        """One answer; a lost GPU gets no further call, because each may take seconds.
 
         Raises:
-            Refused: the driver does not say.
+            Refused: the driver does not answer.
         """
         if self.facts["lost"]:
             raise Refused(function, LOST)
@@ -104,7 +104,7 @@ class Asked:
     def ask(
         self, field: str, *ways: Way, read: Callable[[Any], Any] = lambda answer: answer
     ) -> Any:
-        """Keep the answer of the first of `ways` that this driver has; None where there is none."""
+        """Store the answer of the first of `ways` that this driver has; return it, else None."""
         self.facts[field] = None
         error = ABSENT
         for function, arguments in ways:
@@ -162,7 +162,7 @@ def read_system(library: Library) -> dict[str, Any]:
 
 
 def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the driver says of each two of these GPUs.
+    """Answers of the driver about each pair of these GPUs.
 
     Args:
         library: started.

@@ -1,4 +1,4 @@
-"""Whether the default process group of a job is bound to a device, by versions; and what to do.
+"""The table of versions: whether a job's default process group is bound to a device; the fix.
 
 A bound default group makes every later group by a split (ncclCommSplit) that all its ranks must
 join. The table is data, in `binding.toml` beside this file. Pure but for reading it, once.
@@ -25,19 +25,19 @@ _VERSION = re.compile(
     re.IGNORECASE,
 )
 _DIGITS = 4
-"""Numbers of a release that are compared; missing ones are 0."""
+"""Number of parts of a release that are compared; missing parts are 0."""
 
 
 @dataclass(frozen=True)
 class Binding:
-    """Whether the default group is bound to a device, as far as versions tell.
+    """Whether the default group is bound to a device, by the versions.
 
     Attributes:
         binds: None where it is not known.
         by: who binds: `deepspeed`, which passes device_id, `torch`, or both.
         why: the rows of the table, in words.
         since: the first version of the row that decides, as `DeepSpeed 0.17.3`; empty where none.
-        how: how that was established.
+        how: how this is known.
     """
 
     binds: bool | None
@@ -49,7 +49,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do about it for exactly these versions, how that is known, and how sure it is."""
+    """The fix for exactly these versions, how it is known, and its confidence."""
 
     text: str
     how: str
@@ -69,7 +69,7 @@ class _Version(NamedTuple):
     rank: int
     """-1 before the release itself (alpha, rc, dev), 1 after it (post, local part), else 0."""
     is_early: bool
-    """Whether it is a pre-release or a development version, with a local part or not."""
+    """Whether it is a pre-release or a development version, with or without a local part."""
     is_local: bool
     """Whether it has a local part: of DeepSpeed, a build from a commit; of torch, any wheel."""
 
@@ -102,7 +102,7 @@ def binds(
     open_ = {name: claim for name, claim in claims.items() if claim.binds is None}
     decide = yes or open_ or claims
     newer = [
-        f"{_NAMES[name]} {version} is newer than {known[name]}, the newest that was read"
+        f"{_NAMES[name]} {version} is newer than {known[name]}, the newest version in the table"
         for name, version in ((DEEPSPEED, deepspeed), (TORCH, torch))
         if name in decide and version and _is_newer(version, known[name])
     ]
@@ -123,7 +123,7 @@ def binding_advice(
     *,
     kept: bool | None = None,
 ) -> Advice:
-    """What to do, for exactly these versions, where groups have foreign or only some members.
+    """The fix for exactly these versions, where groups have foreign or only some members.
 
     Args:
         binding: what `binds` said, or what was observed: `by` decides which advice is right.
@@ -131,7 +131,7 @@ def binding_advice(
         torch: as for `binds`.
         world_size: as for `binds`.
         kept: whether DeepSpeed was seen to keep a default group that torch had formed, None where
-            nobody looked.
+            unknown.
     """
     name = _advice_name(binding, world_size)
     if kept is False and name in ("unbound-first", "one-rank", "both-bind"):
@@ -158,7 +158,7 @@ def _advice_name(binding: Binding, world_size: int) -> str:
 
 
 def as_observed(told: Binding, own: bool, wrapped: bool | None) -> Binding:
-    """What was seen on the group itself, which counts for more; `how` says where the two differ.
+    """The binding seen on the group itself, which outweighs versions; `how` notes a difference.
 
     Args:
         told: what `binds` says of these versions.
@@ -174,8 +174,8 @@ def as_observed(told: Binding, own: bool, wrapped: bool | None) -> Binding:
         )
     how = "seen on the group itself"
     if told.binds is not own:
-        table = {True: "it would be", False: "it would not be", None: "that is not known"}
-        how += f", though by what was read of these versions {table[told.binds]}"
+        table = {True: "it would be bound", False: "it would not be bound", None: "it is not known"}
+        how += f", though by the table of versions {table[told.binds]}"
         if told.binds is None:
             how = how.replace(", though", ";")
     return Binding(own, by if own else (), told.why, told.since if own else "", how)
@@ -205,7 +205,7 @@ def _by_deepspeed(deepspeed: str | None, torch: str, accelerator: str, world_siz
         return _Claim(False, gate["why"])
     if len(set(answers)) > 1:
         either = "; or ".join(row["why"] for row in rows)
-        return _Claim(None, f"{deepspeed} is a build between two releases: it {either}")
+        return _Claim(None, f"{deepspeed} is a build between two releases: it either {either}")
     since = f"{_NAMES[DEEPSPEED]} {rows[0]['since']}" if answers[0] else ""
     return _Claim(answers[0], rows[0]["why"], since)
 
@@ -216,7 +216,7 @@ def _passes(row: Mapping[str, Any], accelerator: str, world_size: int) -> bool |
     if not accelerator:
         return None
     if row["accelerators"] == "any" and accelerator not in ("cuda", "cpu"):
-        return None  # what other accelerators take for a device was not read
+        return None  # the device of other accelerators was not read in the sources
     return accelerator == "cuda"  # the CPU's device is None: as if it were not passed
 
 
@@ -236,7 +236,7 @@ def _by_torch(torch: str, backend: str, env: Mapping[str, str | None]) -> _Claim
     if len(set(answers)) > 1:
         return _Claim(None, f"{torch} is a build between two releases: it may bind by itself")
     if answers[0] and "rocm" in torch:
-        return _Claim(None, f"{torch} is built for ROCm, which was not looked at")
+        return _Claim(None, f"{torch} is built for ROCm, which the table does not cover")
     row = rows[0]
     if answers[0]:
         return _Claim(True, row["why"], f"{_NAMES[TORCH]} {row['since']}")

@@ -1,4 +1,4 @@
-"""Who is to blame when attempts of groups fail or hang, and who is only a victim. Pure."""
+"""Culprits and victims of attempts of groups that fail or hang. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from nccl_doctor.toolkit.groups.mixups import odd_collectives, was_cut_off
 from nccl_doctor.toolkit.groups.strays import what_was_made
 
 AGAIN = "-again"
-"""End of the name of a round in which a hang of another round is tried once more."""
+"""Suffix of the name of a round that repeats a hang of another round."""
 COMPARED = "-compared"
-"""The same, where torch compares what each rank is about to run before it runs it."""
+"""The same suffix where torch compares what each rank is about to run."""
 
 
 def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]:
-    """Per round and group: the culprits, if any can be told from the victims.
+    """Findings on the culprits of each round and group, where they differ from the victims.
 
     Args:
         attempts: round → its groups, in the order in which they were held. A round called `x-again`
@@ -47,7 +47,7 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
                 yield finding
     open_ = [(name, a) for name, a in firsts if is_open(a)]
     for name, attempt in open_:
-        # A group that contains a smaller one that fails by itself says nothing new.
+        # A group that contains a smaller failing group shows nothing new.
         if any(set(other.seats) < set(attempt.seats) for _, other in open_):
             continue
         again = repeats.get((name + AGAIN, attempt.seats))
@@ -60,7 +60,7 @@ def is_first(name: str) -> bool:
 
 
 def is_open(attempt: Attempt) -> bool:
-    """It went wrong, and no member of it is seen to be the one to blame."""
+    """Whether an attempt failed or hung, and no member of it is seen to be to blame."""
     return attempt.is_unexplained or attempt.is_failed or attempt.is_mixed_up
 
 
@@ -69,12 +69,12 @@ def rounds_again(
     deadline_s: float,
     params: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Iterator[Round]:
-    """Confirm before blaming: a hang that nobody in particular caused is tried once more.
+    """Rounds that repeat every hang without a visible culprit, to confirm it before blaming.
 
     Args:
         attempts: as for `judge_groups`.
         deadline_s: of each round.
-        params: round → its parameters, which it is repeated with.
+        params: round → its parameters, used again.
     """
     for name, found in attempts.items():
         groups = tuple(attempt.seats for attempt in found if attempt.is_unexplained)
@@ -87,10 +87,10 @@ def round_compared(
     deadline_s: float,
     params: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Round]:
-    """At most one round in which torch compares the ranks: for the first that says too little.
+    """At most one round in which torch compares the ranks: for the first round that is unclear.
 
-    That is where the backend gave up for what another rank sent, where connections broke though
-    nobody died, and where a collective hung twice. Its parameters have `compare` set.
+    That is where the backend aborted because of what another rank sent, where connections broke
+    though no rank died, and where a collective hung twice. Its parameters have `compare` set.
     """
     for name, found in attempts.items():
         again = {a.seats: a for a in attempts.get(name + AGAIN, ())}
@@ -113,7 +113,7 @@ def place_of_all(members: Sequence[Evidence]) -> Where:
 
 
 def _culprits(attempt: Attempt) -> Iterator[Finding]:
-    """The dead, the stopped, those that never came: all others of the group are victims."""
+    """Findings on dead and stopped members and those that never came; all others are victims."""
     for member in attempt.dead:
         how = member.outcome.signal or f"exit code {member.outcome.exit_code}"
         words = f"died by {how} in {step_of(member.outcome)} of group {attempt.name}"
@@ -135,7 +135,7 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
     for member in stopped or attempt.never_came or attempt.lagging:
         outcome = member.outcome
         words = (
-            f"stood still in {step_of(outcome)} of group {attempt.name} (process state "
+            f"frozen in {step_of(outcome)} of group {attempt.name} (process state "
             f"{outcome.state}, kernel wait {outcome.wchan or 'none'})"
         )
         if attempt.lagging:
@@ -145,7 +145,7 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
 
 
 def _not_started(attempt: Attempt) -> Finding:
-    """Members that have no GPU yet: frozen, or only slow, nobody can tell."""
+    """The finding on members that have no GPU yet: frozen or only slow, which is unknown."""
     first = attempt.starting[0].outcome
     where = f", kernel wait {first.wchan}" if first.wchan not in ("", "0") else ""
     return Finding(
@@ -168,7 +168,7 @@ def _says_too_little(attempt: Attempt, again: Attempt | None) -> bool:
 
 
 def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
-    """Ranks that ran different collectives; None where nothing shows that."""
+    """The finding on ranks that ran different collectives; None where nothing shows that."""
     for shown in (attempt, compared):
         odd = odd_collectives(shown.members) if shown is not None else {}
         if shown is None or not odd:
@@ -185,7 +185,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
     if not attempt.is_mixed_up:
         return None
     cut = next((m for m in attempt.members if was_cut_off(m.outcome)), None)
-    words = "the backend received a message of another size than it waited for"
+    words = "the backend received a message of another size than expected"
     return Finding(
         FAILED,
         f"{step_of((cut or attempt.members[0]).outcome)} of group {attempt.name}: "
@@ -197,7 +197,7 @@ def _mixed_up(attempt: Attempt, compared: Attempt | None) -> Finding | None:
 
 
 def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
-    """A group that fails or hangs while no member is to blame more than the others."""
+    """The finding on a group that fails or hangs while no member is more to blame than others."""
     if attempt.is_failed:
         own = [m for m in attempt.raised if not is_victim(m.outcome)] or attempt.raised
         few = len(own) < len(attempt.members)
@@ -227,11 +227,11 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
 
 
 def _wrong(attempt: Attempt) -> Iterator[Finding]:
-    """One finding for all who saw a wrong result. Where everybody saw it, whoever gave the wrong
-    part is named, if that can be told; where only some did, they are: the others got the same data.
+    """One finding for all members that saw a wrong result. If all saw it, the members that gave the
+    wrong part are named, if known; if only some saw it, these are named: all got the same data.
     """
     seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
-    if not seen or attempt.astray:  # what a wrong group computes is that fault once more
+    if not seen or attempt.astray:  # a wrong result of a wrong group is the same fault
         return
     own: set[int] = set()
     for _, bad in seen:

@@ -1,4 +1,4 @@
-"""How long one attempt of a group may take. Pure."""
+"""Deadlines of attempts of groups. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nccl_doctor.model.cluster import ALONE, Cluster
 
 _MOST_S = 60.0
 UNKNOWN_S = 25.0
-"""Where nobody measured it: eight GPUs without persistence mode need about 20 s to wake."""
+"""Seconds if it was not measured: eight GPUs without persistence mode need about 20 s to wake."""
 _STARTS = ("backend_device", "gpu_work")
-"""Names of the checks whose facts say how long the driver took."""
+"""Names of the checks whose facts hold the time that the driver took."""
 
 
 def attempt_deadline(cluster: Cluster) -> float:
     """Seconds for one attempt: what the user allows, after the GPU driver has started.
 
-    Every attempt runs in processes of its own. Without persistence mode the driver lets a GPU go
-    with the last process that uses it, so each attempt waits until it is up again.
+    Every attempt runs in its own processes. Without persistence mode the driver releases a GPU with
+    the last process that uses it, so each attempt waits until it is up again.
     """
     return cluster.collective_timeout_s + driver_start_s(cluster)
 
 
 def driver_start_s(cluster: Cluster) -> float:
-    """Whole seconds in which the slowest rank had a driver and a context: at most 60, and 0 where
+    """Whole seconds that the slowest rank needed for driver and context: at most 60, and 0 where
     no group uses a GPU.
     """
     if cluster.backend != "nccl":

@@ -1,8 +1,8 @@
-"""What the members of an attempt were doing when it did not end. Pure.
+"""Evidence about an attempt that did not end: what each member was doing. Pure.
 
-What is the same for many members is said once: a thousand ranks that wait in one place are one
-entry. What differs between them without meaning anything (addresses, process ids, ports, line
-numbers, times) does not make two entries of one.
+Members with the same state share one entry: a thousand ranks that wait in one place are one entry.
+Differences without meaning (addresses, process ids, ports, line numbers, times) do not make
+separate entries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHANGING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 
 
 def what_they_did(attempt: Attempt) -> dict[str, Any]:
-    """Who entered, who finished, who never came, and what those that did not finish were doing.
+    """Members that entered, finished or never came, and what the unfinished ones were doing.
 
     Returns: `round`; `group`, `collective` and `sequence` (in the round, from 1) of those that did
     not finish, each one value, or value → ranks where members differ; `entered`, `finished`,
@@ -68,7 +68,7 @@ def what_they_did(attempt: Attempt) -> dict[str, Any]:
 
 
 def step_of(outcome: Outcome) -> str:
-    """The last thing that a member announced."""
+    """The last step that a member announced."""
     return outcome.last_step or "start"
 
 
@@ -79,7 +79,7 @@ def error_of(outcome: Outcome) -> str:
 
 
 def error_text(outcome: Outcome) -> str:
-    """All that a member printed, and its exception: where a meaning is looked for."""
+    """Output and exception of a member, in which a meaning is searched."""
     return f"{outcome.log_tail}\n{outcome.reason}".strip()
 
 
@@ -130,7 +130,7 @@ def _doing(these: Sequence[Told]) -> dict[str, Any]:
 
 
 def _said(told: Sequence[Told], name: str) -> list[dict[str, Any]]:
-    """What members themselves said of one thing, as witnesses."""
+    """Entries of one kind that members left as witnesses."""
     found = [(rank, o) for rank, o in told if isinstance(o.witness.get(name), Mapping)]
     same = _folded(found, lambda o: json.dumps(o.witness[name], sort_keys=True, default=str))
     return [{**_who(these), **these[0][1].witness[name]} for these in same[:_MOST_OF_A_KIND]]
@@ -146,7 +146,7 @@ def _logs(told: Sequence[Told]) -> list[dict[str, Any]]:
 
 
 def _log_lines(log: str) -> list[str]:
-    """The last lines of what a member printed; where NCCL speaks, its own: warnings, and the end.
+    """The last lines of the output of a member; if there are NCCL's, only these: warnings, the end.
 
     NCCL's lines begin with host, process and thread, which differ for every rank.
     """
@@ -159,7 +159,7 @@ def _log_lines(log: str) -> list[str]:
 
 
 def _errors(told: Sequence[Told]) -> list[dict[str, Any]]:
-    """Each error once, and what it means; also where a hung member only printed one."""
+    """Each error once, with its meaning; also one that a hung member only printed."""
 
     def key(outcome: Outcome) -> Hashable:
         error = _CHANGING.sub("#", error_of(outcome)) if outcome.reason else ""
@@ -195,7 +195,7 @@ def _by_value(told: Sequence[Told], name: str) -> Any:
 
 
 def _crumb(outcome: Outcome, name: str) -> Any:
-    """A detail of the last breadcrumb; data of a damaged report counts as none."""
+    """A detail of the last breadcrumb; None for data of a damaged report."""
     value = outcome.breadcrumbs[-1].get(name) if outcome.breadcrumbs else None
     return value if isinstance(value, (str, int)) else None
 
@@ -210,6 +210,6 @@ def _ranks(members: Sequence[Evidence]) -> list[int]:
 
 
 def _range(ranks: Sequence[int]) -> str:
-    """`0–7, 12`; a list of many pieces is cut."""
+    """Ranks as text, `0–7, 12`; a long list is cut."""
     text = number_range(ranks)
     return text if len(text) <= _LONGEST_RANKS else f"{text[:_LONGEST_RANKS].rpartition(',')[0]}, …"

@@ -1,4 +1,4 @@
-"""What an error text of torch, NCCL or CUDA means, as one sentence. Pure.
+"""Meanings of error texts of torch, NCCL or CUDA, in one sentence each. Pure.
 
 The rows are in errors.toml, and those of errors of a GPU in machine/gpuerrors.toml.
 """
@@ -13,15 +13,15 @@ from nccl_doctor.toolkit.gpu.tables import gpu_error
 from nccl_doctor.toolkit.tables import read_table
 
 _LONGEST = 100_000
-"""Characters of a text that are looked at, from its end."""
+"""Characters of a text that are searched, from its end."""
 _CUDA = re.compile(r"\bcuda[^\n]{0,200}?\b(?:error|failure|out of memory)\b[^\n]{0,300}")
-"""Where CUDA's own words are; other lines may have their numbers, as of processes and lines."""
+"""Messages of CUDA; other lines may contain its error numbers as process ids or line numbers."""
 _PLACE = re.compile(r"\.(?:cc|cpp|cu|cuh|h|hpp|py):\d+")
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """`means` is a clause that says what happened, `ask` what to look at or type next."""
+    """The meaning of an error: `means`, a clause on what happened; `ask`, what to do next."""
 
     means: str
     ask: str

@@ -1,6 +1,6 @@
-"""Collectives with results that can be checked exactly, each announced before it may block.
+"""Collectives with exactly known results, each announced before it may block.
 
-Runs in a probe child, on process groups that are already formed.
+For a probe child, on process groups that are already formed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIZES = {
     Level.STANDARD: (1, 4096, 262_144),
     Level.FULL: (1, 4096, 262_144, 4_194_304),
 }
-"""Elements of int64 in the all-reduces that a group is tried with."""
+"""Elements of int64 in the all-reduces of a group."""
 _INT64_BYTES = 8
 _PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
 _ASYNC_ELEMENTS = 4096
@@ -23,12 +23,12 @@ _BROADCAST_ELEMENTS = 1024
 
 
 class Exercise:
-    """Runs collectives on one device and remembers what was done and what came out wrong.
+    """Runs collectives on one device and records the steps and the wrong results.
 
     Attributes:
         steps: names of the collectives, in order.
         wrong: `{"step", "group", "contributors", "example"}` for each wrong result; contributors
-            are the group ranks whose data was wrong, where that can be told.
+            are the group ranks whose data was wrong, where that is known.
     """
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
@@ -43,7 +43,7 @@ class Exercise:
         return {"steps": self.steps, "wrong": self.wrong}
 
     def reduce(self, name: str, group: Any, rank: int, size: int, *, on_cpu: bool = False) -> None:
-        """One all-reduce, in which a wrong entry names who gave it; parameters as for `alone`.
+        """Run an all-reduce where a wrong entry shows its rank; arguments as for `alone`.
 
         `on_cpu`: of a tensor in the memory of the host, for a group of gloo beside NCCL.
         """
@@ -59,7 +59,7 @@ class Exercise:
         self._compare("all_reduce", name, marks, torch.arange(1, size + 1), by_entry=True)
 
     def alone(self, name: str, group: Any, rank: int, size: int, elements: Sequence[int]) -> None:
-        """One group by itself: all-reduce of each size, broadcast from both ends, barrier.
+        """Use one group by itself: all-reduce of each size, broadcast from both ends, barrier.
 
         Args:
             name: of the group, for messages.
@@ -89,7 +89,7 @@ class Exercise:
         dist.barrier(group=group)
 
     def together(self, groups: Mapping[str, tuple[Any, int, int]]) -> None:
-        """One all-reduce in flight on every group at once; name → (group, rank, size)."""
+        """Run one all-reduce on every group at the same time; name → (group, rank, size)."""
         import torch
         import torch.distributed as dist
 

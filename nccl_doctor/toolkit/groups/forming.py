@@ -1,6 +1,6 @@
-"""The default process group of one round, formed as the job forms its own.
+"""Forming of the default process group of one round, as the job forms its own.
 
-Runs in a probe child. Every call that may block is announced first.
+For a probe child. Every call that may block is announced first.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def form_world(
 
 
 def take_device(ctx: Context, name: str) -> Any:
-    """The `torch.device` of this rank, set as the current one, before it enters group `name`.
+    """Set and return the `torch.device` of this rank, before it enters group `name`.
 
-    From here on what tells why a group hung is kept: see `speak_up` and `watch`.
+    From here on the evidence about a hang is recorded: see `speak_up` and `watch`.
     """
     import torch
 
@@ -86,21 +86,21 @@ def take_device(ctx: Context, name: str) -> Any:
 
 
 def beyond(ctx: Context) -> datetime.timedelta:
-    """A time-out longer than this child may live: the engine's deadline speaks, not torch's, so
-    that a victim's error never comes before the culprit is seen.
+    """A time-out longer than the life of this child: the deadline of the engine comes first, so
+    that no victim raises an error before the culprit is seen.
     """
     return datetime.timedelta(seconds=2 * ctx.left() + 60)
 
 
 def speak_up(ctx: Context) -> None:
-    """Let NCCL and torch keep, in this child, what tells afterwards why a group hung.
+    """Set NCCL and torch, in this child, to record evidence about a hang.
 
-    What a child prints is kept as the end of its log, so NCCL writes there and into no file:
-    warnings, and every step where a hang is tried once more. Its line goes out at once: NCCL uses C
-    stdio and does not flush, so what it said before a child is killed would be lost in a buffer.
-    The RAS port is this child's own, unless the user gave one: by default every NCCL process of a
-    host answers at the same port, other jobs' too. torch's flight recorder has to be asked to
-    record by versions whose buffer is empty by default.
+    The output of a child is kept as the end of its log, so NCCL writes there and into no file:
+    warnings, and every step where a hang is tried again. Lines are written at once: NCCL uses C
+    stdio and does not flush, so its last lines before a child is killed would be lost in a buffer.
+    The child has its own RAS port, unless the user gave one: by default every NCCL process of a
+    host answers at the same port, also those of other jobs. In some versions of torch the flight
+    recorder is off by default.
     """
     os.environ.pop("NCCL_DEBUG_FILE", None)
     again = ctx.round.endswith(AGAIN)

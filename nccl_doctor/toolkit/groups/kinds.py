@@ -1,23 +1,24 @@
-"""What can be wrong with a process group, whichever check formed it."""
+"""Kinds of finding about process groups, for every check that forms them."""
 
 from __future__ import annotations
 
 from nccl_doctor.model.findings import Kind, Layer
 
-_LONG_WAIT = "the job would wait in its first collective until the process group's time-out"
+_LONG_WAIT = "the job would wait in its first collective until the time-out of the process group"
 
 INIT_FAILED = Kind(
     "group-init-failed",
     Layer.GROUP,
     "A process group cannot be formed",
-    "init_process_group or new_group raises on these ranks, so the job stops before its first step",
+    "init_process_group or new_group raises an error on these ranks: the job stops before its "
+    "first step",
     "read the error in the evidence; it comes from the backend itself",
 )
 INIT_HANG = Kind(
     "group-init-hang",
     Layer.GROUP,
     "Forming a process group never ends",
-    "some member cannot be reached or never comes; the others wait until the group's time-out",
+    "some member cannot be reached or never arrives; the others wait until the group's time-out",
     "look at the ranks that never entered, then at the network between the hosts of the group",
     by_deadline=True,
 )
@@ -33,7 +34,7 @@ FAILED = Kind(
     "collective-failed",
     Layer.COLLECTIVE,
     "A collective raises an error",
-    "the same collective in the job would raise as well",
+    "the same collective in the job would fail as well",
     "read the error in the evidence; it comes from the backend itself",
 )
 WRONG = Kind(
@@ -46,7 +47,7 @@ WRONG = Kind(
 FROZEN = Kind(
     "rank-frozen",
     Layer.COLLECTIVE,
-    "A rank stands still during a collective",
+    "A rank is frozen during a collective",
     "every other rank of the group waits for it",
     "look at the process: state T is stopped (kill -CONT PID), D waits in the kernel "
     "(file system, driver), else see its stack",
@@ -56,10 +57,10 @@ NOT_STARTED = Kind(
     "gpu-not-started",
     Layer.DEVICE,
     "The GPU driver of a rank does not start in time",
-    "the other ranks wait for one that has no GPU yet; where no process keeps the driver up, each "
-    "new one waits for it, and one that never starts stops the job",
-    "nvidia-smi -pm 1: with persistence mode the driver stays up between processes; where it is "
-    "on, look for Xid and NVRM in `dmesg`",
+    "the other ranks wait for a rank that has no GPU yet; without persistence mode the driver "
+    "starts again for each new process; if it never starts, the job stops",
+    "nvidia-smi -pm 1: with persistence mode the driver stays up between processes; if it is "
+    "already on, look for Xid and NVRM in `dmesg`",
     by_deadline=True,
 )
 CRASHED = Kind(
@@ -74,14 +75,14 @@ DEVICE_ID_HANG = Kind(
     "device-id-multi-group-hang",
     Layer.GROUP,
     "A further group hangs where the default group is bound to a device",
-    "a default group with a device_id makes every later group by a split that all its ranks must "
-    "join; where some never do, the job stops there until the process group's time-out",
+    "with a device_id, every later group is a split of the default group that all its ranks "
+    "must join; if some ranks never do, the job stops there until the process group's time-out",
     "form the default group without device_id before anything else does (torch before 2.15)",
     by_deadline=True,
 )
 
 GROUP_KINDS = (INIT_FAILED, INIT_HANG, HANG, FAILED, WRONG, FROZEN, CRASHED, NOT_STARTED)
-"""All of them: what a check that hands its attempts to `judge_groups` may find."""
+"""The kinds that a check may find with `judge_groups`."""
 
 GROUP_NEEDS = (
     Layer.NAME,
@@ -92,4 +93,4 @@ GROUP_NEEDS = (
     Layer.GROUP,
     Layer.COLLECTIVE,
 )
-"""What a check that forms further groups needs: the road, the ranks, and one group that works."""
+"""Layers that a check of further groups needs: the network, the ranks, and one working group."""

@@ -1,4 +1,4 @@
-"""Which member of a group that hangs never came to the collective that the others wait in. Pure."""
+"""Members of a hanging group that never entered the collective that the others wait in. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TRIED = (OutcomeStatus.OK, OutcomeStatus.DIED, OutcomeStatus.HUNG, OutcomeStatu
 
 
 def lagging(members: Sequence[Evidence]) -> list[Evidence]:
-    """Stuck members that have nothing in flight, while others wait in a collective of theirs.
+    """Stuck members with nothing in flight, while others wait in a collective of their group.
 
-    By torch's flight recorder, which counts what each rank has enqueued on each group. A member
-    that is itself inside a collective is never named, however far behind: it may be waiting for
-    data that the network lost. Nor is one that may still be forming the group: it has to have
-    finished one collective in it, unless the backend (gloo) is formed before the first one. Where
-    somebody took no part at all, the others may wait for that one.
+    By torch's flight recorder, which counts what each rank enqueued on each group. A member that is
+    itself inside a collective is never named, even if it is far behind: it may wait for data that
+    the network lost. Nor is one that may still form the group: it must have finished one collective
+    in it, unless the backend (gloo) is formed before the first one. If some member took no part at
+    all, the others may wait for that one.
     """
     if any(m.outcome.status not in _TRIED for m in members):
         return []
@@ -30,7 +30,7 @@ def lagging(members: Sequence[Evidence]) -> list[Evidence]:
 
 
 def waits_of(outcome: Outcome) -> list[tuple[str, int, str]]:
-    """(group, sequence number, collective) of each oldest collective that has not ended."""
+    """(group, sequence number, collective) of the oldest unfinished collective of each group."""
     return [
         (_name(group), pending["sequence"], str(pending.get("collective", "")))
         for group in groups_of(outcome) or ()
@@ -51,7 +51,7 @@ def _lags(outcome: Outcome, waiting: Iterable[tuple[str, int, str]]) -> bool:
     if groups is None or any(group.get("pending") for group in groups):
         return False
     if not outcome.breadcrumbs or "sequence" not in outcome.breadcrumbs[-1]:
-        return False  # it is not in a collective, by its own word: it forms a group
+        return False  # by its own breadcrumb it forms a group, and is not in a collective
     counts = {_name(group): group for group in groups}
     for name, sequence, collective in waiting:
         own = counts.get(name, {} if name == _DEFAULT else None)
@@ -64,7 +64,7 @@ def _lags(outcome: Outcome, waiting: Iterable[tuple[str, int, str]]) -> bool:
 
 
 def _name(group: Mapping[str, Any]) -> str:
-    """Names of groups are the same on all their members; the default one has two, by version."""
+    """The name of a group, the same on all members; the default group has two, by version."""
     if _DEFAULT in (group.get("description"), group.get("group")):
         return _DEFAULT
     return str(group.get("group", ""))

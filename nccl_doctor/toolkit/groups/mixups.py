@@ -1,4 +1,4 @@
-"""Ranks of one group that run different collectives: who is told by whom. Pure."""
+"""Ranks of one group that run different collectives. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _INT64_BYTES = 8
 
 
 def was_cut_off(outcome: Outcome) -> bool:
-    """Whether gloo ended this process for a message of another size than it waited for.
+    """Whether gloo ended this process because of a message of unexpected size.
 
-    The one that dies so received the message: as often as not it did nothing wrong.
+    The process that dies received the message: often it did nothing wrong.
     Source: `Pair::prepareRead` in gloo/transport/tcp/pair.cc.
     """
     said = f"{outcome.log_tail}\n{outcome.reason}".lower()
@@ -31,7 +31,7 @@ def was_cut_off(outcome: Outcome) -> bool:
 
 
 def own_collective(outcome: Outcome) -> str:
-    """What torch says that this rank ran, where it compared the ranks; else the empty string.
+    """The collective of this rank, where torch compared the ranks; else the empty string.
 
     Source: `CollectiveFingerPrint` in torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.
     """
@@ -40,13 +40,13 @@ def own_collective(outcome: Outcome) -> str:
 
 
 def odd_collectives(members: Sequence[Evidence]) -> dict[int, str]:
-    """Who ran another collective than it was asked for, or else than most of those compared.
+    """Members that ran another collective than requested, or else than most compared members.
 
-    Returns: seat → what it ran, in words; empty where nobody can be told from the others.
+    Returns: seat → what it ran, in words; empty where no member differs from the others.
     """
     ran = {m.rank.seat: own for m in members if (own := own_collective(m.outcome))}
     strange = {
-        m.rank.seat: f"{_brief(ran[m.rank.seat])} where {asked} elements were asked for"
+        m.rank.seat: f"{_brief(ran[m.rank.seat])} where {asked} elements were requested"
         for m in members
         if m.rank.seat in ran
         and (asked := _asked(m.outcome))

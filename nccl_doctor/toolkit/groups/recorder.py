@@ -1,4 +1,4 @@
-"""What torch's flight recorder remembers of the collectives of this process, in a few lines.
+"""Summary of torch's flight recorder: the collectives of this process, in a few lines.
 
 Runs in a probe child that is about to miss its deadline. torch keeps the last collectives of every
 process group in a ring in memory; the recorder of the NCCL groups has been there since torch 2.2,
@@ -25,7 +25,7 @@ _LONGEST_NAME = 80
 
 
 def record() -> None:
-    """Let torch record, unless the user decided; to be called before the first group is formed.
+    """Turn the recorder on, unless the user set it; call it before the first group is formed.
 
     The buffer of some versions is empty by default. The old name is set only where the new one is
     not known yet: later versions call it deprecated.
@@ -57,7 +57,7 @@ def recorded(backend: str) -> dict[str, Any]:
 
 
 def summary(dumps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Dumps of the recorder as plain data of at most a few KB, without times and process ids.
+    """Dumps of the recorder as plain data of a few KB, without times and process ids.
 
     Returns: `groups`, those with an unfinished collective first, each with `group` (its name as all
     its members know it), `description`, `entries`, the sequence numbers `enqueued`, `started` and
@@ -74,7 +74,7 @@ def summary(dumps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _dump(c10d: Any, name: str) -> Mapping[str, Any] | None:
-    """One recorder's content, without Python stacks, by whichever way this torch has."""
+    """The content of one recorder, without Python stacks, by the call that this torch has."""
     as_json, as_pickle = getattr(c10d, f"{name}_json", None), getattr(c10d, name, None)
     ways: list[Callable[[], Any]] = []
     if as_json is not None:
@@ -161,7 +161,7 @@ def _name(entry: Mapping[str, Any]) -> str:
 
 
 def _sequence(entries: Sequence[Mapping[str, Any]]) -> int | None:
-    """Of the first entry; torch 2.2 had one number for collectives and point-to-point alike."""
+    """Number of the first entry; torch 2.2 counts collectives and point-to-point together."""
     if not entries:
         return None
     return _number(entries[0].get("collective_seq_id", entries[0].get("seq_id")))

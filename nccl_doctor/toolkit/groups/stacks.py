@@ -1,4 +1,4 @@
-"""Stacks as `faulthandler` writes them, without what differs between equal ones. Pure."""
+"""Stacks of `faulthandler`, without the parts that differ between equal ones. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
 _BOUNDARY = "nccl_doctor/observe/child.py"
-"""Below it is how the engine came to fork this child, which differs between ranks."""
+"""Frames below it lead to the fork of this child, and differ between ranks."""
 _SERVANTS = ("nccl_doctor/gather/control_store.py", "groups/witness.py")
-"""Threads of ours that only look on."""
+"""Our own threads that only watch."""
 _TORCH = "site-packages/"
 _MOST_FRAMES = 14
 
@@ -26,7 +26,7 @@ def signature(stack: str) -> tuple[tuple[tuple[str, str], ...], ...]:
 def main_stack(stack: str) -> str:
     """The stack to read: the main thread first, the innermost call first, one line per call.
 
-    A text in which no frame can be found is given back as it is.
+    A text without any frame is returned unchanged.
     """
     threads = [frames for frames in _threads(stack) if frames]
     if not threads:
@@ -68,7 +68,7 @@ def _above(frames: list[Frame]) -> list[Frame]:
 
 
 def _short(path: str) -> str:
-    """A file by its place in its package, as it is called on every host."""
+    """The path of a file within its package, the same on every host."""
     if _TORCH in path:
         return path.rpartition(_TORCH)[2]
     return "/".join(path.split("/")[-2:])

@@ -1,4 +1,4 @@
-"""Whose torch made other groups than it was asked for. Pure."""
+"""Members whose torch made other groups than requested. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from nccl_doctor.model.cluster import Evidence, Outcome
 from nccl_doctor.toolkit.blame import odd_ones_out
 
 MADE = "new_group made"
-"""The breadcrumb that says what torch made of a call of new_group."""
+"""The breadcrumb with the group that torch made in a call of new_group."""
 MAKING = "making"
-"""The witness of a rank that is still in that call: what torch is at."""
+"""The witness of a rank that is still in that call: the group that torch is making."""
 NO_GROUP = "none"
 
 
 def astray(members: Sequence[Evidence], *, finished: bool) -> dict[int, tuple[str, bool]]:
-    """Who did not make the groups that all were asked to make.
+    """Members that did not make the requested groups.
 
-    A rank that made another group than asked contradicts itself. Else the rank is told by torch's
-    own number of groups: it makes their names, so a rank that has counted otherwise than most looks
-    for its peers under another name. Where no number has a majority, or where everybody `finished`
-    all the same, nobody is named by it.
+    A rank that made another group than requested contradicts itself. Else torch's own number of
+    groups shows the rank: names of groups contain it, so a rank with another count than most looks
+    for its peers under another name. If no number has a majority, or if all members `finished`
+    anyway, no rank is named by it.
 
     Returns: seat → what it did in words, and whether it needs no comparison to be seen.
     """
@@ -38,7 +38,7 @@ def astray(members: Sequence[Evidence], *, finished: bool) -> dict[int, tuple[st
 
 
 def what_was_made(members: Sequence[Evidence]) -> dict[str, Any]:
-    """Rank → the last group that torch made or was making there, for the evidence."""
+    """Rank → the last group that torch made or was making on it, as evidence."""
     made = {}
     for member in members:
         for seen in _records(member.outcome):
@@ -57,7 +57,7 @@ def _miscounted(members: Sequence[Evidence]) -> dict[int, tuple[str, bool]]:
         if odd is None:
             continue
         if odd.tie or 2 * len(odd.places) >= len(by_seat):
-            return {}  # what comes after it no longer tells who began
+            return {}  # later counts do not show which rank was first
         words = "torch counts {} groups after new_group of group {}, and {} on most ranks"
         return {seat: (words.format(by_seat[seat], group, odd.usual), False) for seat in odd.places}
     return {}

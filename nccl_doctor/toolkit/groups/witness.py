@@ -1,7 +1,7 @@
-"""What a probe child that is about to miss its deadline can still say of its own collectives.
+"""Last report of a probe child about its own collectives, shortly before it misses its deadline.
 
-The supervisor sees a stuck child from outside: its stack, its /proc state, what it printed. What
-torch and NCCL keep in its memory only the child itself can tell, and only from another thread.
+The supervisor sees a stuck child from outside: its stack, its /proc state, its output. Only the
+child itself can report what torch and NCCL keep in its memory, and only from another thread.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from nccl_doctor.toolkit.groups.recorder import recorded
 from nccl_doctor.toolkit.nccl.ras import ADDRESS, LIMIT_S, ask_ras
 
 RECORDER, RAS = "recorder", "ras"
-"""Names of what is said, in `Outcome.witness`."""
+"""Names of the reports in `Outcome.witness`."""
 LEAD_S = 1.0
-"""Before the deadline, where there is so much time: RAS takes half of it at most."""
+"""Seconds before the deadline, if there is so much time: RAS takes half of it at most."""
 THREAD = "nccl-doctor-witness"
 _ASKERS = 4
-"""Members of a group that ask RAS: every one would get the same answer."""
+"""Number of members of a group that ask RAS: all would get the same answer."""
 
 
 def watch(ctx: Context) -> None:
-    """Start the one thread that says, shortly before `ctx.deadline`, what this child is stuck in.
+    """Start the thread that reports, shortly before `ctx.deadline`, what this child is stuck in.
 
-    A child that finishes in time never hears of it: the thread sleeps, and a child leaves without
+    A child that finishes in time is not affected: the thread sleeps, and a child ends without
     waiting for it. Without a deadline nothing is started.
     """
     if ctx.deadline == float("inf") or any(t.name == THREAD for t in threading.enumerate()):
@@ -48,7 +48,7 @@ def _testify(ctx: Context, after_s: float) -> None:
 
 
 def _say(ctx: Context, name: str, look: Callable[[], Mapping[str, Any]]) -> None:
-    # Nothing that is said in passing may harm the child's own answer.
+    # A failure here must not harm the child's own answer.
     with contextlib.suppress(Exception):
         value = look()
         if value:
@@ -56,5 +56,5 @@ def _say(ctx: Context, name: str, look: Callable[[], Mapping[str, Any]]) -> None
 
 
 def _asks(ctx: Context) -> bool:
-    """A few members, spread over the group and so over its hosts."""
+    """Whether this member asks RAS: a few do, spread over the group and its hosts."""
     return ctx.position % max(1, len(ctx.group) // _ASKERS) == 0
