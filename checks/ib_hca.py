@@ -1,29 +1,28 @@
-"""Does NCCL_IB_HCA name ports that are there and up?
+"""Does NCCL_IB_HCA name ports that exist and are up?
 
 What it checks
 --------------
 NCCL_IB_HCA, from the environment and NCCL's configuration files, is read as NCCL reads it: `^`
-excludes, `=` (after it) wants whole names, else prefixes, and `:1` is a port. Every name is held
-against the ports that the kernel of the host shows (/sys/class/infiniband). Every rank is asked, as
-a wrapper may give each one a list of its own. Nothing is sent.
+excludes, `=` (after it) means whole names, without it names are prefixes, and `:1` is a port. Every
+name is compared with the ports that the kernel of the host shows (/sys/class/infiniband). Every
+rank is checked, as a wrapper may give each rank its own list. Nothing is sent.
 
 Why it matters
 --------------
-A list that admits no active port is no error to NCCL: it goes over sockets without a word, many
-times slower; where NCCL_NET=IB, it fails. Where that happens on some hosts alone, they do not
-connect to the others. Without `=` a name is a prefix: `mlx5_1` means mlx5_10 to mlx5_19 as well.
+A list that matches no active port is no error for NCCL: it silently uses sockets, many times
+slower; with NCCL_NET=IB it fails. If this happens on some hosts only, they cannot connect to the
+others. Without `=` a name is a prefix: `mlx5_1` also matches mlx5_10 to mlx5_19.
 
 How to fix
 ----------
-List the devices with `ibv_devices` or `ls /sys/class/infiniband`, and write whole names:
-export NCCL_IB_HCA==mlx5_0:1,mlx5_3:1. Or unset it: NCCL then takes every active port.
+List the devices with `ibv_devices` or `ls /sys/class/infiniband`, and write whole names: export
+NCCL_IB_HCA==mlx5_0:1,mlx5_3:1. Or unset it: NCCL then takes every active port.
 
 When it is wrong
 ----------------
-A list for several kinds of hosts names devices that this one has not: a name that is met on another
-host is not called wrong. A port that is named and down is told of even where the host can do
-without it. A container may show devices in sysfs that it may not open. Plug-ins have rules of their
-own.
+A list for several kinds of hosts names devices that some hosts do not have: a name that exists on
+any host is accepted. A port that is named and down is reported even if the host can work without
+it. A container may show devices in sysfs that it cannot open. Plug-ins have their own rules.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -64,8 +63,8 @@ _LIST = "ibv_devices shows the names; export NCCL_IB_HCA==<device>:<port>,… or
 UNMATCHED = Kind(
     "ib-hca-unmatched",
     Layer.ENV,
-    "NCCL_IB_HCA names devices that are not there",
-    "NCCL leaves them out without a word; where none is left, it goes over sockets.",
+    "NCCL_IB_HCA names devices that do not exist",
+    "NCCL silently ignores them; if no device is left, it uses sockets.",
     _LIST,
     Severity.WARN,
 )
@@ -73,15 +72,15 @@ PORT_DOWN = Kind(
     "ib-hca-port-down",
     Layer.ENV,
     "NCCL_IB_HCA names a port that is not active",
-    "NCCL leaves it out without a word; where none is left, it goes over sockets.",
+    "NCCL silently ignores it; if no port is left, it uses sockets.",
     "bring the port up (ibstat; cable, switch, subnet manager), or name another in NCCL_IB_HCA",
     Severity.WARN,
 )
 OVERMATCH = Kind(
     "ib-hca-overmatch",
     Layer.ENV,
-    "NCCL_IB_HCA admits devices that it does not name",
-    "Without `=` every name is a prefix: devices are used, or left out, that nobody meant.",
+    "NCCL_IB_HCA also matches devices that it does not name",
+    "Without `=` every name is a prefix: NCCL uses, or excludes, more devices than intended.",
     "whole names: export NCCL_IB_HCA==<device>:<port>,…",
     Severity.WARN,
 )
@@ -89,8 +88,8 @@ OVERMATCH = Kind(
 
 @dataclass(frozen=True)
 class _List:
-    """A value of NCCL_IB_HCA, with the host and the ranks that have it; `told`: port → the code by
-    which check `rdma` tells why it is not active on this host.
+    """A value of NCCL_IB_HCA, with the host and the ranks that have it; `told`: port → the code
+    under which check `rdma` reports why it is not active on this host.
     """
 
     where: Where
@@ -99,7 +98,7 @@ class _List:
 
 
 class IbHca(Check):
-    """Read the list as NCCL does, by every rank: the environment belongs to the process."""
+    """Reads the list as NCCL does, on every rank: each process has its own environment."""
 
     name = "ib_hca"
     layer = Layer.ENV
@@ -108,7 +107,9 @@ class IbHca(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`hca`: the value and its `origin`; `net`: of NCCL_NET; `ports`: [device, port, state]."""
+        """`hca`: the value, and its `origin`; `net`: the value of NCCL_NET; `ports`: [device, port,
+        state].
+        """
         settings = rdma_settings(ctx)
         if HCA not in settings or not HcaList.parse(settings[HCA].value).entries:
             raise Skip(f"{HCA} is not set")
@@ -127,10 +128,10 @@ class IbHca(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """What every list leaves; then single names, against what the other hosts have."""
+        """Findings on what each list leaves, then on single names that no host has."""
         lists = list(_lists(cluster))
         everywhere = {tuple(port) for each in lists for port in each.facts["ports"]}
-        # A host that is not told, or that has RDMA by a list of its own, goes by RDMA as well.
+        # A host without a list, or whose own list leaves RDMA ports, uses RDMA as well.
         roads = [facts["road"] for _, facts in cluster.facts("rdma")]
         somebody = any(_active(each.facts) for each in lists) or "infiniband" in roads
         for each in lists:
@@ -141,7 +142,7 @@ class IbHca(Check):
 
 
 def _lists(cluster: Cluster) -> Iterator[_List]:
-    """Every list once for each host; where all ranks of a host have it, it is the host's."""
+    """Each list once for each host; a list that all ranks of a host have belongs to the host."""
     told: dict[str, dict[str, str]] = {}
     for down in ports_down(seen_by_rdma(cluster)):
         code = "rdma-port-unconfigured" if down.unconfigured else "rdma-port-down"
@@ -153,7 +154,7 @@ def _lists(cluster: Cluster) -> Iterator[_List]:
         )
     for facts, ranks in same.values():
         host = ranks[0].host
-        # Earlier versions asked each host once.
+        # Earlier versions read it once for each host.
         whole = "ib_hca" in host.facts or len(ranks) == len(cluster.ranks_on(host))
         where = Where(hosts=(host.label,))
         yield _List(where if whole else where | place_of(ranks), facts, told.get(host.label, {}))
@@ -169,7 +170,7 @@ def _active(facts: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
-    """A list that leaves nothing: a failure where the others go by RDMA, or NCCL has to."""
+    """A list that leaves no active port: a failure if other hosts use RDMA, or NCCL must."""
     facts = one.facts
     if not facts["ports"] and facts["others"]:
         return  # EFA alone, which this list does not choose
@@ -181,7 +182,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     if wanted:
         yield Finding(
             PORT_DOWN,
-            f"{told} leaves {_names(wanted)}, and none is active; active: {_names(_up(facts))}",
+            f"{told} matches {_names(wanted)}, none active; active: {_names(_up(facts))}",
             one.where | Where(interfaces=tuple(f"{d}:{p}" for d, p, _ in wanted)),
             {"ports": facts["ports"]},
             severity=severity,
@@ -190,7 +191,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     else:
         yield Finding(
             UNMATCHED,
-            f"{told} admits no port; there are: {_names(facts['ports'])}",
+            f"{told} matches no port; the host has: {_names(facts['ports'])}",
             one.where,
             {"ports": facts["ports"]},
             severity=severity,
@@ -198,7 +199,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
 
 
 def _why_down(one: _List, ports: Iterable[Iterable[Any]]) -> str | None:
-    """The code that check rdma has for all of these ports."""
+    """The code under which check rdma reports all of these ports."""
     codes = {one.told.get(f"{device}:{port}") for device, port, _ in ports}
     return codes.pop() if len(codes) == 1 else None
 
@@ -217,7 +218,7 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
         if not any(hca.hits(entry, device, port) for device, port, _ in everywhere):
             yield Finding(
                 UNMATCHED,
-                f"{told}: {entry} is on no host; there are: {_names(facts['ports'])}",
+                f"{told}: no host has {entry}; this host has: {_names(facts['ports'])}",
                 one.where,
             )
         # A prefix of many may mean some that are unused.
@@ -233,10 +234,10 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
             )
         more = sorted(d for d in devices - listed if d.startswith(entry.name))
         if entry.name in devices and more and not hca.exact:
-            does = "leaves out" if hca.exclude else "admits"
+            does = "excludes" if hca.exclude else "matches"
             yield Finding(
                 OVERMATCH,
-                f"{told}: {entry} {does} {', '.join(more)} as well",
+                f"{told}: {entry} also {does} {', '.join(more)}",
                 one.where | Where(interfaces=tuple(more)),
                 fix=f"export {HCA}={'^' * hca.exclude}={','.join(map(str, hca.entries))}",
             )

@@ -2,25 +2,25 @@
 
 What it checks
 --------------
-How long the kernel's connection tracking remembers an established TCP connection on which nothing
-moves (net.netfilter.nf_conntrack_tcp_timeout_established), where connection tracking is in use.
+How long the kernel's connection tracking remembers an idle TCP connection
+(net.netfilter.nf_conntrack_tcp_timeout_established), if connection tracking is in use.
 
 Why it matters
 --------------
-A stateful firewall lets packets of known connections pass, and only those. When it has forgotten a
-connection, the next packet is dropped: a job that paused longer than that (a checkpoint, an
-evaluation, a slow loader) hangs in its next collective, hours after a healthy start, until
-`Connection timed out`. Neither NCCL nor gloo keeps its sockets alive.
+A stateful firewall lets only packets of known connections pass. Once it has forgotten a connection,
+it drops the next packet: a job that pauses longer than that (a checkpoint, an evaluation, a slow
+loader) hangs in its next collective, hours after a healthy start, until `Connection timed out`.
+Neither NCCL nor gloo sends keep-alive packets.
 
 How to fix
 ----------
-sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000 on the host (the kernel's own
-default, five days), or let the job's network pass untracked.
+sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000 on the host (the kernel's
+default, five days), or exclude the job's network from connection tracking.
 
 When it is wrong
 ----------------
-It hurts only where a rule drops what is not tracked, and only jobs that pause for so long.
-Firewalls and load balancers between the hosts have memories of their own, which cannot be read from
+It matters only where a rule drops untracked packets, and only for jobs that pause that long.
+Firewalls and load balancers between the hosts have their own time-outs, which cannot be read from
 here.
 
 References
@@ -50,19 +50,19 @@ from nccl_doctor.api import (
 IDLE_FORGOTTEN = Kind(
     code="idle-connections-forgotten",
     layer=Layer.PORT,
-    title="A firewall forgets connections that are idle",
-    why="A job that pauses for longer than that loses its connections, and hangs in the next "
+    title="A firewall forgets idle connections",
+    why="A job that pauses longer than that loses its connections and hangs in the next "
     "collective until a time-out.",
     fix="sysctl -w net.netfilter.nf_conntrack_tcp_timeout_established=432000",
     severity=Severity.WARN,
 )
 
 SHORT_S = 3600
-"""Loading a large checkpoint or an evaluation between two collectives takes that long."""
+"""A pause that loading a large checkpoint, or an evaluation, makes between two collectives."""
 
 
 class IdleConnections(Check):
-    """One number of the kernel."""
+    """Reads one setting of the kernel."""
 
     name = "idle_connections"
     layer = Layer.PORT
@@ -78,7 +78,7 @@ class IdleConnections(Check):
             raise Skip("no connection tracking here") from error
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every host by itself; one host alone has no connection that a firewall could forget."""
+        """One finding for each host, if the job has several hosts: one host needs no firewall."""
         for rank, facts in cluster.facts(self.name):
             seconds = facts["established_s"]
             if seconds < SHORT_S and cluster.is_multi_host():

@@ -4,26 +4,26 @@ What it checks
 --------------
 The interfaces and addresses that NCCL (bootstrap, and data over sockets) and gloo would choose on
 this host, by their own rules, from the environment and NCCL's configuration files, and which
-variable or rule decided: whether the interface that is asked for is there, is running and has an
-address, whether it is loopback, and whether the hosts of one network have one MTU. Where hosts that
-chose different networks could not reach each other (check `firewall`), the choices are named.
+variable or rule decided: whether the requested interface exists, is running and has an address,
+whether it is loopback, and whether the hosts of one network have the same MTU. If hosts that chose
+different networks could not reach each other (check `firewall`), their choices are reported.
 
 Why it matters
 --------------
-NCCL and gloo pick addresses by themselves and give them to the other hosts. A library that finds no
-interface of the name it was given ends at once, and the ranks on the other hosts wait for it until
-their time-out; one that gives away a loopback address makes its peers call themselves.
+NCCL and gloo choose addresses themselves and send them to the other hosts. A library that does not
+find the requested interface fails at once, and the ranks on the other hosts wait for it until their
+time-out; a library that sends a loopback address makes its peers connect to themselves.
 
 How to fix
 ----------
-Name the interface: NCCL_SOCKET_IFNAME==eth0 (the second = asks for the exact name) and
-GLOO_SOCKET_IFNAME=eth0 (which knows exact names only). Give all hosts of one network the same MTU.
+Name the interface: NCCL_SOCKET_IFNAME==eth0 (the second = means the exact name) and
+GLOO_SOCKET_IFNAME=eth0 (gloo knows exact names only). Give all hosts of one network the same MTU.
 
 When it is wrong
 ----------------
-A network plug-in of NCCL may choose by rules of its own. A host that did not sign in is only
-warned: its choice of an interface is not what kept it out. Of two halves with different MTUs nobody
-can say which one is wrong, so no host is named.
+A network plug-in of NCCL may choose by its own rules. For a host that did not sign in this is only
+a warning: its choice of interface is not what kept it out. If half of the hosts have one MTU and
+half another, it is not known which one is wrong, so no host is blamed.
 
 References
 ----------
@@ -64,29 +64,32 @@ INTERFACE_MISSING = Kind(
     code="interface-missing",
     layer=Layer.ROUTE,
     title="The variable names an interface that the host does not have",
-    why="The library finds no address to listen on and ends at once on this host; the ranks on the "
-    "other hosts wait for it until their time-out.",
+    why="The library finds no address to listen on and fails at once on this host; the ranks on "
+    "the other hosts wait for it until their time-out.",
     fix=_EXACT,
 )
 INTERFACE_DOWN = Kind(
     code="interface-down",
     layer=Layer.ROUTE,
     title="The chosen interface is not running or has no address",
-    why="NCCL skips an interface without carrier, and what gloo binds there cannot be reached.",
+    why="NCCL skips an interface without carrier; an address that gloo binds there cannot be "
+    "reached.",
     fix="ip link set <nic> up, check the cable, or choose another interface: " + _EXACT,
 )
 INTERFACE_LOOPBACK = Kind(
     code="interface-loopback",
     layer=Layer.ROUTE,
-    title="The library would give the other hosts a loopback address",
-    why="A host that is told 127.0.0.1 calls itself: refused at once, or silence for long.",
+    title="The library would send a loopback address to the other hosts",
+    why="A host that receives 127.0.0.1 connects to itself: refused at once, or no answer until a "
+    "time-out.",
     fix=_EXACT,
 )
 INTERFACE_DIFFERS = Kind(
     code="interface-differs",
     layer=Layer.ROUTE,
-    title="Hosts chose interfaces in networks that do not reach each other",
-    why="The library picks the first interface that fits, not the same network everywhere.",
+    title="Hosts chose interfaces in networks that cannot reach each other",
+    why="The library picks the first interface that fits, which may be another network on each "
+    "host.",
     fix=_EXACT,
     severity=Severity.WARN,
 )
@@ -94,14 +97,15 @@ MTU_DIFFERS = Kind(
     code="mtu-differs",
     layer=Layer.ROUTE,
     title="Hosts in one network have different MTUs",
-    why="What one host may send another one may not receive: at best slower, at worst lost.",
+    why="A packet that one host can send may be too large for another: slower at best, lost at "
+    "worst.",
     fix="ip link set dev <nic> mtu <the same value on every host and switch port>",
     severity=Severity.WARN,
 )
 
 
 class Interfaces(Check):
-    """What the libraries would choose on this host, and how the choices of hosts go together."""
+    """Compares the interfaces that NCCL and gloo would choose on each host."""
 
     name = "interfaces"
     layer = Layer.ROUTE
@@ -115,7 +119,7 @@ class Interfaces(Check):
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The choices, and between what."""
+        """The choices, and the interfaces to choose from."""
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
         return survey(ctx.env)
 
@@ -129,7 +133,7 @@ class Interfaces(Check):
                 yield Figure(f"interface {nic}", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Each host's choices, then what they have in common."""
+        """Findings on each host's choices, then on differences between hosts."""
         reports = list(cluster.facts(self.name))
         by_fault = sort_calls(read_calls(cluster.facts("firewall", "matrix"), cluster.backend))
         reached = {call.listener: call.interface for call in by_fault.working.values()}
@@ -145,7 +149,7 @@ class Interfaces(Check):
 
 
 def _running(facts: Mapping[str, Any]) -> str:
-    """An interface to recommend where no call has proved one."""
+    """An interface to recommend if no call has proved one."""
     for nic in facts["interfaces"]:
         outside = [a for a in nic["addresses"] if not is_loopback(a)]
         if nic["running"] and outside and not nic["name"].startswith(("docker", "virbr", "br-")):
@@ -173,12 +177,12 @@ def _bad_choice(
         if choice["problem"] == "missing":
             kind, fault = INTERFACE_MISSING, "no such interface"
     elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
-        kind, fault = INTERFACE_LOOPBACK, f"the others are given {loops[0][1]}"
+        kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
     else:
         yield from _left_out(rank, choice, said)
         return
-    # A host that never got in did not fail for its choice: that would bite later.
+    # The choice did not keep this host out: it would matter only later.
     fails = used and rank.host.joined
     yield Finding(
         kind,
@@ -190,20 +194,20 @@ def _bad_choice(
         },
         fix=_name_it(library, good, choice, kind, rank.host.label),
         severity=Severity.FAIL if fails else Severity.WARN if variable or used else Severity.INFO,
-        # gloo asks for the host's own name, and that is the one to mend.
+        # gloo looks up the host's own name: that is what to fix.
         explained_by=None if variable or library != "gloo" else "addr-loopback",
     )
 
 
 def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Finding]:
-    """What was named and is skipped: the job starts, over fewer interfaces than it was given."""
+    """Interfaces that are named but skipped: the job starts with fewer interfaces than it asked."""
     skipped = choice.get("left_out", ())
     if skipped:
         used = ", ".join(name for name, _ in choice["picks"])
         yield Finding(
             INTERFACE_DOWN,
-            f"{said}: {', '.join(skipped)} is not running, or has no address, and is left out "
-            f"without a word; NCCL would use {used}",
+            f"{said}: {', '.join(skipped)} is not running, or has no address: NCCL silently skips "
+            f"it and would use {used}",
             Where(hosts=(rank.host.label,), interfaces=tuple(sorted(skipped))),
             {"decided by": choice["reason"], "left out": skipped},
             fix=f"on {rank.host.label}: ip link set {skipped[0]} up and check the cable, or take "
@@ -253,7 +257,7 @@ def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Itera
             continue
         counts = Counter(mtus.values()).most_common()
         shown = ", ".join(f"{mtu} on {n} host{'s' * (n > 1)}" for mtu, n in counts)
-        # Of two equal halves nobody can say which one is wrong.
+        # With two equal halves it is not known which one is wrong.
         wrong = () if odd.tie else odd.places
         yield Finding(
             MTU_DIFFERS,
@@ -297,6 +301,6 @@ def _differs(
         ),
         {labels[seat]: text for seat, text in chosen.items()},
         confidence=Confidence.LIKELY if wrong else Confidence.POSSIBLE,
-        # It is the reason, but by itself no fault: what fails decides the verdict.
+        # A reason, not a fault of its own: the calls that fail decide the verdict.
         explained_by=next(failing, None),
     )

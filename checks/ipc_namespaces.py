@@ -2,25 +2,26 @@
 
 What it checks
 --------------
-On every rank, which IPC and PID namespace it is in and which file system its /dev/shm is, compared
-between the ranks that NCCL takes to be on one host: the same host name and kernel boot, or the same
+On every rank: its IPC and PID namespace and the file system of its /dev/shm, compared between the
+ranks that NCCL takes to be on one host: the same host name and kernel boot, or the same
 NCCL_HOSTID.
 
 Why it matters
 --------------
 NCCL connects ranks of one host through /dev/shm and through handles of GPU memory that only
 processes of one IPC namespace can open. Ranks in several containers that share a host name look
-like neighbours and are none: start-up ends with an error of CUDA, or hangs.
+like ranks of one host, but cannot share memory: start-up ends with a CUDA error, or hangs.
 
 How to fix
 ----------
 Start the containers of one host with --ipc=host --pid=host (in Kubernetes: one pod per host, or
-hostIPC and hostPID). Or let NCCL take them for hosts: export NCCL_HOSTID=<a name per container>.
+hostIPC and hostPID). Or make NCCL treat them as separate hosts: export NCCL_HOSTID=<a name per
+container>.
 
 When it is wrong
 ----------------
-Containers with different host names are different hosts to NCCL, and slower but well: nothing is
-said of them. gloo passes nothing through shared memory.
+Containers with different host names are different hosts for NCCL, which is slower but works: they
+are not reported. gloo passes nothing through shared memory.
 
 References
 ----------
@@ -69,7 +70,7 @@ _WORDS = {"ipc": "IPC namespaces", "pid": "PID namespaces", "shm": "file systems
 
 
 class IpcNamespaces(Check):
-    """Namespaces of every rank, compared within each host as NCCL sees hosts."""
+    """Compares the namespaces of the ranks that NCCL takes to be on one host."""
 
     name = "ipc_namespaces"
     layer = Layer.HOST
@@ -78,8 +79,8 @@ class IpcNamespaces(Check):
     proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`host`: by what NCCL recognises it; inodes of the namespaces and the device of /dev/shm,
-        None for what cannot be looked at.
+        """`host`: a digest of what NCCL identifies the host by; inodes of the namespaces and the
+        device of /dev/shm, None for what cannot be read.
         """
         seen = {
             "ipc": _inode(self.proc / "self/ns/ipc"),
@@ -87,11 +88,11 @@ class IpcNamespaces(Check):
             "shm": _device(Path("/dev/shm")),
         }
         if all(value is None for value in seen.values()):
-            raise Untested("/proc/self/ns and /dev/shm cannot be looked at")
+            raise Untested("/proc/self/ns and /dev/shm cannot be read")
         return {"host": self._host(ctx), **seen}
 
     def _host(self, ctx: Context) -> str:
-        """A digest: what is behind it nobody has to read."""
+        """Digest of the host's identity, which need not be readable."""
         told = nccl_settings(ctx.env).get("NCCL_HOSTID")
         name = told.value if told is not None else ""
         if not name:
@@ -101,7 +102,7 @@ class IpcNamespaces(Check):
         return hashlib.sha256(name.encode()).hexdigest()[:12]
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts whose ranks differ; the fewer ones are the odd ones."""
+        """One finding for each host whose ranks differ, on the smaller group of ranks."""
         hosts: dict[str, dict[int, tuple[Rank, Mapping[str, Any]]]] = defaultdict(dict)
         for rank, facts in cluster.facts(self.name):
             hosts[facts["host"]][rank.seat] = rank, facts

@@ -1,29 +1,29 @@
-"""Do the kernel's queue of new connections and its range of ports fit the size of the job?
+"""Are the kernel's queue of new connections and its range of ports large enough for the job?
 
 What it checks
 --------------
-On rank 0's host, the longest queue of connections that wait to be accepted (net.core.somaxconn),
-and whether the kernel answers with a reset where it is full (net.ipv4.tcp_abort_on_overflow),
-against the world size. On every host, how many ports the kernel may hand out by itself
-(net.ipv4.ip_local_port_range), less those that sockets hold now, those in TIME_WAIT included.
+On rank 0's host, the maximum length of the queue of connections that wait to be accepted
+(net.core.somaxconn), and whether the kernel resets connections when it is full
+(net.ipv4.tcp_abort_on_overflow), compared with the world size. On every host, how many ports the
+kernel can still assign by itself (net.ipv4.ip_local_port_range), minus those that sockets hold now,
+including TIME_WAIT.
 
 Why it matters
 --------------
 All ranks connect to the store of rank 0, and to NCCL's bootstrap root, in the same second; those
-that find the queue full are not answered (they try again after 1, 3, 7 s) or are reset. Every rank
-listens on several ports of that range; where none is left: `Cannot assign requested address` or
+that find the queue full get no answer (and try again after 1, 3, 7 s) or are reset. Every rank
+listens on several ports of that range; when none is left: `Cannot assign requested address` or
 `Address already in use`.
 
 How to fix
 ----------
-sysctl -w net.core.somaxconn=65535 on rank 0's host; sysctl -w
-net.ipv4.ip_local_port_range="1024 65535"; net.ipv4.tcp_tw_reuse=1, or wait a minute after a job
-that left thousands of sockets.
+sysctl -w net.core.somaxconn=65535 on rank 0's host; sysctl -w net.ipv4.ip_local_port_range="1024
+65535"; net.ipv4.tcp_tw_reuse=1, or wait a minute after a job that left thousands of sockets.
 
 When it is wrong
 ----------------
-Queues of other layers (SYN cookies, load balancers) are not seen. A queue empties fast: a few more
-ranks than it holds may never be noticed.
+Queues of other layers (SYN cookies, load balancers) are not seen. A queue empties fast: a few ranks
+more than it holds may do no harm.
 
 References
 ----------
@@ -55,8 +55,8 @@ from nccl_doctor.api import (
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
     layer=Layer.PORT,
-    title="The queue of new connections is shorter than the job is large",
-    why="All ranks connect to rank 0 at once; those that find the queue full wait for seconds, or "
+    title="The queue of new connections is shorter than the number of ranks",
+    why="All ranks connect to rank 0 at once; those that find the queue full wait for seconds or "
     "are reset.",
     fix="sysctl -w net.core.somaxconn=65535",
     severity=Severity.WARN,
@@ -64,8 +64,8 @@ LISTEN_BACKLOG_LOW = Kind(
 PORTS_EXHAUSTED = Kind(
     code="ports-exhausted",
     layer=Layer.PORT,
-    title="The kernel has hardly any port left to hand out",
-    why="Every rank listens on several ports and calls the others from others: `Cannot assign "
+    title="The kernel has almost no free port left",
+    why="Every rank needs several ports, to listen and to connect; without one: `Cannot assign "
     "requested address`.",
     fix='sysctl -w net.ipv4.ip_local_port_range="1024 65535"',
     severity=Severity.WARN,
@@ -79,7 +79,7 @@ _TIME_WAIT = "06"
 
 
 class KernelLimits(Check):
-    """Numbers of the kernel, against the numbers of the job."""
+    """Compares limits of the kernel with the size of the job."""
 
     name = "kernel_limits"
     layer = Layer.PORT
@@ -87,8 +87,9 @@ class KernelLimits(Check):
     proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`range`: lowest and highest port or None; `taken`: ports in it that sockets hold, and
-        `time_wait`: those of them that only wait; `reserved` in it; what cannot be read is None.
+        """`range`: lowest and highest port; `taken`: how many of them sockets hold, `time_wait`:
+        how many of these are only in TIME_WAIT; `reserved`: how many are reserved. None for what
+        cannot be read.
         """
         ipv4 = self.proc / "sys/net/ipv4"
         ports = _words(ipv4 / "ip_local_port_range")
@@ -125,7 +126,7 @@ class KernelLimits(Check):
         return held, waiting
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """The queue on rank 0's host, the ports on all."""
+        """Findings on the queue of rank 0's host, and on the ports of all hosts."""
         master = master_host(cluster)
         for rank, facts in cluster.facts(self.name):
             if master is not None and rank.host.id == master.id:
@@ -137,7 +138,7 @@ def _backlog(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator
     longest, world = facts["somaxconn"], cluster.world_size
     if longest is None or longest >= world:
         return
-    resets = ", and a full queue resets" if facts["abort_on_overflow"] else ""
+    resets = ", and a full queue resets connections" if facts["abort_on_overflow"] else ""
     yield Finding(
         LISTEN_BACKLOG_LOW,
         f"net.core.somaxconn={longest} for {world} ranks{resets}",
@@ -159,8 +160,8 @@ def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     waiting = facts["time_wait"]
     yield Finding(
         PORTS_EXHAUSTED,
-        f"{left} of the {size} ports {low}–{high} left for {ranks} ranks"
-        + (f", {waiting} are in TIME_WAIT" if waiting else ""),
+        f"{left} of {size} ports ({low}–{high}) left for {ranks} ranks"
+        + (f", {waiting} in TIME_WAIT" if waiting else ""),
         Where(hosts=(rank.host.label,)),
         {name: facts[name] for name in ("range", "reserved", "taken", "time_wait")},
         severity=Severity.FAIL if size - facts["taken"] + waiting < ranks * _LEAST else None,

@@ -1,12 +1,12 @@
-"""Does every rank know who it is: are the launcher's variables there, sound and in agreement?
+"""Does every rank know its place: are the launcher's variables set, valid and consistent?
 
 What it checks
 --------------
-What the launcher's variables say on each rank: missing, malformed, out of range, or contradicted by
-another launcher; several ranks on one host without LOCAL_RANK; whether all hosts belong to one
-torchrun job; and whether --backend names the same one on all hosts. srun and mpirun set no
-MASTER_ADDR and MASTER_PORT: where nobody else does, the ranks of the examination meet on the first
-host of Slurm's list, or on mpirun's, at a port made of the number of the job, and a note says so.
+The launcher's variables on each rank: missing, malformed, out of range, or contradicted by another
+launcher; several ranks on one host without LOCAL_RANK; whether all hosts belong to one torchrun
+job; and whether --backend is the same on all hosts. srun and mpirun set no MASTER_ADDR and
+MASTER_PORT: if nothing else sets them, the ranks of the examination meet on the first host of
+Slurm's list, or of mpirun's, at a port made from the job number, and a note reports this.
 
 Why it matters
 --------------
@@ -15,14 +15,14 @@ one fails or joins in the wrong place, and every other rank waits for it.
 
 How to fix
 ----------
-Start all ranks by one launcher, with one command, and let it set the variables.
+Start all ranks with one launcher and one command, and let it set the variables.
 
 When it is wrong
 ----------------
-Only variables are read: a script that takes its rank from elsewhere may not need them. Where
-launchers are nested (torchrun within srun) the inner one counts, and the outer one's variables are
-compared with it only where both mean the same. A program that takes its backend from elsewhere does
-not mind what --backend says.
+Only variables are read: a script that takes its rank from elsewhere may not need them. If launchers
+are nested (torchrun within srun), the inner one counts, and the outer one's variables are compared
+with it only where both mean the same. A program that takes its backend from elsewhere does not
+depend on --backend.
 
 References
 ----------
@@ -64,13 +64,13 @@ BAD_VALUE = Kind(
     "launch-bad-value",
     Layer.LAUNCH,
     "A launch variable has an impossible value",
-    "torch cannot read it, or reads something else than was meant.",
+    "torch cannot read it, or reads another value than intended.",
     "Correct the variable where the job is started.",
 )
 DISAGREE = Kind(
     "launch-sources-disagree",
     Layer.LAUNCH,
-    "Two launchers tell different stories",
+    "Variables of two launchers contradict each other",
     "torch reads RANK and WORLD_SIZE; other libraries read the variables of Slurm or MPI.",
     "Set RANK, WORLD_SIZE and LOCAL_RANK from one launcher only.",
 )
@@ -85,7 +85,7 @@ LOCAL_OUT_OF_RANGE = Kind(
     "local-rank-out-of-range",
     Layer.LAUNCH,
     "A local rank is not below the local world size",
-    "LOCAL_RANK chooses the GPU: this one does not exist, or is another rank's.",
+    "LOCAL_RANK chooses the GPU: this GPU does not exist, or belongs to another rank.",
     "Count local ranks from 0 on every host.",
 )
 RUN_ID = Kind(
@@ -98,9 +98,10 @@ RUN_ID = Kind(
 NOT_SET = Kind(
     "master-not-set",
     Layer.LAUNCH,
-    "Nobody says where the ranks meet: the scheduler's own variables served the examination",
-    "torch's env:// needs MASTER_ADDR and MASTER_PORT; a job whose script sets them itself is fine "
-    "without, and may meet elsewhere than was examined.",
+    "MASTER_ADDR or MASTER_PORT is not set: the examination derived it from the scheduler's "
+    "variables",
+    "torch's env:// needs MASTER_ADDR and MASTER_PORT. A job whose script sets them itself needs "
+    "no change, but may meet at another address than the one examined.",
     'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1) and '
     "MASTER_PORT, before srun; mpirun -x MASTER_ADDR -x MASTER_PORT",
     Severity.INFO,
@@ -108,17 +109,17 @@ NOT_SET = Kind(
 BACKEND = Kind(
     "backend-option-differs",
     Layer.LAUNCH,
-    "Hosts were told different backends",
-    "All ranks of a process group need one backend: a job that is started so fails, or waits until "
-    "its time-out, in init_process_group.",
+    "--backend differs between hosts",
+    "All ranks of a process group need the same backend: with different ones init_process_group "
+    "fails, or waits until its time-out.",
     "Give every host the same --backend, the one that the job's init_process_group names.",
 )
 _ELASTIC = ("torchrun", "accelerate", "nccl-doctor")
-"""Launchers whose run id keeps jobs apart; our own has that of the torchrun that it stands for."""
+"""Launchers whose run id separates jobs; our own launcher has that of the torchrun it replaces."""
 
 
 class LaunchRecord(Check):
-    """Reads each rank's launch record, and the records of all together."""
+    """Checks the launch record of each rank, and compares the records of all."""
 
     name = "launch_record"
     layer = Layer.LAUNCH
@@ -136,12 +137,12 @@ class LaunchRecord(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`launcher`, and `sources`: field of the launch record → where its value came from. The
-        values themselves are in the record, which every rank brings when it signs in.
+        values themselves are in the record, which every rank sends when it signs in.
         """
         return {"launcher": ctx.launch.launcher, "sources": dict(ctx.launch.sources)}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """What each rank says by itself, then, if all could be asked, what they say together."""
+        """Findings on each rank's record, and on differences between ranks if all reported."""
         yield from _problems(cluster)
         yield from _met_by_a_rule(cluster)
         if cluster.complete:
@@ -172,7 +173,7 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
-    """Where ranks met that nobody told where to meet; one note for all that met there."""
+    """Notes on derived master addresses and ports, one for all ranks that met at the same one."""
     places: dict[tuple[str, ...], dict[str, str]] = {}
     for rank in cluster.present:
         launch = rank.launch
@@ -196,7 +197,7 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _backends(cluster: Cluster) -> Iterator[Finding]:
-    """Backends that were told by name; what `auto` comes to is for check backend_device."""
+    """Differences between backends given by name; check backend_device judges what `auto` means."""
     claims = ((r, r.backend) for r in cluster.present if r.backend in ("nccl", "gloo"))
     story = disagreement(BACKEND, "--backend", claims, of_host=False)
     if story is not None:
@@ -206,7 +207,7 @@ def _backends(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:
-    """Ranks of one host that would all take its first GPU, unless each sees only one of its own."""
+    """Ranks of one host that would all take its first GPU, unless each sees only its own GPU."""
     claims = Counter(rank.rank for rank in cluster.present)
     for host in cluster.present_hosts if cluster.backend == "nccl" else ():
         ranks = [
@@ -214,7 +215,7 @@ def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:
             for rank in cluster.ranks_on(host)
             if rank.launch is not None
             and rank.launch.told("local_rank") is None
-            and claims[rank.rank] == 1  # one that is there twice has a worse fault
+            and claims[rank.rank] == 1  # a duplicate rank has a worse fault
         ]
         if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
             yield Finding(

@@ -2,31 +2,31 @@
 
 What it checks
 --------------
-Once torch is imported: the file of libnccl, libcudart, libcublas, libcudnn, libnvshmem and
-libamdhip64 that this process has mapped, its version by its own word or else its file name, size,
-fingerprint (a hash over the size and the first and last MiB), and whether a wheel, LD_PRELOAD,
-LD_LIBRARY_PATH, the environment or the system brings it; `-v` shows the table. They are compared
-with the wheels and with the other ranks; another build of the same version is only mentioned. No
-GPU is touched.
+After torch is imported: the file of libnccl, libcudart, libcublas, libcudnn, libnvshmem and
+libamdhip64 that this process has mapped, its version (from the library itself, or else from its
+file name), its size, its fingerprint (a hash of the size and the first and last MiB), and where it
+comes from: a wheel, LD_PRELOAD, LD_LIBRARY_PATH, the environment or the system; `-v` shows the
+table. They are compared with the wheels and with the other ranks; another build of the same version
+is only a note. No GPU is touched.
 
 Why it matters
 --------------
 pip lists what was installed, not what is loaded. Wheels for CUDA 12 and 13 write some files to the
-same path: the last one wins, and uninstalling the other removes the file of both. Where two copies
-of one library are in a process, each has a state of its own; a libcudnn or libcublas from elsewhere
-lacks what torch was built against, or computes otherwise than on the other ranks.
+same path: the last one wins, and uninstalling the other removes the file of both. If one process
+loads two copies of one library, each copy has its own state; a libcudnn or libcublas from elsewhere
+may lack functions that torch was built against, or give other results than on the other ranks.
 
 How to fix
 ----------
 cuda-wheels-collide: uninstall all wheels that own the file, and install the one for torch's CUDA
-anew. cuda-library-replaced, library-loaded-twice: unset LD_PRELOAD, take the folder out of
+again. cuda-library-replaced, library-loaded-twice: unset LD_PRELOAD, take the folder out of
 LD_LIBRARY_PATH. library-differs: one image on every host.
 
 When it is wrong
 ----------------
-Images put newer libraries in front on purpose: where all ranks do so it is only mentioned. What the
-job's own code loads later is not seen. Of NCCL, check `nccl_library` says whether it was replaced,
-and check `software` whether ranks differ; ranks with another torch are left to `software` too.
+Images put newer libraries in front on purpose: if all ranks do so it is only a note. What the job's
+own code loads later is not seen. For NCCL, check `nccl_library` reports whether it was replaced,
+and check `software` whether ranks differ; ranks with another torch are judged by `software` too.
 Not validated on hardware: tested on made-up clusters and made-up libraries.
 
 References
@@ -76,31 +76,33 @@ COLLIDE = Kind(
     "cuda-wheels-collide",
     Layer.ENV,
     "Wheels for different CUDA versions own one file",
-    "The wheel that was installed last wins, and whoever uninstalls the other loses both.",
+    "The wheel that was installed last wins, and uninstalling the other one removes the file of "
+    "both.",
     "pip uninstall every wheel that owns the file, then pip install the one for torch's CUDA",
     Severity.WARN,
 )
 REPLACED = Kind(
     "cuda-library-replaced",
     Layer.ENV,
-    "Another CUDA library is loaded than the one that torch came with",
-    "It may lack what torch was built against, and compute otherwise than on the other ranks.",
+    "A CUDA library other than the one that came with torch is loaded",
+    "It may lack functions that torch was built against, or give other results than on other "
+    "ranks.",
     "unset LD_PRELOAD, and take the folder of the other library out of LD_LIBRARY_PATH",
     Severity.WARN,
 )
 TWICE = Kind(
     "library-loaded-twice",
     Layer.ENV,
-    "Two copies of one library in one process",
-    "Each has a state of its own, and which of them answers a call is chance.",
+    "Two copies of one library are loaded in one process",
+    "Each copy has its own state, and which of them serves a call is chance.",
     "keep one: unset LD_PRELOAD, take the other's folder out of LD_LIBRARY_PATH, or uninstall it",
     Severity.WARN,
 )
 DIFFERS = Kind(
     "library-differs",
     Layer.ENV,
-    "Ranks with one torch load different CUDA libraries",
-    "Ranks then choose other kernels, with other rounding and other speed.",
+    "Ranks with the same torch load different CUDA libraries",
+    "Ranks then use different kernels, with different rounding and speed.",
     "Run the same image, or the same locked environment, on every host.",
     Severity.WARN,
     between=True,
@@ -116,12 +118,12 @@ Library = Mapping[str, Any]
 
 
 class Libraries(Check):
-    """The files behind the names, by every rank: each may have an environment of its own."""
+    """Lists the loaded library files of every rank: each may have its own environment."""
 
     name = "libraries"
     layer = Layer.ENV
     scope = Scope.RANK
-    cost = "seconds"  # it loads what may break the process that does
+    cost = "seconds"  # it loads libraries that may crash the process
     kinds = (COLLIDE, REPLACED, TWICE, DIFFERS)
     deadline_s = 60.0  # a cold import from a network file system
 
@@ -149,7 +151,7 @@ class Libraries(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Each rank alone, then against those with the same torch."""
+        """Findings on each rank, then on differences between ranks with the same torch."""
         groups: dict[str, list[_Seen]] = defaultdict(list)
         for rank, facts in cluster.facts(self.name):
             table = facts["loaded"]
@@ -158,7 +160,7 @@ class Libraries(Check):
             place = Evidence.rank_place(rank)
             for finding in (*_shared(facts["shared"]), *_overwritten(rows), *_twice(rows)):
                 yield finding.replaced(where=place)
-        # Another torch brings other libraries: check software says that.
+        # Another torch brings other libraries: check software reports that.
         for group in groups.values():
             yield from _replaced(group)
             yield from _differ(group)
@@ -177,7 +179,7 @@ def _version(path: str) -> str | None:
 
 
 def _is_nccl(library: Library) -> bool:
-    """Other checks say what is wrong with it."""
+    """Whether it is a library of NCCL, which other checks judge."""
     return library["library"] in NCCL_LIBRARIES
 
 
@@ -189,7 +191,7 @@ def _shared(files: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for shared in files:
         names = [name for name, _ in shared["wheels"]]
         if any("nccl" in name.lower() for name in names):
-            continue  # check nccl_library says that
+            continue  # check nccl_library reports that
         said = " and ".join(f"{name} {version}" for name, version in shared["wheels"])
         yield Finding(
             COLLIDE,
@@ -213,7 +215,7 @@ def _overwritten(libraries: Iterable[Library]) -> Iterator[Finding]:
 
 
 def _same(one: str, other: str | None) -> bool:
-    """Whether two versions agree as far as both say."""
+    """Whether two versions agree in the parts that both have."""
     mine, theirs = release(one), release(other)
     shorter = min(len(mine), len(theirs))
     return mine[:shorter] == theirs[:shorter]
@@ -235,7 +237,7 @@ def _words(library: Mapping[str, Any]) -> str:
 
 
 def _stack(libraries: Iterable[Library]) -> dict[str, str]:
-    """Library → version; what does not say its version is not compared."""
+    """Library → version; a library whose version is not known is not compared."""
     return {
         library["library"]: library["version"]
         for library in libraries
@@ -244,7 +246,7 @@ def _stack(libraries: Iterable[Library]) -> dict[str, str]:
 
 
 def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
-    """How bad it is, those with the same torch tell."""
+    """Replaced libraries; the severity depends on the ranks with the same torch."""
     compared = differences({one.rank.seat: _stack(one.libraries) for one in group})
     odd = {(seat, name) for each in compared for seat in each.places for name in each.sides}
     for one in group:
@@ -267,7 +269,7 @@ def _replaced(group: Sequence[_Seen]) -> Iterator[Finding]:
 
 
 def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
-    """What was replaced is told already, and is not compared."""
+    """Differences between ranks; replaced libraries are reported already and not compared."""
     ranks = {one.rank.seat: one.rank for one in group}
     stacks = {
         one.rank.seat: _stack(each for each in one.libraries if not _is_replaced(each))
@@ -293,7 +295,7 @@ def _differ(group: Sequence[_Seen]) -> Iterator[Finding]:
 
 
 def _builds(group: Sequence[_Seen]) -> Iterator[Finding]:
-    """Files of one version that are not the same; what stands in for a wheel's is told already."""
+    """Files of one version that differ; those that replace a wheel's are reported already."""
     prints: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     ranks = {one.rank.seat: one.rank for one in group}
     for one in group:
@@ -309,7 +311,7 @@ def _builds(group: Sequence[_Seen]) -> Iterator[Finding]:
                 sides[print_].append(ranks[seat])
             yield Finding(
                 DIFFERS,
-                f"{name} {version} in {len(sides)} builds, by fingerprint",
+                f"{name} {version}: {len(sides)} different builds, by fingerprint",
                 place_of(ranks[seat] for seat in odd.places),
                 {"builds": {print_: _numbers(those) for print_, those in sides.items()}},
                 severity=Severity.INFO,

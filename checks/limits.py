@@ -1,12 +1,13 @@
-"""May the processes of this host open, lock and start as much as the job needs?
+"""Can the processes of this host open, lock and start as much as the job needs?
 
 What it checks
 --------------
-The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) against the world
-size, locked memory (RLIMIT_MEMLOCK) where there is an RDMA device that NCCL will use, processes and
-threads (RLIMIT_NPROC, and pids.max of the control group) against what is running already, and with
-NCCL the address space (RLIMIT_AS). A capability lifts a limit only where the kernel counts it: not
-within a user namespace (rootless Podman and Docker, enroot), whose root is a user of the host.
+The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) compared with the
+world size, locked memory (RLIMIT_MEMLOCK) if there is an RDMA device that NCCL will use, processes
+and threads (RLIMIT_NPROC, and pids.max of the control group) compared with what is already running,
+and with NCCL the address space (RLIMIT_AS). A capability lifts a limit only where the kernel
+accepts it: not within a user namespace (rootless Podman and Docker, enroot), where root is an
+ordinary user of the host.
 
 Why it matters
 --------------
@@ -15,21 +16,22 @@ ends with `Too many open files`. NCCL raises its own limit only in the process t
 bootstrap root. RDMA locks every buffer: with a small limit `ibv_create_cq` or `ibv_reg_mr` fails
 with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN. CUDA
 reserves addresses for all memory of the host and its GPUs: under a limit it fails with `out of
-memory`, while both are empty.
+memory` although both are empty.
 
 How to fix
 ----------
-ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch;
-in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
+ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch; in
+Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
 LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the
-daemon or of the shell (PropagateResourceLimits). Locked memory: in a pod or in Docker --cap-add=
-IPC_LOCK lifts it too. A container without root gets no more than its user has on the host: raise it
-there, and log in anew.
+daemon or of the shell (PropagateResourceLimits). Locked memory: in a pod or in Docker
+--cap-add=IPC_LOCK lifts it too. A container without root gets no more than its user has on the
+host: raise it there, and log in again.
 
 When it is wrong
 ----------------
-A program that raises its own soft limit is only warned of, up to the hard limit. Limits in other
-containers than this program's are not seen. How many threads a job starts depends on the job.
+A program that raises its own soft limit, up to the hard limit, gets a warning all the same. Limits
+in containers other than this program's are not seen. How many threads a job starts depends on the
+job.
 Not validated on hardware: the limit on addresses.
 
 References
@@ -70,7 +72,7 @@ OPEN_FILES = Kind(
     code="open-files-limit-low",
     layer=Layer.HOST,
     title="The limit on open files is too low for this many ranks",
-    why="Every rank that connects takes one: beyond the limit, `Too many open files`.",
+    why="Every rank that connects takes one open file: beyond the limit, `Too many open files`.",
     fix="ulimit -n 65536",
     severity=Severity.WARN,
 )
@@ -98,37 +100,37 @@ ADDRESSES = Kind(
     layer=Layer.HOST,
     title="The limit on the address space is too low for CUDA",
     why="CUDA reserves addresses for all memory of the host and its GPUs: it fails with `out of "
-    "memory` while both are empty.",
-    fix="ulimit -v unlimited; under a batch system ask for memory in another way than by h_vmem",
+    "memory` although both are empty.",
+    fix="ulimit -v unlimited; in a batch system, request memory by another option than h_vmem",
     severity=Severity.WARN,
 )
 
 _FILES_OF_A_RANK = 8
-"""That a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7 and the
-listener)."""
+"""Files that a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7
+and the listener)."""
 _FILES_OF_A_JOB = 256
 """Data files, logs, DataLoader workers (some 4 each), CUDA devices."""
 _MIB = 1 << 20
 _LOCKED_FAIL = 64 * _MIB
-"""Less than NCCL's buffers for a few peers (4 MiB for each channel): 64 KiB and 8 MiB are the usual
-defaults of the kernel."""
+"""Less than NCCL's buffers for a few peers need (4 MiB for each channel): 64 KiB and 8 MiB are the
+usual defaults of the kernel."""
 _LOCKED_WARN = 1024 * _MIB
 _THREADS_LEAST = 8
 """Per rank: measured 4 with gloo; NCCL adds 4 or more per communicator."""
 _THREADS = {"gloo": 32, "nccl": 256}
 """Per rank: CUDA, NCCL and autograd threads, one per core for CPU work, DataLoader workers."""
 _ADDRESSES = 1 << 40
-"""A limit above may hold the GPUs and the memory of a host; most batch systems set far less."""
+"""A higher limit may be enough for the GPUs and memory of a host; batch systems set far less."""
 
 _ROOTLESS = (
-    "on the host: `* - memlock unlimited` in /etc/security/limits.conf and log in anew (a service: "
-    "LimitMEMLOCK=infinity); then start the container with --ulimit memlock=-1"
+    "on the host: `* - memlock unlimited` in /etc/security/limits.conf and log in again (a "
+    "service: LimitMEMLOCK=infinity); then start the container with --ulimit memlock=-1"
 )
 """Root of a user namespace cannot raise the hard limit of the user who started it."""
 
 
 class Limits(Check):
-    """Limits of this process, compared with the size of the job."""
+    """Compares the limits of this process with the size of the job."""
 
     name = "limits"
     layer = Layer.HOST
@@ -137,14 +139,14 @@ class Limits(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
-        `tasks`: those of this user, None where they do not count. `pids`: of the control group.
-        `addresses`: bytes of address space. `user_namespace`: whether this process is in another
-        than the first, where capabilities lift no limit.
+        `tasks`: number of this user's tasks, None if they do not count. `pids`: of the control
+        group. `addresses`: bytes of address space. `user_namespace`: whether this process is in a
+        user namespace other than the first, where capabilities lift no limit.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
         capable = privileges(self.root)
         processes = _limit(resource.RLIMIT_NPROC)[0]
-        # The kernel does not count root's, nor those of who may do all.
+        # The kernel does not count processes of root or of users with these capabilities.
         counts = processes is not None and not capable & {"root", "sys_admin", "sys_resource"}
         return {
             "files": soft,
@@ -172,7 +174,7 @@ class Limits(Check):
                 yield Figure(name, said, where)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Host by host; the store is on rank 0's."""
+        """Findings for each host; the store needs more files on rank 0's host."""
         master = master_host(cluster)
         for rank, facts in cluster.facts(self.name):
             serves = master is not None and rank.host.id == master.id
@@ -229,8 +231,8 @@ def _open_files(
     enough = hard is None or hard >= wanted
     yield Finding(
         OPEN_FILES,
-        f"{soft} files may be open (hard limit {most}), {least} are needed for {world} ranks, "
-        f"{wanted} are safe",
+        f"limit of open files {soft} (hard limit {most}); {world} ranks need {least}, "
+        f"{wanted} is safe",
         Where(hosts=(rank.host.label,)),
         {"soft": soft, "hard": hard, "needed": least, "safe": wanted},
         fix=f"ulimit -n {most}"
@@ -249,7 +251,7 @@ def _locked(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
     where = " in a user namespace, where CAP_IPC_LOCK does not lift it" if apart else ""
     yield Finding(
         MEMLOCK,
-        f"{locked // 1024} KiB may be locked{where}, RDMA on {', '.join(facts['rdma'])}",
+        f"locked memory limited to {locked // 1024} KiB{where}, RDMA on {', '.join(facts['rdma'])}",
         Where(hosts=(rank.host.label,)),
         {"bytes": locked, "devices": facts["rdma"]},
         fix=_ROOTLESS if apart else "",
@@ -282,7 +284,7 @@ def _processes(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
 
 
 def _addresses(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]:
-    """Reports of earlier versions do not say it."""
+    """Finding on the address space; `limit` is None in reports of earlier versions too."""
     if cluster.backend == "nccl" and limit is not None and limit < _ADDRESSES:
         yield Finding(
             ADDRESSES,

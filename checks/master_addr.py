@@ -2,18 +2,18 @@
 
 What it checks
 --------------
-Every host resolves MASTER_ADDR, as torch will, and names the addresses of its interfaces. The
+Every host resolves MASTER_ADDR, as torch will, and lists the addresses of its interfaces. The
 answers are compared: whether there is one at all, whether it is loopback although the job spans
-hosts, whether all hosts get the same, whether rank 0's host owns it (and if not, who does), whether
-IPv6 answers can be used, and whether look-ups in both directions are quick. Look-ups go to the
-resolver of the host; no packet goes to the master.
+hosts, whether all hosts get the same, whether rank 0's host has the address (and if not, which host
+has it), whether IPv6 answers can be used, and whether look-ups in both directions are fast.
+Look-ups go to the resolver of the host; no packet goes to the master.
 
 Why it matters
 --------------
-Every rank meets the others at MASTER_ADDR. Where it does not resolve, or leads to the wrong machine
-or back to the host itself, that rank waits for its whole time-out and the others wait for it.
-torch looks up the name of every peer for its log, so a name server that does not answer costs
-seconds for each connection.
+Every rank meets the others at MASTER_ADDR. If it does not resolve, or leads to the wrong machine or
+back to the host itself, that rank waits for its whole time-out and the others wait for it. torch
+looks up the name of every peer for its log, so a name server that does not answer costs seconds for
+each connection.
 
 How to fix
 ----------
@@ -22,10 +22,10 @@ name the same address on every host.
 
 When it is wrong
 ----------------
-Behind address translation, a floating address or a service name no host owns the address; where
-everybody signed in through it this is only mentioned. A name that appears later is reported as
-missing only where check `port`, which asks until `--join-timeout`, was left out. One slow look-up
-is not reported: only one that is slow again when it is repeated.
+Behind address translation, a floating address or a service name, no host has the address; if all
+hosts signed in through it this is only a note. A name that appears later is reported as missing
+only if check `port`, which retries until `--join-timeout`, was deselected. One slow look-up is not
+reported: only one that is slow again when repeated.
 
 References
 ----------
@@ -67,22 +67,22 @@ ADDR_DIFFERS = Kind(
     code="addr-differs",
     layer=Layer.NAME,
     title="MASTER_ADDR leads to different machines on different hosts",
-    why="Hosts that look for rank 0 at another address never meet it.",
+    why="A host that looks for rank 0 at another address never reaches it.",
     fix="use the address itself: export MASTER_ADDR=ADDRESS on every host",
 )
 ADDR_NOT_ON_MASTER = Kind(
     code="addr-not-on-master",
     layer=Layer.NAME,
     title="MASTER_ADDR is not an address of rank 0's host",
-    why="Rank 0 serves the store on its own host; everybody else looks for it elsewhere.",
+    why="Rank 0 serves the store on its own host; all other ranks look for it elsewhere.",
     fix="export MASTER_ADDR=ADDRESS of the host that runs rank 0, or start rank 0 there",
 )
 ADDR_FAMILY_MIXED = Kind(
     code="addr-family-mixed",
     layer=Layer.NAME,
-    title="MASTER_ADDR has addresses of a family that this host cannot use",
-    why="torch tries IPv6 answers before IPv4 ones; without a route each costs an attempt, and "
-    "with no other answer the master is out of reach.",
+    title="MASTER_ADDR has addresses of an IP family that this host cannot use",
+    why="torch tries IPv6 answers before IPv4 ones; without a route each costs an attempt, and if "
+    "there is no other answer the master cannot be reached.",
     fix="remove the AAAA record of the master, or give this host an IPv6 route",
     severity=Severity.WARN,
 )
@@ -90,8 +90,8 @@ DNS_SLOW = Kind(
     code="dns-slow",
     layer=Layer.NAME,
     title="Name look-ups are slow",
-    why="torch looks up the name of every peer when it connects, if only for its log: each "
-    "connection of the store waits for it.",
+    why="torch looks up the name of every peer when it connects, for its log: each connection of "
+    "the store waits for it.",
     fix="repair the name server in /etc/resolv.conf, or list the hosts of the job in /etc/hosts",
     severity=Severity.WARN,
     delays=True,
@@ -104,7 +104,7 @@ _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-l
 
 
 class MasterAddr(Check):
-    """Resolve MASTER_ADDR on every host, and compare."""
+    """Resolves MASTER_ADDR on every host and compares the answers."""
 
     name = "master_addr"
     layer = Layer.NAME
@@ -120,11 +120,11 @@ class MasterAddr(Check):
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Look up in both directions; back within 5 s whatever the resolver does."""
+        """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""
         master = ctx.launch.master_addr
         if not master:
             if ctx.launch.launcher == "none":
-                raise Skip("nothing launched here: there is no MASTER_ADDR")
+                raise Skip("no launcher started this process: there is no MASTER_ADDR")
             raise Untested("MASTER_ADDR is not set")
         until = time.monotonic() + ALL_S
         ctx.breadcrumb(f"look up {master}")
@@ -149,7 +149,7 @@ class MasterAddr(Check):
             }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every host by itself, then what MASTER_ADDR leads to."""
+        """Findings on each host's look-ups, then on where MASTER_ADDR leads."""
         late = {r.seat: f["knock"]["name"] for r, f in cluster.facts("port") if _has_name(f)}
         views = [
             _View(cluster, rank, facts, late.get(rank.seat))
@@ -170,9 +170,9 @@ def _has_name(facts: Mapping[str, Any]) -> bool:
 
 
 class _View:
-    """What one host saw, with what the rules ask of it.
+    """The facts of one host, and what the rules need to know of it.
 
-    `late` is the name's part of check `port`, which asks for as long as hosts may join.
+    `late` is the look-up of check `port`, which retries for as long as hosts may join.
     """
 
     def __init__(
@@ -196,25 +196,25 @@ class _View:
         self.leads_somewhere = bool(self.answers) and not (self.is_digits or self.is_loopback)
         self.is_master = any(other.rank == 0 for other in cluster.ranks_on(rank.host))
         self.got_in = rank.host.joined and not self.is_master
-        """It met the coordinator through MASTER_ADDR; rank 0 need not have."""
+        """Whether it reached the coordinator through MASTER_ADDR; rank 0 needs not to."""
 
     def owns(self, address: str) -> bool:
         return address in self.host.addresses or is_loopback(address)
 
     def is_elsewhere(self) -> bool:
-        """Whether this host certainly is not rank 0's, by its own word."""
+        """Whether this host certainly is not rank 0's, by its own launch record."""
         node = self.rank.launch.node_rank if self.rank.launch else None
         first_of_host = self.rank.local_rank == 0 and self.rank.rank
         return not self.is_master and bool(node if node is not None else first_of_host)
 
     def address(self) -> str | None:
-        """The own address that peers are most likely to reach."""
+        """The address of this host that peers can most likely reach."""
         likely = likely_address(self.facts["interfaces"])
         return likely and likely[1]
 
 
 def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
-    """MASTER_ADDR is no name at all, has no address here, or one that cannot be used."""
+    """Findings on a MASTER_ADDR that is no name, does not resolve here, or cannot be used."""
     name, found = view.name, view.found
     if view.is_digits and not view.got_in and not view.is_loopback:
         text = f"{view.shown}: it is read as a number"
@@ -222,8 +222,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
     elif view.came_s is not None:
         yield Finding(
             ADDR_UNRESOLVABLE,
-            f"MASTER_ADDR={name} did not resolve at first ({found.error}); {view.answers[0]} came "
-            f"after {view.came_s:.0f} s",
+            f"MASTER_ADDR={name} did not resolve at first ({found.error}); it resolved to "
+            f"{view.answers[0]} after {view.came_s:.0f} s",
             view.where,
             fix="Kubernetes: publishNotReadyAddresses: true on the headless service; elsewhere, "
             f"before the launch: until getent hosts {name}; do sleep 1; done",
@@ -232,13 +232,13 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
     elif not view.answers:
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
         if "/" in name or name.count(":") == 1:
-            fix = "MASTER_ADDR takes a name or an address alone: the port goes into MASTER_PORT"
+            fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         for address in (a for other in views for a in other.answers if not is_loopback(a)):
             fix = f'echo "{address} {name}" >> /etc/hosts'
         if view.rank.launch and view.rank.launch.agent_store:
-            # With the c10d rendezvous it is what rank 0's agent takes for its own name.
+            # With the c10d rendezvous it is the name that rank 0's agent found for itself.
             fix += "; or, on the host of rank 0: torchrun --local-addr=ADDRESS"
-        late = "; it came later, as this host did sign in" if view.got_in else ""
+        late = "; it resolved later, as this host did sign in" if view.got_in else ""
         yield Finding(
             ADDR_UNRESOLVABLE,
             f"MASTER_ADDR={name} does not resolve: {found.error}{late}",
@@ -262,15 +262,15 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
 
 
 def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
-    """MASTER_ADDR leads back to a host that the others, or that itself, will not find there."""
+    """Findings on a MASTER_ADDR that is a loopback address."""
     master = _master(views)
     address = (master and master.address()) or "ADDRESS of rank 0's host"
     # Seen from one machine, two node ranks that share it look the same.
     confidence = Confidence.CERTAIN if len(views) > 1 else Confidence.LIKELY
     for view in views:
-        # Whether it is loopback wherever it is asked, and not by a line in this host's hosts file.
+        # Whether it is loopback on every host, not only by a line in this host's hosts file.
         anywhere = view.name in (*_LOOPBACK_NAMES, *view.answers)
-        # Rank 0's host may call itself 127.0.1.1: it does reach its own store there.
+        # Rank 0's host may resolve to 127.0.1.1: it does reach its own store there.
         theirs = anywhere and not everybody_came_in(cluster)
         if view.is_loopback and (theirs if view.is_master else not view.got_in):
             entry = "" if anywhere else f", or take {view.name} off the loopback line of /etc/hosts"
@@ -285,20 +285,20 @@ def _loopback(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
 
 
 def _master(views: Sequence[_View]) -> _View | None:
-    """The host of rank 0; of several that claim to be, the one that MASTER_ADDR leads to."""
+    """The host of rank 0; if several claim to be, the one that MASTER_ADDR leads to."""
     claims = [view for view in views if view.is_master]
     return min(claims, key=lambda view: not any(map(view.owns, view.answers)), default=None)
 
 
 def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding]:
-    """MASTER_ADDR leads to a host that is not rank 0's."""
+    """Findings on a MASTER_ADDR that leads to a host other than rank 0's."""
     master = _master(views)
     if master is None and len(views) == 1:
         view = views[0]
         if view.leads_somewhere and view.is_elsewhere() and all(map(view.owns, view.answers)):
             yield Finding(
                 ADDR_NOT_ON_MASTER,
-                f"{view.shown}, which is this very host, but rank 0 is on another",
+                f"{view.shown}, which is this host, but rank 0 is on another",
                 view.where,
                 confidence=Confidence.LIKELY,  # unless both are on this machine
             )
@@ -307,7 +307,9 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
         severity = Severity.FAIL
         if any(view.got_in for view in views):  # address translation, or a service name
             severity = Severity.INFO if everybody_came_in(cluster) else Severity.WARN
-        owned = f"belongs to {', '.join(owners)}" if owners else "no interface of rank 0's host has"
+        owned = (
+            f"belongs to {', '.join(owners)}" if owners else "is on no interface of rank 0's host"
+        )
         certain = owners and severity is Severity.FAIL
         address, fix = master.address(), ""
         if address:
@@ -325,7 +327,7 @@ def _not_on_master(cluster: Cluster, views: Sequence[_View]) -> Iterator[Finding
 
 
 def _differing(views: Sequence[_View]) -> Iterator[Finding]:
-    """Blame the hosts whose answers are not rank 0's addresses, else those that stand alone."""
+    """Findings on hosts whose answers are not rank 0's addresses, or else not those of most."""
     # An answer to which there is no route costs torch nothing: it tries the next one at once.
     used = {v: [a for a in v.answers if a not in v.facts["no_route"]] or v.answers for v in views}
     asked = {view: tuple(sorted(used[view])) for view in views if view.leads_somewhere}
@@ -340,7 +342,7 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
     sure = Confidence.CERTAIN if master else Confidence.LIKELY if usual else Confidence.POSSIBLE
     for view in odd:
         partly = bool(set(view.answers) & set(usual or ()))
-        known, fix = "no majority agrees", ""
+        known, fix = "there is no majority", ""
         if usual:
             known = f"rank 0 is at {usual[0]}"
             fix = (
@@ -358,9 +360,9 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
 
 
 def _slow(view: _View, own: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """`own` is the look-up of the own host name, where check own_name made one."""
+    """Findings on slow look-ups; `own` is that of the own host name by check own_name, if any."""
     others = [LookUp.from_json(data) for data in ([own] if own else []) + view.facts["reverse"]]
-    # A master's name that never came is no slow name: it has its own finding.
+    # A master's name that never resolved has its own finding.
     slow = [found for found in ([view.found] if view.found.answers else []) + others if found.slow]
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}

@@ -3,24 +3,25 @@
 What it checks
 --------------
 On the host that serves the store, the packet filter rules are read (nft, iptables; needs root), and
-a new connection to MASTER_PORT is followed through them, first from anywhere, then from the network
-of the interface that MASTER_ADDR leads to; so is the answer to it. A rule that surely drops or
-rejects one of the two is named, where somebody is missing or could not get in.
+a new connection to MASTER_PORT is followed through them, first from any address, then from the
+network of the interface that MASTER_ADDR leads to; so is the answer to it. If a host is missing or
+could not get in, a rule that certainly drops or rejects one of the two is reported.
 
 Why it matters
 --------------
-Rank 0 reaches its own port through the loopback interface and sees nothing wrong. The others wait
-in silence for their time-outs, and blame the network.
+Rank 0 reaches its own port through the loopback interface and sees nothing wrong. The other hosts
+get no answer, wait for their time-outs, and seem to have a network problem.
 
 How to fix
 ----------
-Let the hosts of the job in: all tcp from their network, as NCCL and gloo then use random ports.
+Let the hosts of the job in: all TCP ports from their network, as NCCL and gloo then use random
+ports.
 
 When it is wrong
 ----------------
-A rule with a condition that is not understood here (a named set, a rate, one address out of many)
-is never blamed. A host may be missing for a reason of its own, and the rule be the second fault: it
-would stop the host when it comes.
+A rule with a condition that this check does not understand (a named set, a rate, one address out of
+many) is never blamed. A host may be missing for another reason, and the rule be the second fault:
+it would block the host later.
 
 References
 ----------
@@ -60,7 +61,7 @@ RULES_S = 1.5
 
 
 class MasterFirewall(Check):
-    """Follow a connection to MASTER_PORT through the rules of the host that serves it."""
+    """Follows a connection to MASTER_PORT through the rules of the host that serves it."""
 
     name = "master_firewall"
     layer = Layer.PORT
@@ -68,13 +69,13 @@ class MasterFirewall(Check):
     kinds = (PORT_BLOCKED,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Read the rules, where this host serves the store to others."""
+        """The firewall rules for MASTER_PORT, if this host serves the store to others."""
         server, port = ctx.door.get("server"), ctx.launch.master_port
         serves = server == "self" or (server == "agent" and ctx.launch.rank == 0)
         if not serves or port is None or ctx.door.get("bind_errno") is not None:
-            raise Skip("only the host that serves the store is asked")
+            raise Skip("only the host that serves the store is examined")
         if ctx.launch.nnodes == 1:
-            raise Skip("one host: nobody has to come in")
+            raise Skip("one host: no other host has to connect")
         nics = [(n.name, n.addresses) for n in interfaces() if n.up and not n.loopback]
         found = look_up(ctx.launch.master_addr or "", LOOK_UP_S)
         likely = likely_address([(nic, list(addresses)) for nic, addresses in nics])
@@ -89,7 +90,7 @@ class MasterFirewall(Check):
         return {"address": own[0], "port": port, "rules": rules}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Only where somebody is missing, or says that this port gave no answer."""
+        """Findings only if a host is missing, or reports that this port gave no answer."""
         for rank, facts in cluster.facts(self.name):
             rules, port = facts["rules"], facts["port"]
             hit = sure_hit(rules)
@@ -98,7 +99,7 @@ class MasterFirewall(Check):
                 continue
             yield Finding(
                 PORT_BLOCKED,
-                f"connections to {facts['address']}:{port} are stopped by {stopped_by(hit)}",
+                f"connections to {facts['address']}:{port} are blocked by {stopped_by(hit)}",
                 Where(hosts=(rank.host.label,)),
                 {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
                 fix=f"on {rank.host.label}: {how_to_let_pass(rules, hit)}",

@@ -2,27 +2,27 @@
 
 What it checks
 --------------
-On rank 0's host: to which interface MASTER_ADDR belongs. If it is one that exists on this machine
-only (the bridge of docker, libvirt or a container network), nobody else can come in. And where
-reports of other hosts are there: whether none of them has a way to MASTER_ADDR, although all share
-another network with rank 0's host. Only where nobody came in.
+On rank 0's host: to which interface MASTER_ADDR belongs. If that interface exists on this machine
+only (the bridge of docker, libvirt or a container network), no other host can connect. And if there
+are reports of other hosts: whether none of them has a route to MASTER_ADDR, although all share
+another network with rank 0's host. Both only if no other host came in.
 
 Why it matters
 --------------
 `hostname -I | cut -d' ' -f1`, which DeepSpeed's launcher and many scripts use, gives the address of
-the first interface, whatever it is: docker0, or a network for management. Every machine with docker
-has the same 172.17.0.1, so the other hosts call themselves, and wait for their time-outs.
+the first interface, whatever it is: docker0, or a management network. Every machine with docker has
+the same 172.17.0.1, so the other hosts connect to themselves, and wait for their time-outs.
 
 How to fix
 ----------
-Give the address of the interface that the hosts share: export MASTER_ADDR=ADDRESS, or
-deepspeed --master_addr=ADDRESS.
+Use the address of the interface that the hosts share: export MASTER_ADDR=ADDRESS, or deepspeed
+--master_addr=ADDRESS.
 
 When it is wrong
 ----------------
-Interfaces are told by their names: a bridge that does reach other machines, but has the name of one
-of docker, is blamed only where nobody came in through it. Hosts in networks of their own, with
-routers between them, are right as long as there is a route.
+Interfaces are recognised by name: a bridge with the name of a docker bridge that does reach other
+machines is blamed only if no host came in through it. Hosts in different networks with routers
+between them are fine as long as there is a route.
 
 References
 ----------
@@ -62,14 +62,14 @@ INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]b
 NOT_SHARED = Kind(
     "addr-not-shared",
     Layer.NAME,
-    "MASTER_ADDR lies in a network that the other hosts do not share",
-    "They call a machine of their own, or nobody; rank 0 waits for them in vain.",
+    "MASTER_ADDR is in a network that the other hosts do not share",
+    "The other hosts connect to themselves or get no answer; rank 0 waits until its time-out.",
     "export MASTER_ADDR=ADDRESS of rank 0's host on the network that the hosts share",
 )
 
 
 class MasterNetwork(Check):
-    """The networks of every host, and whose address the master is."""
+    """Finds the interface of MASTER_ADDR, and compares the networks of the hosts."""
 
     name = "master_network"
     layer = Layer.NAME
@@ -81,7 +81,7 @@ class MasterNetwork(Check):
         if not master:
             raise Skip("there is no MASTER_ADDR")
         if ctx.launch.nnodes == 1:
-            raise Skip("one host: nobody has to come in")
+            raise Skip("one host: no other host has to connect")
         ctx.breadcrumb(f"look up {master}")
         prefixes = subnet_prefixes()
         return {
@@ -96,7 +96,7 @@ class MasterNetwork(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Whoever came in shows that there is a way."""
+        """Findings only if no other host came in: one that did proves that there is a route."""
         master = master_host(cluster)
         came = [host for host in cluster.present_hosts if host.joined]
         if (
@@ -119,7 +119,7 @@ class MasterNetwork(Check):
             said = f"{own} is the address of {nic}, which leads to no other machine"
         elif others and better and not _can_be_reached(cluster, master, own, others):
             said = (
-                f"{own} on {nic} is in {net}, where no other host is, and to which none has a way"
+                f"{own} on {nic} is in {net}; no other host is in that network or has a route to it"
             )
         else:
             return
@@ -139,7 +139,7 @@ class MasterNetwork(Check):
 def _shared(
     mine: Sequence[Sequence[str]], others: Sequence[Sequence[Sequence[str]]]
 ) -> Sequence[str] | None:
-    """The first of these networks, containers' left out, in which all the others are too."""
+    """The first of these networks, except container networks, that all other hosts share."""
     for entry in mine:
         if not INSIDE.fullmatch(entry[0]) and all(
             any(entry[2] == theirs[2] for theirs in networks) for networks in others
@@ -151,7 +151,7 @@ def _shared(
 def _can_be_reached(
     cluster: Cluster, master: Host, own: str, others: Sequence[Sequence[Sequence[str]]]
 ) -> bool:
-    """Whether any other host is in the network of the address, or found a way to it."""
+    """Whether any other host is in the network of the address, or found a route to it."""
     address = ipaddress.ip_address(own)
     beside = any(
         address in ipaddress.ip_network(net) for networks in others for _, _, net in networks

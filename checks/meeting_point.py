@@ -2,23 +2,23 @@
 
 What it checks
 --------------
-MASTER_PORT, as the launcher gave it to every host. Rank 0 serves, so its port is the right one,
-unless it stands alone against several hosts that agree on another. Hosts that signed in are left
-alone: address translation may give them another port.
+MASTER_PORT, as the launcher set it on every host. Rank 0 serves the store, so its port is the right
+one, unless several hosts agree on another one. Hosts that signed in are not judged: address
+translation may give them another port.
 
 Why it matters
 --------------
 A script that picks a free port on each host, or a default that differs, sends some hosts to a port
 where nothing listens. Refused connections and time-outs look like a firewall. As these hosts never
-meet, only their reports together can show it: `nccl-doctor report merge`.
+meet, only their merged reports can show it: `nccl-doctor report merge`.
 
 How to fix
 ----------
-Choose the port once, and give every host the same: export MASTER_PORT=29500.
+Choose the port once, and set it on every host: export MASTER_PORT=29500.
 
 When it is wrong
 ----------------
-Where rank 0 sent no report and as many hosts say the one as the other, all of them are named.
+If rank 0 sent no report and two ports have equally many hosts, all of them are named.
 
 References
 ----------
@@ -49,24 +49,25 @@ MASTER_PORT = Kind(
     "master-port-differs",
     Layer.LAUNCH,
     "Hosts look for rank 0 at different ports",
-    "Where nobody listens, connections are refused or time out, and the host never meets the rest.",
-    "Choose one port, and give it to every host: export MASTER_PORT=29500",
+    "Where nothing listens, connections are refused or time out, and the host never joins the "
+    "others.",
+    "Choose one port, and set it on every host: export MASTER_PORT=29500",
 )
 
 
 class MeetingPoint(Check):
-    """Compares MASTER_PORT over hosts that did not meet."""
+    """Compares MASTER_PORT of the hosts that did not sign in."""
 
     name = "meeting_point"
     layer = Layer.LAUNCH
     kinds = (MASTER_PORT,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`master_addr` and `master_port`, as this host was told them; None where it was not."""
+        """`master_addr` and `master_port` as set on this host, None if not set."""
         return {name: ctx.launch.told(name) for name in ("master_addr", "master_port")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Blame whoever differs from rank 0; rank 0, if it stands alone against several."""
+        """One finding on the hosts that differ from rank 0; on rank 0 if several others agree."""
         hosts = {host.id: host for host in cluster.present_hosts}
         ports = dict(_ports(cluster))
         master = master_host(cluster)
@@ -74,14 +75,14 @@ class MeetingPoint(Check):
         wrong = [
             hosts[i]
             for i, port in ports.items()
-            # Whoever came in came in, by whatever port.
+            # A host that signed in has reached the store, through whatever port.
             if port != right and (not hosts[i].joined or hosts[i] == master)
         ]
         if len(set(ports.values())) < 2 or not wrong:
             return
         said = ", ".join(f"MASTER_PORT={p}" for p in sorted({ports[host.id] for host in wrong}))
         if right is None:
-            known = "as many say the one as the other, so nobody knows who is right"
+            known = "and the hosts are equally divided, so it is not known which is right"
         elif master in wrong:
             known = (
                 f"but {list(ports.values()).count(right)} other hosts look for rank 0 at {right}"
@@ -101,7 +102,7 @@ class MeetingPoint(Check):
 
 
 def _ports(cluster: Cluster) -> Iterator[tuple[int, int]]:
-    """(host id, MASTER_PORT) of every host that was told one."""
+    """(host id, MASTER_PORT) of every host on which it is set."""
     for host in cluster.present_hosts:
         first = cluster.first_on(host)
         port = first.launch.told("master_port") if first and first.launch else None
@@ -110,7 +111,7 @@ def _ports(cluster: Cluster) -> Iterator[tuple[int, int]]:
 
 
 def _right(hosts: Mapping[int, Host], ports: Mapping[int, int], master: Host | None) -> int | None:
-    """The port that the others should have; None where nobody can tell."""
+    """The right port, None if it is not known."""
     ranking = Counter(ports.values()).most_common(2)
     usual = (
         ranking[0][0] if ranking and (len(ranking) == 1 or ranking[0][1] > ranking[1][1]) else None

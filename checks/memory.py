@@ -1,15 +1,15 @@
-"""Is there memory for the ranks of this host, under its limits?
+"""Is there enough memory for the ranks of this host, under its limits?
 
 What it checks
 --------------
-The memory limit of the control group (container, pod, Slurm job; version 1 or 2) less what is in
-use and cannot be given up, and what the kernel says is available on the machine. And how many
-processes of this group were killed for lack of memory before.
+The memory limit of the control group (container, pod, Slurm job; version 1 or 2) minus the memory
+that is in use and cannot be reclaimed, and what the kernel reports as available on the machine. And
+how many processes of this group were killed for lack of memory before.
 
 Why it matters
 --------------
-The kernel kills a process that goes over the limit without a word (exit code -9 or 137); the other
-ranks then wait for it until their time-out, and their messages name anything but memory.
+The kernel kills a process that exceeds the limit, without an error message (exit code -9 or 137);
+the other ranks then wait for it until their time-out, and their messages do not mention memory.
 
 How to fix
 ----------
@@ -18,8 +18,8 @@ fewer ranks on a host.
 
 When it is wrong
 ----------------
-How much a rank needs depends on the model; here only what torch and NCCL take by themselves is
-counted. Kills may be old, where the group was there before this job.
+How much a rank needs depends on the model; only what torch and NCCL need themselves is counted
+here. Kills may be old, if the group existed before this job.
 
 References
 ----------
@@ -50,21 +50,22 @@ MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",
     layer=Layer.HOST,
     title="Too little memory for the ranks of this host",
-    why="The kernel kills the rank that goes over the limit (exit code -9), and all others wait.",
+    why="The kernel kills the rank that exceeds the limit (exit code -9), and all others wait for "
+    "it.",
     fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
     severity=Severity.WARN,
 )
 
 _MIB = 1 << 20
 _LEAST = 160 * _MIB
-"""A limit that is lower, for each rank, holds nothing but the start: the private memory of a gloo
-rank that has done one all-reduce is 148 MB (torch 2.13). With CUDA it is more."""
+"""Limit for each rank, below which a rank cannot even start: the private memory of a gloo rank
+after one all-reduce is 148 MB (torch 2.13). With CUDA it is more."""
 _WANTED = {"gloo": 256 * _MIB, "nccl": 4096 * _MIB}
 """Left per rank: CUDA's and NCCL's own, pinned buffers, DataLoader workers."""
 
 
 class Memory(Check):
-    """What is left under the limits of the group and of the machine."""
+    """Compares the memory left, in the group and on the machine, with what the ranks need."""
 
     name = "memory"
     layer = Layer.HOST
@@ -72,8 +73,8 @@ class Memory(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on the
-        machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
+        """Sizes in bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on
+        the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
         """
         limits = cgroup_limits(self.root)
         available = _available(self.root / "proc/meminfo")
@@ -87,7 +88,7 @@ class Memory(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Less than the ranks of the host take; kills before make it a risk."""
+        """Findings on hosts with less memory than their ranks need, or with earlier kills."""
         backend = "nccl" if cluster.backend == "nccl" else "gloo"
         for rank, facts in cluster.facts(self.name):
             ranks, group, kills = facts["local_ranks"], facts["group"], facts["oom_kills"] or 0
@@ -96,14 +97,14 @@ class Memory(Check):
                 rooms.append((facts["available"], "available on the machine"))
             if group is not None:
                 left = max(0, group["limit"] - group["used"])
-                rooms.append((left, f"left of the control group's {_mib(group['limit'])}"))
+                rooms.append((left, f"left of the control group's limit {_mib(group['limit'])}"))
             left, words = min(rooms)
             low = left < ranks * _WANTED[backend]
             kills = kills if group is not None else 0
             if not low and not kills:
                 continue
             severity = Severity.WARN if low and (backend == "nccl" or kills) else Severity.INFO
-            # What this program itself takes comes back, so only a limit can rule the job out.
+            # This program's own memory is freed before the job, so only a limit is a failure.
             if group is not None and group["limit"] < ranks * _LEAST:
                 severity = Severity.FAIL
             killed = f"; {kills} of its processes were killed for memory" if kills else ""

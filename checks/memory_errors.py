@@ -3,25 +3,26 @@
 What it checks
 --------------
 The uncorrected errors that the kernel's EDAC drivers have counted for each memory controller of the
-host, by module, since the driver was loaded or somebody reset them. It reads sysfs as any user.
-Whether they move, and corrected ones, is for check `hardware_errors`.
+host, by module, since the driver was loaded or the counters were reset. It reads sysfs and needs no
+privileges. Whether the counters rise, and corrected errors, are for check `hardware_errors`.
 
 Why it matters
 --------------
 A memory module with an uncorrected error has lost data once: a process was killed, or the page was
-not in use. It is the machine that takes down a job of days with a machine check or SIGBUS.
+not in use. Such a machine may end a job after days with a machine check or SIGBUS.
 
 How to fix
 ----------
-Have the module replaced at the next occasion. `ras-mc-ctl --errors` (rasdaemon) shows when it was;
-`dmesg | grep -e EDAC -e 'Hardware Error'` and the log of the BMC name the module by its slot.
+Have the module replaced at the next maintenance. `ras-mc-ctl --errors` (rasdaemon) shows when the
+error happened; `dmesg | grep -e EDAC -e 'Hardware Error'` and the log of the BMC show the slot of
+the module.
 
 When it is wrong
 ----------------
-The error may be years old and the page long out of use: it is a risk, and a warning, not a failure.
+The error may be years old and the page long out of use: it is a risk, so a warning, not a failure.
 A fault of the processor or the board may look like one of a module. The labels of modules are those
-of the driver or of the firmware: CPU_SrcID#0_MC#1_Chan#0_DIMM#0 is not yet a slot.
-Where no EDAC driver is loaded (virtual machines, some boards) nobody counts: the check is skipped.
+of the driver or of the firmware: CPU_SrcID#0_MC#1_Chan#0_DIMM#0 is not yet a slot. If no EDAC
+driver is loaded (virtual machines, some boards) errors are not counted: the check is skipped.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -45,7 +46,7 @@ _LATER = ("hardware_errors", "late")
 
 
 class MemoryErrors(Check):
-    """Read the counts once."""
+    """Reads the counters of uncorrected memory errors once."""
 
     name = "memory_errors"
     layer = Layer.HOST
@@ -57,11 +58,11 @@ class MemoryErrors(Check):
         ctx.breadcrumb("read error counts in /sys/devices/system/edac")
         controllers = memory_errors(self.root)
         if not controllers:
-            raise Skip("no EDAC driver counts memory errors here")
+            raise Skip("no EDAC driver counts memory errors on this host")
         return {"at_s": time.monotonic(), "controllers": controllers}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts with uncorrected errors; where more came meanwhile, that is the news."""
+        """One finding for each host with uncorrected errors, explained by new errors if any."""
         later = {rank.host.id: facts for rank, facts in cluster.met.facts(*_LATER)}
         for rank, facts in cluster.facts(self.name):
             controllers = facts["controllers"]
@@ -83,7 +84,7 @@ class MemoryErrors(Check):
 
 
 def _span(controllers: Mapping[str, Mapping[str, Any]]) -> str:
-    """For how long they were counted, where all controllers say it."""
+    """The time for which errors were counted, if all controllers report it."""
     spans = [controller["since_s"] for controller in controllers.values()]
     if None in spans:
         return ""

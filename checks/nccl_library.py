@@ -2,29 +2,29 @@
 
 What it checks
 --------------
-The libnccl that `import torch` maps into the process: its path, what ncclGetVersion says, and a
-fingerprint of the file. It is compared with the nvidia-nccl wheels that are installed (two of them
-own the same file), and with LD_PRELOAD and LD_LIBRARY_PATH. Check `software` compares these
-versions between ranks. No communicator is made and no GPU is touched.
+The libnccl that `import torch` maps into the process: its path, the result of ncclGetVersion, and a
+fingerprint of the file. It is compared with the installed nvidia-nccl wheels (two of them may own
+the same file), and with LD_PRELOAD and LD_LIBRARY_PATH. Check `software` compares these versions
+between ranks. No communicator is made and no GPU is touched.
 
 Why it matters
 --------------
 pip lists what was installed, not what is loaded. The wheels for CUDA 12 and 13 write to the same
-path, so the last one wins, and uninstalling the other removes the file of both. A libnccl of the
-system, put in front by LD_LIBRARY_PATH on some hosts, speaks to another version on the others: NCCL
-refuses (`Mismatched NCCL version detected`), and older versions hang.
+path, so the last one wins, and uninstalling the other removes the file of both. If LD_LIBRARY_PATH
+puts a system libnccl in front on some hosts only, versions differ between hosts: NCCL refuses
+(`Mismatched NCCL version detected`), and older versions hang.
 
 How to fix
 ----------
-nccl-wheels-collide: uninstall every nvidia-nccl wheel, and install the one for torch's CUDA anew.
+nccl-wheels-collide: uninstall every nvidia-nccl wheel, and install the one for torch's CUDA again.
 nccl-library-replaced: unset LD_PRELOAD, take the folder out of LD_LIBRARY_PATH, or do the same on
 every host.
 
 When it is wrong
 ----------------
-Cloud images put a newer NCCL in front on purpose; where all ranks do that it is only mentioned. A
-NCCL that torch was linked with statically has no file: then its version is the one that torch was
-built with. What the job's own code loads later is not seen.
+Cloud images put a newer NCCL in front on purpose; if all ranks do that it is only a note. An NCCL
+that is statically linked into torch has no file: then the version is the one that torch was built
+with. What the job's own code loads later is not seen.
 Not validated on hardware: tested on made-up clusters and on a made-up library.
 
 References
@@ -63,35 +63,36 @@ COLLIDE = Kind(
     "nccl-wheels-collide",
     Layer.ENV,
     "The NCCL file is not that of the wheel that pip lists",
-    "Wheels of NCCL for different CUDA versions own one file: the last one wins, and whoever "
-    "uninstalls the other loses both.",
+    "Wheels of NCCL for different CUDA versions own one file: the last one wins, and uninstalling "
+    "the other one removes the file of both.",
     "pip uninstall every nvidia-nccl wheel, then pip install the one for torch's CUDA",
     Severity.WARN,
 )
 REPLACED = Kind(
     "nccl-library-replaced",
     Layer.ENV,
-    "Another NCCL is loaded than the one that torch came with",
-    "Versions that differ between ranks refuse each other or hang; an older one lacks what torch "
-    "was built against.",
+    "An NCCL other than the one that came with torch is loaded",
+    "Different NCCL versions on different ranks refuse each other or hang; an older one may lack "
+    "functions that torch was built against.",
     "unset LD_PRELOAD, and take the folder of the other libnccl out of LD_LIBRARY_PATH",
     Severity.WARN,
 )
 
 
 class NcclLibrary(Check):
-    """The library, by every rank: each may have an environment of its own."""
+    """Finds the NCCL library that every rank loads: each may have its own environment."""
 
     name = "nccl_library"
     layer = Layer.ENV
     scope = Scope.RANK
-    cost = "seconds"  # it loads what may break the process that does
+    cost = "seconds"  # it loads a library that may crash the process
     kinds = (COLLIDE, REPLACED)
     deadline_s = 60.0  # a cold import from a network file system
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`built`: what torch was built with; `loaded`: `{"path", "version", "fingerprint"}` of the
-        mapped library, None where it is linked in; `wheels`; `in_front`: what put it there.
+        """`built`: the version that torch was built with; `loaded`: `{"path", "version",
+        "fingerprint"}` of the mapped library, None if it is linked in; `wheels`; `in_front`: the
+        variables that put it in front.
         """
         ctx.breadcrumb("import torch")
         try:
@@ -107,7 +108,7 @@ class NcclLibrary(Check):
         ctx.breadcrumb(f"ncclGetVersion of {paths[0]}")
         version = nccl_version(paths[0])
         if version is None:
-            raise Untested(f"{paths[0]} does not say its version")
+            raise Untested(f"{paths[0]} does not report its version")
         loaded = {"path": paths[0], "version": version, "fingerprint": fingerprint(paths[0])}
         return {**facts, "loaded": loaded, "in_front": list(in_front(ctx.env, paths[0]))}
 
@@ -120,10 +121,10 @@ class NcclLibrary(Check):
                 yield Figure("loaded NCCL", said, Evidence.rank_place(rank))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Each rank alone; how bad a replaced library is, the others tell."""
+        """Findings on each rank; how severe a replaced library is depends on the other ranks."""
         seen = list(cluster.facts(self.name))
         odd = odd_ones_out({rank.seat: _version(facts) for rank, facts in seen})
-        # Of another build of torch, that build is the fault: check software says so.
+        # If the builds of torch differ, that is the fault, and check software reports it.
         same_build = len({facts["built"] for _, facts in seen}) == 1
         alone = frozenset(odd.places if odd and same_build else ())
         for rank, facts in seen:
@@ -161,7 +162,7 @@ def _collides(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
 def _replaced(
     cluster: Cluster, rank: Rank, facts: Mapping[str, Any], *, differs: bool
 ) -> Iterator[Finding]:
-    """`differs`: this rank has not the version that most others have."""
+    """Finding on a library that is not torch's; `differs`: most ranks have another version."""
     loaded, built = facts["loaded"], facts["built"]
     homes = {wheel["library"] for wheel in facts["wheels"] if wheel["library"]}
     preloaded = any(entry.startswith("LD_PRELOAD=") for entry in facts["in_front"])

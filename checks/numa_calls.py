@@ -1,18 +1,18 @@
-"""May NCCL ask for host memory of a NUMA node here, and has each GPU's node any?
+"""Can NCCL allocate host memory by NUMA node here, and has each GPU's node memory?
 
 What it checks
 --------------
-Whether the kernel answers `get_mempolicy`, which Docker's default seccomp profile forbids, and
-whether the NUMA nodes that GPUs are attached to have memory, by /sys. Both only where the job uses
+Whether the kernel allows `get_mempolicy`, which Docker's default seccomp profile forbids, and
+whether the NUMA nodes that GPUs are attached to have memory, by /sys. Both only if the job uses
 NCCL 2.24 or newer with a driver for CUDA 12.6 or newer (560), and NCCL_CUMEM_HOST_ENABLE and
 NCCL_CUMEM_ENABLE are not 0; with NCCL_CUMEM_HOST_ENABLE=1 from CUDA 12.2 (535) on.
 
 Why it matters
 --------------
-Since 2.24 NCCL takes the memory that ranks of a host share from CUDA, by NUMA node, instead of
-/dev/shm. Where NUMA calls are forbidden, ranks that reach each other through that memory end at
-start-up with 2.24 to 2.26.2 (`Cuda failure 'operation not supported'`); later releases go back to
-/dev/shm. Of a node without memory, drivers before 595 end the process with a segmentation fault
+Since 2.24 NCCL allocates the memory that ranks of a host share through CUDA, by NUMA node, instead
+of /dev/shm. If NUMA calls are forbidden, ranks that communicate through that memory fail at
+start-up with 2.24 to 2.26.2 (`Cuda failure 'operation not supported'`); later releases fall back to
+/dev/shm. For a node without memory, drivers before 595 end the process with a segmentation fault
 inside ncclCommInitRank.
 
 How to fix
@@ -22,11 +22,11 @@ NCCL_CUMEM_HOST_ENABLE=0 on every rank, with enough room in /dev/shm.
 
 When it is wrong
 ----------------
-GPUs that reach each other's memory directly need no memory of the host between them: it is a
-failure only where the driver says that two of them do not, or where collectives were seen to end
-with that error, and else a warning. libcuda of a `compat` folder counts for the driver. Where the
-version of NCCL or of the driver is not known, it is said as a possibility. A runtime may allow the
-question and forbid the binding.
+GPUs that access each other's memory directly need no host memory between them: it is a failure only
+if the driver reports that two of them cannot, or if collectives ended with that error, otherwise a
+warning. libcuda in a `compat` folder counts as the driver. If the version of NCCL or of the driver
+is not known, the finding is reported as possible. A container runtime may allow the query and
+forbid the binding.
 Not validated on hardware: tested on made-up clusters and /sys trees.
 
 References
@@ -66,8 +66,8 @@ BLOCKED = Kind(
     "numa-calls-blocked",
     Layer.HOST,
     "The container forbids NUMA calls",
-    "NCCL takes the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 end at "
-    "start-up where GPUs do not reach each other directly, later ones go back to /dev/shm.",
+    "NCCL allocates the memory that ranks of a host share by NUMA node: releases 2.24 to 2.26.2 "
+    "fail at start-up if GPUs cannot access each other directly, later ones fall back to /dev/shm.",
     "docker run --cap-add SYS_NICE, or export NCCL_CUMEM_HOST_ENABLE=0 on every rank",
     Severity.WARN,
 )
@@ -75,7 +75,7 @@ EMPTY = Kind(
     "numa-node-empty",
     Layer.HOST,
     "A GPU is attached to a NUMA node without memory",
-    "NCCL asks CUDA for host memory of that node, and drivers before 595 crash in the answer.",
+    "NCCL requests host memory of that node from CUDA, and drivers before 595 then crash.",
     "export NCCL_CUMEM_HOST_ENABLE=0 on every rank, or upgrade the NVIDIA driver to 595 or newer",
     Severity.WARN,
 )
@@ -84,18 +84,18 @@ ASKED = "NCCL_CUMEM_HOST_ENABLE"
 _SINCE, _FALLS_BACK = (2, 24, 0), (2, 26, 3)
 _FIXED_DRIVER = 595
 _BY_DEFAULT, _ON_REQUEST = 560, 535
-"""The driver of CUDA 12.6, from which on NCCL does so by itself, and of 12.2, the oldest that can
+"""The driver of CUDA 12.6, since which NCCL does so by default, and of 12.2, the oldest that can
 (ncclCuMemHostEnable in src/misc/cudawrap.cc)."""
 _OLDEST = 300
-"""No release of the driver has a lower number; `libcuda.so.1.1` of WSL is none."""
+"""A lower number is no driver release, as in `libcuda.so.1.1` of WSL."""
 _ERROR = "operation not supported"
 _NUMBERS = {"x86_64": 239, "aarch64": 236}
-"""Of the system call get_mempolicy."""
+"""Number of the system call get_mempolicy, by machine type."""
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
 class NumaCalls(Check):
-    """Ask the kernel, and read which node each GPU is attached to."""
+    """Tries a NUMA call, and reads which node each GPU is attached to."""
 
     name = "numa_calls"
     layer = Layer.HOST
@@ -103,9 +103,9 @@ class NumaCalls(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`refused`: name of the error of get_mempolicy, None where it answers or is not known
-        here; `empty`: `[PCI address, node]` of GPUs; `driver`: version of the kernel module;
-        `asked`: whether somebody turned NUMA calls on.
+        """`refused`: name of the error of get_mempolicy, None if it works or is not known on this
+        machine type; `empty`: `[PCI address, node]` of GPUs on a node without memory; `driver`:
+        version of the kernel module; `asked`: whether NCCL_CUMEM_HOST_ENABLE=1 is set.
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
@@ -121,7 +121,7 @@ class NumaCalls(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """By the NCCL that the ranks of the host load."""
+        """Findings for hosts whose ranks load an NCCL that makes NUMA calls."""
         versions = {
             rank.host.id: (facts["loaded"] or {}).get("version") or facts["built"]
             for rank, facts in cluster.facts("nccl_library")
@@ -156,7 +156,7 @@ class NumaCalls(Check):
 
 
 def _driver(cluster: Cluster, host: Host, kernel: str | None) -> int | None:
-    """Branch of the driver as CUDA sees it: of the kernel module, or of a newer libcuda."""
+    """Branch of the driver that CUDA uses: that of the kernel module, or of a newer libcuda."""
     known = [major(kernel)]
     for rank, facts in cluster.facts("driver_libraries"):
         table = facts["loaded"]
@@ -168,7 +168,7 @@ def _driver(cluster: Cluster, host: Host, kernel: str | None) -> int | None:
 
 
 def _severity(cluster: Cluster, host: Host, version: str | None, *, sure: bool) -> Severity:
-    """Only ranks whose GPUs do not reach each other share memory of the host.
+    """Severity of forbidden NUMA calls: only GPUs without direct access share host memory.
 
     `sure`: whether the versions of NCCL and of the driver are known.
     """
@@ -199,7 +199,7 @@ def _refused() -> str | None:
 
 
 def _empty_nodes(sys: Path) -> list[list[Any]]:
-    """GPUs by NVIDIA whose NUMA node is known, and has no memory."""
+    """NVIDIA GPUs whose NUMA node is known, and has no memory."""
     found = []
     for device in sorted((sys / "bus/pci/devices").glob("*")):
         if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):

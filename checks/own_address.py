@@ -2,23 +2,24 @@
 
 What it checks
 --------------
-On each host a fresh port is opened on the address that peers are most likely to use, and called
-from the same host, twice if the first call fails. No packet leaves the host.
+On each host a free port is opened on the address that peers are most likely to use, and connected
+to from the same host, twice if the first call fails. No packet leaves the host.
 
 Why it matters
 --------------
-Ranks on one host do not use 127.0.0.1: gloo and NCCL's bootstrap connect them at the host's address
-on the network, by the loopback interface. A firewall that names networks and ports and forgets `lo`
-drops that, and ranks of one host wait for each other while all other hosts look fine.
+Ranks on one host do not use 127.0.0.1: gloo and NCCL's bootstrap connect them at the host's network
+address, through the loopback interface. A firewall whose rules name networks and ports but not `lo`
+drops these packets, and ranks of one host wait for each other while all other hosts look fine.
 
 How to fix
 ----------
-Let the loopback interface through: `nft insert rule inet filter input iif lo accept`, or
-`iptables -I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
+Let the loopback interface through: `nft insert rule inet filter input iif lo accept`, or `iptables
+-I INPUT -i lo -j ACCEPT` and the same for OUTPUT with -o.
 
 When it is wrong
 ----------------
-Only one address is tried. With one rank on each host nobody may ever need it, except rank 0 itself.
+Only one address is tried. With one rank on each host the job may never need it, except for rank 0
+itself.
 
 References
 ----------
@@ -58,7 +59,7 @@ DIAL_S = 2.0
 
 
 class OwnAddress(Check):
-    """Call the own address."""
+    """Connects to the host's own address."""
 
     name = "own_address"
     layer = Layer.PORT
@@ -66,7 +67,7 @@ class OwnAddress(Check):
     kinds = (OWN_ADDRESS_BLOCKED,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The address, and how each call ended."""
+        """The address, and the result of each call."""
         nics = [(n.name, list(n.addresses)) for n in interfaces() if n.running and not n.loopback]
         likely = likely_address(nics)
         if likely is None:
@@ -81,7 +82,7 @@ class OwnAddress(Check):
                 raise Untested(f"{address} cannot be bound: {error}") from error
             listener.listen(4)
             port = listener.getsockname()[1]
-            ctx.breadcrumb(f"call {address} port {port} on this very host")
+            ctx.breadcrumb(f"call {address} port {port} on this host")
             for _ in range(2):
                 call, sock = dial(address, port, DIAL_S)
                 calls.append(call.to_json())
@@ -91,12 +92,12 @@ class OwnAddress(Check):
         return {"interface": nic, "address": address, "calls": calls}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts of which no call came through."""
+        """One finding for each host that could not connect to itself."""
         for rank, facts in cluster.facts(self.name):
             last = facts["calls"][-1]
             if last["outcome"] == "connected":
                 continue
-            # A host that never got in did not fail for this: it would bite later.
+            # This did not keep the host out: it would matter only later.
             needed = len(cluster.ranks_on(rank.host)) > 1 and rank.host.joined
             yield Finding(
                 OWN_ADDRESS_BLOCKED,

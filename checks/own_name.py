@@ -2,16 +2,16 @@
 
 What it checks
 --------------
-Every host resolves its own host name, as gloo will. gloo publishes the first of the answers that it
-can bind; the check says which one that is: an address of an interface, a loopback address, or none
-at all. A host with GLOO_SOCKET_IFNAME set is left alone, as gloo does not ask for the name there.
+Every host resolves its own host name, as gloo will. gloo publishes the first answer that it can
+bind; the check reports which one that is: an address of an interface, a loopback address, or none
+at all. A host with GLOO_SOCKET_IFNAME set is not judged, as gloo does not look up the name there.
 
 Why it matters
 --------------
-With the line "127.0.1.1 myhost" that many distributions write into /etc/hosts, gloo tells its peers
-to connect to themselves: refused at once, or silence until the time-out. A name that does not
-resolve leads to 127.0.0.1 as well. NCCL chooses by interface and is not hurt, but a job with NCCL
-often has gloo groups too.
+With the line "127.0.1.1 myhost" that many distributions write into /etc/hosts, gloo makes its peers
+connect to themselves: refused at once, or no answer until the time-out. A name that does not
+resolve leads to 127.0.0.1 as well. NCCL chooses by interface and is not affected, but a job with
+NCCL often has gloo groups too.
 
 How to fix
 ----------
@@ -20,9 +20,9 @@ the network that the hosts share: put "ADDRESS NAME" into /etc/hosts in place of
 
 When it is wrong
 ----------------
-Where all ranks are on one machine, loopback is right and nothing is said. A name that appears
-later than the few seconds for which this check asks is reported as missing. A host that did not
-sign in is only warned: its own name is not what kept it out.
+If all ranks are on one machine, loopback is right and nothing is reported. A name that appears
+later than the few seconds of this check is reported as missing. For a host that did not sign in
+this is only a warning: its own name is not what kept it out.
 
 References
 ----------
@@ -56,7 +56,7 @@ LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
 
 
 class OwnName(Check):
-    """Resolve the own host name, by the rule of gloo."""
+    """Resolves the own host name as gloo does."""
 
     name = "own_name"
     layer = Layer.NAME
@@ -64,7 +64,7 @@ class OwnName(Check):
     kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """One look-up, back within 4 s whatever the resolver does."""
+        """Answers for the own host name, within 4 s whatever the resolver does."""
         own = socket.gethostname()
         ctx.breadcrumb(f"look up {own}")
         return {
@@ -77,14 +77,14 @@ class OwnName(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every host by itself, where the job needs a network at all."""
+        """Findings on each host, if the job spans machines."""
         if spans_machines(cluster):
             for rank, facts in cluster.facts(self.name):
                 yield from _published(cluster, rank, facts)
 
 
 def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """The rule of gloo: publish the first address of the own host name that can be bound here."""
+    """Finding on the address that gloo publishes: the first of the own name that can be bound."""
     own = LookUp.from_json(facts["own"])
     name, answers = own.query, own.answers
     bound = (a for a in answers if a in rank.host.addresses or is_loopback(a))
@@ -96,12 +96,12 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     elif name.isdecimal():
         kind, message = ADDR_DIGITS_ONLY, f"is read as the IPv4 address {answers[0]}"
     elif published:
-        kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo gives that to its peers"
+        kind, message = ADDR_LOOPBACK, f"resolves to {published}: gloo sends that to its peers"
     else:
         kind = ADDR_LOOPBACK
-        message = f"resolves to {', '.join(answers)}, not an address of it: gloo takes 127.0.0.1"
+        message = f"resolves to {', '.join(answers)}, not its own address: gloo takes 127.0.0.1"
     nic = likely_address(facts["interfaces"])
-    # A host that never got in did not fail for its own name: that would bite later.
+    # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(
         kind,

@@ -2,30 +2,31 @@
 
 What it checks
 --------------
-The error counters of advanced error reporting that the kernel keeps for GPUs, NVSwitches, network
-cards and the PCIe ports above them: fatal errors, and correctable ones of a link (RxErr, BadTLP,
-BadDLLP, Rollover, Timeout), compared with devices of the same model on all hosts. It reads sysfs as
-any user; no device is asked. Whether they move is for check `hardware_errors`.
+The error counters of PCIe advanced error reporting that the kernel keeps for GPUs, NVSwitches,
+network cards and the PCIe ports above them: fatal errors, and correctable ones of a link (RxErr,
+BadTLP, BadDLLP, Rollover, Timeout), compared with devices of the same model on all hosts. It reads
+sysfs, needs no privileges, and touches no device. Whether the counters rise is for check
+`hardware_errors`.
 
 Why it matters
 --------------
-A link that makes errors sends packets again, trains anew, or loses the device: that is the GPU that
-fell off the bus after two days. What a counter stands at says that it happened since the kernel
-found the device, not that it happens now: so it is only worth knowing.
+A link with errors sends packets again, trains again, or loses the device: that is the GPU that fell
+off the bus after two days. A counter shows that errors happened since the kernel found the device,
+not that they happen now: so it is only information.
 
 How to fix
 ----------
-lspci -vvs ADDRESS shows speed and width of the link (LnkSta against LnkCap). Reseat the card, its
-riser or cable; try another slot; update firmware of the board and of the card.
+lspci -vvs ADDRESS shows speed and width of the link (LnkSta compared with LnkCap). Reseat the card,
+its riser or cable; try another slot; update firmware of the board and of the card.
 
 When it is wrong
 ----------------
-Either end of a link may have seen the errors, whichever of the two is at fault. A fatal error may
-be left of a device that was reset or taken out on purpose. Correctable errors are told of a device
-that has 100 or more, and more than 10 times the median of at least three others of its model: two
-numbers of this program, chosen so that links that train when a machine starts are no news.
-In a virtual machine, and where the firmware keeps error reporting to itself, nobody counts: the
-check is skipped. It cannot tell a virtual machine of Arm from a real one.
+Either end of a link may have counted the errors, whichever of the two is at fault. A fatal error
+may be left from a device that was reset or removed on purpose. Correctable errors are reported for
+a device that has 100 or more, and more than 10 times the median of at least three others of its
+model: this program's own thresholds, chosen so that links that train when a machine starts are not
+reported. In a virtual machine, and where the firmware handles error reporting itself, errors are
+not counted: the check is skipped. It cannot recognise a virtual machine on Arm.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -47,7 +48,7 @@ from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
 
 
 class PcieErrors(Check):
-    """Read the counters once, and compare devices of a model."""
+    """Reads the counters once, and compares devices of the same model."""
 
     name = "pcie_errors"
     layer = Layer.DEVICE
@@ -63,7 +64,7 @@ class PcieErrors(Check):
         return {"at_s": time.monotonic(), "devices": seen["devices"]}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Devices that have counted what their like have not, one finding each."""
+        """One finding for each device with errors that others of its model do not have."""
         seen = {rank.host.id: (rank, facts["devices"]) for rank, facts in cluster.facts(self.name)}
         told = pcie_outliers({host: devices for host, (_, devices) in seen.items()})
         for host, outliers in told.items():
@@ -74,7 +75,7 @@ class PcieErrors(Check):
                     f"{devices[address]['kind']} {address}, since the kernel found it: {words}",
                     Where(hosts=(rank.host.label,), devices=(address,)),
                     {"counters": devices[address]},
-                    fix=f"lspci -vvs {address}; look at the link once more after a job, and reseat "
-                    "the card, its riser or cable if the numbers grow",
+                    fix=f"lspci -vvs {address}; check the link again after a job, and reseat the "
+                    "card, its riser or cable if the numbers grow",
                     severity=Severity.INFO,
                 )

@@ -1,36 +1,37 @@
-"""Do the rails of all hosts line up: the same slots, the same order, the same networks?
+"""Do the rails of all hosts match: the same slots, the same order, the same networks?
 
 What it checks
 --------------
-The InfiniBand and RoCE ports that NCCL's settings admit (NCCL_IB_HCA), in the order in which NCCL
-counts them (by PCI address): device, slot, NUMA node, and the network that each leads to, of RoCE
-the IPv4 subnet of its GIDs. `-v` shows them as a table. Hosts are compared place by place; nothing
-is sent.
+The InfiniBand and RoCE ports that NCCL's settings allow (NCCL_IB_HCA), in the order in which NCCL
+counts them (by PCI address): device, slot, NUMA node, and the network that each is in: for RoCE the
+IPv4 subnet of its GIDs. `-v` shows them as a table. Hosts are compared position by position;
+nothing is sent.
 
 Why it matters
 --------------
-NCCL joins hosts channel by channel: the first NIC of one host talks to the first of the next. On a
-fabric with a switch for each rail, a host whose cables are swapped, or whose list of names means
+NCCL connects hosts channel by channel: the first NIC of one host to the first NIC of the next. On a
+fabric with one switch per rail, a host with swapped cables, or with a list of names that means
 other slots, sends everything through the upper switches, or to a rail that does not reach the other
-one: `Got completion … with error 12`. Device names are handed out by the driver, in the order of
-discovery: the same name may be another slot on another host.
+one: `Got completion … with error 12`. The driver assigns device names in the order of discovery:
+the same name may be another slot on another host.
 
 How to fix
 ----------
-Swapped networks: swap the cables or the addresses of the two NICs; until then leave both rails out
-on every host (export NCCL_IB_HCA==<device>:<port>,… of the others). Where rails do not reach each
-other, NCCL_CROSS_NIC=0 on every host keeps each ring on one rail; it does not mend rails that are
-swapped. Other slots: name the ports of each kind of host by themselves, in a file (/etc/nccl.conf),
-or give the devices lasting names by udev rules (rdma-core, rdma_rename).
+Swapped networks: swap the cables or the addresses of the two NICs; until then exclude both rails on
+every host (export NCCL_IB_HCA==<device>:<port>,… of the others). If rails do not reach each other,
+NCCL_CROSS_NIC=0 on every host keeps each ring on one rail; it does not help if rails are swapped.
+Other slots: name the ports separately for each kind of host, in a file (/etc/nccl.conf), or give
+the devices persistent names by udev rules (rdma-core, rdma_rename).
 
 When it is wrong
 ----------------
-Hosts with other slots (another board) are compared by networks only. Networks are compared only
-where every port of a host has one of its own and all hosts have the same ones: a fabric with one
-subnet for all rails, or with one for each link, says nothing about the order, nor does InfiniBand
-with one subnet manager. Where all rails reach each other, a swapped one is only slower. Of ranks
-with variables of their own only the first one of each host is asked. What is down or cannot be
-opened, check `rdma` says; a different number, check `fabric_ports`.
+Hosts with other slots (another board) are compared by networks only. Networks are compared only if
+every port of a host is in a network of its own and all hosts have the same networks: a fabric with
+one subnet for all rails, or with one for each link, shows nothing about the order, nor does
+InfiniBand with one subnet manager. If all rails reach each other, a swapped one is only slower. If
+ranks of one host have different variables, only those of its first rank are checked. Ports that are
+down or cannot be opened are reported by check `rdma`; a different number of ports by check
+`fabric_ports`.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -66,30 +67,31 @@ from nccl_doctor.toolkit.fabric.settings import rdma_settings
 ORDER = Kind(
     "rail-order-differs",
     Layer.ROUTE,
-    "The rails of a host are in another order than on the other hosts",
-    "NCCL's first NIC here talks to the first NIC there: over the upper switches, slower, or not "
-    "at all where rails are apart (error 12).",
+    "The rails of this host are in a different order than on the other hosts",
+    "NCCL connects the first NIC of one host to the first NIC of the next: through the upper "
+    "switches, slower, or not at all if rails are separate networks (error 12).",
     "swap the cables, or the addresses, of the NICs that are named; until then, on every host, "
-    "NCCL_IB_HCA without these rails, and NCCL_CROSS_NIC=0 where rails do not reach each other",
+    "NCCL_IB_HCA without these rails, and NCCL_CROSS_NIC=0 if rails do not reach each other",
     Severity.WARN,
     between=True,
 )
 SLOTS = Kind(
     "rail-slots-differ",
     Layer.ROUTE,
-    "NCCL would take NICs in other slots than on the other hosts",
-    "Device names mean other slots here: rails do not match, and GPUs are far from their NICs.",
-    "name the ports of this host by themselves (NCCL_IB_HCA in /etc/nccl.conf), or give devices "
-    "lasting names by udev rules (rdma_rename)",
+    "NCCL would use NICs in other slots than on the other hosts",
+    "Device names mean other slots on this host: rails do not match, and GPUs are far from their "
+    "NICs.",
+    "name the ports of this host separately (NCCL_IB_HCA in /etc/nccl.conf), or give devices "
+    "persistent names by udev rules (rdma_rename)",
     Severity.WARN,
     between=True,
 )
 NAMES = Kind(
     "rdma-names-differ",
     Layer.ROUTE,
-    "The same slot has another device name than on the other hosts",
-    "One NCCL_IB_HCA for all hosts would mean other NICs on some.",
-    "leave NCCL_IB_HCA unset, or give devices lasting names by udev rules (rdma_rename)",
+    "The same slot has a different device name than on the other hosts",
+    "One NCCL_IB_HCA for all hosts would mean other NICs on some hosts.",
+    "leave NCCL_IB_HCA unset, or give devices persistent names by udev rules (rdma_rename)",
     Severity.INFO,
 )
 
@@ -97,7 +99,7 @@ Rail = Mapping[str, Any]
 
 
 class Rails(Check):
-    """Put the ports of each host in NCCL's order, and compare hosts."""
+    """Lists the ports of each host in NCCL's order, and compares hosts."""
 
     name = "rails"
     layer = Layer.ROUTE
@@ -105,7 +107,7 @@ class Rails(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """As of `rails_of`; `table`: the rails for people; `hca`: the value of NCCL_IB_HCA."""
+        """As `rails_of` returns; `table`: the rails as text; `hca`: the value of NCCL_IB_HCA."""
         settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
         found = rails_of(settings, self.root)
@@ -120,7 +122,7 @@ class Rails(Check):
         return {**found, "hca": hca, "table": {"columns": columns, "rows": rows}}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Networks by place; then slots, of hosts with the same ones; then the names of these."""
+        """Findings on the order of networks; then, for equal boards, on slots and device names."""
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
         rails = {host: facts["rails"] for host, facts in seen.items()}
         yield from _order(rails)
@@ -131,7 +133,7 @@ class Rails(Check):
 
 
 def _order(rails: Mapping[str, list[Rail]]) -> Iterator[Finding]:
-    """Hosts that have the networks of most hosts, but not at the same places."""
+    """Hosts that have the networks of most hosts, but in another order."""
     subnets = {host: tuple(rail["subnet"] for rail in mine) for host, mine in rails.items()}
     telling = {
         host: mine
@@ -160,7 +162,7 @@ def _order(rails: Mapping[str, list[Rail]]) -> Iterator[Finding]:
 
 
 def _slots(seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Of hosts with the same slots: those that use others of them, as many; then other names."""
+    """Hosts of one board that use other slots than most; then those with other device names."""
     used = {host: tuple(rail["pci"] for rail in facts["rails"]) for host, facts in seen.items()}
     counts = Counter(map(len, used.values())).most_common(1)
     used = {host: mine for host, mine in used.items() if len(mine) == counts[0][0]}

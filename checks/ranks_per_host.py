@@ -1,25 +1,25 @@
-"""Do all hosts run the same number of ranks, and do the numbers add up to the world size?
+"""Do all hosts run the same number of ranks, and does their sum equal the world size?
 
 What it checks
 --------------
-LOCAL_WORLD_SIZE of every host, against the other hosts, against the ranks that signed in there,
-and summed up against WORLD_SIZE.
+LOCAL_WORLD_SIZE of every host, compared with the other hosts and with the ranks that signed in
+there, and the sum compared with WORLD_SIZE.
 
 Why it matters
 --------------
-torch allows uneven hosts, and torchrun numbers ranks accordingly. Code that takes rank //
-ranks-per-host for the number of the host, or builds process groups from it, then puts the wrong
-ranks together: they wait for each other, or add up what does not belong together.
+torch allows uneven hosts, and torchrun numbers ranks accordingly. Code that computes the host as
+rank // ranks-per-host, or builds process groups from it, then groups the wrong ranks: they wait for
+each other, or sum tensors that do not belong together.
 
 How to fix
 ----------
-Give every host the same --nproc-per-node. Where hosts have different numbers of GPUs and it is
-meant, build process groups from host names, not from arithmetic on ranks.
+Give every host the same --nproc-per-node. If hosts have different numbers of GPUs on purpose, build
+process groups from host names, not from arithmetic on ranks.
 
 When it is wrong
 ----------------
-Where unevenness is meant it is only worth knowing, and that is how it is reported. A number that
-does not add up is a failure: the GPUs that ranks choose, and groups within a host, follow from it.
+Uneven hosts may be intended: they are reported as information only. Numbers that do not add up are
+a failure: the GPUs that ranks choose, and groups within a host, depend on them.
 
 References
 ----------
@@ -48,27 +48,27 @@ NPROC = Kind(
     "nproc-differs",
     Layer.RANKS,
     "Hosts run different numbers of ranks",
-    "torch allows it; code that takes rank // ranks-per-host for the host does not.",
-    "Give every host the same --nproc-per-node, unless it is meant.",
+    "torch allows it; code that computes the host as rank // ranks-per-host breaks.",
+    "Give every host the same --nproc-per-node, unless the difference is intended.",
     Severity.INFO,
 )
 
 
 class RanksPerHost(Check):
-    """Compares the numbers of ranks that hosts were told to run."""
+    """Compares the numbers of ranks of the hosts with each other and with the world size."""
 
     name = "ranks_per_host"
     layer = Layer.RANKS
     kinds = (NPROC,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`local_world_size` as this host was told it, or None."""
+        """`local_world_size` that the launcher gave to this host, or None."""
         return {"local_world_size": ctx.launch.told("local_world_size")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Uneven hosts are legal. Numbers that do not add up to the world size are not."""
+        """A failure if the sum is not the world size; information if hosts are uneven."""
         if not cluster.complete and len(cluster.present_hosts) < 2:
-            return  # one host's own view: nobody else was asked
+            return  # only one host's own report
         hosts = [(host, cluster.ranks_on(host)) for host in cluster.present_hosts]
         said: dict[int, Any] = {}
         for rank in cluster.present:

@@ -1,34 +1,33 @@
-"""Did error counters of RDMA ports move while this examination ran?
+"""Did error counters of RDMA ports rise while this examination ran?
 
 What it checks
 --------------
 The error counters that the kernel shows for every RDMA port that NCCL may use: link errors
-(symbol_error, link_downed, port_rcv_errors, …), of mlx5 packets that nobody acknowledged, of RoCE
-packets and frames that arrived changed (rx_icrc_encapsulated, rx_crc_errors of the interface), and
-of EFA peers that did not answer and requests that failed.
+(symbol_error, link_downed, port_rcv_errors, …), for mlx5 packets that were not acknowledged, for
+RoCE packets and frames that arrived corrupted (rx_icrc_encapsulated, rx_crc_errors of the
+interface), and for EFA peers that did not answer and requests that failed.
 They are read at the start (check `fabric_ports`) and again at the end, after the collectives and
-the speed tests; where the first reading is missing, twice with two seconds between. Nothing is
-sent.
+the speed tests; if the first reading is missing, twice with two seconds between. Nothing is sent.
 
 Why it matters
 --------------
-A cable or transceiver that fails now and then costs time at every error, and ends a job of days
-with error 12 when it fails for long. What the counters stand at says little, as they count since
-the driver was loaded; that they move says that it happens now. Those of links are 4 to 16 bits
-wide, and stay at the most that they can count (15, 255, 65535): such a one says nothing any more.
+A cable or transceiver that fails now and then costs time at every error, and ends a job after days
+with error 12 when it fails for long. The values of the counters mean little, as they count since
+the driver was loaded; if they rise, errors happen now. Link counters are 4 to 16 bits wide, and
+stop at their maximum (15, 255, 65535): then they show nothing any more.
 
 How to fix
 ----------
 Clean or replace the cable and the transceiver, then try another switch port: `mlxlink -d <device>`
 and `ibdiagnet` show where errors begin. link_downed: see the log of the switch.
-rdma-counter-full: perfquery -C <device> -P <port> -R as root sets the counters of a port back, and
-the next examination sees whether they move.
+rdma-counter-full: perfquery -C <device> -P <port> -R as root resets the counters of a port, and the
+next examination sees whether they rise.
 
 When it is wrong
 ----------------
-A fabric on which nothing moved may fail under load: with gloo as the backend, or without GPUs, this
-examination sends nothing over RDMA. Other jobs on the host move the counters too.
-port_xmit_discards also counts what is dropped in congestion. Virtual functions lack most counters,
+A fabric without traffic may fail under load: with gloo as the backend, or without GPUs, this
+examination sends nothing over RDMA. Other jobs on the host raise the counters too.
+port_xmit_discards also counts packets dropped in congestion. Virtual functions lack most counters,
 and EFA of the first generations has only those of failed requests.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
@@ -67,7 +66,7 @@ RISING = Kind(
     "rdma-errors-rising",
     Layer.SPEED,
     "Error counters of an RDMA port are rising",
-    "Packets are lost or sent again: collectives slow down, and end with error 12 when it lasts.",
+    "Packets are lost or sent again: collectives slow down, and end with error 12 if it continues.",
     "clean or replace cable and transceiver, try another switch port; mlxlink -d <device>",
     Severity.WARN,
     delays=True,
@@ -75,9 +74,10 @@ RISING = Kind(
 FULL = Kind(
     "rdma-counter-full",
     Layer.SPEED,
-    "An error counter of an RDMA port can count no further",
-    "Errors happened, and whether they go on nobody can see: at its most the counter stays.",
-    "as root: perfquery -C <device> -P <port> -R, then examine once more",
+    "An error counter of an RDMA port is at its maximum",
+    "Errors happened, and it is not visible whether they continue: the counter stops at its "
+    "maximum.",
+    "as root: perfquery -C <device> -P <port> -R, then run nccl-doctor again",
     Severity.INFO,
 )
 
@@ -87,7 +87,7 @@ _PAUSE_S = 2.0
 
 
 class RdmaErrors(Check):
-    """Read the counters when all else is done, and compare with those of the start."""
+    """Reads the counters after all other checks, and compares them with those of the start."""
 
     name = "rdma_errors"
     layer = Layer.SPEED
@@ -98,7 +98,7 @@ class RdmaErrors(Check):
     root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Every host by itself."""
+        """One round, each host alone."""
         if "nccl" not in cluster.backend:
             raise Skip("the job does not use NCCL")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
@@ -109,7 +109,7 @@ class RdmaErrors(Check):
         return (Round(_ROUND, groups, 10.0, params),) if groups else ()
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`counters`, read at `at_s`; `before`: those of the same round, where it read twice."""
+        """`counters`, read at `at_s`; `before`: the first reading, if this round read twice."""
         ctx.breadcrumb("read error counters in /sys/class/infiniband")
         before = error_counters(self.root)
         if not before:
@@ -126,7 +126,7 @@ class RdmaErrors(Check):
         return facts
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Port by port; those that NCCL does not use are left alone."""
+        """Findings on each port that NCCL uses."""
         first = {rank.host.id: facts for rank, facts in cluster.facts(_FIRST)}
         for rank, late in cluster.facts(self.name, _ROUND):
             early = first.get(rank.host.id)
@@ -161,12 +161,12 @@ def _full(
                 f"{port}: {shown}",
                 Where(hosts=(rank.host.label,), interfaces=(port,)),
                 {"counters": counters},
-                fix=f"as root: perfquery -C {device} -P {number} -R, then examine once more",
+                fix=f"as root: perfquery -C {device} -P {number} -R, then run nccl-doctor again",
             )
 
 
 def _unused(early: Mapping[str, Any]) -> set[str]:
-    """Ports that NCCL's settings leave out, and those that were down from the start."""
+    """Ports that NCCL's settings exclude, and those that were down from the start."""
     return {
         port["name"]
         for device in early["devices"]

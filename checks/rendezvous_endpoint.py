@@ -1,28 +1,28 @@
-"""Will exactly one host take itself for the endpoint of torchrun's c10d rendezvous?
+"""Will exactly one host recognise itself as the endpoint of torchrun's c10d rendezvous?
 
 What it checks
 --------------
-Where torchrun's options say `--rdzv-backend=c10d` (in the environment: PET_RDZV_BACKEND,
+If torchrun's options include `--rdzv-backend=c10d` (in the environment: PET_RDZV_BACKEND,
 PET_RDZV_ENDPOINT, PET_RDZV_CONF), each host decides by torch's own rule whether the endpoint is
 this machine: by its host name, and by the addresses that its own name resolves to.
 
 Why it matters
 --------------
-With c10d no node rank says who serves the store: every agent decides for itself. An alias, the name
-of a Kubernetes service or the address of a second interface matches no machine; then nobody serves,
-and all hosts end with RendezvousConnectionError after a minute or two. An endpoint that means every
-machine (localhost) makes each host wait for the others in a store of its own.
+With c10d no node rank decides who serves the store: every agent decides for itself. An alias, the
+name of a Kubernetes service or the address of a second interface matches no machine; then no host
+serves the store, and all end with RendezvousConnectionError after a minute or two. An endpoint that
+matches every machine (localhost) makes each host wait for the others in its own store.
 
 How to fix
 ----------
 Give `--rdzv-conf is_host=true` to the host of the endpoint and is_host=false to the others, or use
-the address that this host's own name resolves to. `--local-addr=ADDRESS` says under which address
+the address that this host's own name resolves to. `--local-addr=ADDRESS` sets the address at which
 the workers then find rank 0.
 
 When it is wrong
 ----------------
-A host of which there is no report may be the one that serves: without every host's word nothing is
-said. An agent that runs in another container than this program may have another name.
+A host without a report may be the one that serves: unless every host reported, there is no finding.
+An agent that runs in a container other than this program's may have another name.
 
 References
 ----------
@@ -55,23 +55,23 @@ from nccl_doctor.toolkit.net.names import look_up
 RDZV_ENDPOINT_UNHOSTED = Kind(
     code="rdzv-endpoint-unhosted",
     layer=Layer.NAME,
-    title="No host takes itself for the rendezvous endpoint",
+    title="No host recognises itself as the rendezvous endpoint",
     why="With the c10d backend the host that recognises itself serves the store; without one, all "
-    "end with RendezvousConnectionError after a minute or two.",
+    "hosts end with RendezvousConnectionError after a minute or two.",
     fix="torchrun --rdzv-conf is_host=true on the host of the endpoint, or its address as endpoint",
 )
 RDZV_ENDPOINT_AMBIGUOUS = Kind(
     code="rdzv-endpoint-ambiguous",
     layer=Layer.NAME,
-    title="Several hosts take themselves for the rendezvous endpoint",
-    why="Each serves a store of its own and waits there for the others until the join time-out.",
+    title="Several hosts recognise themselves as the rendezvous endpoint",
+    why="Each serves its own store and waits there for the others until the join time-out.",
     fix="torchrun --rdzv-endpoint=ADDRESS:29500, the same on every host, of one of them",
 )
 LOOK_UP_S = 4.0
 
 
 class RendezvousEndpoint(Check):
-    """Decide on every host as torch's agent will, and count."""
+    """Decides on every host as torch's agent will, and counts the hosts that would serve."""
 
     name = "rendezvous_endpoint"
     layer = Layer.NAME
@@ -79,10 +79,10 @@ class RendezvousEndpoint(Check):
     kinds = (RDZV_ENDPOINT_UNHOSTED, RDZV_ENDPOINT_AMBIGUOUS)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """What this host makes of the endpoint."""
+        """The endpoint, what it resolves to here, and whether this host would serve it."""
         endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
         if ctx.env.get("PET_RDZV_BACKEND", "").lower() != "c10d" or not endpoint:
-            raise Skip("no c10d rendezvous is asked for")
+            raise Skip("the job does not use a c10d rendezvous")
         host, own = endpoint_host(endpoint), socket.gethostname()
         told = is_host_told(ctx.env.get("PET_RDZV_CONF", ""))
         ctx.breadcrumb(f"look up {host} and {own}")
@@ -99,7 +99,7 @@ class RendezvousEndpoint(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Only where every host of the job has spoken."""
+        """One finding if no host or several would serve, only if every host reported."""
         seen = list(cluster.facts(self.name))
         hosts = {rank.host.id for rank, _ in seen}
         if not spans_machines(cluster) or cluster.absent or len(hosts) < cluster.nnodes:

@@ -3,16 +3,16 @@
 What it checks
 --------------
 The GID table of every Ethernet port of an RDMA device that NCCL would use (sysfs: gids,
-gid_attrs/types), and the entry that NCCL would take: that of NCCL_IB_GID_INDEX, else the one that
-it finds by NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE (since 2.21.5;
-older ones take index 0). Hosts are compared; nothing is sent.
+gid_attrs/types), and the entry that NCCL would use: that of NCCL_IB_GID_INDEX, else the one that it
+finds by NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE (since 2.21.5; older
+releases use index 0). Hosts are compared; nothing is sent.
 
 Why it matters
 --------------
-A queue pair needs a GID of the same kind at both ends: RoCE v1 does not talk to v2, and a
+A queue pair needs a GID of the same kind at both ends: RoCE v1 cannot connect to v2, and a
 link-local address is not routed. NCCL then fails after a while with `Got completion … with error
 12`, or at once in ibv_modify_qp. The same index is another entry on hosts whose interfaces came up
-in another order, or that have a VLAN or an address more.
+in another order, or that have one more VLAN or address.
 
 How to fix
 ----------
@@ -22,12 +22,12 @@ NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds it), or set it on each host to the
 
 When it is wrong
 ----------------
-A fabric in one layer 2 network may work on purpose with RoCE v1 or link-local GIDs; that is only
-warned of where all hosts agree. Where hosts differ, those that take what NCCL looks for are not
-called wrong, unless most took another kind that they have on purpose. Whether GIDs reach each other
-is not tested. In a container the table may be that of the host, and entries of other namespaces are
-empty. Of ranks with variables of their own only the first one of each host is asked; of several
-versions of NCCL on a host the oldest counts. A plug-in chooses by itself.
+A fabric in one layer 2 network may work on purpose with RoCE v1 or link-local GIDs; if all hosts
+agree that is only a warning. If hosts differ, those that use the kind that NCCL looks for are not
+blamed, unless most hosts use another kind on purpose. Whether GIDs reach each other is not tested.
+In a container the table may be that of the host, and entries of other namespaces are empty. If
+ranks of one host have different variables, only those of its first rank are checked; if a host has
+several versions of NCCL, the oldest counts. A plug-in chooses by itself.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -77,8 +77,8 @@ _SHOW = "show_gids shows the table; give the interface its IPv4 address, and uns
 EMPTY = Kind(
     "roce-gid-index-empty",
     Layer.ROUTE,
-    "NCCL_IB_GID_INDEX points at an empty entry",
-    "NCCL does not look for another: ibv_modify_qp fails when the first ranks connect.",
+    "NCCL_IB_GID_INDEX points to an empty entry",
+    "NCCL does not look for another entry: ibv_modify_qp fails when the first ranks connect.",
     "unset NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds the GID), or set the index that show_gids "
     "shows for v2 and the IPv4 address",
 )
@@ -94,14 +94,14 @@ MISSING = Kind(
 DIFFERS = Kind(
     "roce-gid-differs",
     Layer.ROUTE,
-    "Hosts would use GIDs of different kinds",
+    "Hosts would use different kinds of GID",
     "RoCE v1 and v2, or IPv4 and IPv6, do not connect to each other: NCCL fails with error 12.",
     f"{_SHOW}NCCL_IB_GID_INDEX on every host",
 )
 
 
 class RoceGids(Check):
-    """Pick the GID as NCCL does, port by port, and compare hosts."""
+    """Picks the GID as NCCL does, port by port, and compares hosts."""
 
     name = "roce_gids"
     layer = Layer.ROUTE
@@ -109,7 +109,7 @@ class RoceGids(Check):
     root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`ports`: as of `gid_tables`, of the active ports that NCCL's settings admit; `fixed`: the
+        """`ports`: from `gid_tables`, the active ports that NCCL's settings allow; `fixed`: the
         index that the user set; `wanted`: [RoCE version, family]; `subnet`; `told`: the settings.
         """
         settings = rdma_settings(ctx)
@@ -140,7 +140,7 @@ class RoceGids(Check):
         return {**facts, "picks": {"columns": columns, "rows": rows}}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Entries that are empty; then hosts whose kind of GID is not that of the others."""
+        """Findings on empty entries; then on hosts whose kind of GID differs from the others."""
         versions = _versions(cluster)
         seen = {rank.host.label: facts for rank, facts in cluster.facts(self.name)}
         picks: dict[str, dict[str, PickedGid]] = {}
@@ -157,7 +157,7 @@ class RoceGids(Check):
 
 
 def _versions(cluster: Cluster) -> dict[str, str]:
-    """Host → the oldest NCCL that its ranks load, or that their torch was built with."""
+    """Host → the oldest NCCL version that its ranks load, or that their torch was built with."""
     loaded = loaded_nccl(cluster)
     for rank, facts in cluster.facts("backend_device"):
         if facts.get("nccl"):
@@ -234,7 +234,7 @@ def _kinds(
 
 
 def _wrong(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> tuple[str, ...]:
-    """Ports that would not use what NCCL looks for."""
+    """Ports that would not use the kind of GID that NCCL looks for."""
     wanted = GidKind(*facts["wanted"])
     return tuple(name for name, pick in picks.items() if pick.kind != wanted)
 
@@ -244,7 +244,7 @@ def _kind(pick: PickedGid) -> str:
 
 
 def _is_known(kinds: Mapping[str, frozenset[str]], sound: Collection[str]) -> bool:
-    """Whether some hosts, and not all, take what NCCL looks for, and it is the same thing."""
+    """Whether some hosts, but not all, use the kind that NCCL looks for, and it is one kind."""
     return 0 < len(sound) < len(kinds) and len({kinds[host] for host in sound}) == 1
 
 
@@ -253,7 +253,7 @@ def _is_chosen(
     kinds: Mapping[str, frozenset[str]],
     usual: frozenset[str] | None,
 ) -> bool:
-    """Whether most hosts take one kind, and have what NCCL looks for as well: they mean it so."""
+    """Whether most hosts use one kind although they have the usual one as well: on purpose."""
     most = [host for host in kinds if kinds[host] == usual]
     return (
         usual is not None
@@ -279,10 +279,10 @@ def _differs(
     *,
     tie: bool,
 ) -> Finding:
-    """`ports`: those to blame; `usual`: what the hosts that are not to blame take."""
+    """Finding on one host; `ports`: those to blame; `usual`: the kind of the other hosts."""
     wanted = GidKind(*facts["wanted"])
     others = " and ".join(sorted(usual)) if usual else "another kind"
-    # The others have what NCCL looks for, and this host has it not: that is the fault.
+    # The fault: the others have the kind that NCCL looks for, and this host does not.
     lacks = tuple(each["name"] for each in facts["ports"] if not _good(each, wanted))
     missing = bool(lacks) and usual is not None and str(wanted) in usual
     return Finding(
@@ -298,7 +298,7 @@ def _differs(
 def _indices(
     seen: Mapping[str, Mapping[str, Any]], picks: Mapping[str, Mapping[str, PickedGid]]
 ) -> Iterator[Finding]:
-    """The right kind everywhere, but not by one number: no fixed index would fit all hosts."""
+    """Note if all hosts use the right kind, but at different indices."""
     indices = {host: frozenset(p.index for p in mine.values()) for host, mine in picks.items()}
     odd = odd_ones_out(indices)
     if odd is None or any(seen[host]["fixed"] is not None for host in indices):
@@ -328,7 +328,5 @@ def _shown(picks: Mapping[str, PickedGid]) -> str:
 def _why(facts: Mapping[str, Any], old: str) -> str:
     told = ", ".join(facts["told"])
     return told or (
-        f"{old} takes index 0 unless NCCL_IB_GID_INDEX says otherwise"
-        if old
-        else "NCCL found no better one"
+        f"{old} uses index 0 unless NCCL_IB_GID_INDEX is set" if old else "NCCL found no better GID"
     )

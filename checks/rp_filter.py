@@ -1,4 +1,4 @@
-"""Would the kernel throw away packets that arrive on the second interface of one network?
+"""Would the kernel drop packets that arrive on the second interface of one network?
 
 What it checks
 --------------
@@ -8,19 +8,19 @@ the second of them.
 
 Why it matters
 --------------
-The kernel answers to a network through one interface only. With the strict filter it drops, without
-a word, what arrives on the other one: connections to that address are never answered, which looks
-like a firewall. NCCL opens connections on every interface that it finds.
+The kernel answers to a network through one interface only. With the strict filter it silently drops
+what arrives on the other one: connections to that address are never answered, which looks like a
+firewall. NCCL opens connections on every interface that it finds.
 
 How to fix
 ----------
 sysctl -w net.ipv4.conf.all.rp_filter=2 on that host (loose: any interface will do), or routes by
-source address (ip rule), or keep the libraries on one interface: NCCL_SOCKET_IFNAME==eth0.
+source address (ip rule), or restrict the libraries to one interface: NCCL_SOCKET_IFNAME==eth0.
 
 When it is wrong
 ----------------
 Routes by source address make two interfaces in one network work with the strict filter too; they
-are not looked at. A filter in other network namespaces on the way is not seen.
+are not read. A filter in other network namespaces on the path is not seen.
 
 References
 ----------
@@ -52,9 +52,9 @@ from nccl_doctor.toolkit.peers.matrix import read_calls, sort_calls
 RP_FILTER_STRICT = Kind(
     code="rp-filter-strict",
     layer=Layer.ROUTE,
-    title="Two interfaces in one network, and a strict reverse path filter",
+    title="Two interfaces are in one network, and the reverse path filter is strict",
     why="The kernel drops what arrives on the interface through which it would not answer: "
-    "connections to that address go unanswered.",
+    "connections to that address get no answer.",
     fix="sysctl -w net.ipv4.conf.all.rp_filter=2",
     severity=Severity.WARN,
 )
@@ -62,7 +62,7 @@ _STRICT = 1
 
 
 class RpFilter(Check):
-    """Interfaces that share a network, and the filter that applies to them."""
+    """Finds interfaces that share a network, and the filter that applies to them."""
 
     name = "rp_filter"
     layer = Layer.ROUTE
@@ -70,8 +70,8 @@ class RpFilter(Check):
     folder: ClassVar[Path] = Path("/proc/sys/net/ipv4/conf")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The networks with more than one interface: `shared` maps one to [interface, address,
-        filter] in the order of the interfaces.
+        """`shared`: network with more than one interface → [interface, address, filter], in the
+        order of the interfaces.
         """
         prefixes = subnet_prefixes()
         everywhere = self._filter("all")
@@ -98,7 +98,7 @@ class RpFilter(Check):
             return 0
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """A risk; a failure where calls to such an address got no answer."""
+        """A warning for each such network; a failure if calls to such an address got no answer."""
         calls = sort_calls(read_calls(cluster.facts("firewall", "matrix"), cluster.backend))
         dropped = {c.address for c in (*calls.blocked, *calls.one_way) if c.outcome == "dropped"}
         for rank, facts in cluster.facts(self.name):

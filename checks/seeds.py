@@ -3,28 +3,28 @@
 What it checks
 --------------
 Every rank seeds torch with the same number and draws some thousand numbers: on the CPU, and on its
-GPU where the job will use NCCL. Of each it makes two digests: one of what is whole numbers or is
+GPU if the job will use NCCL. For each it makes two digests: one of numbers that are integers or
 made from them exactly (randint, rand, randperm), and one of normally distributed numbers (randn).
 
 Why it matters
 --------------
-Jobs rely on it that one seed gives all ranks the same first weights, the same order of the data, or
-the same dropout in a tensor-parallel group. Where it does not, nothing fails: the job computes
-wrongly.
+Jobs rely on one seed giving all ranks the same initial weights, the same order of the data, or the
+same dropout in a tensor-parallel group. If it does not, nothing fails: the job computes wrong
+results.
 
 How to fix
 ----------
-The same torch, the same GPU model and the same CPU capability on all hosts. Where hosts must
-differ, let rank 0 draw, and broadcast. ATEN_CPU_CAPABILITY=default on all ranks makes CPUs alike,
-and slower.
+The same torch, the same GPU model and the same CPU capability on all hosts. If hosts must differ,
+let rank 0 draw, and broadcast. ATEN_CPU_CAPABILITY=default on all ranks makes CPUs equal, but
+slower.
 
 When it is wrong
 ----------------
-torch promises no equal numbers between versions, nor between GPU models; where these differ it is a
-warning, and where only randn differs between CPUs or GPU models it is worth knowing: as measured,
-torch 2.13 draws 16 and more normal numbers with AVX2 instructions, and they differ in the last bits
-from what a CPU without them draws. A job that broadcasts its weights from rank 0 needs none of
-this. What is said of the GPU's generator is Not validated on hardware.
+torch does not promise equal numbers across versions or GPU models; if these differ it is a warning,
+and if only randn differs between CPUs or GPU models it is information: as measured, torch 2.13
+draws 16 and more normal numbers with AVX2 instructions, and they differ in the last bits from what
+a CPU without AVX2 draws. A job that broadcasts its weights from rank 0 needs none of this. The
+GPU's generator: Not validated on hardware.
 
 References
 ----------
@@ -61,20 +61,20 @@ from nccl_doctor.toolkit.gpu.devices import own_device
 SEED_DIFFERS = Kind(
     "seed-differs",
     Layer.GROUP,
-    "The same seed gives other random numbers",
-    "First weights, the order of the data or dropout then differ between ranks that take them for "
-    "the same, and the job computes wrongly without a word.",
+    "The same seed gives different random numbers on different ranks",
+    "Initial weights, the order of the data or dropout then differ between ranks that should have "
+    "the same, and the job silently computes wrong results.",
     "use the same torch and the same hardware on all ranks, or let rank 0 draw and broadcast",
     later=True,
 )
 
 _SEED = 20240229
 _COUNT = 4096
-"""Enough for vectorised code, and too few for the number of a GPU's processors to matter."""
+"""Enough for vectorised code, and too few to depend on the number of a GPU's processors."""
 
 
 class Seeds(Check):
-    """Draw on every rank, compare digests."""
+    """Draws random numbers on every rank, and compares digests."""
 
     name = "seeds"
     layer = Layer.DEVICE
@@ -84,15 +84,15 @@ class Seeds(Check):
     kinds = (SEED_DIFFERS,)
 
     def deadline(self, ctx: Context) -> float:
-        """A CUDA context takes seconds to make."""
+        """Longer with NCCL: creating a CUDA context takes seconds."""
         return 40.0 if ctx.backend == "nccl" else 15.0
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`torch`: its version. `cpu`, `gpu`: `{"is", "exact", "normal"}`, what drew and the two
+        """`torch`: its version. `cpu`, `gpu`: `{"is", "exact", "normal"}`, the device and the two
         digests; `gpu` is None without NCCL.
         """
         if ctx.launch.world_size == 1:
-            raise Skip("one rank alone has nobody to differ from")
+            raise Skip("one rank: there is no other rank to compare with")
         ctx.breadcrumb("drawing random numbers on the CPU")
         import torch
 
@@ -113,7 +113,7 @@ class Seeds(Check):
         return facts
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """First what is exact, then normal numbers of those that agree so far; CPU before GPU."""
+        """Findings on exact numbers, then on normal ones of ranks that agree; CPU before GPU."""
         seen = list(cluster.facts(self.name))
         odd: set[int] = set()
         for unit in ("cpu", "gpu"):
@@ -128,7 +128,7 @@ class Seeds(Check):
 
 
 def _draw(torch: Any, device: Any) -> dict[str, str]:
-    """Digests of what one device draws."""
+    """Digests of the numbers that one device draws."""
     torch.manual_seed(_SEED)
     exact = [
         torch.randint(0, 2**31 - 1, (_COUNT,), device=device),
@@ -141,7 +141,7 @@ def _draw(torch: Any, device: Any) -> dict[str, str]:
 
 
 def _digest(torch: Any, tensors: Iterable[Any]) -> str:
-    # numpy need not be there.
+    # numpy may not be installed.
     data = hashlib.sha256()
     for tensor in tensors:
         data.update(bytes(tensor.cpu().contiguous().view(torch.uint8).tolist()))
@@ -159,16 +159,16 @@ def _capability(torch: Any) -> str:
 _WORDS = {"exact": "whole and uniform", "normal": "normal"}
 _UNITS = {"cpu": "CPU", "gpu": "GPU"}
 _LOOK_FOR = (
-    "look for what changes torch's seed there (sitecustomize, a patched torch), or broken hardware"
+    "find what changes torch's seed there (sitecustomize, a patched torch), or broken hardware"
 )
 
 
 def _compare(
     unit: str, part: str, seen: list[tuple[Rank, Mapping[str, Any]]]
 ) -> tuple[list[Finding], set[int]]:
-    """What differs, and the seats of whoever is odd.
+    """Findings on what differs, and the seats of the odd ranks.
 
-    First among ranks that have the same torch and the same hardware: there nothing may differ.
+    First among ranks that have the same torch and the same hardware: these must agree.
     """
     draws = [_Draw(rank, str(f["torch"]), str(f[unit]["is"]), f[unit][part]) for rank, f in seen]
     numbers = f"{_WORDS[part]} random numbers of the {_UNITS[unit]}"
@@ -179,7 +179,7 @@ def _compare(
         found = odd_ones_out({draw.rank.seat: draw.digest for draw in alike})
         if found is not None:
             odd |= set(found.places)
-            words = f"as many have one thing as another, all with {maker}"
+            words = f"the ranks are equally divided, all with {maker}"
             if not found.tie:
                 words = f"though all have {maker}"
             findings.append(
@@ -193,7 +193,7 @@ def _compare(
         most = {draw.maker for draw in rest} - there
         words = f"{'; '.join(sorted(there))}, where the others have {'; '.join(sorted(most))}"
         if found.tie:
-            words = f"as many have one thing as another ({'; '.join(sorted(there))})"
+            words = f"the ranks are equally divided ({'; '.join(sorted(there))})"
         expected = part == "normal" and len({draw.torch for draw in rest}) == 1
         severity = Severity.INFO if expected else Severity.WARN
         findings.append(_finding(numbers, rest, found, words, severity=severity))
@@ -201,7 +201,7 @@ def _compare(
 
 
 class _Draw(NamedTuple):
-    """What one device drew; `what` is its model, or the capability of the CPU."""
+    """The numbers that one device drew; `what` is its model, or the capability of the CPU."""
 
     rank: Rank
     torch: str

@@ -1,15 +1,15 @@
-"""Is there room in /dev/shm for what NCCL and DataLoader workers put there?
+"""Is there room in /dev/shm for the files of NCCL and DataLoader workers?
 
 What it checks
 --------------
-That /dev/shm is there, can be written to, and has room: what the ranks of this host need at least,
-with NCCL's buffer sizes and numbers of channels as they are set, is really allocated, in a file
-that has no name and is given back at once. It is not where the control group has no memory for it,
-as the kernel would kill somebody. And whether files of dead NCCL or torch processes fill it.
+That /dev/shm exists, is writable, and has room: the minimum that the ranks of this host need, with
+the current settings of NCCL's buffer sizes and number of channels, is really allocated, in a file
+without a name that is freed at once. It is not allocated if the control group has no memory for it,
+as the kernel would kill a process. And whether files of dead NCCL or torch processes fill it.
 
 Why it matters
 --------------
-Where GPUs cannot reach each other directly, NCCL passes data between the ranks of a host through
+If GPUs cannot access each other directly, NCCL passes data between the ranks of a host through
 files of 9.6 MB in /dev/shm, one per rank and channel, and for the network it keeps 33 MB per rank
 there. If one does not fit, the job ends with `failed to extend /dev/shm/nccl-…`. DataLoader workers
 pass batches through it, and die with a bus error when it is full. Docker and Kubernetes give 64 MB.
@@ -21,12 +21,12 @@ docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: 
 
 When it is wrong
 ----------------
-How much NCCL takes depends on the GPUs: where NVLink joins all GPUs of a host, as NVSwitches and
-check `gpu_state` show, ranks reach each other directly, and less is expected of it. Since 2.24 it
-takes host memory from CUDA instead, where that works (check `numa_calls`). Where collectives were
-seen to work with too little room, that is a warning only. gloo needs nothing there; DataLoader
-without workers neither. In a container that shares /dev/shm with others, files of their living
-processes look left over: then that is said as a possibility.
+How much NCCL needs depends on the GPUs: if NVLink connects all GPUs of a host, as NVSwitches and
+check `gpu_state` show, ranks access each other directly and need less. Since 2.24 NCCL allocates
+host memory through CUDA instead, if that works (check `numa_calls`). If collectives worked with too
+little room, it is only a warning. gloo needs nothing there, nor does a DataLoader without workers.
+In a container that shares /dev/shm with others, files of their live processes look stale: then the
+finding is reported as possible.
 
 References
 ----------
@@ -64,8 +64,8 @@ from nccl_doctor.toolkit.nccl.conf import nccl_settings
 SHM_TOO_SMALL = Kind(
     code="shm-too-small",
     layer=Layer.HOST,
-    title="Too little room in /dev/shm",
-    why="NCCL passes data between the ranks of a host through it, and DataLoader workers their "
+    title="There is too little room in /dev/shm",
+    why="NCCL passes data between the ranks of a host through it, and DataLoader workers pass "
     "batches: the first file that does not fit ends the job.",
     fix="docker run --shm-size=16g, or --ipc=host; Kubernetes: an emptyDir with medium: Memory on "
     "/dev/shm; else mount -o remount,size=50% /dev/shm",
@@ -73,7 +73,7 @@ SHM_TOO_SMALL = Kind(
 SHM_STALE = Kind(
     code="shm-stale",
     layer=Layer.HOST,
-    title="Files of dead processes in /dev/shm",
+    title="Files of dead processes are left in /dev/shm",
     why="A process that was killed leaves its files there; they take memory until the next boot.",
     fix="rm the files that no process has open (fuser -v /dev/shm/nccl-*)",
     severity=Severity.INFO,
@@ -87,13 +87,13 @@ _BUFFERS = {
 }
 """Bytes that one channel between two ranks holds for each protocol: NCCL's defaults."""
 _AROUND = 4100
-"""Bytes around them: so NCCL's messages speak of 9637892."""
+"""Bytes in addition to them: NCCL's messages show 9637892."""
 _CHANNELS = 2
 """The fewest that NCCL uses between the GPUs of a host by itself."""
 _MARGIN = 64 * _MIB
-"""What the control group must have left beside, lest the kernel kill a rank of this very run."""
+"""Memory that the control group must have left, so that the kernel kills no rank of this run."""
 _SMALLEST = 4_194_660
-"""Bytes of the file that NCCL's user guide shows: what it makes where GPUs are joined directly."""
+"""Bytes of the file that NCCL's user guide shows: its size if GPUs are connected directly."""
 _LINKS_OF_V100 = 6
 _GIB = 1 << 30
 _COMFORT = _GIB
@@ -103,11 +103,12 @@ _WORKERS = 16 * _MIB
 _OURS = re.compile(r"nccl-|torch_|cuda\.shm|sem\.mp-")
 _NAMED = 5
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""Its inode, on every machine (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h)."""
+"""Inode of the first PID namespace on every machine (PROC_PID_INIT_INO in the kernel's
+include/linux/proc_ns.h)."""
 
 
 class SharedMemory(Check):
-    """What /dev/shm has, and what a real allocation says."""
+    """Reads the size of /dev/shm, and tries a real allocation."""
 
     name = "shared_memory"
     layer = Layer.HOST
@@ -117,10 +118,10 @@ class SharedMemory(Check):
     proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Bytes: `size` and `free` of the file system, `needed` of the backend at least; `error` of
-        an allocation of that much, or empty. `least` and `least_error`: the same where NVLink joins
-        the GPUs. `stale`: names and bytes of files that no process that
-        can be seen has open; `sees_all`: whether all processes of the machine can be seen.
+        """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the
+        backend; `error`: of an allocation of that size, or empty. `least` and `least_error`: the
+        same if NVLink connects the GPUs. `stale`: names and bytes of files that no visible process
+        has open; `sees_all`: whether all processes of the machine are visible.
         """
         ranks = ctx.launch.local_world_size or 1
         needed = _needed(ctx, self.root / "dev")
@@ -140,7 +141,7 @@ class SharedMemory(Check):
         return {**facts, "stale": stale, "sees_all": _sees_all(self.proc)}
 
     def _try(self, ctx: Context, size: int) -> str:
-        """What goes wrong with an allocation, or empty."""
+        """The error of an allocation, or empty."""
         went_wrong = _no_memory(cgroup_limits(self.root)["memory"], size)
         if not went_wrong:
             ctx.breadcrumb("allocating shared memory", bytes=max(size, 1))
@@ -148,16 +149,16 @@ class SharedMemory(Check):
         return went_wrong
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
-        """How large the file system is."""
+        """The size of the file system."""
         for rank, facts in cluster.facts(self.name):
             size = facts["size"]
-            # Two digits: half of the memory, which it is by default, differs a little each boot.
+            # Two digits: half of the memory, the default size, differs a little after each boot.
             if size is not None:
                 said = f"{size / _GIB:.2g} GiB" if size >= _GIB else _mib(size)
                 yield Figure("size of /dev/shm", said, Where(hosts=(rank.host.label,)))
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Too little for the backend, or for comfort; and what is left over."""
+        """Findings on too little room for the backend, or little reserve; and on stale files."""
         joined = _joined(cluster)
         for rank, facts in cluster.facts(self.name):
             where = Where(hosts=(rank.host.label,))
@@ -178,14 +179,14 @@ class SharedMemory(Check):
                     {"size": size, "free": free, "needed": facts["needed"]},
                     severity=severity,
                     explained_by=SHM_STALE.code if _is_filled(facts) else None,
-                    # How much is needed depends on GPUs that nobody has looked at yet.
+                    # How much is needed depends on GPUs that are not examined yet.
                     confidence=Confidence.CERTAIN if size is None else Confidence.LIKELY,
                 )
             if facts["stale"]:
                 names = [name for name, _ in facts["stale"]]
                 more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
                 total = sum(size for _, size in facts["stale"])
-                blind = "" if facts.get("sees_all", True) else ", as far as this container sees"
+                blind = "" if facts.get("sees_all", True) else ", unless other containers use them"
                 yield Finding(
                     SHM_STALE,
                     f"{_mib(total)} in {', '.join(names[:_NAMED])}{more}{blind}",
@@ -198,7 +199,7 @@ class SharedMemory(Check):
 
 
 def _needed(ctx: Context, dev: Path) -> int:
-    """Bytes that the ranks of this host need at least."""
+    """The minimum of bytes that the ranks of this host need."""
     ranks = ctx.launch.local_world_size or 1
     settings = nccl_settings(ctx.env)
     disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
@@ -218,7 +219,7 @@ def _needed(ctx: Context, dev: Path) -> int:
 
 
 def _joined(cluster: Cluster) -> set[int]:
-    """Ids of hosts of which NVLink joins every GPU to every other, by check gpu_state.
+    """Ids of hosts on which NVLink connects every GPU to every other, by check gpu_state.
 
     Switches of HGX B200 have no device files, and a container seldom has those of others.
     """
@@ -230,14 +231,14 @@ def _joined(cluster: Cluster) -> set[int]:
 
 
 def _is_joined(gpu: Mapping[str, Any]) -> bool:
-    """By a fabric, or on an SXM board; bridges join pairs, and boards before A100 not all."""
+    """Whether NVLink connects a GPU to all others: by a fabric, or on an SXM board since A100."""
     if (gpu.get("fabric") or {}).get("state") == "COMPLETED":
         return True
     return "SXM" in (gpu.get("name") or "") and sum(gpu.get("nvlinks") or ()) > _LINKS_OF_V100
 
 
 def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:
-    """Why what is needed may not be tried out, or empty: /dev/shm counts as memory of the group."""
+    """Why an allocation must not be tried, or empty: /dev/shm counts as memory of the group."""
     left = None if group is None else max(0, group["limit"] - group["used"])
     if left is None or left >= needed + _MARGIN or not needed:
         return ""
@@ -245,9 +246,9 @@ def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:
 
 
 def _allocate(folder: Path, size: int) -> str:
-    """Allocate, and give back; the words of what went wrong, or empty.
+    """Allocate and free; the error text, or empty.
 
-    The file has no name from the start, so that nothing is left of it however this process ends.
+    The file never has a name, so that nothing is left however this process ends.
     """
     try:
         handle = os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -265,10 +266,10 @@ def _allocate(folder: Path, size: int) -> str:
 
 
 def _stale(folder: Path, proc: Path) -> list[tuple[str, int]]:
-    """Files of NCCL and torch that no process we can see has open or mapped: name, bytes.
+    """Files of NCCL and torch that no visible process has open or mapped: name, bytes.
 
-    Our own; as root, who can look into every process, those of all users. Where /dev/shm is shared
-    with other containers, their processes are not seen.
+    Files of this user; as root, which can read every process, those of all users. If /dev/shm is
+    shared with other containers, their processes are not visible.
     """
     found: dict[str, tuple[str, int]] = {}
     for path in folder.iterdir():
@@ -293,7 +294,7 @@ def _sees_all(proc: Path) -> bool:
 
 
 def _in_use(process: Path) -> set[str]:
-    """Paths that a process has open or mapped, as far as it may be looked at."""
+    """Paths that a process has open or mapped; empty if it may not be read."""
     paths = set()
     try:
         handles = list((process / "fd").iterdir())
@@ -315,14 +316,14 @@ def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severit
 
 
 def _is_filled(facts: Mapping[str, Any]) -> bool:
-    """Whether there would be room, but for what the dead left."""
+    """Whether there would be room without the stale files."""
     free, stale = facts["free"], sum(size for _, size in facts["stale"])
     short = free is not None and free < max(facts["needed"], 1)
     return bool(stale) and short and free + stale >= facts["needed"]
 
 
 def _has_worked(cluster: Cluster, rank: Rank) -> bool:
-    """Whether the ranks of this host were seen to do collectives with all others."""
+    """Whether collectives of all ranks worked on this host."""
     seen = [e for e in cluster.evidence("collectives", "world") if e.host.id == rank.host.id]
     return bool(seen) and all(e.outcome.status is OutcomeStatus.OK for e in seen)
 

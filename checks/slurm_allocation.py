@@ -1,4 +1,4 @@
-"""Is the master one of the hosts that Slurm gave to the job?
+"""Is the master one of the hosts that Slurm allocated to the job?
 
 What it checks
 --------------
@@ -8,7 +8,7 @@ with SLURM_LAUNCH_NODE_IPADDR, the address of the host on which srun was started
 Why it matters
 --------------
 SLURM_LAUNCH_NODE_IPADDR, and `hostname` in a script that runs outside the allocation, are those of
-a login node: no rank runs there, so nobody serves the store, and all ranks wait for their time-out.
+a login node: no rank runs there to serve the store, and all ranks wait for their time-out.
 
 How to fix
 ----------
@@ -16,8 +16,8 @@ export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 
 When it is wrong
 ----------------
-Hosts may have a second name on a fast network that Slurm does not know. So nothing is said where
-everybody came in, or where a host of the job has the address.
+Hosts may have a second name on a fast network that Slurm does not know. So there is no finding if
+all hosts signed in, or if a host of the job has the address.
 
 References
 ----------
@@ -40,24 +40,24 @@ MASTER_OUTSIDE_ALLOCATION = Kind(
     code="master-outside-allocation",
     layer=Layer.LAUNCH,
     title="The master is not one of the job's hosts",
-    why="No rank runs on a login node: nobody serves the store there, and every rank waits.",
+    why="No rank runs on a login node: the store is not served there, and every rank waits.",
     fix='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
 )
 LOOK_UP_S = 2.0
 
 
 class SlurmAllocation(Check):
-    """Compare the master with Slurm's list of hosts."""
+    """Compares the master with Slurm's list of hosts."""
 
     name = "slurm_allocation"
     layer = Layer.LAUNCH
     kinds = (MASTER_OUTSIDE_ALLOCATION,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Slurm's hosts, and what the master resolves to."""
+        """Slurm's hosts, and the addresses of the master."""
         hosts = slurm_hosts(ctx.env.get("SLURM_JOB_NODELIST", ""))
         if not hosts:
-            raise Skip("not in an allocation of Slurm")
+            raise Skip("not in a Slurm allocation")
         master = ctx.launch.master_addr or ""
         endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
         if endpoint and ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
@@ -71,7 +71,7 @@ class SlurmAllocation(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Only where somebody did not get in, and no host that reported has the address."""
+        """Findings only if a host did not sign in, and no host that reported has the address."""
         if everybody_came_in(cluster):
             return
         owned = {address for host in cluster.hosts for address in host.addresses}
@@ -84,7 +84,7 @@ class SlurmAllocation(Check):
                 continue
             is_number = bool(facts["answers"]) and master in facts["answers"]
             launch = facts["launch_node"] in (master, *facts["answers"])
-            # The launch node may be the first host of the job, of which there is no report here.
+            # The launch node may be the first host of the job, without a report here.
             if is_number and not (launch and len(cluster.present_hosts) >= len(hosts)):
                 continue
             said.add(master)

@@ -2,15 +2,15 @@
 
 What it checks
 --------------
-The versions of torch (and, where these are equal, the commit that it was built from), of the CUDA
-or ROCm of that build, of NCCL (and, where these are equal, whether it is the same file), of
-DeepSpeed, Accelerate, Transformers, Python and the NVIDIA kernel driver, on every rank against all
-others. Nothing is imported but torch, and no GPU is touched.
+The versions of torch (and, if these are equal, the commit that it was built from), of the CUDA or
+ROCm of that build, of NCCL (and, if these are equal, whether it is the same file), of DeepSpeed,
+Accelerate, Transformers, Python and the NVIDIA kernel driver, on every rank, compared with all
+others. Only torch is imported, and no GPU is touched.
 
 Why it matters
 --------------
-Different NCCL versions refuse each other or hang. Different torch or DeepSpeed versions may cut
-tensors in other ways, and then wait for each other or add up what does not belong together.
+Different NCCL versions refuse each other or hang. Different torch or DeepSpeed versions may split
+tensors differently, and then wait for each other or sum tensors that do not belong together.
 
 How to fix
 ----------
@@ -18,11 +18,11 @@ Run one image, or one locked environment, on every host.
 
 When it is wrong
 ----------------
-Some differences are meant and harmless: a Python of one host, a driver while a fleet is upgraded.
-Releases of one driver branch, and of one minor version of Python, are taken as equal. NCCL is the
-library that is loaded, by check `nccl_library`, which also says where it comes from; where that is
-not known it is the one that torch was built with. Packages are known by what pip lists: one that
-the job imports from another folder is not seen.
+Some differences are intended and harmless: the Python of one host, a driver while a fleet is
+upgraded. Releases of one driver branch, and of one minor version of Python, are taken as equal. The
+NCCL version is that of the loaded library, by check `nccl_library`, which also reports where it
+comes from; if that is not known, it is the one that torch was built with. Versions of packages are
+those that pip lists: a package that the job imports from another folder is not seen.
 
 References
 ----------
@@ -55,14 +55,14 @@ from nccl_doctor.toolkit.gpu.devices import host_gpus, torch_build
 from nccl_doctor.toolkit.versions import Difference, differences, minor_of, public
 
 PACKAGES = ("DeepSpeed", "Accelerate", "Transformers")
-"""Libraries that decide in which order ranks communicate, and how much."""
+"""Libraries that determine in which order ranks communicate, and how much."""
 
 VERSION = Kind(
     "version-differs",
     Layer.DEVICE,
-    "Versions differ between ranks",
-    "NCCL refuses or hangs between different versions; different torch versions do not promise to "
-    "understand each other.",
+    "Software versions differ between ranks",
+    "Different versions of NCCL refuse each other or hang; different versions of torch are not "
+    "guaranteed to work together.",
     "Run the same image, or the same locked environment, on every host.",
     Severity.WARN,
     between=True,
@@ -70,7 +70,7 @@ VERSION = Kind(
 
 
 class Software(Check):
-    """Versions, by every rank: each may run in an environment of its own."""
+    """Compares the versions on every rank: each may run in its own environment."""
 
     name = "software"
     layer = Layer.DEVICE
@@ -78,7 +78,7 @@ class Software(Check):
     kinds = (VERSION,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Versions as text, None for what is not there; `driver` is the NVIDIA kernel module's."""
+        """Versions as text, None for what is missing; `driver`: of the NVIDIA kernel module."""
         import torch
 
         build = torch_build()
@@ -91,13 +91,13 @@ class Software(Check):
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
-        """Every version."""
+        """All versions of each rank."""
         for rank, facts in cluster.facts(self.name):
             for name in ("torch", "CUDA", "ROCm", "NCCL", *PACKAGES, "Python", "driver"):
                 yield Figure(name, facts.get(name.lower()), place_of([rank]))
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """One finding for all that differs at the same ranks: they have one other image."""
+        """One finding for all differences of the same ranks: they probably have another image."""
         seen = {rank.seat: (rank, facts) for rank, facts in cluster.facts(self.name)}
         same_torch = len({public(facts["torch"]) for _, facts in seen.values()}) == 1
         loaded = {
@@ -128,7 +128,7 @@ class Software(Check):
 
 
 def _installed(name: str) -> str | None:
-    """By metadata alone: importing deepspeed may start compilers."""
+    """Version of a package from its metadata: importing deepspeed may start compilers."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -138,7 +138,7 @@ def _installed(name: str) -> str | None:
 def _stack(
     facts: Mapping[str, Any], nccl: Mapping[str, str] | None, *, same_torch: bool, same_nccl: bool
 ) -> dict[str, str]:
-    """Component → version; what a rank does not have is not compared. `nccl`: what is loaded."""
+    """Component → version, without what a rank does not have. `nccl`: the loaded library."""
     packages = {name: facts.get(name.lower(), "") for name in PACKAGES}
     stack = {
         "torch": public(facts["torch"]),
@@ -148,7 +148,7 @@ def _stack(
         "NCCL file": nccl["fingerprint"] if nccl and same_nccl else "",
         **{name: "not installed" if found is None else found for name, found in packages.items()},
         "Python": minor_of(facts["python"]),
-        # Releases of one branch are meant to be mixed while a fleet is upgraded.
+        # Releases of one branch may be mixed while a fleet is upgraded.
         "NVIDIA driver branch": (facts["driver"] or "").split(".")[0],
     }
     return {name: value for name, value in stack.items() if value}
@@ -171,7 +171,7 @@ def _tie(components: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _severity(cluster: Cluster, odd: Difference) -> Severity:
-    """NCCL refuses another version; torch keeps its wire formats within a minor version."""
+    """Severity: a failure for NCCL or for a minor version of torch, else a warning."""
     torch_minors = {minor_of(version) for version in odd.sides.get("torch", {})}
     nccl = "NCCL" in odd.sides and cluster.backend == "nccl"
     return Severity.FAIL if nccl or len(torch_minors) > 1 else Severity.WARN

@@ -1,17 +1,17 @@
-"""Can temporary files be made where this job will make them?
+"""Can temporary files be created where this job will create them?
 
 What it checks
 --------------
-The folder that TMPDIR, TEMP or TMP names, or else /tmp: whether a file can really be made there,
-how much room is left, and whether a path in it is short enough for a socket. Everything that is
-made is removed at once. A folder whose disk or file server does not answer is named as well.
+The folder that TMPDIR, TEMP or TMP names, or else /tmp: whether a file can really be created there,
+how much room is left, and whether a path in it is short enough for a socket. All test files are
+removed at once. A folder whose disk or file server does not answer is reported as well.
 
 Why it matters
 --------------
-torchrun keeps its error files there, torch.compile and Triton what they compile, DataLoader workers
-and multiprocessing their sockets. Where no temporary folder can be written to, Python ends the
-program with `No usable temporary directory found`; a variable that names a bad one is passed over
-in silence by Python, and not by other programs.
+torchrun keeps its error files there, torch.compile and Triton their compiled code, DataLoader
+workers and multiprocessing their sockets. If no temporary folder is writable, Python ends the
+program with `No usable temporary directory found`; a variable that names a bad folder is silently
+ignored by Python, but not by other programs.
 
 How to fix
 ----------
@@ -19,9 +19,10 @@ mkdir -p the folder, or export TMPDIR=/tmp (a folder on a local disk with some g
 
 When it is wrong
 ----------------
-Variables of single libraries (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR) may lead elsewhere; these
-folders are not looked at. Quotas do not show in the free space. Without NCCL, little room and a
-path too long for sockets are only told: a job that compiles nothing and has no workers needs none.
+Variables of single libraries (TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR) may name other folders,
+which are not examined. Quotas do not show in the free space. Without NCCL, little room and a path
+too long for sockets are only information: a job that compiles nothing and has no workers needs
+neither.
 
 References
 ----------
@@ -56,7 +57,7 @@ TEMP_DIR_UNWRITABLE = Kind(
     layer=Layer.HOST,
     title="The folder for temporary files cannot be used",
     why="torchrun, torch.compile, Triton and DataLoader workers keep files and sockets there.",
-    fix="export TMPDIR=/tmp, or a folder that is there, is yours and has room",
+    fix="export TMPDIR=/tmp, or a folder that exists, is writable for you and has room",
 )
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")
@@ -64,13 +65,13 @@ _MAKING = "making a file"
 _STOPPED = ("T", "t")
 _MIB = 1 << 20
 _ROOM = 100 * _MIB
-"""Less than what compiling one model leaves behind."""
+"""Less than the files that compiling one model leaves."""
 _SOCKET = "pymp-12345678/listener-12345678"
-"""What multiprocessing makes in the folder; the first batch of a DataLoader worker needs it."""
+"""The socket of multiprocessing in the folder; the first batch of a DataLoader worker needs it."""
 
 
 class TempDir(Check):
-    """A file and a socket, made where Python will make them."""
+    """Creates a file and a socket in the folder that Python will use."""
 
     name = "temp_dir"
     layer = Layer.HOST
@@ -79,7 +80,7 @@ class TempDir(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`tried`: [variable or empty, folder, error or empty] in Python's order, up to the first
-        folder that works. `free`: bytes there. `socket`: what is wrong with a socket there.
+        folder that works. `free`: bytes there. `socket`: the error of a socket there, or empty.
         """
         told = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
         tried = []
@@ -94,8 +95,8 @@ class TempDir(Check):
         return {"tried": tried, "free": None, "socket": ""}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """No folder at all fails, and one that does not answer; one that was asked for and not
-        used, or is full, is a risk.
+        """A failure if no folder works, or one does not answer; a warning if a requested folder is
+        not used, or is full.
         """
         for item in cluster.evidence(self.name, ALONE):
             end = item.outcome
@@ -108,8 +109,8 @@ class TempDir(Check):
                 waits = f" in {end.wchan}" if end.wchan not in ("", "0") else ""
                 yield Finding(
                     TEMP_DIR_UNWRITABLE,
-                    f"{_named(crumb['variable'])}{crumb['folder']}: a file could not be made there "
-                    f"within {end.duration_s:.0f} s, nor was there an error (process state "
+                    f"{_named(crumb['variable'])}{crumb['folder']}: creating a file did not end "
+                    f"within {end.duration_s:.0f} s, without an error (process state "
                     f"{end.state}{waits})",
                     Where(hosts=(item.host.label,)),
                     {"folder": crumb["folder"], "state": end.state, "wchan": end.wchan},
@@ -120,7 +121,7 @@ class TempDir(Check):
             bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
             used = facts["tried"][-1][1]
             told = [entry for entry in facts["tried"] if entry[0] and entry[2]]
-            # A job on CPUs is often a test, that compiles nothing and has no workers.
+            # A job on CPUs is often a test that compiles nothing and has no workers.
             severity = Severity.WARN if cluster.backend == "nccl" or told else Severity.INFO
             said = ""
             if facts["free"] is None:
@@ -130,7 +131,7 @@ class TempDir(Check):
             elif facts["free"] < _ROOM:
                 said = f"{facts['free'] / _MIB:.0f} MiB free in {used}"
             elif facts["socket"]:
-                said = f"no socket can be made in {used}: {facts['socket']}"
+                said = f"no socket can be created in {used}: {facts['socket']}"
             if said:
                 yield Finding(
                     TEMP_DIR_UNWRITABLE,
@@ -147,7 +148,7 @@ def _named(variable: str) -> str:
 
 
 def _make_file(folder: str) -> str:
-    """The words of what is wrong, or empty."""
+    """The error of creating a file, or empty."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"nccl-doctor")
@@ -158,7 +159,7 @@ def _make_file(folder: str) -> str:
 
 
 def _make_socket(folder: str) -> str:
-    """The words of what is wrong, or empty. Nothing is made where the path is too long."""
+    """The error of creating a socket, or empty."""
     with closing(socket.socket(socket.AF_UNIX)) as sock:
         try:
             with tempfile.TemporaryDirectory(dir=folder) as inside:

@@ -1,25 +1,25 @@
-"""Can torch be imported here at all?
+"""Can torch be imported on every rank?
 
 What it checks
 --------------
-That `import torch` and `import torch.distributed` work in the Python that runs the doctor, on
+That `import torch` and `import torch.distributed` work in the Python that runs nccl-doctor, on
 every rank.
 
 Why it matters
 --------------
-A rank whose Python has no torch, or a broken one, stops at its first line. The others wait for
-it until the rendezvous times out, and none of them says why.
+A rank whose Python has no torch, or a broken one, stops at its first line. The others wait for it
+until the rendezvous times out, and none of them reports why.
 
 How to fix
 ----------
-torch-missing: activate the environment that the job runs in before both the doctor and the job
-(`source .../bin/activate`, `conda activate`, the container image), or install the doctor into
-that environment: it never changes the torch that is there.
+torch-missing: activate the environment of the job before both nccl-doctor and the job (`source
+.../bin/activate`, `conda activate`, the container image), or install nccl-doctor into that
+environment: it never changes the installed torch.
 
 When it is wrong
 ----------------
-When the doctor runs in another environment than the job: then it examines the wrong one, and
-this finding is how you notice.
+If nccl-doctor runs in another environment than the job: then it examines the wrong one, and this
+finding shows it.
 
 References
 ----------
@@ -38,13 +38,14 @@ MISSING = Kind(
     code="torch-missing",
     layer=Layer.HOST,
     title="torch cannot be imported",
-    why="the rank stops at its first line, and the others wait for it until the rendezvous ends",
+    why="the rank stops at its first line, and the others wait for it until the rendezvous times "
+    "out",
     fix="activate the environment that the job runs in, or install nccl-doctor into it",
 )
 
 
 class TorchImport(Check):
-    """Imports torch in a child."""
+    """Imports torch in a child process."""
 
     name = "torch_import"
     layer = Layer.HOST
@@ -53,7 +54,7 @@ class TorchImport(Check):
     deadline_s = 60.0  # a cold import from a network file system
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Returns: `{"python", "version", "error"}`; error is None where the import worked."""
+        """`python`, `version` and `error`, which is None if the import worked."""
         ctx.breadcrumb("import torch")
         facts: dict[str, Any] = {"python": sys.executable, "version": None, "error": None}
         try:
@@ -68,7 +69,7 @@ class TorchImport(Check):
         return facts
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every rank whose torch does not load."""
+        """One finding for each rank whose torch cannot be imported."""
         for rank, facts in cluster.facts(self.name):
             if facts["error"]:
                 yield Finding(

@@ -1,22 +1,22 @@
-"""How will this torch speak NCCL: through which process group, and is that release known to hang?
+"""Which NCCL process group will this torch use, and is this release known to hang?
 
 What it checks
 --------------
 By the version of torch and by TORCH_DIST_USE_NCCL2: which process group the backend name `nccl`
-stands for on each rank, and whether all have the same. And whether the release of torch is known to
-hang where the default group is given device_id: in collectives, or (where the user says by `--mesh`
-or `--groups` that the job forms several groups) in new_group.
+means on each rank, and whether all have the same. And whether the release of torch is known to hang
+if the default group is given device_id: in collectives, or (if `--mesh` or `--groups` show that the
+job forms several groups) in new_group.
 
 Why it matters
 --------------
-torch 2.15 has replaced its NCCL process group: what init_process_group builds is `nccl2`, which
-connects at once, and takes GPU LOCAL_RANK (or else RANK) modulo the number of GPUs where no
-device_id is given. TORCH_DIST_USE_NCCL2=0 brings the old one back; in 2.14 the value 1 chooses the
-new one. The two do not meet: ranks that build different ones wait for each other.
-In torch 2.6.0 to 2.7.0 a process group that is given device_id uses NCCL without blocking, and its
-collectives hang at random. From 2.3 until 2.15 a default group with device_id lets ranks that are
-left out of a further group split its NCCL communicator, also where that group is of gloo, whose
-members split nothing: the ranks that are left out wait for them.
+torch 2.15 has replaced its NCCL process group: init_process_group creates `nccl2`, which connects
+at once, and uses GPU LOCAL_RANK (or else RANK) modulo the number of GPUs if no device_id is given.
+TORCH_DIST_USE_NCCL2=0 selects the old one; in 2.14 the value 1 selects the new one. The two cannot
+connect: ranks that create different ones wait for each other. In torch 2.6.0 to 2.7.0 a process
+group that is given device_id uses NCCL in non-blocking mode, and its collectives hang at random.
+From 2.3 until 2.15, if the default group has a device_id, ranks that are left out of a further
+group split its NCCL communicator, even if that group uses gloo, whose members split nothing: the
+ranks that are left out wait for them.
 
 How to fix
 ----------
@@ -26,11 +26,11 @@ groups of gloo torch 2.15 or newer, or only groups that have all ranks.
 
 When it is wrong
 ----------------
-Whether the job's code passes device_id is not known before it runs: without it these releases are
-sound, which is why the confidence is `possible`. Groups of gloo that leave out every rank equally
-often do not hang; that part is read from the source of torch 2.13, and not validated on hardware.
-A job that asks for `nccl-legacy` or `nccl2` by
-name is not steered by the variable. A build of one's own may differ from its release.
+Whether the job's code passes device_id is not known before it runs: without it these releases work,
+which is why the confidence is `possible`. Groups of gloo that leave out every rank equally often do
+not hang; that part is from the source of torch 2.13, and not validated on hardware. A job that uses
+`nccl-legacy` or `nccl2` by name is not affected by the variable. A custom build may differ from its
+release.
 
 References
 ----------
@@ -68,16 +68,17 @@ NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 BACKEND_DIFFERS = Kind(
     "nccl-backend-differs",
     Layer.DEVICE,
-    "Ranks build different process groups for NCCL",
-    "The old and the new process group of torch do not meet: init_process_group hangs.",
+    "Ranks use different process groups for NCCL",
+    "The old and the new process group of torch cannot connect to each other: init_process_group "
+    "hangs.",
     f"the same torch everywhere, and {USE_NCCL2} the same everywhere or nowhere",
 )
 KNOWN_HANG = Kind(
     "torch-known-hang",
     Layer.DEVICE,
     "This release of torch hangs with device_id",
-    "A process group that is given device_id uses NCCL in another way: collectives hang at "
-    "random, or ranks wait in new_group for others that never come.",
+    "With device_id a process group uses NCCL in another way: collectives hang at random, or "
+    "ranks wait in new_group for ranks that never join.",
     f"install torch 2.7.1 or newer, or export {NONBLOCKING}=0 on every rank",
     Severity.WARN,
 )
@@ -87,8 +88,8 @@ KNOWN_HANG = Kind(
 class _Known:
     """Releases of torch, from `first` and before `fixed`, that hang with device_id.
 
-    `unless` is a variable that prevents it with the value 0. One that takes `groups` is only worth
-    a word where the job forms several.
+    `unless` is a variable that prevents it with the value 0. With `groups` it is reported only if
+    the job forms several groups.
     """
 
     first: tuple[int, ...]
@@ -105,8 +106,8 @@ _KNOWN_HANGS = (
     _Known(  # no check of the backend's name before perform_nocolor_split
         (2, 3, 0),
         (2, 15, 0),
-        "new_group(backend='gloo') hangs the ranks that it leaves out, where the default group has "
-        "a device_id",
+        "new_group(backend='gloo') hangs on the ranks that it leaves out, if the default group "
+        "has a device_id",
         "form the default group without device_id, or groups of gloo of all ranks, or install "
         "torch 2.15",
         groups=True,
@@ -116,7 +117,7 @@ _KNOWN_HANGS = (
 
 
 class TorchNccl(Check):
-    """Compare the version of torch, and two variables, with what is known of its releases."""
+    """Compares the version of torch, and two variables, with releases that are known to hang."""
 
     name = "torch_nccl"
     layer = Layer.DEVICE
@@ -142,7 +143,7 @@ class TorchNccl(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Nothing of it matters to a job over gloo."""
+        """Findings only for a job over NCCL."""
         seen = list(cluster.facts(self.name)) if cluster.backend == "nccl" else []
         groups = ((rank, facts["process_group"]) for rank, facts in seen)
         story = disagreement(BACKEND_DIFFERS, "nccl", groups, of_host=False)
@@ -150,7 +151,7 @@ class TorchNccl(Check):
             mixed = len({minor_of(facts["torch"]) for _, facts in seen}) > 1
             yield story.finding.replaced(
                 fix="",
-                # One host with another torch has one fault.
+                # Another torch on one host is one fault, reported once.
                 explained_by="version-differs" if mixed else None,
             )
         for rank, facts in seen:

@@ -1,8 +1,8 @@
-"""Wall clocks of hosts, compared over something that may be slow: with bounds, not guesses.
+"""Differences of the hosts' wall clocks, with bounds, over a channel that may be slow.
 
-Everybody writes down the time, posts it, waits for what the others posted, and writes down the time
-again. What was heard had been posted before: that alone bounds the difference of two clocks, from
-both sides. A slow road makes the bounds wide; it cannot make two equal clocks look different.
+Each participant notes the time, posts it, waits for the posts of the others, and notes the time
+again. A post that was received had been sent before: that bounds the difference of two clocks, from
+both sides. A slow channel makes the bounds wide; it cannot make two equal clocks look different.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TIME_ERROR = 5
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a clock is ahead of another one, in seconds: surely between `low` and `high`."""
+    """Seconds by which a clock is ahead of another one: certainly between `low` and `high`."""
 
     low: float
     high: float
@@ -33,22 +33,22 @@ class Offset:
 
     @property
     def middle(self) -> float:
-        """The best guess."""
+        """The best estimate."""
         return (self.low + self.high) / 2
 
     @property
     def error(self) -> float:
-        """How far it may be off the guess."""
+        """The maximum error of the estimate."""
         return (self.high - self.low) / 2
 
     @property
     def at_least(self) -> float:
-        """By how much the clocks surely differ, whichever is ahead; 0 where they may be equal."""
+        """Seconds by which the clocks certainly differ, whichever is ahead; 0 if maybe equal."""
         return max(0.0, self.low, -self.high)
 
 
 Exchange = Sequence[Any]
-"""(time before posting, time after hearing, seats that were not heard)."""
+"""(time before posting, time after receiving, seats that were not received)."""
 Reports = Mapping[int, Mapping[str, Any]]
 """Seat → {`group`: first seat of its group, `exchanges`: those that it took part in, in order}."""
 
@@ -56,7 +56,7 @@ Reports = Mapping[int, Mapping[str, Any]]
 def clock_offset(
     of: int, of_exchanges: Iterable[Exchange], to: int, to_exchanges: Iterable[Exchange]
 ) -> Offset | None:
-    """The clock of seat `of` against that of seat `to`; None where they did not hear each other."""
+    """The clock of seat `of` compared with that of seat `to`; None without posts of each other."""
     low, high = float("-inf"), float("inf")
     for (sent, received, missed), (other_sent, other_received, other_missed) in zip(
         of_exchanges, to_exchanges, strict=False
@@ -67,15 +67,15 @@ def clock_offset(
             high = min(high, received - other_sent)
     if float("inf") in (high, -low):
         return None
-    return Offset(min(low, high), max(low, high))  # crossed where a clock was set meanwhile
+    return Offset(min(low, high), max(low, high))  # crossed if a clock was set meanwhile
 
 
 def clock_offsets(reports: Reports, leaders: Reports) -> dict[int, Offset]:
-    """Every clock against that of one seat.
+    """Every clock compared with that of one seat.
 
     Args:
         reports: of the round of all.
-        leaders: of the round of the first seats of groups, where there was more than one group.
+        leaders: of the round of the first seats of groups, if there was more than one group.
 
     Returns: seat → `Offset`; without those whose chain to the one seat is broken.
     """
@@ -104,7 +104,7 @@ def _between(of: int, to: int, reports: Reports) -> Offset | None:
 
 
 def clock_is_synchronized() -> bool | None:
-    """Whether the kernel says that something keeps its clock right; None where it does not say."""
+    """Whether the kernel's clock is synchronized; None if not known."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):

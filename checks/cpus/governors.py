@@ -1,9 +1,9 @@
-"""By what rule the kernel sets the clock of CPUs, and where it holds them at their lowest.
+"""CPU frequency governors, and whether they keep CPUs at their lowest clock.
 
-The driver of CPU frequencies decides what the governor `powersave` means. The generic one asks for
-the lowest clock allowed, and never for another. intel_pstate and amd_pstate in active mode bring
-two of their own, by these same names: there, `powersave` follows the load. Source: kernel
-documentation, admin-guide/pm/cpufreq, intel_pstate and amd-pstate.
+The driver of CPU frequencies decides what the governor `powersave` means. The generic one always
+requests the lowest clock allowed. intel_pstate and amd_pstate in active mode have two governors of
+their own with the same names: there, `powersave` follows the load. Source: kernel documentation,
+admin-guide/pm/cpufreq, intel_pstate and amd-pstate.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from nccl_doctor.api import number_range
 _GENERIC = (
     "acpi-cpufreq", "cppc-cpufreq", "pcc-cpufreq", "intel-cpufreq", "amd-pstate",
 )  # fmt: skip
-"""Drivers under which `powersave` is the generic one; the last two in passive mode. Of a driver
-that is not known nothing is said."""
+"""Drivers with which `powersave` is the generic one; the last two in passive mode. Other drivers
+are not judged."""
 _NEARLY = 0.9
 
 
 def read_governors(cpus: Iterable[int], root: Path = Path("/")) -> dict[str, Any] | None:
-    """How the clocks of these CPUs are set.
+    """The frequency governors of these CPUs.
 
-    Returns: None where the kernel sets none, as in most virtual machines. `driver`; `governors`:
-    name → CPUs as text (`0–63`); of the first CPU under `powersave` `lowest_khz`, the lowest clock
-    it may be given, and `highest_khz`, the highest it has; None where they cannot be read.
+    Returns: None if the kernel sets no clocks, as in most virtual machines. `driver`; `governors`:
+    name → CPUs as text (`0–63`); for the first CPU with `powersave` `lowest_khz`, the lowest clock
+    allowed, and `highest_khz`, the highest it has; None if they cannot be read.
     """
     driver, lowest, highest = "", None, None
     by_name: dict[str, list[int]] = defaultdict(list)

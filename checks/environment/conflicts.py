@@ -19,27 +19,27 @@ _SPELLINGS = (
     _DUMP,
     ("TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"),
 )
-"""Two names of one thing, both current: the first wins where torch knows it."""
+"""Two names of one setting, both current: the first wins if torch knows it."""
 _MOST_SOCKETS = 64
 
 
 def conflicts(view: View) -> Iterator[Problem]:
-    """Every pair, or more, of variables that do not go together."""
+    """Problems for variables that contradict each other."""
     yield from _watchdog(view)
     yield from _spellings(view)
     yield from _nccl(view)
     if view.is_set("NCCL_ENV_PLUGIN") and view.text("NCCL_ENV_PLUGIN") not in ("", "none"):
         yield Problem(
             CONFLICT,
-            f"{view.says('NCCL_ENV_PLUGIN')} answers NCCL instead of the environment, so that what "
-            "is said of NCCL_ variables here may not hold",
+            f"{view.says('NCCL_ENV_PLUGIN')} replaces the environment for NCCL, so other findings "
+            "on NCCL_ variables may be wrong",
             view.drop("NCCL_ENV_PLUGIN"),
             Severity.INFO,
         )
 
 
 def _told(view: View, new: str) -> tuple[str, str] | None:
-    """(name it was set by, its meaning) of a variable with old names; None where it is not set."""
+    """(name that is set, its meaning) of a variable with old names; None if it is not set."""
     old = [row.name for row in table().variables.values() if row.deprecated_by == new]
     for name in (new, *old):
         text = view.text(name)
@@ -54,7 +54,7 @@ def _watchdog(view: View) -> Iterator[Problem]:
     dumps = [dump for dump in (_told(view, name) for name in _DUMP) if dump is not None]
     if blocking is not None and blocking[1] == "1":
         lost = [each for each in (*dumps, desync) if each is not None and each[1] == "1"]
-        # torchrun sets 1 whether asked to or not.
+        # torchrun always sets 1.
         if handling is not None and handling[1] in ("1", "2", "3"):
             by_hand = view.launcher not in ("torchrun", "accelerate") or handling[1] != "1"
             lost += [handling] if by_hand else []
@@ -62,14 +62,14 @@ def _watchdog(view: View) -> Iterator[Problem]:
             names = ", ".join(view.says(name) for name, _ in lost)
             yield Problem(
                 CONFLICT,
-                f"{view.says(blocking[0])} starts no watchdog, so {names} does nothing",
+                f"{view.says(blocking[0])} starts no watchdog, so {names} has no effect",
                 view.drop(blocking[0]),
                 Severity.WARN,
             )
     if handling is not None and handling[1] == "0" and desync is not None and desync[1] == "1":
         yield Problem(
             CONFLICT,
-            f"{view.says(handling[0])} with {view.says(desync[0])}: torch takes 3 instead of 0",
+            f"{view.says(handling[0])} with {view.says(desync[0])}: torch uses 3 instead of 0",
             f"{view.drop(handling[0])}, or {view.drop(desync[0])}",
             Severity.WARN,
         )
@@ -78,8 +78,8 @@ def _watchdog(view: View) -> Iterator[Problem]:
     if size is not None and size[1] == "0" and asked:
         yield Problem(
             CONFLICT,
-            f"{view.says(asked[0][0])} with {view.says(size[0])}: nothing is recorded, so that "
-            "there is nothing to write down",
+            f"{view.says(asked[0][0])} with {view.says(size[0])}: nothing is recorded, so there "
+            "is nothing to dump",
             f"{view.drop(size[0])} (2000 is the default), or {view.drop(asked[0][0])}",
             Severity.WARN,
         )
@@ -91,8 +91,8 @@ def _spellings(view: View) -> Iterator[Problem]:
         if told and view.meaning(first) != view.meaning(second):
             yield Problem(
                 CONFLICT,
-                f"{view.says(first)} but {view.says(second)}: two names of one thing",
-                f"{view.drop(second)}, or give both the same value",
+                f"{view.says(first)} but {view.says(second)}: two names of one setting",
+                f"{view.drop(second)}, or set both to the same value",
                 Severity.WARN,
             )
 
@@ -100,22 +100,22 @@ def _spellings(view: View) -> Iterator[Problem]:
 def _nccl(view: View) -> Iterator[Problem]:
     number, text = view.number, view.text
     if number("NCCL_P2P_DISABLE") == 1 and text("NCCL_P2P_LEVEL") not in (None, "", "LOC", "0"):
-        yield _pair(view, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "the level is left out")
+        yield _pair(view, "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "the level is ignored")
     if (text("NCCL_NET") or "").lower() == "ib" and number("NCCL_IB_DISABLE"):
-        message = "the network that is asked for is turned off, and NCCL finds none"
+        message = "the requested network is turned off, and NCCL finds none"
         yield _pair(view, "NCCL_NET", "NCCL_IB_DISABLE", message, Severity.FAIL)
     if number("NCCL_CUMEM_ENABLE") == 0 and number("NCCL_NVLS_ENABLE") == 1:
         message = "NVLink SHARP needs cuMem, so it is off"
         yield _pair(view, "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE", message)
     threads, sockets = number("NCCL_SOCKET_NTHREADS"), number("NCCL_NSOCKS_PERTHREAD")
     if threads and sockets and threads > 0 and sockets > 0 and threads * sockets > _MOST_SOCKETS:
-        message = f"{threads} x {sockets} is more than {_MOST_SOCKETS} sockets, so NCCL takes fewer"
+        message = f"{threads} x {sockets} is more than {_MOST_SOCKETS} sockets, so NCCL uses fewer"
         yield _pair(view, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", message)
     for what in ("NCHANNELS", "CTAS", "P2P_NCHANNELS"):
         least, most = f"NCCL_MIN_{what}", f"NCCL_MAX_{what}"
         low, high = (number(name) if text(name) else None for name in (least, most))
         if low is not None and high is not None and 0 < high < low:
-            yield _pair(view, least, most, "the least is more than the most")
+            yield _pair(view, least, most, "the minimum is greater than the maximum")
 
 
 def _pair(

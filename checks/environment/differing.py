@@ -1,4 +1,4 @@
-"""Where ranks or hosts were given different variables."""
+"""Differences between the variables of ranks or hosts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from .view import Placed, Problem, Seen, View
 
 DIFFERS = "env-differs"
 FORWARDED = ("NCCL", "PYTHON", "MLFLOW", "MV2", "UCX")
-"""Prefixes of what DeepSpeed's launcher takes along to other hosts (deepspeed/launcher/runner.py);
-and the lines of .deepspeed_env."""
+"""Prefixes of the variables that DeepSpeed's launcher passes to other hosts
+(deepspeed/launcher/runner.py), besides the lines of .deepspeed_env."""
 
 _UNSET, _SET = "\0unset", "\0set"
 
 
 def differing(seen: Seen) -> Iterator[Placed]:
-    """Compare all ranks. A host votes once; what differs at the same places comes together.
+    """Problems from comparing all ranks; each host counts once, and one problem is made for all
+    variables that differ at the same places.
 
-    A variable that is not set means its default. Where only ranks of one host differ, the odd ranks
+    A variable that is not set means its default. If only ranks of one host differ, the odd ranks
     are blamed; else the odd hosts, or both sides of a tie.
     """
     stacks: dict[tuple[Severity, bool], dict[int, dict[str, str]]] = defaultdict(dict)
@@ -47,12 +48,12 @@ def differing(seen: Seen) -> Iterator[Placed]:
 
 
 def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
-    """Seat → what the variable comes to; empty where nobody can or needs to compare it."""
+    """Seat → the effective value; empty if the variable cannot or need not be compared."""
     views = {seat: view for seat, (_, view) in seen.items()}
     if row.kind == "url" or row.gone:
         return {}
     if row.differs == "free":
-        # Each host may have a name of its own, but a launcher that forgets it leaves hosts without.
+        # Each host may have its own value, but a launcher that drops it leaves hosts without one.
         forgets = row.kind == "names" and all(v.launcher == "deepspeed" for v in views.values())
         is_kept = row.name.startswith(FORWARDED)
         if not forgets or is_kept:
@@ -86,7 +87,7 @@ def _apart(seen: Seen, level: Severity, whole: bool, difference: Difference) -> 
     evidence = {name: _sides(seen, name, whole) for name in names}
     if difference.tie:
         message = "; ".join(_counts(evidence[name], whole) for name in names)
-        message += ": as many say the one as the other, so nobody knows who is right"
+        message += ": equally divided, so it is not known which is right"
         fix = f"decide which {_and(names)} is right, and set it on all of them"
     else:
         good = next(view for seat, (_, view) in seen.items() if seat not in odd)
@@ -112,7 +113,7 @@ def _phrase(view: View, name: str) -> str:
 
 
 def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
-    """What is said of a variable → by whom."""
+    """Setting of a variable as text → hosts or ranks that have it."""
     phrases: dict[str, str] = {}
     sides: dict[str, list[str]] = {}
     for rank, view in seen.values():
@@ -141,7 +142,9 @@ def _as_elsewhere(odd: View, good: View, name: str) -> str:
 
 
 def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
-    """A fix, where variables are set on the first host alone and its launcher keeps them there."""
+    """The fix if variables are set on the first host only, and its launcher does not pass them on;
+    else empty.
+    """
     first = next((rank.host for rank, _ in seen.values() if rank.host.node_rank == 0), None)
     here = [view for rank, view in seen.values() if rank.host is first]
     there = [view for rank, view in seen.values() if rank.host is not first]
@@ -149,15 +152,15 @@ def _not_forwarded(seen: Seen, names: Sequence[str]) -> str:
     if not there or launcher in ("srun", "mpirun", "mpi", "kubeflow", "ray"):
         return ""
     if any(n.startswith(FORWARDED) or table().variables[n].is_aid for n in names):
-        return ""  # it is carried, or is better taken out
+        return ""  # it is passed on, or is better removed
     only_here = all(view.is_set(n) for view in here for n in names) and not any(
         view.is_set(n) for view in there for n in names
     )
     if not only_here:
         return ""
     lines = ", ".join(here[0].says(name) for name in names)
-    kept = "the deepspeed launcher takes along only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX*"
+    kept = "the deepspeed launcher passes on only NCCL*, PYTHON*, MLFLOW*, MV2* and UCX*"
     wish = f"write {lines} into .deepspeed_env in the home or working folder of the first host"
     if launcher == "deepspeed":
         return f"{wish}: {kept}"
-    return f"export {lines} on every host; under the deepspeed launcher {wish} ({kept})"
+    return f"export {lines} on every host; with the deepspeed launcher {wish} ({kept})"

@@ -1,4 +1,4 @@
-"""What is set on this host, and where: the environment, and NCCL's configuration files."""
+"""Variables that are set on this host: in the environment, and in NCCL's configuration files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SET = "(set)"
 def gather_variables(
     env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
 ) -> dict[str, Any]:
-    """Plain facts, of variables that are in the table or under its prefixes, and of no others.
+    """Facts, as plain data, on variables that are in the table or under its prefixes.
 
-    `variables`: name → `{"value", "origin", "line"}`, what is effective for the library that reads
+    `variables`: name → `{"value", "origin", "line"}`, as effective for the library that reads
     it: `origin` is `environment` or a file of NCCL's. Secrets are masked as in every report.
     `unknown`: names under the prefixes that are not in the table.
     `faults`: `{"path", "line", "name", "fault", "misplaced"}`, see `ConfFault`; a variable in a
     file that its library does not read is `misplaced`.
-    `proxied`: whether what heeds http_proxy would ask a proxy for MASTER_ADDR.
+    `proxied`: whether programs that obey http_proxy would use a proxy for MASTER_ADDR.
     """
     known = table()
     variables: dict[str, Any] = {}
@@ -38,13 +38,13 @@ def gather_variables(
         if row is None:
             continue
         if setting.origin != ENVIRONMENT and not row.in_files:
-            fault = "comes too late: torch has read its own variables before NCCL reads this file"
+            fault = "has no effect: torch reads its variables before NCCL reads this file"
             if row.library != "torch":
-                fault = "is not read from here: this is a file of NCCL's"
+                fault = "has no effect here: only NCCL reads this file"
             faults.append(_fault(setting.origin, setting.line, name, fault, misplaced=True))
             continue
         value = SET if row.kind == "url" else setting.value
-        # A name of the table that no report may hold the value of is masked there as well.
+        # A secret in the table is masked there as well.
         shown = allowed({name: value}).get(name, value)
         variables[name] = {"value": shown, "origin": setting.origin, "line": setting.line}
     for each in conf_faults(env, home, etc):
@@ -65,7 +65,7 @@ def _fault(
 
 
 def _unknown(known: Table, names: Iterable[str]) -> list[str]:
-    """Names that nobody reads, as far as the table goes; of few prefixes it knows every name."""
+    """Names that no library reads, by the table; it knows every name only for a few prefixes."""
     prefixes = tuple(each for library in known.libraries for each in library.near)
     found = []
     for name in names:
@@ -80,7 +80,7 @@ def _unknown(known: Table, names: Iterable[str]) -> list[str]:
 
 
 def closest(name: str) -> str:
-    """A name of the table that was meant, where only capitals or the word NCCL are wrong."""
+    """The name of the table that was meant, if only upper case or the word NCCL is wrong."""
     variables = table().variables
     if name.upper() in variables and name.upper() != name:
         return "" if name in variables else name.upper()

@@ -1,4 +1,4 @@
-"""All that is wrong with the variables of a cluster, each thing once, with its place."""
+"""All problems of the variables of a cluster, each once, with its place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .view import Placed, Problem, Seen, look
 
 
 def judge_variables(cluster: Cluster, check: str) -> Iterator[Placed]:
-    """What the facts of `check`, from `gather_variables`, come to.
+    """All problems in the facts of `check`, from `gather_variables`, with their places.
 
-    A problem that all ranks of a host share is the host's.
+    A problem that all ranks of a host share belongs to the host.
     """
     seen = look(cluster, check)
     found: dict[Problem, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Whether a proxy stands before an address, as programs read http_proxy and no_proxy. Pure."""
+"""Whether programs would use a proxy for an address, by http_proxy and no_proxy. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NO_PROXY = "no_proxy"
 
 
 def is_proxied(env: Mapping[str, str]) -> bool:
-    """Whether programs that heed proxies would ask one for MASTER_ADDR.
+    """Whether programs that obey proxy variables would use a proxy for MASTER_ADDR.
 
-    Each library reads no_proxy in its own way: what any of them takes for an exception counts.
+    Each library reads no_proxy in its own way: an exception for any of them counts.
     """
     host = env.get("MASTER_ADDR", "").strip().lower()
     if not host or not any(env.get(each) for name in PROXIES for each in (name, name.upper())):
@@ -30,7 +30,7 @@ def _is_local(host: str) -> bool:
 
 
 def _excepts(entry: str, host: str) -> bool:
-    """Whether one entry of no_proxy stands for the host: a name, a domain, an address, a subnet."""
+    """Whether one entry of no_proxy matches the host: a name, a domain, an address, a subnet."""
     if entry == "*":
         return True
     if "/" in entry:

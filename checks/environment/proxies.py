@@ -1,4 +1,4 @@
-"""Proxies for HTTP: torch and NCCL never ask them, what runs beside them does. Pure."""
+"""HTTP proxies: torch and NCCL never use them, other programs of the job do. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ COVERED, DIFFERS = "proxy-covers-master", "env-differs"
 
 
 def covers_master(view: View) -> Iterator[Problem]:
-    """Where the job spans hosts, and what speaks HTTP to the first of them goes through a proxy."""
+    """Problem if the job spans hosts and HTTP requests to the first host go through a proxy."""
     names = _set(view)
     if names and view.spans_hosts and view.facts.get("proxied"):
         yield Problem(
             COVERED,
-            f"{' and '.join(names)} set, and no_proxy does not except MASTER_ADDR",
-            'export no_proxy="$MASTER_ADDR,localhost,127.0.0.1${no_proxy:+,$no_proxy}", with the '
-            "other hosts of the job as well",
+            f"{' and '.join(names)} set, and no_proxy does not exclude MASTER_ADDR",
+            'export no_proxy="$MASTER_ADDR,localhost,127.0.0.1${no_proxy:+,$no_proxy}", and add '
+            "the other hosts of the job",
             Severity.INFO,
         )
 
 
 def differing_proxies(seen: Seen) -> Iterator[Placed]:
-    """Hosts, or ranks of a host, of which some have a proxy and others none."""
+    """Problem if some hosts, or some ranks of a host, have a proxy and others have none."""
     has = {seat: bool(_set(view)) for seat, (_, view) in seen.items()}
     of_host: dict[int, set[bool]] = {}
     for seat, (rank, _) in seen.items():
@@ -41,11 +41,11 @@ def differing_proxies(seen: Seen) -> Iterator[Placed]:
         said: sorted({rank.host.label for seat, (rank, _) in seen.items() if has[seat] is side})
         for side, said in ((True, "a proxy"), (False, "no proxy"))
     }
-    message = "no proxy; elsewhere http_proxy or the like is set"
+    message = "no proxy; elsewhere a proxy variable (such as http_proxy) is set"
     if odd.usual is False:
-        message = "http_proxy or the like is set; elsewhere no proxy"
+        message = "a proxy variable (such as http_proxy) is set; elsewhere no proxy"
     if odd.tie:
-        message = "http_proxy or the like is set on as many as have none"
+        message = "a proxy variable (such as http_proxy) is set on one half, and not on the other"
     yield Placed(
         Problem(
             DIFFERS,

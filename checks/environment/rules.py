@@ -18,12 +18,12 @@ from .view import Problem, View
 UNKNOWN, BAD_VALUE = "env-unknown-variable", "env-bad-value"
 DEPRECATED, LEFTOVER, SHORT = "env-deprecated", "env-debug-leftover", "timeout-too-short"
 _ALIKE = 0.85
-"""How alike two names must be for the one to be a typing error of the other."""
+"""Minimum similarity of two names for one to count as a typing error of the other."""
 _OWN_NAME = {"nccl": "NCCL", "torch": "torch", "gloo": "gloo"}
 
 
 def problems(view: View) -> Iterator[Problem]:
-    """Everything that is wrong with one rank's variables by themselves."""
+    """All problems of one rank's variables, without comparing ranks."""
     yield from _unknown_names(view)
     yield from _lines_of_files(view)
     for row in view.rows:
@@ -79,10 +79,10 @@ def _near(name: str) -> str:
 def _old_name(view: View, row: Variable) -> Iterator[Problem]:
     if row.gone:
         version = row.gone.removeprefix("<=")
-        at_latest = ", or longer" if version != row.gone else ""
+        at_latest = " or earlier" if version != row.gone else ""
         if view.is_older(row.library, version) and not at_latest:
             return
-        instead = f"; {row.instead} came instead" if row.instead else ""
+        instead = f"; use {row.instead} instead" if row.instead else ""
         since = f"{_OWN_NAME[row.library]} {version}{at_latest}"
         message = f"{row.name} has not been read since {since}{instead}"
         yield Problem(DEPRECATED, message, view.drop(row.name), Severity.INFO)
@@ -102,14 +102,14 @@ def _old_name(view: View, row: Variable) -> Iterator[Problem]:
         return
     differ = canonical(new, mine) != canonical(new, other)
     who = _who_set(view, new.name)
-    message = f"{view.says(row.name)} loses to {view.says(new.name)}{who}"
+    message = f"{view.says(row.name)} is overridden by {view.says(new.name)}{who}"
     severity = Severity.WARN if differ else Severity.INFO
     yield Problem(DEPRECATED, message, view.drop(row.name), severity)
 
 
 def _who_set(view: View, name: str) -> str:
     if name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and view.launcher in ("torchrun", "accelerate"):
-        return ", which torchrun sets by itself"
+        return ", which torchrun sets itself"
     return ""
 
 
@@ -119,7 +119,7 @@ def _too_new(view: View, row: Variable) -> Problem:
     mine = ".".join(map(str, view.version(row.library)[:3]))
     return Problem(
         UNKNOWN,
-        f"{view.says(row.name)} is read since {name} {row.since}; this one is {mine}",
+        f"{view.says(row.name)} is read since {name} {row.since}; this is {name} {mine}",
         f"{view.drop(row.name)}, or use {name} {row.since} or newer",
         view.bounded(row, Severity.WARN if matters else Severity.INFO),
     )
@@ -134,7 +134,7 @@ def _lines_of_files(view: View) -> Iterator[Problem]:
             yield Problem(
                 BAD_VALUE,
                 f"NCCL_CONF_FILE={fault['path']} {fault['fault']}; ~/.nccl.conf is not read either",
-                "unset NCCL_CONF_FILE, or name a file that is there",
+                "unset NCCL_CONF_FILE, or name a file that exists",
                 Severity.WARN,
             )
             continue
@@ -156,8 +156,8 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
         raises = bool(wrong.raises) and not view.is_older(row.library, wrong.raises)
         fix = view.put(row.name, wrong.meant) if wrong.meant else view.drop(row.name)
         if not wrong.meant and row.values:
-            fix += f", or give it one of {', '.join(row.values)}"
-        refused = ", and that is an error" if raises else ""
+            fix += f", or set it to one of {', '.join(row.values)}"
+        refused = ", which is an error" if raises else ""
         yield Problem(
             BAD_VALUE,
             f"{view.says(row.name)} {wrong.says}{refused}",
@@ -168,7 +168,7 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
         )
         return
     if row.deprecated_by and view.is_set(row.deprecated_by):
-        return  # torch reads an old name as well, and may refuse it, but the new one acts
+        return  # torch reads the old name as well, and may refuse it, but the new one counts
     if row.limit is not None:
         yield from _limit(view, row, row.limit)
     for leftover in row.leftovers:
@@ -176,7 +176,7 @@ def _value(view: View, row: Variable, text: str) -> Iterator[Problem]:
             yield Problem(
                 LEFTOVER,
                 f"{view.says(row.name)}: {leftover.why}",
-                f"{view.drop(row.name)}, unless you are looking for a fault",
+                f"{view.drop(row.name)}, unless you are debugging",
                 view.bounded(row, Severity(leftover.severity)),
             )
 
@@ -209,7 +209,7 @@ def _limit(view: View, row: Variable, limit: Limit) -> Iterator[Problem]:
 
 
 _LEAST_RETRIES_S = 10.0
-"""Hosts start that far apart, and a port that is not open yet refuses."""
+"""Hosts may start that far apart, and a port that is not open yet refuses connections."""
 
 
 def _retries(view: View) -> Iterator[Problem]:
@@ -222,8 +222,8 @@ def _retries(view: View) -> Iterator[Problem]:
     if total < _LEAST_RETRIES_S:
         yield Problem(
             SHORT,
-            f"{', '.join(view.says(name) for name in told)}: NCCL gives a peer that is not up yet "
-            f"{max(0.0, total):.1f} s; the defaults, 34 tries and 100 ms, give it 60 s",
+            f"{', '.join(view.says(name) for name in told)}: NCCL waits {max(0.0, total):.1f} s "
+            "for a peer that is not up yet; with the defaults, 34 tries and 100 ms, 60 s",
             "; ".join(view.drop(name) for name in told),
             Severity.WARN,
         )
@@ -236,8 +236,8 @@ def _lets_loopback_in(view: View) -> Iterator[Problem]:
     if view.spans_hosts:
         yield Problem(
             BAD_VALUE,
-            f"{view.says(NCCL_VARIABLE)} lets lo in: a list of one's own takes the place of NCCL's "
-            "own list of exclusions",
+            f"{view.says(NCCL_VARIABLE)} allows lo: your list replaces NCCL's own list of "
+            "exclusions",
             view.put(NCCL_VARIABLE, f"{text},lo"),
             Severity.WARN,
             explained_by="interface-loopback",

@@ -1,4 +1,4 @@
-"""One rank's variables, as its libraries read them: what the rules look at."""
+"""One rank's variables, as its libraries read them: the input of the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .gpu_models import hosts_of_several_models
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with the variables of one rank; becomes a finding of the same code.
+    """A problem of one rank's variables, which becomes a finding of the same code.
 
     Equal problems of several ranks are one finding, so nothing here may depend on the rank.
     `variable` is the one whose limit it is about, if any.
@@ -51,7 +51,7 @@ def version_tuple(text: str | None) -> tuple[int, ...]:
 
 
 class View:
-    """The effective variables of one rank, and what decides how much they matter."""
+    """The effective variables of one rank, and the facts that decide their severity."""
 
     def __init__(self, cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> None:
         self.facts = facts
@@ -78,17 +78,17 @@ class View:
         return name in self._settings
 
     def meaning(self, name: str) -> str | None:
-        """What its library takes it for: the default where it is not set, None where unknown."""
+        """The meaning for its library: the default if it is not set, None if unknown."""
         return canonical(table().variables[name], self.text(name))
 
     def number(self, name: str) -> int | None:
-        """The number that its library sees; the default where it is not set."""
+        """The number that its library reads; the default if it is not set."""
         row = table().variables[name]
         text = self.text(name)
         return number_of(row, row.default or "" if text is None else text)
 
     def says(self, name: str, value: str | None = None) -> str:
-        """`NAME=value`, with the file and line that it stands in, if any."""
+        """`NAME=value`, with the file and line in which it is set, if any."""
         setting = self._settings[name]
         text = setting["value"] if value is None else value
         return f"{name}={text}{self._at(name)}"
@@ -100,21 +100,21 @@ class View:
         return f" ({setting['origin']} line {setting['line']})"
 
     def put(self, name: str, value: str) -> str:
-        """What to type to give it another value, where it stands now."""
+        """The command that sets another value, in the place where it is set now."""
         setting = self._settings.get(name, {"origin": ENVIRONMENT})
         if setting["origin"] == ENVIRONMENT:
             return f"export {name}={shlex.quote(value)}"
         return f"write {name}={value} in line {setting['line']} of {setting['origin']}"
 
     def drop(self, name: str) -> str:
-        """What to type to be rid of it."""
+        """The command that removes it."""
         setting = self._settings[name]
         if setting["origin"] == ENVIRONMENT:
             return f"unset {name}"
         return f"remove line {setting['line']} ({name}) from {setting['origin']}"
 
     def version(self, library: str) -> tuple[int, ...]:
-        """Of the NCCL that is loaded, or of torch; empty where unknown."""
+        """The version of the loaded NCCL, or of torch; empty if unknown."""
         return version_tuple(self.facts.get("torch" if library == "gloo" else library))
 
     def is_older(self, library: str, version: str) -> bool:
@@ -128,8 +128,8 @@ class View:
         return bool(mine and other) and mine[: len(other)] > other
 
     def bounded(self, row: Variable, severity: Severity) -> Severity:
-        """No failure from a variable that nothing in this job is sure to read, and no more than
-        information from one that changes nothing on this host.
+        """The severity, at most a warning if it is not certain that this job reads the variable,
+        and information if it has no effect on this host.
         """
         if row.mixed and not self.has_several_models:
             return Severity.INFO
@@ -147,13 +147,13 @@ Seen = Mapping[int, tuple[Rank, View]]
 
 
 def look(cluster: Cluster, check: str) -> Seen:
-    """The variables of every rank that told them, in what `check` observed."""
+    """The variables of every rank, from the facts of `check`."""
     loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
     seen = {}
     for rank, facts in cluster.facts(check):
         known = {
             **facts,
-            # What torch was built with, where nobody knows what it loads.
+            # The version that torch was built with, if the loaded one is not known.
             "nccl": loaded.get(rank.seat) or facts.get("nccl"),
             "several_models": rank.host.id in mixed,
         }

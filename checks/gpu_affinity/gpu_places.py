@@ -1,4 +1,4 @@
-"""Where a GPU sits: its PCI address, its NUMA node, the CPUs and the network devices beside it.
+"""Location of a GPU: its PCI address, its NUMA node, the CPUs and the network devices near it.
 
 Source: the kernel's ABI/testing/sysfs-bus-pci (numa_node, local_cpulist), and the folders below
 /sys/devices, which are nested as the buses are.
@@ -22,9 +22,9 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 def pci_address(index: int) -> str | None:
     """PCI address of a GPU by the index that CUDA (and torch) gives it in this process.
 
-    The driver must have been started (`see_gpus`). Not every torch says it, so the driver is asked.
+    The driver must have been started (`see_gpus`); not every torch knows the address.
 
-    Returns: as sysfs writes it, `0000:3b:00.0`; None where the driver does not say.
+    Returns: as sysfs writes it, `0000:3b:00.0`; None if the driver does not give it.
     """
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
@@ -48,16 +48,16 @@ def as_sysfs(address: str) -> str | None:
 
 
 def place_on_host(address: str, root: Path = Path("/")) -> dict[str, Any]:
-    """What sysfs says of a PCI device.
+    """Location of a PCI device by sysfs.
 
     Args:
         address: as `pci_address` returns it.
         root: folder in which `sys` lies.
 
-    Returns: `numa`: number of its node, or None where there is one node or the firmware says
-    nothing; `cpus`: numbers of the CPUs beside it, none where unknown; `nics`: network devices, the
-    nearest first, each `{"name", "pci", "numa", "near"}` with `near` an index of `HOW_NEAR`, or
-    None where that is unknown.
+    Returns: `numa`: number of its node, or None if there is one node or the firmware does not give
+    it; `cpus`: numbers of the CPUs near it, empty if unknown; `nics`: network devices, the nearest
+    first, each `{"name", "pci", "numa", "near"}` with `near` an index of `HOW_NEAR`, or None if
+    unknown.
     """
     folder = root / "sys/bus/pci/devices" / address
     numa = _number(folder / "numa_node")
@@ -88,14 +88,14 @@ def _nics(root: Path) -> Iterable[tuple[str, Path]]:
 
 
 def _buses(device: Path) -> list[str]:
-    """`pci0000:17`, `0000:17:01.0`, …, down to the device itself; nothing where it is not there."""
+    """`pci0000:17`, `0000:17:01.0`, …, down to the device itself; empty if it does not exist."""
     parts = Path(os.path.realpath(device)).parts
     starts = [at for at, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]+", part)]
     return list(parts[starts[0] :]) if starts else []
 
 
 def _near(path: list[str], numa: int | None, nic: Path) -> int | None:
-    """How near a network device is: an index of `HOW_NEAR`.
+    """Distance of a network device: an index of `HOW_NEAR`.
 
     Two devices that share the port of the root complex are behind one switch.
     """
@@ -113,7 +113,7 @@ def _near(path: list[str], numa: int | None, nic: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Of a NUMA node; -1 in sysfs means that nobody knows."""
+    """Number of a NUMA node; None for -1, which means unknown."""
     try:
         number = int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

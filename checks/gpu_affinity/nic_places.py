@@ -1,4 +1,4 @@
-"""Which RDMA ports are beside a rank's GPU: per rank as facts, and where that is odd. Pure."""
+"""RDMA ports near each rank's GPU, as facts, and findings on unusual ones. Pure."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from nccl_doctor.api import (
 )
 
 HOW_NEAR = ("same PCIe switch", "same root complex", "same NUMA node", "another NUMA node")
-"""From near to far. GPUs of a virtual machine often seem to be in one root complex with all."""
+"""From near to far. In a virtual machine all devices often seem to be in one root complex."""
 NIC_FAR = Kind(
     "gpu-far-from-nic",
     Layer.DEVICE,
-    "The NIC beside a rank's GPU cannot be used",
-    "NCCL sends through a NIC that is farther away, and another rank's: both share its bandwidth, "
-    "and what goes there crosses the host.",
-    "ibstat of the port that is named, and NCCL_IB_HCA (or /etc/nccl.conf) if that leaves it out; "
+    "The NIC next to a rank's GPU cannot be used",
+    "NCCL sends through a NIC that is farther away and belongs to another rank: both share its "
+    "bandwidth, and the data crosses the host.",
+    "ibstat of the port that is named, and NCCL_IB_HCA (or /etc/nccl.conf) if that excludes it; "
     "nvidia-smi topo -m shows which NIC is near which GPU.",
     Severity.WARN,
 )
 NIC_PAIRS = Kind(
     "gpu-nic-pairs-differ",
     Layer.DEVICE,
-    "GPUs and NICs go together in another way than on the other hosts",
-    "NCCL joins GPUs of one number over NICs of one number: where a host pairs them differently, "
-    "its traffic crosses rails, or the link between its sockets.",
+    "GPUs and NICs are paired differently than on the other hosts",
+    "NCCL connects GPUs of the same number through NICs of the same number: if a host pairs them "
+    "differently, its traffic crosses rails, or the link between its sockets.",
     "the same order in CUDA_VISIBLE_DEVICES on all hosts; compare nvidia-smi topo -m",
     Severity.WARN,
     between=True,
@@ -43,16 +43,16 @@ NIC_PAIRS = Kind(
 
 
 def nics_beside(place: Mapping[str, Any], rails: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The RDMA ports beside one GPU.
+    """The RDMA ports near one GPU.
 
     Args:
         place: of `place_on_host`.
         rails: of `rails_of`.
 
-    Returns: None where there is no RDMA device. `near`: index of `HOW_NEAR` of the nearest ports
-    that NCCL may use, None where none may or nobody knows; `at`: their places in NCCL's order;
-    `names`; `own`: of devices that are nearer, and of which no port may be used: PCI address →
-    `down` or `left out`, and `own_near`; `count`: of ports that may be used.
+    Returns: None if there is no RDMA device. `near`: index of `HOW_NEAR` of the nearest ports that
+    NCCL may use, None if there is none or it is unknown; `at`: their places in NCCL's order;
+    `names`; `own`: nearer devices of which no port may be used: PCI address → `down` or
+    `left out`, and `own_near`; `count`: number of ports that may be used.
     """
     near_of = {nic["pci"]: nic["near"] for nic in place["nics"] if nic["near"] is not None}
     devices = [pci for pci in rails["slots"] if pci in near_of]
@@ -83,11 +83,11 @@ def nics_beside(place: Mapping[str, Any], rails: Mapping[str, Any]) -> dict[str,
 
 
 def judge_nics(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Ranks whose own NIC cannot be used, then ranks unlike most of their host, then hosts.
+    """Findings on ranks whose own NIC cannot be used or is farther than others', then on hosts.
 
     Args:
-        seen: of each rank `uuid`, and `rdma` as `nics_beside` returns it. Where no port of a host
-            may be used, other checks say so.
+        seen: for each rank `uuid`, and `rdma` as `nics_beside` returns it. If no port of a host
+            may be used, other checks report it.
     """
     hosts: dict[int, list[tuple[Rank, Mapping[str, Any]]]] = defaultdict(list)
     for rank, facts in seen:
@@ -107,21 +107,21 @@ def _far(mine: Sequence[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
     most = count if 2 * count > len(mine) and count > 1 else 0
     for rank, facts in mine:
         rdma = facts["rdma"]
-        now = f"the nearest that NCCL may use: {_names(rdma)} ({HOW_NEAR[rdma['near']]})"
+        now = f"nearest usable NIC: {_names(rdma)} ({HOW_NEAR[rdma['near']]})"
         where = place_of([rank]) | Where(devices=(facts["uuid"],) if facts["uuid"] else ())
         if rdma["own"]:
             devices = ", ".join(f"{pci} is {why}" for pci, why in sorted(rdma["own"].items()))
-            # What a setting leaves out may be there for storage.
+            # A NIC that a setting excludes may be for storage.
             sure = Confidence.LIKELY if "down" in rdma["own"].values() else Confidence.POSSIBLE
             text = f"{devices} ({HOW_NEAR[rdma['own_near']]}); {now}"
             yield Finding(NIC_FAR, text, where, dict(rdma), confidence=sure)
         elif most and rdma["near"] > usual:
-            text = f"{now}, of {most} other ranks of the host: {HOW_NEAR[usual]}"
+            text = f"{now}; for {most} other ranks of the host: {HOW_NEAR[usual]}"
             yield Finding(NIC_FAR, text, where, dict(rdma), confidence=Confidence.LIKELY)
 
 
 def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterator[Finding]:
-    """Hosts with as many ranks and ports, of which the same local ranks have other NICs."""
+    """Findings on hosts with equally many ranks and ports whose local ranks have other NICs."""
     sizes: dict[tuple[int, int], list[Sequence[tuple[Rank, Mapping[str, Any]]]]] = defaultdict(list)
     for mine in hosts:
         sizes[len(mine), mine[0][1]["rdma"]["count"]].append(mine)
@@ -139,12 +139,12 @@ def _pairs(hosts: Sequence[Sequence[tuple[Rank, Mapping[str, Any]]]]) -> Iterato
                 if any(_one(rank, facts) not in other for other in others)
             ]
             shown = [
-                f"local rank {rank.local_rank} is beside {_names(facts['rdma'])} (rail "
+                f"local rank {rank.local_rank} is next to {_names(facts['rdma'])} (rail "
                 f"{', '.join(map(str, facts['rdma']['at']))}, {HOW_NEAR[facts['rdma']['near']]})"
                 for rank, facts in mismatched[:4]
             ]
             shown += [f"and {len(mismatched) - 4} more"] if len(mismatched) > 4 else []
-            rest = "the other hosts pair them in one way" if odd.usual else "a tie between hosts"
+            rest = "the other hosts pair them equally" if odd.usual else "a tie between hosts"
             yield Finding(
                 NIC_PAIRS,
                 f"{'; '.join(shown)}; {rest}",

@@ -1,4 +1,4 @@
-"""Copies between the GPUs of a host: who is cut off, and who only has a sick peer. Pure."""
+"""Copies between the GPUs of a host: broken pairs, without those of a faulty GPU. Pure."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ TO_PEER = "copying to another GPU"
 P2P_BROKEN = Kind(
     "gpu-p2p-broken",
     Layer.DEVICE,
-    "What one GPU sends to another does not arrive, or arrives changed",
-    "NCCL sends so between the ranks of a host: the first collective hangs right after `Init "
-    "COMPLETE`, or adds up wrong numbers without a word.",
+    "Data that one GPU copies to another does not arrive, or arrives corrupted",
+    "NCCL copies this way between the ranks of a host: the first collective hangs right after "
+    "`Init COMPLETE`, or silently gives wrong sums.",
     "export NCCL_P2P_DISABLE=1 shows whether this is the cause; boot with iommu=pt, turn ACS off, "
     "upgrade the driver",
 )
 P2P_UNTESTED = Kind(
     "gpu-p2p-untested",
     Layer.DEVICE,
-    "What one GPU sends to another of its host was not tried",
-    "Each rank sees a GPU of its own only, so none can copy to another's: whether NCCL can is seen "
-    "first in a collective.",
+    "Copies between the GPUs of a host were not tested",
+    "Each rank sees only its own GPU, so none can copy to another's: only a collective shows "
+    "whether NCCL can.",
     "let every rank of a host see all its GPUs (one CUDA_VISIBLE_DEVICES for all; srun "
     "--gpu-bind=none), and run again",
     Severity.INFO,
@@ -45,10 +45,10 @@ CHECK = "gpu_work"
 
 
 def judge_peers(cluster: Cluster) -> Iterator[Finding]:
-    """Pairs of GPUs of which both work by themselves.
+    """Findings on pairs of GPUs that work by themselves, but not together.
 
-    A peer that does not work, or that does not answer the driver, is named by itself. What the
-    check `gpu_direct` saw on the way between them is said too.
+    A peer that does not work, or that does not answer the driver, has its own finding. What check
+    `gpu_direct` saw on the path between the two is added.
     """
     yield from _untested(cluster)
     for item, finding in _broken(cluster):
@@ -75,7 +75,7 @@ def _broken(cluster: Cluster) -> Iterator[tuple[Evidence, Finding]]:
 
 
 def _untested(cluster: Cluster) -> Iterator[Finding]:
-    """Ranks that see one GPU, on a host where others run; NCCL may copy between them."""
+    """Notes on ranks that see only one GPU, on a host with other ranks; NCCL may copy directly."""
     visible = {
         rank.seat: len(facts["devices"]) for rank, facts in cluster.facts("backend_device", ALONE)
     }
@@ -86,7 +86,7 @@ def _untested(cluster: Cluster) -> Iterator[Finding]:
         if alone and not (facts["peer"] or is_part or off or facts["error"] or facts["wrong"]):
             yield Finding(
                 P2P_UNTESTED,
-                "copies to the GPU of the next rank: this rank sees no GPU but its own",
+                "copies to the GPU of the next rank: this rank sees only its own GPU",
                 Evidence.rank_place(rank),
             )
 
@@ -114,7 +114,7 @@ def _finding(
 
 
 def _sick(cluster: Cluster) -> Iterator[str]:
-    """UUIDs of GPUs that do not work by themselves, or that are not there any more."""
+    """UUIDs of GPUs that do not work by themselves, or that are lost."""
     for item in cluster.evidence(CHECK, ALONE):
         end = item.outcome
         if end.status is OutcomeStatus.OK and (end.facts["error"] or end.facts["wrong"]):

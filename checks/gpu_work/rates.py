@@ -1,4 +1,4 @@
-"""Rates of GPUs: as a table, and who is slow beside its like or beside what is published. Pure."""
+"""Rates of GPUs: as a table, and compared with equal GPUs and with published rates. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .under_load import held_back, in_words
 
 _TIMES = {"half": 1.2, "copy": 1.2, "to_device": 2.0, "to_host": 2.0}
 _LEAST_SHARE = {"half": 0.5, "copy": 0.7}
-"""Of what the vendor publishes. GPUs of the table reach 0.75 to 0.87 of it in such products, by
-public measurements (0.6 and more where the power limit of the model is low), and about 0.9 in
-copies: half the speed everywhere must not pass for good.
+"""Share of the published rate. GPUs of the table reach 0.75 to 0.87 of it in such products, by
+public measurements (0.6 and more if the power limit of the model is low), and about 0.9 in copies:
+half the speed on all GPUs must not count as good.
 """
 _LEAST_OF_LINK = 0.3
-"""Of the PCIe link that a copy from or to the host goes over, as wide and fast as it is under load.
-All GPUs of a host copy at once, and may share one link to it: each has its share of that.
+"""Share of the rate of the PCIe link to the host, with its width and generation under load. All
+GPUs of a host copy at once, and may share one link to it: each has its share of that.
 """
 _PCIE = ("to_device", "to_host")
 _LOADS = (
@@ -34,11 +34,11 @@ _UNITS = {"half": (1e12, "TFLOP/s"), "copy": (1e9, "GB/s")}
 
 
 def judge_gpu_rates(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Finding]:
-    """First beside GPUs of the same model, then the rest beside what is published.
+    """Findings on GPUs slower than others of their model; for the rest, than published rates.
 
     Args:
-        seen: of each rank `device`, `uuid`, `model`, `tries`, a list of what `DeviceWork.measure`
-            returned, each, and `under_load`, of each what `LoadReader.read` returned (not in
+        seen: for each rank `device`, `uuid`, `model`, `tries`, a list of results of
+            `DeviceWork.measure`, and `under_load`, for each the result of `LoadReader.read` (not in
             reports of older versions). GPUs that several ranks worked on are left out.
     """
     models: dict[str, list[_Gpu]] = defaultdict(list)
@@ -67,12 +67,12 @@ def rates_table(
     tries: Sequence[Mapping[str, float]],
     loads: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What was measured, beside what is published, as a fact that is shown as a table.
+    """A table of measured and published rates, as a fact for reports.
 
     Args:
         model: the GPU's name.
         tries: two measurements.
-        loads: what was read in each of them.
+        loads: the readings under load, one for each of them.
     """
     peaks = peaks_of(model)
     rows = []
@@ -93,7 +93,7 @@ def rates_table(
 
 
 def rate_figures(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Figure]:
-    """Rates to compare with other runs, by GPU. `seen` is as in `judge_gpu_rates`."""
+    """Rates to compare with other runs, by GPU. `seen` is as for `judge_gpu_rates`."""
     for gpu in _measured(seen):
         for measure, words in MEASURES.items():
             scale, unit = _unit(measure)
@@ -123,7 +123,7 @@ class _Gpu(NamedTuple):
 
     @property
     def load(self) -> Mapping[str, Any]:
-        """The last thing that the driver said of it under load; empty where it said nothing."""
+        """The driver's last reading under load; empty if there is none."""
         return next((one for one in reversed(self.loads) if one), {})
 
     @property
@@ -154,7 +154,7 @@ def _identity(rank: Rank, facts: Mapping[str, Any]) -> Any:
 
 
 def _outliers(alike: Sequence[_Gpu]) -> Iterator[tuple[_Gpu, list[str]]]:
-    """GPUs that stand out in the cluster, or among those of their host, and in what."""
+    """GPUs that are outliers in the cluster or on their host, with a text for each measure."""
     by_host: dict[int, list[_Gpu]] = defaultdict(list)
     for gpu in alike:
         by_host[gpu.rank.host.id].append(gpu)
@@ -165,7 +165,7 @@ def _outliers(alike: Sequence[_Gpu]) -> Iterator[tuple[_Gpu, list[str]]]:
             ("equal GPUs of the host", by_host.values()),
         ):
             for group in others:
-                # Times, for whom less is better; a rate of 0 cannot be measured.
+                # Times, so that less is better; a rate of 0 cannot be measured.
                 times = {gpu.rank.seat: 1 / gpu.best[measure] for gpu in group}
                 for seat in slow_ones(times, _TIMES[measure]):
                     rate = 1 / times[seat]
@@ -210,11 +210,11 @@ def _below_peak(model: str, gpus: Sequence[_Gpu]) -> Iterator[Finding]:
 
 
 def _below_link(gpus: Iterable[_Gpu], sharing: Mapping[int, int]) -> Iterator[Finding]:
-    """Copies that are slow for the link they go over, whatever GPUs share it.
+    """Findings on copies that are slow for their PCIe link, whatever GPUs share it.
 
     Args:
-        gpus: some.
-        sharing: host → how many of its GPUs were measured at once.
+        gpus: to be judged.
+        sharing: host → number of its GPUs that were measured at once.
     """
     for gpu in gpus:
         link = pcie_rate(gpu.load.get("pcie_generation"), gpu.load.get("pcie_width"))
@@ -242,7 +242,7 @@ def _under_load(gpu: _Gpu) -> str:
 
 
 def _load_of(gpus: Iterable[_Gpu]) -> dict[str, Any]:
-    """Evidence: what the driver said of each GPU under load, by UUID."""
+    """Evidence: the driver's readings of each GPU under load, by UUID."""
     said = {gpu.uuid or f"rank {gpu.rank.rank}": dict(gpu.load) for gpu in gpus if gpu.load}
     return {"under_load": said} if said else {}
 

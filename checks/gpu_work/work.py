@@ -1,7 +1,7 @@
-"""A little work for one device: exact products, copies, and how fast it does both.
+"""A little work for one device: exact products, copies, and the speed of both.
 
-Runs in a probe child. The device is a parameter; where it is the CPU, all but pinned memory and
-events is the same.
+Runs in a probe child. The device is a parameter; on the CPU everything is the same except pinned
+memory and events.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ GPU_STEPS = (CONTEXT, MULTIPLY, TO_DEVICE, INSIDE, TO_HOST, STRESS)
 """Breadcrumbs of calls that only a GPU or its driver can block."""
 
 _SHARES = {"half": 0.55, "copy": 0.15, "to_device": 0.1, "to_host": 0.1}
-"""Of the time of one measurement; what is left goes into making buffers and warming up."""
+"""Shares of the time of one measurement; the rest is for making buffers and warming up."""
 _WARM_S = 0.3
 _BATCH_S = 0.05
 _LOOK_BATCHES = 4
-"""So many at once while the GPU is asked how it runs: it must not fall idle meanwhile."""
+"""Batches at once while the GPU's state is read: it must not become idle meanwhile."""
 _SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 18)}
 """Rows of a matrix; bytes that are copied within the device, and from and to the host."""
 _LEFT_ALONE = 4
-"""No buffer takes more than one part in so many of the memory that is free."""
+"""No buffer takes more than the free memory divided by this."""
 _LEAST_FREE = 2 << 30
-"""With less, matrices and buffers are so small that a good GPU looks slow, or its cache fast."""
+"""With less, matrices and buffers are so small that a good GPU looks slow, or only its cache is
+measured."""
 
 _U = (1, -2, 3, -1, 2, -3)
 _W = (2, 1, -1, -2)
@@ -47,8 +48,8 @@ def operands(size: int, dtype: Any) -> tuple[Any, Any, Any]:
     """Two square matrices on the CPU, and their product.
 
     All elements, the sums over neighbouring terms, and the result are whole numbers of at most 192
-    (8 bits), so bfloat16, float16, TF32 and float32 hold them exactly: whatever differs from the
-    product is wrong. Element (i, j) of it is 32 u(i) w(j). `size` is even, and at least 32.
+    (8 bits), so bfloat16, float16, TF32 and float32 hold them exactly: any difference from the
+    product is an error. Element (i, j) of it is 32 u(i) w(j). `size` is even, and at least 32.
     """
     import torch
 
@@ -70,17 +71,17 @@ def is_gpu_error(error: BaseException) -> bool:
 
 
 class DeviceWork:
-    """What one rank does with one device."""
+    """Work of one rank on one device."""
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
         """`device` is a `torch.device`; no context is made yet."""
         self.breadcrumb = breadcrumb
         self._device = device
         self.step = ""
-        """What was begun last."""
+        """The step that was started last."""
 
     def context(self) -> float:
-        """Make the context. Returns: seconds."""
+        """Make the context; return the seconds it took."""
         import torch
 
         self._enter(CONTEXT)
@@ -92,11 +93,11 @@ class DeviceWork:
         return time.monotonic() - started
 
     def products(self, size: int = 2048) -> list[dict[str, Any]]:
-        """Multiply matrices of which the product is known, in float32 and in the half type.
+        """Multiply matrices whose product is known, in float32 and in the half type.
 
         Large enough for every processor of the GPU to get a part.
 
-        Returns: what came out wrong: `what` (the type), `count` of elements, `of`, `example`.
+        Returns: wrong results: `what` (the type), `count` of elements, `of`, `example`.
         """
         import torch
 
@@ -110,7 +111,7 @@ class DeviceWork:
         return found
 
     def copies(self, count: int = 1 << 24) -> list[dict[str, Any]]:
-        """Copy `count` 32-bit numbers there, within the device, and back.
+        """Copy `count` 32-bit numbers to the device, within it, and back.
 
         Returns: as `products`.
         """
@@ -130,8 +131,8 @@ class DeviceWork:
     def peer_copy(self, peer: Any, uuid: str | None, count: int = 1 << 22) -> list[dict[str, Any]]:
         """Copy numbers to another device, and from there to the host.
 
-        The way between the two is the one that the driver gives: directly where they reach each
-        other's memory, else through the host.
+        The driver chooses the path between the two: directly if they can access each other's
+        memory, else through the host.
 
         Args:
             peer: the other, a `torch.device`.
@@ -156,8 +157,8 @@ class DeviceWork:
 
         Args:
             budget_s: seconds.
-            look: called once, in the midst of the products, while the device works at some of them;
-                what they cost is timed by the device, so it may take some milliseconds.
+            look: called once, in the middle of the products, while the device works on some of
+                them; the device times them itself, so it may take some milliseconds.
 
         Returns: operations per second of `half` (2 n^3 for a product), bytes per second of `copy`
         (read and written, both counted), and of `to_device` and `to_host` from and to pinned memory
@@ -173,7 +174,7 @@ class DeviceWork:
         size, nbytes, across = sizes(self._device.type, free)
         self._enter(STRESS, seconds=round(budget_s, 1))
         rates = {}
-        # Random numbers, as in a job: of few different ones a GPU makes less heat, and is faster.
+        # Random numbers, as in a job: with few different ones a GPU is cooler and faster.
         half = self._half()
         left, right = (torch.randn(size, size, device=self._device).to(half) for _ in range(2))
         out = torch.empty_like(left)
@@ -211,7 +212,7 @@ class DeviceWork:
         budget_s: float,
         look: Callable[[], None] | None = None,
     ) -> float:
-        """Units of `amount` per second, after warming up; batches run until the time is over."""
+        """Rate in units of `amount` per second, after warming up; batches run until the end."""
         end = time.monotonic() + budget_s
         middle = end - budget_s / 2
         warm = time.monotonic() + min(_WARM_S, budget_s / 4)
@@ -233,7 +234,7 @@ class DeviceWork:
     def _time(
         self, work: Callable[[], Any], times: int, meanwhile: Callable[[], None] | None = None
     ) -> float:
-        """Seconds on the device's own clock, where it has one.
+        """Seconds by the device's own clock, if it has one.
 
         `meanwhile` is called as soon as the device has all the work; on the CPU, after it.
         """
@@ -258,7 +259,7 @@ class DeviceWork:
         return float(first.elapsed_time(last)) / 1000
 
     def _half(self) -> Any:
-        """bfloat16, and float16 where a GPU has no hardware for it."""
+        """The half type: bfloat16, or float16 if a GPU has no hardware for it."""
         import torch
 
         nvidia = self._device.type == "cuda" and not torch.version.hip
@@ -277,22 +278,22 @@ class DeviceWork:
 
 
 def sizes(device: str, free: int | None) -> tuple[int, int, int]:
-    """What is measured with: rows of a matrix, bytes within the device, bytes from and to the host.
+    """Sizes for measuring: rows of a matrix, bytes within the device, bytes from and to the host.
 
     Args:
         device: `cuda` or `cpu`.
-        free: bytes of the device's memory that are free; None where that does not matter.
+        free: bytes of the device's memory that are free; None if that does not matter.
 
     Raises:
-        Untested: too few for figures that can be held against others.
+        Untested: too few for figures that can be compared.
     """
     size, nbytes, across = _SIZES[device]
     if free is None:
         return size, nbytes, across
     if free < _LEAST_FREE:
         raise Untested(
-            f"{free / (1 << 30):.1f} GiB of the GPU's memory are free, and measuring its speed "
-            f"needs {_LEAST_FREE >> 30}"
+            f"{free / (1 << 30):.1f} GiB of the GPU's memory are free; measuring its speed needs "
+            f"{_LEAST_FREE >> 30} GiB"
         )
     room = free // _LEFT_ALONE
     nbytes = min(nbytes, room // 2)
@@ -300,7 +301,7 @@ def sizes(device: str, free: int | None) -> tuple[int, int, int]:
 
 
 def differences(what: str, got: Any, expected: Any) -> list[dict[str, Any]]:
-    """Where two tensors on the CPU differ: nothing, or one row as `DeviceWork.products` returns it.
+    """Differences of two tensors on the CPU: none, or one row as of `DeviceWork.products`.
 
     NaN differs from every number.
     """

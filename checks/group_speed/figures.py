@@ -13,13 +13,13 @@ from nccl_doctor.toolkit.outliers import bus_bandwidth
 from .measured import HOSTS, MESH, PAIRS, WORLD
 
 _BULK = 4096
-"""Bytes; below, the time of an all-reduce is that of its round trips, and no bandwidth."""
+"""Bytes; below, the time of an all-reduce is that of its round trips, not a bandwidth."""
 _LEAST_US = 50.0
 
 
 def speed_figures(cluster: Cluster, check: str) -> Iterator[Figure]:
-    """Of every group that finished its first try: latency or bus bandwidth of each size; and how
-    long each rank computed.
+    """Latency or bus bandwidth of each size, for every group that finished its first try; and the
+    computing time of each rank.
 
     Args:
         cluster: what was gathered.
@@ -48,7 +48,7 @@ def _computing(attempt: Attempt) -> Iterator[Figure]:
 
 
 def _all_reduce(name: str, attempt: Attempt) -> Iterator[Figure]:
-    """Sizes that every member had the time for, as the slowest one saw them."""
+    """Figures of the sizes that every member had time for, by the slowest member."""
     kind, where = _group(name, attempt)
     tries: dict[int, list[Mapping[str, Any]]] = {}
     for member in attempt.members:
@@ -69,7 +69,7 @@ def _all_reduce(name: str, attempt: Attempt) -> Iterator[Figure]:
 
 
 def _group(name: str, attempt: Attempt) -> tuple[str, Where]:
-    """What kind of group it is, in words, and its place; no words for what is not compared."""
+    """The kind of a group as text, and its place; an empty text if it is not compared."""
     ranks = f"{len(attempt.members)} ranks"
     hosts = list(dict.fromkeys(member.host.label for member in attempt.members))
     if name == WORLD:

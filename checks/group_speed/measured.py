@@ -1,4 +1,4 @@
-"""Times of groups in several rounds: what is compared with what, and measured again. Pure."""
+"""Times of groups in several rounds: what is compared, and what is measured again. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from nccl_doctor.toolkit.outliers import ring, second_try, slow_ones
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
-hosts, the groups of each dimension of the mesh; and the second try of what stood out.
+hosts, the groups of each dimension of the mesh; and the second try of the outliers.
 """
 CONTROLS = 3
-"""So many that did not stand out are measured again beside those that did."""
+"""Number of good ones that are measured again together with the outliers."""
 
 
 class Measured:
-    """What a check that times groups has measured so far, and what of it stands out."""
+    """The measurements of a check that times groups, and the outliers among them."""
 
     def __init__(self, cluster: Cluster, check: str) -> None:
         """`check` is the name of the check that held the rounds."""
@@ -40,7 +40,7 @@ class Measured:
         return self._place[seat]
 
     def good(self, begin: str) -> Iterator[Attempt]:
-        """Attempts, of rounds whose name begins so, that every member finished."""
+        """Attempts that every member finished, of rounds whose name begins with `begin`."""
         for name, found in self._attempts.items():
             if name.startswith(begin):
                 yield from (attempt for attempt in found if attempt.is_good)
@@ -48,7 +48,7 @@ class Measured:
     # What is compared
 
     def computing(self, begin: str) -> dict[int, float]:
-        """Seat → seconds."""
+        """Seat → seconds of computing."""
         return {
             member.rank.seat: member.outcome.facts["compute"]["seconds"]
             for attempt in self.good(begin)
@@ -74,7 +74,7 @@ class Measured:
         return found
 
     def size(self, begin: str) -> int:
-        """Bytes of the largest all-reduce that every group of these rounds had the time for."""
+        """Bytes of the largest all-reduce that every group of these rounds had time for."""
         return min((_largest(attempt) for attempt in self.good(begin)), default=0)
 
     def leads(self) -> list[int]:
@@ -82,7 +82,7 @@ class Measured:
         return [seats[0] for seats in self.hosts.values()]
 
     def equals(self, times: Mapping[int, float]) -> list[dict[int, float]]:
-        """Hosts with the same number of ranks, which alone can be compared."""
+        """Times of hosts with the same number of ranks: only these can be compared."""
         kinds: dict[int, dict[int, float]] = {}
         for host, seconds in times.items():
             kinds.setdefault(len(self.hosts[host]), {})[host] = seconds
@@ -91,7 +91,7 @@ class Measured:
     # What is planned
 
     def mesh_groups(self) -> dict[str, list[tuple[int, ...]]]:
-        """`mesh-NAME` → the groups of that dimension, where the mesh fits these ranks."""
+        """`mesh-NAME` → the groups of that dimension, if the mesh fits these ranks."""
         world = [rank.seat for rank in self.cluster.present]
         mesh = self.cluster.job.mesh
         if math.prod(size for _, size in mesh) != len(world):
@@ -123,7 +123,7 @@ class Measured:
     # What is known of a second try
 
     def was_busy(self, seat: int) -> bool:
-        """Whether a rank waited for its CPU in the second try: then its times say little."""
+        """Whether a rank waited for its CPU in the second try: then its times mean little."""
         for attempt in self.good(AGAIN):
             for member in attempt.members:
                 facts = member.outcome.facts
@@ -136,13 +136,13 @@ class Measured:
 def stand_out_again(
     slow: Mapping[int, float], first: Mapping[int, float], again: Mapping[int, float]
 ) -> list[int]:
-    """Those that stand out once more, held against all, each with the better of its two tries."""
+    """The outliers that are outliers again, comparing the better of two tries with all others."""
     best = {key: min(value, again.get(key, value)) for key, value in first.items()}
     return [key for key in slow_ones(best) if key in slow and key in again]
 
 
 def _with_controls(slow: Mapping[int, float], all_: Mapping[int, float]) -> list[int]:
-    """Those that stood out, and a few that did not, the most ordinary first."""
+    """The outliers, and a few others near the median."""
     good = sorted((each for each in all_ if each not in slow), key=lambda each: all_[each])
     middle = len(good) // 2
     return [*slow, *good[middle:][:CONTROLS]]
@@ -153,7 +153,7 @@ def _largest(attempt: Attempt) -> int:
 
 
 def _seconds(attempt: Attempt, size: int) -> float:
-    """Of one size, or the largest below it, as the slowest member saw it."""
+    """Seconds of one size, or of the largest below it, by the slowest member."""
     return max(
         float(each["seconds"])
         for member in attempt.members

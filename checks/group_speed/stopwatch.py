@@ -1,7 +1,7 @@
-"""How long collectives and a piece of computing take on this rank.
+"""Times of collectives and of some computing on this rank.
 
-Runs in a probe child, on a default group that is formed. Computing and network are timed apart, and
-never added into one number.
+Runs in a probe child, on a default group that is formed. Computing and network are timed
+separately, and never added into one number.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nccl_doctor.toolkit.cpu_wait import CpuWatch
 _LEAST, _MOST = 3, 50
 """Timed repetitions of one size."""
 _BULK = 1 << 16
-"""The time of fewer bytes is latency, and says nothing of how long a larger size takes."""
+"""The time of fewer bytes is latency, and does not predict the time of a larger size."""
 _MATRIX = {"cpu": 384, "cuda": 4096}
 _MULTIPLICATIONS = 5
 
 
 class Stopwatch:
-    """Times what this rank does on one device."""
+    """Times the work of this rank on one device."""
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any, budget_s: float) -> None:
         """`device` is the `torch.device` of the backend; one size takes about `budget_s`."""
@@ -32,7 +32,7 @@ class Stopwatch:
         self._budget_s = budget_s
 
     def computing(self) -> dict[str, Any]:
-        """Multiply square float32 matrices, on one thread where the device is the CPU.
+        """Multiply square float32 matrices, on one thread if the device is the CPU.
 
         Returns: `what`, `seconds` of the fastest of a few, and `cpu`: as `CpuWatch.report`.
         """
@@ -73,8 +73,8 @@ class Stopwatch:
             dist.all_reduce(data)  # the first one may open connections
             watch = CpuWatch(process=True)
             seconds = [self._time(partial(dist.all_reduce, data))]
-            # Everybody has to repeat it equally often, and to stop after the same size: what the
-            # slowest one says, and the one with the least time left.
+            # All ranks must repeat it equally often, and stop after the same size: decided by the
+            # slowest rank, and by the one with the least time left.
             said = torch.tensor([seconds[0], time.monotonic() - end], device=self._device)
             dist.all_reduce(said, op=dist.ReduceOp.MAX)
             once, left = max(float(said[0]), 1e-6), -float(said[1])

@@ -1,39 +1,39 @@
-"""Are the links between the hosts about as fast as each other, and do they lose nothing?
+"""Are all links between the hosts about equally fast, and do they lose no packets?
 
 What it checks
 --------------
-On the address that the job would use, every host exchanges a little with every other one (with a
-few of them where there are more than 16 and the level is not `full`), never with two at once: the
+On the address that the job would use, every host exchanges a little data with every other one (with
+a few of them if there are more than 16 and the level is not `full`), never with two at once: the
 round-trip time of 64 bytes, the bandwidth of one TCP connection in each direction for a tenth of a
-second, and the segments that were lost while hardly anything was under way. Each value is compared
-with those of the other links. What stands out is measured once more, and each of its ends with a
-partner that was good; only what stands out again is blamed.
+second, and the segments lost while there was almost no traffic. Each value is compared with those
+of the other links. Outliers are measured again, and each of their ends with a partner that was
+good; only what is an outlier again is blamed.
 
 Why it matters
 --------------
-A collective is as fast as its slowest link: one cable that fell back to 1 Gbit/s, one host behind a
-wrong switch port or a VPN, slows every step of the whole job, and no library says a word. Where
-segments are lost, TCP waits 0.2 s and more for many of them, until NCCL or gloo give up.
+A collective is as fast as its slowest link: one cable that fell back to 1 Gbit/s, or one host
+behind a wrong switch port or a VPN, slows every step of the whole job, and no library reports it.
+If segments are lost, TCP waits 0.2 s and more for many of them, until NCCL or gloo give up.
 
 How to fix
 ----------
-host-slow: `ethtool <nic>` says the negotiated speed, `ip -s link` the errors; look for a NIC in a
+host-slow: `ethtool <nic>` shows the negotiated speed, `ip -s link` the errors; look for a NIC in a
 narrow PCIe slot, another driver, a rate limit, and work that keeps the CPU busy.
-link-slow, latency-high: the road between these two hosts (routes, VPN, switch uplink, rate limit).
+link-slow, latency-high: the path between these two hosts (routes, VPN, switch uplink, rate limit).
 link-lossy: cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for
 counters that grow in `ethtool -S <nic>`, `nstat -az TcpRetransSegs`, and on the switch.
 
 When it is wrong
 ----------------
-One TCP connection per link, on one interface, for a moment: what only shows under the load of the
-whole job, on more interfaces, or over InfiniBand is not seen. Two hosts have nobody to be compared
-with: only a tenth of the line rate, or a third of the other direction, is called slow. Where most
-links are slow they are the rule, and links that only lead from one rack to another are reported as
-information. A host that is too busy to measure is never blamed; the report says so.
-Thresholds: a third of the median bandwidth; ten times the median round-trip time and 1 ms more;
-5 segments and 0.5 % lost, in two tries together.
-Not validated on hardware: every rule has met real sockets and real faults on virtual links, but no
-real NIC, switch or line rate yet; latency has met made-up clusters only.
+One TCP connection per link, on one interface, for a moment: problems that show only under the load
+of the whole job, on more interfaces, or over InfiniBand are not seen. With two hosts there is no
+other link to compare with: only less than a tenth of the line rate, or a third of the other
+direction, is called slow. If most links are slow, that is taken as normal, and slow links that only
+lead from one rack to another are reported as information. A host that is too busy to measure is
+never blamed; the report says so. Thresholds: a third of the median bandwidth; ten times the median
+round-trip time and 1 ms more; 5 segments and 0.5 % lost, in two tries together.
+Not validated on hardware: every rule was tested with real sockets and real faults on virtual links,
+but not with a real NIC, switch or line rate; latency was tested on made-up clusters only.
 
 References
 ----------
@@ -77,7 +77,7 @@ from .timed import Pace, hold_meetings, nic_speed
 from .timetable import in_slots, tournament
 from .wire import Gate
 
-_SLOWEST = "every collective is as slow as its slowest link, so the whole job waits at each step"
+_SLOWEST = "a collective is as slow as its slowest link, so the whole job waits at each step"
 
 HOST_SLOW = Kind(
     "host-slow",
@@ -92,9 +92,9 @@ HOST_SLOW = Kind(
 LINK_SLOW = Kind(
     "link-slow",
     Layer.SPEED,
-    "A link is much slower than the others, while both of its ends are fast with others",
+    "A link is much slower than the others, and both of its ends are fast with other hosts",
     _SLOWEST,
-    "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
+    "check the path between the two hosts: ip route get <address>, tracepath <address>; VPN, "
     "switch uplink, rate limit",
     Severity.WARN,
     delays=True,
@@ -103,8 +103,8 @@ LATENCY_HIGH = Kind(
     "latency-high",
     Layer.SPEED,
     "Round trips take much longer than on the other links",
-    "small collectives and every barrier pay it several times for each step",
-    "look at the road between the two hosts: ip route get <address>, tracepath <address>; VPN, "
+    "small collectives and barriers wait for it several times in each step",
+    "check the path between the two hosts: ip route get <address>, tracepath <address>; VPN, "
     "another site, power saving of the NIC",
     Severity.WARN,
     delays=True,
@@ -112,7 +112,7 @@ LATENCY_HIGH = Kind(
 LINK_LOSSY = Kind(
     "link-lossy",
     Layer.SPEED,
-    "Segments are lost on the way",
+    "TCP segments are lost on a link",
     "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
     "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
     "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
@@ -131,7 +131,7 @@ _LEAST_US = 100.0
 
 
 class Links(Check):
-    """Latency, bandwidth and loss between hosts, compared with each other and confirmed."""
+    """Compares latency, bandwidth and loss of the links between hosts; measures outliers again."""
 
     name = "links"
     layer = Layer.SPEED
@@ -143,7 +143,7 @@ class Links(Check):
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Everybody with everybody; then again what was doubtful, with controls."""
+        """All pairs of hosts; then the doubtful ones again, with known good partners."""
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("one host: no links")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
@@ -162,7 +162,7 @@ class Links(Check):
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Meet the partners of this round's timetable, one after the other."""
+        """Measure with the partners of this round's timetable, one after the other."""
         if ctx.peers is None or len(ctx.group) < 2:
             raise Untested("no other host took part")
         ctx.breadcrumb("choosing the interface as the job's library does")
@@ -215,7 +215,7 @@ class Links(Check):
                 yield Figure("round-trip time", rtt, where, "µs", "lower", _LEAST_US, counts)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """What both tries say."""
+        """Findings that both tries confirm."""
         return _Judge(cluster).findings()
 
 
@@ -227,7 +227,12 @@ def _timetable(seats: Sequence[int], level: Level) -> list[list[tuple[int, int]]
 def _best(
     tries: Sequence[tuple[float, bool]], better: Callable[[Iterable[float]], float]
 ) -> tuple[float, bool]:
-    """Of (value, whether the CPU was busy): the better value, and whether it was measured idle."""
+    """The best value of several tries, and whether the CPU was idle when it was measured.
+
+    Args:
+        tries: value, and whether the CPU was busy.
+        better: `max` or `min`.
+    """
     idle = [value for value, busy in tries if not busy]
     return better(idle or [value for value, _ in tries]), bool(idle)
 
@@ -237,7 +242,7 @@ def _nics(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[int, int | 
 
 
 class _Judge:
-    """Both tries, and how to say what they show."""
+    """The findings from both tries, and their texts."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -270,17 +275,17 @@ class _Judge:
             if pairs:
                 yield Finding(
                     kind,
-                    "measured while the CPU of an end was busy with something else, so it is not "
-                    "known whether it is the link",
+                    "measured while the CPU of one end was busy with other work: the cause may be "
+                    "the CPU, not the link",
                     Where(links=link_names(self.labels, pairs)),
                     self.evidence(pairs),
-                    fix="run it again while nothing else runs on these hosts",
+                    fix="run again when nothing else runs on these hosts",
                     severity=Severity.INFO,
                     confidence=Confidence.POSSIBLE,
                 )
 
     def finding(self, kind: Kind, cause: Cause[int], words: str, severity: Severity) -> Finding:
-        """Of one cause; what was compared only is never certain."""
+        """The finding for one cause; a comparison alone is never certain."""
         seats = cause.ends if cause.is_host else ()
         nics = sorted({self.facts[seat]["interface"] for seat in cause.ends})
         fix = kind.fix.replace("<nic>", "/".join(nics))
@@ -302,16 +307,16 @@ class _Judge:
         )
 
     def loss(self, cause: Cause[int]) -> str:
-        """How much was lost in both tries together."""
+        """The text on the losses in both tries together."""
         tries = [each[pair] for pair in cause.pairs for each in (self.first, self.second)]
         segments, lost = sum(m.segments for m in tries), sum(m.lost for m in tries)
         if segments and lost:
             share = 100 * lost / segments
             return (
-                f"{lost} of {segments} segments lost ({share:.1f} %) on an idle road, in two tries"
+                f"{lost} of {segments} segments lost ({share:.1f} %) on an idle link, in two tries"
             )
         again = sum(m.all_lost for m in tries)
-        return f"an echo of 64 bytes stood still for seconds, twice; {again} segments lost"
+        return f"an echo of 64 bytes stopped for seconds, twice; {again} segments lost"
 
     def values(self, cause: Cause[int], name: str) -> list[float]:
         return sorted(getattr(self.result.best[pair], name) or 0.0 for pair in cause.pairs)
@@ -326,7 +331,7 @@ class _Judge:
         return f"the other links: {_span(good, show)}" if good else "there is no other link"
 
     def lines(self) -> str:
-        """Line rates, where there are but two hosts to compare."""
+        """Line rates, if there are only two hosts to compare."""
         known = [facts["nic_mbps"] for facts in self.facts.values()]
         if len(known) != 2 or None in known:
             return ""
@@ -360,13 +365,13 @@ _WAYS = {"out": "sending", "in": "receiving", "both": "both ways", "one": "one w
 
 
 def _span(values: Sequence[float], show: Any) -> str:
-    """Sorted values in words: one, or the least and the greatest."""
+    """Sorted values as text: one value, or the smallest and the largest."""
     texts = list(dict.fromkeys(show(value) for value in (values[0], values[-1])))
     return " to ".join(texts)
 
 
 def _speed(rate: float) -> str:
-    """Bytes per second, as the people who sell it say it."""
+    """Bytes per second as bits per second, the unit in which links are sold."""
     mbit = rate * 8 / 1e6
     return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
 

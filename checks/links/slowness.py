@@ -1,8 +1,8 @@
-"""Which hosts and links are slow, lossy or late, from exchanges that were tried twice. Pure.
+"""Slow, lossy or late hosts and links, from exchanges that were tried twice. Pure.
 
 A cluster is compared with itself: a link with the links that do not touch its end. So a bad host,
-which is at the end of most links of a small cluster, does not make itself the rule, and where most
-links are alike, a few fast ones (two hosts of one rack) do not make the others slow.
+which is at the end of most links of a small cluster, does not count as normal, and if most links
+are alike, a few fast ones (two hosts of one rack) do not make the others slow.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Pair = tuple[int, int]
 """Seats of (sender, receiver)."""
 
 SLOW = 1 / 3
-"""Of the usual bandwidth: noise of +-40 % stays above it on both sides (0.6 / 1.4)."""
+"""Share of the usual bandwidth: noise of +-40 % stays above it on both sides (0.6 / 1.4)."""
 LATE = 10.0
 LATE_US = 1000.0
-"""A round trip is late where it is so many times, and so much, longer than the usual one."""
+"""A round trip is late if it is so many times, and so much, longer than the usual one."""
 LOSSY = 0.005
 MANY_LOST = 5
-"""Less may be chance; TCP between hosts of one cluster loses nothing while the road is calm."""
+"""Less may be chance; TCP between hosts of one cluster loses nothing on an idle link."""
 LINE_SHARE = 0.1
 TRUSTED_MBPS = 10_000
-"""Two hosts have nobody to be compared with: they are slow below a tenth of their line rate. One
+"""Two hosts have no other link to compare with: they are slow below a tenth of their line rate. One
 connection, fed by one core, does not fill a faster line than this."""
 
 _SUSPECT_LOST = 2
@@ -39,15 +39,15 @@ _SUSPECT_LOSS = 0.01
 _SPREADS = 2.0
 _MANY_HOSTS = 32
 _TRIES = 3
-"""So many suspect links of each host are tried again."""
+"""Number of suspect links of each host that are tried again."""
 
 
 @dataclass(frozen=True)
 class Measure:
     """One direction between two hosts, measured once.
 
-    `rate` is bytes per second, 0 where it stood still; `rate` and `rtt_us` are None where nothing
-    was measured. `segments` and `lost` are of the calm part, `all_segments` and `all_lost` of the
+    `rate` is bytes per second, 0 if it stopped; `rate` and `rtt_us` are None if nothing was
+    measured. `segments` and `lost` are of the calm part, `all_segments` and `all_lost` of the
     whole connection. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU.
     """
 
@@ -79,7 +79,7 @@ class Measure:
 
     @property
     def may_be_lossy(self) -> bool:
-        """Whether to look again; a burst on a good road loses segments too."""
+        """Whether to measure again; a burst on a good link loses segments too."""
         return (
             self.lost >= _SUSPECT_LOST
             or self.all_lost > max(MANY_LOST, _SUSPECT_LOSS * self.all_segments)
@@ -88,7 +88,7 @@ class Measure:
 
     @property
     def stood_still(self) -> bool:
-        """Whether hardly anything was to be sent, and was sent again and again."""
+        """Whether the exchange stopped with almost no traffic, and segments were sent again."""
         return self.stalled in ("echo", "calm") and self.all_lost > _SUSPECT_LOST
 
 
@@ -96,7 +96,7 @@ Measures = Mapping[Pair, Measure]
 
 
 def read_measures(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[Pair, Measure]:
-    """What hosts measured that both lived to report; a host killed meanwhile slows nobody.
+    """Measurements between hosts that both reported.
 
     Args:
         reports: (observer, facts) with `sent`: seat as text → `timed.Sent`, or a `problem`.
@@ -120,12 +120,12 @@ class Outliers:
 
     @property
     def all(self) -> frozenset[Pair]:
-        """Of any kind."""
+        """Outliers of any kind."""
         return self.slow | self.lossy | self.late
 
 
 def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
-    """What a first try makes doubtful.
+    """Pairs that are doubtful after a first try.
 
     Args:
         measures: of that try.
@@ -139,7 +139,7 @@ def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
 
 
 def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meeting]:
-    """Who has to meet again: suspects, and ends of slow or late links with a partner that was good.
+    """Pairs to measure again: suspects, and ends of slow or late links with a good partner.
 
     A few links of each host are enough. Loss needs no comparison.
     """
@@ -155,20 +155,20 @@ def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meetin
     controls = set()
     for end in sorted({end for edge in chosen if edge not in lossy for end in edge}):
         good = {_edge(pair) for pair in measures if end in pair} - edges
-        if good:  # rather with a partner that is beyond suspicion itself
+        if good:  # preferably with a partner that is no suspect itself
             controls.add(min(good, key=lambda edge: (tries[sum(edge) - end], edge)))
     return [*chosen, *sorted(controls)]
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What was doubtful twice, and what to blame for it.
+    """The causes of what was doubtful twice.
 
     Attributes:
         slow, lossy, late: the causes, hosts first.
-        weak: those of `slow` that are the rule rather than the exception at one of their ends, as
-            the links between two racks are.
-        starved: pairs that were slow or late while an end waited for its CPU: nobody is blamed.
+        weak: those of `slow` that are the rule rather than the exception at one of their ends, for
+            example links between two racks.
+        starved: pairs that were slow or late while an end waited for its CPU: no host is blamed.
         best: the better one of both tries.
     """
 
@@ -181,7 +181,7 @@ class Confirmed:
 
 
 def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -> Confirmed:
-    """Blame for what both tries say; what the second one clears was noise."""
+    """The causes that both tries confirm; what the second one clears was noise."""
     doubtful = suspects(first, nics)
     best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
     still_slow, still_late = _slow(best, nics), _late(best)
@@ -189,7 +189,7 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     again = doubtful.late & still_late & second.keys()
     late_starved = _starved(again, "echo", first, second)
     late = again - late_starved
-    # Lost or late segments make a link slow, both ways: that is not one more fault.
+    # Lost or late segments make a link slow, both ways: that is not a second fault.
     known = {_edge(pair) for pair in lossy | late}
     again = frozenset(
         pair for pair in doubtful.slow & still_slow & second.keys() if _edge(pair) not in known
@@ -221,16 +221,16 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
 
 
 def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool:
-    """Whether a link is slow beside those of its ends that were good, measured at the same time.
+    """Whether a link is slow compared with good links of its ends, measured at the same time.
 
-    Else the whole neighbourhood has become slow, and that is no fault of this link.
+    Otherwise all links around it have become slow, and that is no fault of this link.
     """
     beside = [other for ends, other in controls.items() if not set(pair).isdisjoint(ends)]
     return rate < SLOW * min(beside, default=float("inf"))
 
 
 def _lossy(pairs: Iterable[Pair], first: Measures, second: Measures) -> frozenset[Pair]:
-    """Of pairs that lost something once: those that did so again, and lost much by then."""
+    """The pairs that lost segments in both tries, and many in total."""
     found = set()
     for pair in second.keys() & set(pairs):
         tries = (first[pair], second[pair])
@@ -251,7 +251,7 @@ def _starved(
 
 
 def _is_the_rule(pairs: Iterable[Pair], slow: Set[Pair], tested: Set[Pair]) -> bool:
-    """Whether at one of its ends more links are slow than good; of two hosts nobody can tell."""
+    """Whether more links are slow than good at one of its ends; False with only two hosts."""
     good = Counter(role for pair in tested - slow for role in enumerate(pair))
     bad = Counter(role for pair in slow for role in enumerate(pair))
     more_than_two = len({end for pair in tested for end in pair}) > 2
@@ -286,7 +286,9 @@ def _slow(measures: Measures, nics: Mapping[int, int | None]) -> frozenset[Pair]
 
 
 def _expected(pair: Pair, rates: Mapping[Pair, float], nics: Mapping[int, int | None]) -> float:
-    """Of two hosts: bytes per second that a link should reach, by the other way and by the line."""
+    """Bytes per second that the link of two hosts should reach, by the other direction and by the
+    line rate.
+    """
     lines = [nics.get(end) for end in pair]
     line = min(TRUSTED_MBPS, *(each or TRUSTED_MBPS for each in lines)) * 125_000
     known = all(lines)
@@ -306,9 +308,9 @@ def _late(measures: Measures) -> frozenset[Pair]:
 
 @dataclass(frozen=True)
 class _Usual:
-    """What links have in common: the median, and the median deviation from it.
+    """The usual value of links: the median, and the median deviation from it.
 
-    What stands out is far from the median, and either beyond the spread, or far from every other.
+    An outlier is far from the median, and either beyond the spread, or far from every other value.
     """
 
     median: float
@@ -324,21 +326,21 @@ class _Usual:
 
     @property
     def slow_below(self) -> float:
-        """Bytes per second."""
+        """Bytes per second below which a link is slow."""
         beyond = max(self.median - _SPREADS * self.spread, SLOW * self.least)
         return min(SLOW * self.median, beyond)
 
     @property
     def late_above(self) -> float:
-        """Microseconds."""
+        """Microseconds above which a round trip is late."""
         beyond = min(self.median + _SPREADS * self.spread, LATE * self.greatest)
         return max(LATE * self.median, LATE_US + self.median, LATE_US + beyond)
 
 
 def _usual(values: Mapping[Pair, float]) -> dict[int, _Usual]:
-    """Seat → what is usual for the pairs that do not touch it.
+    """Seat → the usual value of the pairs that do not touch it.
 
-    Among many hosts one more or less does not move the median.
+    Among many hosts, one does not change the median, so all pairs are used.
     """
     ends = {end for pair in values for end in pair}
     if len(ends) > _MANY_HOSTS:

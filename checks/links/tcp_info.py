@@ -1,7 +1,7 @@
-"""What the kernel knows of one TCP connection: round trips, segments sent, segments sent again.
+"""The kernel's counters of one TCP connection: round trips, segments sent, segments sent again.
 
-`struct tcp_info` of include/uapi/linux/tcp.h only ever grows at its end, and `getsockopt` returns
-as much of it as the running kernel has: a field that is not there reads 0.
+`struct tcp_info` of include/uapi/linux/tcp.h only grows at its end, and `getsockopt` returns as
+much of it as the running kernel has: a missing field is 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TcpInfo:
         segments: those with payload that were sent, the ones sent again included.
         retransmits: those sent again.
         delivered: those that the other side acknowledged.
-        duplicates: those sent again of which the other side said that it had them already.
+        duplicates: those sent again that the other side already had, as it reported.
     """
 
     mss: int = 0
@@ -57,7 +57,7 @@ class TcpInfo:
 
     @property
     def lost(self) -> int:
-        """Segments that were surely lost: sent again, and not because an answer was late."""
+        """Segments that were certainly lost: sent again, and not because an answer was late."""
         return max(0, self.retransmits - self.duplicates)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class TcpInfo:
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo:
-    """Ask the kernel.
+    """The kernel's counters of a socket.
 
     Raises:
         OSError: it is not a TCP socket.

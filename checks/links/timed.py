@@ -1,17 +1,17 @@
 """A short timed exchange between hosts over TCP: latency, bandwidth and loss, in both directions.
 
-Two hosts meet over one connection. The one that called leads first, then the other one:
+Two hosts measure over one connection. The one that called leads first, then the other one:
 
     PING  64 bytes, answered with as much: the round-trip time
     BURST as much as passes in a set time; then END, answered with bytes and seconds on arrival:
           the bandwidth, timed where it counts; and with how that side's CPU was
-    CALM  a few single segments, the last one answered, with pauses in between: so little is under
-          way that no queue overflows and no limit is reached; what is lost here, the road lost
+    CALM  a few single segments, the last one answered, with pauses in between: so little traffic
+          that no queue overflows and no limit is reached; what is lost here, the link lost
     OVER  now the other one leads
 
-The retransmissions of the burst say nothing about a road: on its way to full speed TCP loses
-segments on the best one. Retransmissions that the other side did not need (it says so: DSACK) are
-those of a busy machine, and do not count.
+Retransmissions of the burst prove nothing about a link: on its way to full speed TCP loses segments
+on the best one. Retransmissions that the other side did not need (it reports them: DSACK) come from
+a busy machine, and do not count.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _PING_BYTES = 64
 _MOST_PINGS, _LEAST_PINGS, _PING_S = 40, 5, 0.05
 _FIRST_BLOCK = 1 << 14
 _QUICK_S = 0.001
-"""A block that the kernel took faster than this could have been twice as large."""
+"""After a block that the kernel took faster than this, the next one is twice as large."""
 _WARM_SHARE = 0.25
-"""Of the burst: in this part the connection finds its speed, and a token bucket runs empty."""
+"""Share of the burst in which the connection finds its speed, and a token bucket runs empty."""
 _TOGETHER = 4
 """Segments under way at once in the calm part: enough that a lost one is noticed by the next."""
 _MOST_CALM = 2000
@@ -59,7 +59,7 @@ class Pace:
 
 @dataclass
 class Sent:
-    """What was measured from this side to the other one.
+    """The measurement from this side to the other one.
 
     Attributes:
         pings_us: round-trip times.
@@ -67,7 +67,7 @@ class Sent:
         segments, lost: of the calm part.
         tcp: counters of the whole connection.
         cpu: part (`echo`, `burst`) → reports of a `CpuWatch`, of this side and of the other one.
-        stalled: the part in which nothing moved any more; what came before it is there.
+        stalled: the part in which the exchange stopped; what came before it is valid.
     """
 
     pings_us: list[float] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Sent:
 
     @property
     def rate(self) -> float:
-        """Bytes per second of the burst; 0 where it was not measured."""
+        """Bytes per second of the burst; 0 if it was not measured."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -106,22 +106,22 @@ def hold_meetings(
     pace: Pace,
     deadline: float,
 ) -> dict[int, dict[str, Any]]:
-    """Meet every partner of a timetable in turn.
+    """Measure with every partner of a timetable in turn.
 
-    Nobody waits for others than its own next partner, so a slow pair holds up no more than needed.
-    Partners that are busy are waited for longer than a meeting takes, and a little longer each
-    time: who waits in vain for one that is gone is itself still waited for.
+    Each participant waits only for its own next partner, so a slow pair delays no more than needed.
+    The wait for a busy partner is longer than a meeting takes, and a little longer each time, so
+    that a participant that waits for a missing partner is itself still waited for.
 
     Args:
-        slots: the same for everybody.
+        slots: the same for all.
         seat: of this participant.
         gate: its own.
-        doors: seat → `Door` of everybody's gate, as plain data; more keys are let be.
+        doors: seat → `Door` of each participant's gate, as plain data; other keys are ignored.
         pace: of each exchange.
         deadline: `time.monotonic()` second after which no meeting begins.
 
-    Returns: partner's seat → `Sent` *to* that partner as plain data, or `{"problem": words}` where
-    the two did not meet.
+    Returns: partner's seat → `Sent` *to* that partner as plain data, or `{"problem": words}` if
+    there was no exchange.
     """
     found: dict[int, dict[str, Any]] = {}
     mine = [(i, each) for i, slot in enumerate(slots) for each in slot if seat in each]
@@ -155,7 +155,7 @@ def exchange(sock: socket, pace: Pace, *, leads: bool) -> Sent:
         pace: of the direction that this side leads.
         leads: whether this side is the first to send.
 
-    Returns: what was measured in the direction from here to there; never raises OSError.
+    Returns: the measurement in the direction from here to there; never raises OSError.
     """
     sent = Sent(stalled="the other direction")
     wire = Wire(sock, pace.limit_s)
@@ -166,7 +166,7 @@ def exchange(sock: socket, pace: Pace, *, leads: bool) -> Sent:
         if leads:
             _follow(wire)
     except Stalled:
-        pass  # what stood still is noted; of the direction from there to here, the partner tells
+        pass  # what stopped is recorded; the partner reports the other direction
     return sent
 
 
@@ -224,7 +224,7 @@ class _Leader:
     def _calm(self) -> None:
         before = self.wire.info()
         payload = bytes(min(before.mss or 1400, _LARGEST_SEGMENT) - HEADER.size)
-        # Half of what the burst reached, lest a limit on the rate be taken for a lossy road.
+        # Half the rate of the burst, so that a rate limit does not look like a lossy link.
         pause = _TOGETHER * len(payload) / max(self.sent.rate / 2, _SLOWEST_CALM)
         now = time.monotonic()
         end = now + self.pace.calm_s
@@ -285,7 +285,7 @@ def warm_part(arrived: Sequence[tuple[float, int]]) -> tuple[int, float]:
 
 
 def nic_speed(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
-    """Line rate in Mbit/s; None where it is not known, or the interface is no piece of hardware."""
+    """Line rate in Mbit/s; None if it is not known, or the interface is not hardware."""
     nic = folder / interface
     try:
         speed = int((nic / "speed").read_text()) if (nic / "device").exists() else -1

@@ -1,4 +1,4 @@
-"""Who measures with whom, and when: so that nobody ever has two partners at once. Pure."""
+"""Timetable of measurements, in which no host has two partners at once. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Slots = list[list[Meeting]]
 
 
 def tournament(seats: Sequence[int], most: int | None = None) -> Slots:
-    """Everybody meets everybody once: one seat stays, the others go round it (circle method).
+    """Slots in which every seat meets every other once (circle method).
 
     Args:
-        seats: who takes part.
+        seats: of the participants.
         most: no more partners than this for each; the slots are then spread over all of them, and
-            any two neighbouring slots of a tournament already join everybody to everybody.
+            any two neighbouring slots of a tournament already connect all seats.
     """
     ring: list[int | None] = list(seats)
     if len(ring) % 2:
@@ -30,13 +30,13 @@ def tournament(seats: Sequence[int], most: int | None = None) -> Slots:
         ring = [ring[0], ring[-1], *ring[1:-1]]
     if most is None or len(slots) <= most:
         return slots
-    # Neighbours two by two, so that what is left is still one whole.
+    # Neighbouring slots in pairs, so that all seats stay connected.
     starts = [2 * i * len(slots) // most for i in range((most + 1) // 2)]
     return [slots[(start + step) % len(slots)] for start in starts for step in (0, 1)][:most]
 
 
 def in_slots(meetings: Iterable[Meeting]) -> Slots:
-    """Any meetings, each in the first slot in which both seats are free."""
+    """Slots for any meetings, each in the first slot in which both seats are free."""
     slots: Slots = []
     busy: list[set[int]] = []
     for meeting in meetings:

@@ -1,4 +1,4 @@
-"""One connection between two hosts that take turns: who may call, frames, and deadlines."""
+"""One connection between two hosts that take turns: access, frames, and deadlines."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ STALL_S = 3.0
 LARGEST = 1 << 20
 """Bytes of payload in the largest frame."""
 HEADER = struct.Struct("!cI")
-"""What kind of frame, and bytes of payload."""
+"""Kind of frame, and bytes of payload."""
 
 _HELLO = struct.Struct(f"!{len(MAGIC)}s{TOKEN_BYTES}sI")
 _REPLY = b"R"
 
 
 class Stalled(Exception):
-    """Nothing moved for too long, or the connection broke, or what came makes no sense."""
+    """No progress for too long, a broken connection, or data that makes no sense."""
 
 
 class Wire:
-    """A connected socket, with a deadline for everything that is done on it."""
+    """A connected socket with a deadline for all operations."""
 
     def __init__(self, sock: socket.socket, limit_s: float) -> None:
         """Take over the socket; nothing lasts longer than `limit_s` seconds from now."""
@@ -43,7 +43,7 @@ class Wire:
         """Send one frame, header and payload in one call, so that a small one is one segment.
 
         Raises:
-            Stalled: as every method here.
+            Stalled: as all methods here.
         """
         header = HEADER.pack(what, len(payload))
         try:
@@ -56,7 +56,7 @@ class Wire:
             raise Stalled(str(error)) from error
 
     def reply(self, value: Any) -> None:
-        """Answer a question, with plain data."""
+        """Answer a request with plain data."""
         self.send(_REPLY, json.dumps(value).encode())
 
     def ask(self, what: bytes, payload: bytes | memoryview = b"") -> Any:
@@ -77,7 +77,7 @@ class Wire:
         return what, size
 
     def take(self, size: int) -> memoryview:
-        """Read so many bytes; they are there until the next call."""
+        """Read so many bytes; they are valid until the next call."""
         if size > len(self._sink):
             raise Stalled(f"a frame of {size} bytes")
         whole = memoryview(self._sink)[:size]
@@ -94,7 +94,7 @@ class Wire:
         return whole
 
     def keep_unsent_below(self, size: int) -> None:
-        """Else megabytes wait in this host's own buffer, and a slow road takes seconds for them."""
+        """Limit the data in this host's send buffer, which a slow link takes seconds to send."""
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
 
     def info(self) -> TcpInfo:
@@ -113,9 +113,9 @@ class Wire:
 
 
 class Gate:
-    """Listens on one address; lets in one partner at a time, in the order that its host wants.
+    """A listener on one address that admits one partner at a time, in the order its host chooses.
 
-    Who does not show the token that was posted gets no answer.
+    A caller without the posted token gets no answer.
     """
 
     def __init__(self, address: str) -> None:
@@ -138,7 +138,7 @@ class Gate:
             sock.close()
 
     def admit(self, seat: int, timeout_s: float) -> socket.socket | None:
-        """Wait for one partner's call; others that call too early are kept for their turn."""
+        """Wait for one partner's call; others that call early are kept for their turn."""
         end = time.monotonic() + timeout_s
         while seat not in self._early and (left := end - time.monotonic()) > 0:
             self._sock.settimeout(left)
@@ -172,9 +172,9 @@ class Gate:
 
 
 def call(door: Door, seat: int, timeout_s: float) -> socket.socket | str:
-    """Call a partner's gate, and wait until it lets this one in.
+    """Call a partner's gate, and wait until it admits this host.
 
-    Returns: the socket, or in words why there is none.
+    Returns: the socket, or the reason as text.
     """
     dialled, sock = dial(door.address, door.port, min(STALL_S, timeout_s))
     if sock is None:
@@ -185,7 +185,7 @@ def call(door: Door, seat: int, timeout_s: float) -> socket.socket | str:
         answer = sock.recv(TOKEN_BYTES, socket.MSG_WAITALL)
         if answer == door.answer.encode():
             return sock
-        problem = "somebody else answered" if answer else "the partner hung up"
+        problem = "another service answered" if answer else "the partner closed the connection"
     except OSError:
         problem = f"the partner had no time within {timeout_s:g} s"
     sock.close()

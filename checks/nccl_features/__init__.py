@@ -1,34 +1,35 @@
-"""Does what fails with NCCL work once one of its features is off?
+"""Does a collective that fails with NCCL work with one of its features turned off?
 
 What it checks
 --------------
-Nothing, as long as all groups that check `collectives` tried are good. Where a group of NCCL hung,
-failed, died of a signal or added up wrong numbers every time, and no rank was seen to be the cause,
-the smallest such group (within one host, if there is one) does the very same again, in processes of
-its own, with one variable set each time: NCCL_NVLS_ENABLE=0 (groups of more than two ranks),
+Nothing, if all groups that check `collectives` tried are good. If a group with NCCL hung, failed,
+died of a signal or gave wrong sums every time, and no single rank was found to be the cause, the
+smallest such group (within one host, if there is one) repeats the same collectives in new
+processes, with one variable set each time: NCCL_NVLS_ENABLE=0 (groups of more than two ranks),
 NCCL_CUMEM_HOST_ENABLE=0, then NCCL_P2P_DISABLE=1 within a host, or NCCL_IB_DISABLE=1 across hosts.
-What is good then is tried once more without the variable: only what fails again is named. At most
-four rounds, none longer than `--collective-timeout` and the start of a GPU driver.
+If it then works, it is tried once more without the variable: only a feature without which it works
+and with which it fails again is reported. At most four rounds, none longer than
+`--collective-timeout` and the start of a GPU driver.
 
 Why it matters
 --------------
-An IOMMU between GPUs, a fabric manager that was restarted, a container without the right
-capability or a broken RDMA fabric all look the same: a hang, or an error that names a victim. Which
-feature they need tells them apart.
+An IOMMU between GPUs, a fabric manager that was restarted, a container without the right capability
+and a broken RDMA fabric all look the same: a hang, or an error on a rank that is only a victim. The
+feature that must be turned off shows which one it is.
 
 How to fix
 ----------
-The finding says what to look at. Until that is mended, export the variable that it names on all
-ranks; the job then runs, more slowly.
+The finding names what to check. Until that is fixed, export the variable that it names on all
+ranks; the job then runs, but slower.
 
 When it is wrong
 ----------------
-A group that fails only now and then may by chance fail with the variable unset and finish with it
-set; such a finding does not come back in the next run. Where two features are broken, none alone
-turns it good, and nothing is said. Where isolating the failure took all of `--timeout`, this check
-has no time left and is `unknown`: raise that option.
-Not validated on hardware: the rules have met real ranks over gloo that failed unless a variable was
-set; no NCCL has been tried.
+A group that fails only sometimes may by chance fail with the variable unset and work with it set;
+such a finding does not appear again in the next run. If two features are broken, turning off one
+alone does not help, and nothing is reported. If finding the failing group took all of `--timeout`,
+this check has no time left and is `unknown`: raise that option.
+Not validated on hardware: tested with real ranks over gloo that failed unless a variable was set;
+not with NCCL.
 
 References
 ----------
@@ -53,9 +54,9 @@ from .rules import Feature, failing_groups, judge_features, rounds_without
 FEATURE_BROKEN = Kind(
     "nccl-feature-broken",
     Layer.DEVICE,
-    "NCCL fails here with one of its features, and works without it",
+    "NCCL fails with one of its features, and works without it",
     "Every job that uses the feature hangs, fails or computes wrongly on these ranks.",
-    "export the variable that the finding names, on all ranks, until its cause is mended",
+    "export the variable that the finding names, on all ranks, until its cause is fixed",
 )
 
 FEATURES = (
@@ -63,24 +64,25 @@ FEATURES = (
         "nvls",
         ("NCCL_NVLS_ENABLE", "0"),
         "NVLink SHARP (NVLS)",
-        "export NCCL_NVLS_ENABLE=0 on all ranks until then; look at the fabric manager (systemctl "
-        "status nvidia-fabricmanager): if it was restarted while GPUs were in use, reset the GPUs "
-        "or reboot the host",
+        "export NCCL_NVLS_ENABLE=0 on all ranks until it is fixed; check the fabric manager "
+        "(systemctl status nvidia-fabricmanager): if it was restarted while GPUs were in use, "
+        "reset the GPUs or reboot the host",
         least=3,
     ),
     Feature(
         "cumem-host",
         ("NCCL_CUMEM_HOST_ENABLE", "0"),
         "host memory by CUDA's cuMem calls",
-        "export NCCL_CUMEM_HOST_ENABLE=0 on all ranks until then; in a container allow NUMA calls "
-        "(docker run --cap-add SYS_NICE), and upgrade the driver",
+        "export NCCL_CUMEM_HOST_ENABLE=0 on all ranks until it is fixed; in a container allow "
+        "NUMA calls (docker run --cap-add SYS_NICE), and upgrade the driver",
     ),
     Feature(
         "p2p",
         ("NCCL_P2P_DISABLE", "1"),
         "direct copies between GPUs of a host (P2P)",
-        "export NCCL_P2P_DISABLE=1 on all ranks until then; boot with iommu=pt, turn ACS off on "
-        "PCIe switches, upgrade the driver; nvidia-smi topo -p2p r shows what the driver allows",
+        "export NCCL_P2P_DISABLE=1 on all ranks until it is fixed; boot with iommu=pt, turn ACS "
+        "off on PCIe switches, upgrade the driver; nvidia-smi topo -p2p r shows what the driver "
+        "allows",
         least=2,
         across=False,
     ),
@@ -88,17 +90,18 @@ FEATURES = (
         "ib",
         ("NCCL_IB_DISABLE", "1"),
         "InfiniBand or RoCE",
-        "export NCCL_IB_DISABLE=1 on all ranks until then (sockets, much slower); test the fabric "
-        "between these hosts (ib_write_bw), GID index, PFC, and GPUDirect (NCCL_NET_GDR_LEVEL=LOC)",
+        "export NCCL_IB_DISABLE=1 on all ranks until it is fixed (sockets, much slower); test the "
+        "fabric between these hosts (ib_write_bw), GID index, PFC, and GPUDirect "
+        "(NCCL_NET_GDR_LEVEL=LOC)",
         least=2,
         inside=False,
     ),
 )
-"""The most particular first: what is broader may turn off more."""
+"""The most specific one first: a broader one may turn off more."""
 
 
 class NcclFeatures(Check):
-    """What failed, once more with one feature off at a time."""
+    """Repeats what failed, with one feature of NCCL off at a time."""
 
     name = "nccl_features"
     layer = Layer.COLLECTIVE
@@ -112,7 +115,7 @@ class NcclFeatures(Check):
     """Name of the check whose groups these are."""
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One feature off after the other, and at last all on again.
+        """Rounds with one feature off each, and a last one with all on again.
 
         Raises:
             Skip: NCCL is not used, or nothing fails that this could explain.
@@ -121,12 +124,14 @@ class NcclFeatures(Check):
             raise Skip(f"the backend is {cluster.backend}")
         before = attempts_of(cluster, self.of)
         if not cluster.complete or not failing_groups(before):
-            raise Skip(f"check {self.of} met no group that fails every time for no visible reason")
+            raise Skip(
+                f"check {self.of} found no group that fails every time without a known cause"
+            )
         here = attempts_of(cluster, self.name)
         return list(rounds_without(before, here, FEATURES, attempt_deadline(cluster)))
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The same as check `collectives` does, with the variables of this round.
+        """Run what check `collectives` runs, with the variables of this round.
 
         Returns: as `Exercise.facts`.
         """
@@ -136,7 +141,7 @@ class NcclFeatures(Check):
         return tester.facts()
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Features without which a group is good, and with which it is not."""
+        """Findings on features without which a group works, and with which it fails."""
         if not cluster.complete or cluster.backend != "nccl":
             return
         before, here = (attempts_of(cluster, name) for name in (self.of, self.name))

@@ -1,36 +1,36 @@
-"""Will NCCL find the network plug-in that the environment asks for?
+"""Can NCCL load the network plug-in that the environment asks for?
 
 What it checks
 --------------
 Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
-can load it with all that it needs, whether it exports an interface that this release of NCCL takes
-(ncclNetPlugin_v*), and whether NCCL_NET names a network that NCCL has only with a plug-in. The
-variables may also come from NCCL's configuration files. And whether all hosts have the same plug-in
-(by a hash over both ends of its file), or none has one. The plug-in is loaded in a process of its
-own; NCCL is not, and no network is used.
+can load it with all its dependencies, whether it exports an interface that this release of NCCL
+accepts (ncclNetPlugin_v*), and whether NCCL_NET names a network that needs a plug-in. The variables
+may also come from NCCL's configuration files. And whether all hosts have the same plug-in (by a
+hash of both ends of its file), or none has one. The plug-in is loaded in a separate process; NCCL
+is not loaded, and no network is used.
 
 Why it matters
 --------------
-A plug-in that cannot be loaded is no error to NCCL: it says so at NCCL_DEBUG=INFO only, and goes
-over sockets, many times slower. Where NCCL_NET names the network, it fails instead. Where one host
-has the plug-in and the others have not, they speak different languages, and NCCL fails or hangs;
-two releases of one plug-in may do so too. One built for an older NCCL is left without a word.
-One that crashes or hangs while it is loaded takes the rank with it.
+A plug-in that cannot be loaded is no error for NCCL: it is reported at NCCL_DEBUG=INFO only, and
+NCCL uses sockets, many times slower. If NCCL_NET names the network, NCCL fails instead. If one host
+has the plug-in and the others do not, they use different protocols, and NCCL fails or hangs; two
+releases of one plug-in may do so too. A plug-in built for an older NCCL is silently ignored. One
+that crashes or hangs while it is loaded takes the rank with it.
 
 How to fix
 ----------
 Install the plug-in in the image of every host (aws-ofi-nccl for EFA), and put its folder into
-LD_LIBRARY_PATH before the job starts; one and the same release on every host, new enough for this
-NCCL. Or unset the variables, where no plug-in is meant.
+LD_LIBRARY_PATH before the job starts; the same release on every host, new enough for this NCCL. Or
+unset the variables, if no plug-in is wanted.
 
 When it is wrong
 ----------------
-A plug-in that loads may still refuse to start, if its fabric is not there. One that is linked into
+A plug-in that loads may still refuse to start if its fabric is missing. One that is linked into
 NCCL, or loaded by the job's own code, is not seen. Variables of EFA may be left over in an image
-that also runs where there is no EFA. Which interfaces a release takes is known of some releases
-only; between them the doubt is for the plug-in. Plug-ins that each host compiled for itself differ
-as files: that is only mentioned, while the name of the file and the interfaces are the same. Of
-ranks with variables of their own only the first one of each host is asked.
+that also runs where there is no EFA. Which interfaces an NCCL release accepts is known for some
+releases only; between them the plug-in gets the benefit of the doubt. Plug-ins that each host
+compiled itself differ as files: that is only a note if the file name and the interfaces are the
+same. If ranks of one host have different variables, only those of its first rank are checked.
 Not validated on hardware: tested on made-up clusters and on made-up libraries.
 
 References
@@ -70,22 +70,22 @@ BUILT_IN = ("socket", "ib")
 """Values of NCCL_NET, in any case, for which NCCL needs no plug-in."""
 NO_PLUGIN = "none"
 EFA = ("FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_SET_CUDA_SYNC_MEMOPS")
-"""Variables that mean something to NCCL only through the plug-in for libfabric."""
+"""Variables that have an effect on NCCL only through the plug-in for libfabric."""
 
 MISSING = Kind(
     "net-plugin-missing",
     Layer.ENV,
     "The network plug-in of NCCL cannot be loaded",
-    "NCCL then goes over sockets without a word, or fails where NCCL_NET names the network.",
+    "NCCL then silently uses sockets, or fails if NCCL_NET names the network.",
     "install the plug-in in the image, and put its folder into LD_LIBRARY_PATH",
     Severity.WARN,
 )
 DIFFERS = Kind(
     "net-plugin-differs",
     Layer.ENV,
-    "Hosts have not the same network plug-in of NCCL",
-    "Each would speak its own network, or its own release of one: NCCL fails or hangs, unless the "
-    "plug-in finds no fabric and gives way.",
+    "Hosts have different network plug-ins of NCCL",
+    "Hosts would use different networks, or different releases of one plug-in: NCCL fails or "
+    "hangs, unless the plug-in finds no fabric and is not used.",
     "the same plug-in on every host, or export NCCL_NET_PLUGIN=none on every host",
     Severity.WARN,
 )
@@ -93,8 +93,8 @@ DIFFERS = Kind(
 CRASHES = Kind(
     "net-plugin-crashes",
     Layer.ENV,
-    "A network plug-in of NCCL ends or stops the process that loads it",
-    "NCCL loads it in every rank, whatever NCCL_NET says: the rank dies, or hangs, at its first "
+    "A network plug-in of NCCL crashes or hangs the process that loads it",
+    "NCCL loads it in every rank, whatever NCCL_NET is: the rank dies or hangs at its first "
     "communicator.",
     "export NCCL_NET_PLUGIN=none on every host, or install a build of the plug-in that fits this "
     "image (NCCL, libfabric, UCX)",
@@ -103,7 +103,7 @@ _LOAD = "load "
 
 
 class NetPlugin(Check):
-    """Load the plug-in as NCCL would, and compare hosts."""
+    """Loads the plug-in as NCCL would, and compares hosts."""
 
     name = "net_plugin"
     layer = Layer.ENV
@@ -111,9 +111,9 @@ class NetPlugin(Check):
     kinds = (MISSING, DIFFERS, CRASHES)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`asked`: the variables that want a plug-in, `tried`: (library, error) in NCCL's order,
-        `loaded`: the library that loads, or None, and `build`: its `plugin_build`; `net`: the value
-        of NCCL_NET.
+        """`asked`: the variables that request a plug-in; `tried`: (library, error) in NCCL's order;
+        `loaded`: the library that loads, or None; `build`: its `plugin_build`; `net`: the value of
+        NCCL_NET.
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
@@ -122,7 +122,7 @@ class NetPlugin(Check):
         plugin, net = (told[name].value if name in told else "" for name in NAMES)
         asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]
         tried, loaded = first_plugin(plugin, ctx.breadcrumb)
-        ctx.breadcrumb(f"read {loaded}")  # another step than to load it: that one went well
+        ctx.breadcrumb(f"read {loaded}")  # its own step: loading went well
         return {
             "plugin": plugin,
             "net": net,
@@ -133,8 +133,8 @@ class NetPlugin(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Every host by itself; then those that lack what others have without being asked, or have
-        another.
+        """Findings on each host; then on hosts without the plug-in that others load, or with
+        another one.
         """
         yield from _crashes(cluster)
         seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
@@ -157,7 +157,7 @@ class NetPlugin(Check):
                 f"{len(without)} load none",
                 _place(without + having if tie else odd),
                 {host.label: facts["tried"] for host, facts in seen},
-                # With EFA the plug-in has a fabric, and does not give way.
+                # With EFA the plug-in has a fabric, and is used.
                 severity=Severity.FAIL if efa else None,
                 confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
             )
@@ -173,7 +173,7 @@ def _crashes(cluster: Cluster) -> Iterator[Finding]:
             library = end.last_step.removeprefix(_LOAD)
             how = f"did not load within {end.duration_s:.0f} s"
             if died:
-                how = f"ended the process that loaded it, by {end.signal or end.exit_code}"
+                how = f"crashed the process that loaded it ({end.signal or end.exit_code})"
             yield Finding(
                 CRASHES,
                 f"{library} {how}",
@@ -184,7 +184,7 @@ def _crashes(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """What one host was asked for and has not. The place is added."""
+    """Finding on a requested plug-in that does not load, without its place."""
     named, wanted = _wish(facts)
     if facts["loaded"] or not (wanted and facts["asked"]):
         return
@@ -206,7 +206,7 @@ def _wish(facts: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _left(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    """A plug-in that loads, and that NCCL leaves: it takes none of its interfaces."""
+    """Finding on a plug-in that loads, but exports no interface that this NCCL accepts."""
     named, wanted = _wish(facts)
     versions = (facts.get("build") or {}).get("versions") or ()
     ranks = [each for rank, each in cluster.facts("nccl_library") if rank.host.id == host.id]
@@ -221,16 +221,16 @@ def _left(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Fi
     exports = ", ".join(f"ncclNetPlugin_v{each}" for each in versions)
     yield Finding(
         MISSING,
-        f"{facts['loaded']} exports {exports}; NCCL {refuse[0]} takes {takes}",
+        f"{facts['loaded']} exports {exports}; NCCL {refuse[0]} accepts {takes}",
         evidence={"nccl": refuse, **facts["build"]},
         fix="install a release of the plug-in that was built for this NCCL",
-        # Nobody asked: NCCL goes on with what it has itself.
+        # Not requested: NCCL uses its built-in networks.
         severity=severity if facts["asked"] else Severity.INFO,
     )
 
 
 def _builds(use: Sequence[tuple[Host, Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Hosts whose plug-in is another file than that of most."""
+    """Findings on hosts whose plug-in file differs from that of most hosts."""
     builds: dict[str, Mapping[str, Any]] = {}
     hosts: dict[str, list[Host]] = {}
     for host, facts in use:

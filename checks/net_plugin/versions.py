@@ -1,4 +1,4 @@
-"""Which versions of the interface for network plug-ins a release of NCCL takes. Pure.
+"""Versions of the interface for network plug-ins that a release of NCCL accepts. Pure.
 
 Source: src/net.cc of NCCL 2.17.1, 2.18.1, 2.20.3 and 2.22.3; src/plugin/net.cc of 2.26.2 and 2.30.
 """
@@ -17,20 +17,20 @@ _READ = (
     ((2, 26), 6, 10),
     ((2, 30), 6, 12),
 )
-"""Release, oldest and newest version that it takes. Both only ever rise: a release between two of
-these takes nothing older than the one before it, and nothing newer than the one after it.
+"""Release, oldest and newest version that it accepts. Both only rise: a release between two of
+these accepts nothing older than the one before it, and nothing newer than the one after it.
 """
 
 
 def plugin_range(nccl: str | None) -> tuple[int, int | None]:
-    """The oldest and the newest version of the interface that a release of NCCL may take.
+    """The oldest and the newest version of the interface that a release of NCCL may accept.
 
-    Where nobody looked, the range is too wide rather than too narrow.
+    For a release that is not in the table, the range is too wide rather than too narrow.
 
     Args:
-        nccl: its version, such as `2.26.2`; None where nobody knows it.
+        nccl: its version, such as `2.26.2`; None if not known.
 
-    Returns: 0 and None where there is no such bound.
+    Returns: 0 and None for a bound that is not known.
     """
     number = release(nccl)[:2]
     oldest = max((low for read, low, _ in _READ if number and read <= number), default=0)
@@ -39,6 +39,6 @@ def plugin_range(nccl: str | None) -> tuple[int, int | None]:
 
 
 def takes_plugin(nccl: str | None, versions: Collection[int]) -> bool:
-    """Whether a release of NCCL may take a plug-in that exports these versions."""
+    """Whether a release of NCCL may accept a plug-in that exports these versions."""
     oldest, newest = plugin_range(nccl)
     return any(oldest <= each and (newest is None or each <= newest) for each in versions)

@@ -1,33 +1,35 @@
-"""Can every host get through to the store at MASTER_ADDR:MASTER_PORT?
+"""Can every host connect to the store at MASTER_ADDR:MASTER_PORT?
 
 What it checks
 --------------
-On rank 0's host: whether MASTER_PORT may be bound, whether something else has it (and which
-process), and whether it lies where the kernel hands out ports at random. On every host: whether the
-addresses of MASTER_ADDR, tried in the order in which torch tries them, can be connected to, and
-whether a TCPStore answers. As hosts start at different times the name, the route and the port are
-tried again until one does, `--join-timeout` is near, or no waiting could help: what answers is no
-store, a rule of this host forbids the call, there is no route, a firewall rejects it, or the host
-answers elsewhere and this port alone is silent. Only the last outcome counts. Under torchrun the
-agent holds the port, rightly, and has done so before any rank starts.
+On rank 0's host: whether MASTER_PORT may be bound, whether another process holds it (and which
+one), and whether it is in the range from which the kernel assigns random ports. On every host:
+whether the addresses of MASTER_ADDR, tried in the order in which torch tries them, accept
+connections, and whether a TCPStore answers. As hosts start at different times, the name, the route
+and the port are tried again until a store answers, until shortly before `--join-timeout`, or until
+waiting cannot help: what answers is no store, a rule of this host forbids the call, there is no
+route, a firewall rejects it, or the host answers on other ports and only this one is silent. Only
+the last result counts. With torchrun the agent rightly holds the port, and has done so before any
+rank starts.
 
 Why it matters
 --------------
-A rank that cannot connect retries in silence until its time-out, ten minutes or more. Refused,
-unanswered, rejected and answered by something else look the same from the outside, and have four
+A rank that cannot connect retries silently until its time-out, ten minutes or more. Refused,
+unanswered, rejected and answered by another service look the same to the job, and have four
 different causes.
 
 How to fix
 ----------
 Nothing listens: start rank 0, or read its log. No answer, or a rejection: open the port in the
-firewall of rank 0's host (or the security group, or the network policy). Taken: end the process
+firewall of rank 0's host (or the security group, or the network policy). In use: end the process
 that is named, or choose another MASTER_PORT below the ephemeral range, the same on every host.
 
 When it is wrong
 ----------------
 A firewall that answers with a reset looks like a port where nothing listens. A host that is off
-looks like a firewall that drops. A frozen store looks like a proxy that accepts and forwards
-nothing. Who holds a port of another user or container cannot always be seen.
+looks like a firewall that drops. A frozen store looks like a proxy that accepts connections and
+forwards nothing. The process that holds a port cannot always be seen if it belongs to another user
+or container.
 
 References
 ----------
@@ -66,22 +68,22 @@ from .road import knock
 PORT_IN_USE = Kind(
     code="port-in-use",
     layer=Layer.PORT,
-    title="MASTER_PORT is taken by something else",
-    why="Rank 0 cannot serve the store; the other ranks meet a stranger there, or wait.",
+    title="Another process holds MASTER_PORT",
+    why="Rank 0 cannot serve the store; the other ranks connect to that process, or wait.",
     fix="end the process that holds it, or choose another MASTER_PORT on every host",
 )
 PORT_PRIVILEGED = Kind(
     code="port-privileged",
     layer=Layer.PORT,
-    title="MASTER_PORT may not be bound by this user",
+    title="This user may not bind MASTER_PORT",
     why="Ports below ip_unprivileged_port_start (1024) are for root; rank 0 cannot serve there.",
     fix="choose a MASTER_PORT from 1024 to 32767 on every host: export MASTER_PORT=29500",
 )
 PORT_EPHEMERAL = Kind(
     code="port-ephemeral",
     layer=Layer.PORT,
-    title="MASTER_PORT lies in the range from which the kernel gives ports to any client",
-    why="An outgoing connection may happen to hold it at the moment when rank 0 wants it.",
+    title="MASTER_PORT is in the range from which the kernel assigns ports to clients",
+    why="An outgoing connection may hold it at the moment when rank 0 needs it.",
     fix="choose a MASTER_PORT below the range, or add it to net.ipv4.ip_local_reserved_ports",
     severity=Severity.WARN,
 )
@@ -89,32 +91,32 @@ PORT_REFUSED = Kind(
     code="port-refused",
     layer=Layer.PORT,
     title="The master refuses connections to MASTER_PORT",
-    why="The host answers, but nothing listens there: rank 0 is not up, serves another port or "
-    "runs elsewhere; or a firewall answers with a reset.",
+    why="The host answers, but nothing listens at that port: rank 0 is not running, serves "
+    "another port or runs elsewhere; or a firewall answers with a reset.",
     fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; is rank 0 running, with this MASTER_PORT?",
 )
 PORT_NOT_THE_STORE = Kind(
     code="port-not-the-store",
     layer=Layer.PORT,
-    title="What answers at MASTER_PORT is not a TCPStore",
-    why="Another service holds the port, or a proxy accepts for it; torch connects and then waits "
-    "for words that never come.",
+    title="The service at MASTER_PORT is not a TCPStore",
+    why="Another service holds the port, or a proxy accepts connections for it; torch connects "
+    "and then waits for an answer until its time-out.",
     fix="on rank 0's host: `ss -ltnp 'sport = :PORT'`; choose a free MASTER_PORT on every host",
 )
 NO_ROUTE = Kind(
     code="no-route",
     layer=Layer.ROUTE,
-    title="There is no way to the master's address",
-    why="No route leads there, or nobody on the local network has the address.",
+    title="No route to the master's address",
+    why="There is no route to it, or no host on the local network has the address.",
     fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
 )
 
-SHORT_S = 7.0  # where the store is up before anybody knocks
+SHORT_S = 7.0  # if the store is up before the first host connects
 MARGIN_S = 1.0
 
 
 class Port(Check):
-    """Knock at MASTER_ADDR:MASTER_PORT; on rank 0's host, look at the port itself."""
+    """Connects to MASTER_ADDR:MASTER_PORT; on rank 0's host, examines the port itself."""
 
     name = "port"
     layer = Layer.PORT
@@ -130,17 +132,17 @@ class Port(Check):
     )
 
     def deadline(self, ctx: Context) -> float:
-        """As long as rank 0 may take to come, unless the store is up: torchrun's, or our own."""
+        """The time in which rank 0 may come; short if the store is up: torchrun's, or our own."""
         waits = not ctx.launch.agent_store and ctx.door.get("server") == "other"
         return max(2 * MARGIN_S, ctx.join_timeout_s if waits else SHORT_S)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The port of this host, and the road to the master's; back before the deadline."""
+        """The port of this host, and the connection to the master's, before the deadline."""
         master, port = ctx.launch.master_addr, ctx.launch.master_port
         if not master or port is None:
             if ctx.launch.launcher == "none":
-                raise Skip("nothing launched here: there is no MASTER_ADDR")
-            raise Untested("MASTER_ADDR or MASTER_PORT is not set, or is no port")
+                raise Skip("no launcher started this process: there is no MASTER_ADDR")
+            raise Untested("MASTER_ADDR or MASTER_PORT is not set, or MASTER_PORT is not a port")
         until = min(ctx.deadline, time.monotonic() + self.deadline(ctx)) - MARGIN_S
         bind_errno = ctx.door.get("bind_errno")
         facts = {
@@ -171,7 +173,7 @@ class Port(Check):
         return {**facts, "mesh": mesh_proxy(ctx.env), "knock": road}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """The port on the host that serves, the road on the hosts that did not get in."""
+        """Findings on the port of the host that serves, and on hosts that could not connect."""
         theirs = [facts for _, facts in cluster.facts("master_firewall")]
         unserved: dict[int, str] = {}
         for rank, facts in cluster.facts(self.name):
@@ -182,7 +184,7 @@ class Port(Check):
         for rank, facts in cluster.facts(self.name):
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
             left_out = facts["server"] == "self" or not rank.host.joined
-            # Check master_firewall names the rule, on the host that has it.
+            # Check master_firewall reports the rule, on the host that has it.
             if left_out and "knock" in facts and not any(explains_knock(t, facts) for t in theirs):
                 reason = _reason(cluster, rank, facts, unserved)
                 for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
@@ -192,9 +194,9 @@ class Port(Check):
 def _reason(
     cluster: Cluster, rank: Rank, facts: Mapping[str, Any], unserved: Mapping[int, str]
 ) -> str | None:
-    """Code of the finding, if it was made, for which no store can be met at the end of this road.
+    """Code of a finding that explains why this host can reach no store, if there is one.
 
-    Another port than rank 0 serves, a port that it could not serve, or an address that is not its.
+    A port other than rank 0's, a port that rank 0 could not serve, or an address that is not its.
     """
     master = next((each for each in cluster.present if each.rank == 0), None)
     if master is None or master.launch is None or master.host is rank.host:
@@ -212,7 +214,7 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
         held = facts["holder"] or {"pid": None, "command": "", "state": "", "uid": None}
         who = f"process {held['pid']} ({held['command']})"
         if held["pid"] is None:
-            who = "a process that this user cannot see"
+            who = "a process that this user may not see"
             who += f" (user id {held['uid']})" if held["uid"] is not None else ""
         yield Finding(
             PORT_IN_USE,
@@ -225,14 +227,14 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
             shuts_out=True,
         )
     elif facts["bind_errno"] in (errno.EACCES, errno.EPERM):
-        reason = "" if facts["may_bind"] else "; this user may not bind ports that low"
+        reason = "" if facts["may_bind"] else "; this user may not bind such a low port"
         text = f"MASTER_PORT={port}: {facts['bind_error']}{reason}"
         yield Finding(PORT_PRIVILEGED, text, where, shuts_out=True)
     elif facts["ephemeral"]:
         low, high = facts["ephemeral"]
         yield Finding(
             PORT_EPHEMERAL,
-            f"MASTER_PORT={port} lies in ip_local_port_range {low}–{high}",
+            f"MASTER_PORT={port} is in ip_local_port_range {low}–{high}",
             where,
             fix=f"export MASTER_PORT=29500 on every host, or on this one: "
             f"sysctl -w net.ipv4.ip_local_reserved_ports={port}",
@@ -240,7 +242,7 @@ def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 class _Seen:
-    """The last knock of one host, with what every rule says of it."""
+    """The last attempt of one host to connect, and what all its findings share."""
 
     def __init__(self, rank: Rank, facts: Mapping[str, Any], far_end: str) -> None:
         self.tries: Mapping[str, Any] = facts["knock"]
@@ -251,7 +253,7 @@ class _Seen:
         self.rules = self.tries.get("rules")
         self.mesh = facts.get("mesh", "")
         self.here = _host(rank)
-        # From one host alone nobody can tell which end of a link it is.
+        # Seen from one host only, either end of the link may be at fault.
         self.far_end = far_end
         self.link = Where(links=((rank.host.label, far_end),))
         self.look = f"on rank 0's host: sudo ss -ltnp 'sport = :{self.port}'"
@@ -262,7 +264,7 @@ class _Seen:
 
 
 def _far_end(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> str:
-    """Name of the host that was knocked at: rank 0's, where it has that address."""
+    """Name of the host that was called: rank 0's, if it has that address."""
     master = master_host(cluster)
     address = facts["knock"]["last"]["address"]
     if master and master.id != rank.host.id and address in master.addresses:
@@ -271,7 +273,7 @@ def _far_end(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> str:
 
 
 def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Finding]:
-    """What the last knock says."""
+    """Findings from the last attempt to connect."""
     seen = _Seen(rank, facts, far_end)
     if seen.last["answer"] == "store":
         yield from _hidden(seen)
@@ -282,7 +284,7 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
     elif own_rule:
         finding = seen.finding(
             PORT_BLOCKED,
-            f"calls to {seen.at} are stopped by a rule of this host: {stopped_by(own_rule)}",
+            f"connections to {seen.at} are blocked by a rule of this host: {stopped_by(own_rule)}",
             seen.here,
             f"on {rank.host.label}: {how_to_let_pass(seen.rules or {}, own_rule)}",
             confidence=Confidence.CERTAIN,
@@ -293,31 +295,31 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
         mine = next(iter(rank.host.addresses), "ADDRESS of this host")
         finding = finding.replaced(
             where=seen.here,
-            message=f"{finding.message}; yet this host serves the store",
+            message=f"{finding.message}; but this host serves the store",
             fix=f"export MASTER_ADDR={mine} on every host, or let this host connect to itself",
         )
     yield finding
 
 
 def _hidden(seen: _Seen) -> Iterator[Finding]:
-    """An address that drops, before one that answers."""
+    """Finding on an address that drops calls, tried before one that answers."""
     stuck = [address for address, became in seen.tries["passed"] if became == "dropped"]
     if stuck:
         yield seen.finding(
             PORT_BLOCKED,
             f"{', '.join(stuck)} port {seen.port} gives no answer; torch tries it before "
-            f"{seen.last['address']} and waits there for its whole time-out",
+            f"{seen.last['address']} and waits for it until its time-out",
             seen.link,
             f"open tcp port {seen.port} on {seen.master} for this host",
         )
 
 
 def _stranger(seen: _Seen) -> Finding:
-    """Somebody answers who is no store."""
+    """Finding on an answer that is not a store's."""
     answer, reply = seen.last["answer"], seen.last["reply"]
     said = {
-        "silent": "accepts connections and says nothing: a proxy, or a frozen process",
-        "closed": f"accepts connections and hangs up ({reply or 'without a word'})",
+        "silent": "accepts connections and sends nothing: a proxy, or a frozen process",
+        "closed": f"accepts connections and closes them ({reply or 'without an answer'})",
         "other": f'answers "{reply}"',
     }[answer]
     where = Where(hosts=(seen.far_end,))
@@ -325,7 +327,7 @@ def _stranger(seen: _Seen) -> Finding:
     if seen.mesh:  # it may be the proxy of this host that took the call
         where = seen.link
         fix = (
-            f"{seen.mesh} shows a service mesh on this host: take the pods of the job out of it "
+            f"{seen.mesh} shows a service mesh on this host: exclude the pods of the job from it "
             f'(annotation sidecar.istio.io/inject: "false"); or {fix}'
         )
     confidence = Confidence.CERTAIN if answer == "other" else Confidence.LIKELY
@@ -334,7 +336,7 @@ def _stranger(seen: _Seen) -> Finding:
 
 
 def _unanswered(seen: _Seen) -> Finding:
-    """No connection at all."""
+    """Finding on a failed connection."""
     outcome, at, words, port = seen.last["outcome"], seen.at, seen.words, seen.port
     fix = f"open tcp port {port} on {seen.master} for this host"
     if outcome == "refused":
@@ -352,15 +354,15 @@ def _unanswered(seen: _Seen) -> Finding:
         message = f"connections to {at} are rejected by a firewall{words}"
         return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.CERTAIN)
     if outcome in ("unreachable", "no-neighbour"):
-        lost = "nobody on the local network has that address"
+        lost = "no host on the local network has that address"
         message = f"{at}: {lost if outcome == 'no-neighbour' else f'no route{words}'}"
         fix = f"correct MASTER_ADDR, or the route: ip route get {seen.last['address']}"
         return seen.finding(NO_ROUTE, message, seen.here, fix)
     if outcome == "dropped":
         beside = seen.tries.get("neighbour") or {"outcome": ""}
-        said = "gives no answer at all"
+        said = "gives no answer"
         if beside["outcome"] in ("refused", "connected"):
-            said = f"gives no answer, while port {beside['port']} there does"
+            said = f"gives no answer, but port {beside['port']} of that host does"
         return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
     message = f"{at} cannot be connected to{words}"
     return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.POSSIBLE)

@@ -1,8 +1,8 @@
-"""The road to MASTER_ADDR:MASTER_PORT, tried again until a store answers or nothing more can come.
+"""Attempts to reach MASTER_ADDR:MASTER_PORT, until a store answers or waiting cannot help.
 
-Hosts start at different times, and so do their names: what is missing now may be there in a second.
-So the name, the route and the port are all tried again, as torch itself does. What no waiting can
-mend ends it early, and `final` then says why.
+Hosts start at different times, and their names appear at different times: what is missing now may
+exist in a second. So the name, the route and the port are all tried again, as torch itself does. A
+fault that waiting cannot fix ends this early, and `final` is the reason.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from nccl_doctor.toolkit.net.names import NOT_A_NAME, LookUp, look_up
 from .store_ping import StoreAnswer, ask_store, store_accepts
 
 DIAL_S = 3.5
-"""Longer than the three ARP requests after which the kernel reports that nobody answers."""
+"""Longer than the three ARP requests after which the kernel reports that no host answers."""
 MIN_DIAL_S = 0.5
-"""With less time left than this, an attempt would say more about its hurry than about the road."""
+"""With less time left than this, an attempt would fail only for lack of time."""
 DIAL_AGAIN_S = 2.0
 """A host that answers on another port has no ARP to wait for: one repeated SYN is enough."""
 RESOLVE_S = 4.0
 ASK_S = 1.0
 CONFIRM_S = 2.0
 RULES_S = 1.5
-"""For each of the four programs that may tell the rules of this host."""
+"""For each of the four programs that may list the firewall rules of this host."""
 PAUSES_S = (0.2, 1.0)
 """First and longest pause between two rounds."""
 MAX_ADDRESSES = 8
 MAX_CHANGES = 20
 
 NO_ROUTE_STANDS_S = 5.0
-"""A route that comes with the network of a booting host is there by then."""
+"""A route that appears with the network of a booting host exists by then."""
 REJECT_STANDS_S = 3.0
 SELF_STANDS_S = 8.0
 """Rank 0 on the same machine may only be slow to start."""
 
 TELL_S = 3.0
-"""Hosts are started within seconds of each other: before that there is nothing to tell."""
+"""Hosts are started within seconds of each other: before that there is nothing to report."""
 
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _TALKATIVE = ("rejected", "refused", "dropped", "no-neighbour", "unreachable", "error")
-"""Of the outcomes at several addresses, the one that says most comes first."""
+"""Outcomes at several addresses, the most informative first."""
 _WORDS = {
     "refused": "refuses connections",
     "dropped": "gives no answer",
-    "rejected": "is shut by a firewall that says so",
-    "no-neighbour": "has an address that nobody on the local network has",
-    "unreachable": "has an address to which there is no route",
+    "rejected": "is rejected by a firewall",
+    "no-neighbour": "has an address that no host on the local network has",
+    "unreachable": "has an address without a route to it",
     "error": "cannot be connected to",
     "store": "answers as a store",
-    "silent": "accepts connections and says nothing",
-    "closed": "accepts connections and hangs up",
+    "silent": "accepts connections and sends nothing",
+    "closed": "accepts connections and closes them",
     "other": "answers, but is not a store",
 }
 
@@ -73,29 +73,29 @@ def knock(
     elsewhere: bool = False,
     breadcrumb: Callable[..., None] = lambda words, **details: None,
 ) -> dict[str, Any]:
-    """Try the road again and again, until a store answers, waiting is in vain, or time is up.
+    """Try to connect again and again, until a store answers, waiting cannot help, or time is up.
 
-    Every round looks the name up and tries its addresses in torch's order. Something that accepts
-    but is not a store is asked twice, the second time with a real client.
+    Every round looks the name up and tries its addresses in torch's order. A service that accepts
+    connections but is not a store is tested twice, the second time with a real client.
 
     Args:
         name: MASTER_ADDR.
         port: MASTER_PORT.
         until: `time.monotonic()` second about which this comes back.
-        serves: this host serves the store, which is then given all the time there is.
-        elsewhere: rank 0 is not on this host, by what this host was told.
-        breadcrumb: told in words whenever the outcome changes; with `tell=True` once it has stood
-            for some seconds, as somebody may be waiting in front of a screen.
+        serves: this host serves the store, which may then use all the time.
+        elsewhere: rank 0 is not on this host, by its launch record.
+        breadcrumb: called with a text whenever the outcome changes; with `tell=True` once it has
+            been the same for some seconds, to show it to the user.
 
     Returns: `name`: `{"answers", "error", "came_s"}`, the last look-up that had an answer (else the
-    last one) and the seconds until it came; `first` and `last`: what the first and the last round
-    with an address said, each `{"address", "outcome", "errno", "detail", "duration_s", "answer",
-    "reply"}` (`Dial` and `StoreAnswer`; `answer` is empty where there was no connection), or None;
-    `passed`: the [address, outcome] of the addresses beside it in the last round; `changes`: the
-    [seconds, words] of each outcome that differs from the one before; `knocks`: how many rounds;
-    `seconds`; `neighbour`: how another port of a host that drops or rejects answered, `{"port",
-    "outcome"}` or None; `rules`: what the packet filter of this host says of the calls (see
-    `rules_for_calls_out`) or None; `final`: why no waiting could help, or empty.
+    last one) and the seconds until it came; `first` and `last`: the result of the first and the
+    last round with an address, each `{"address", "outcome", "errno", "detail", "duration_s",
+    "answer", "reply"}` (`Dial` and `StoreAnswer`; `answer` is empty without a connection), or None;
+    `passed`: the [address, outcome] of the other addresses in the last round; `changes`: the
+    [seconds, text] of each outcome that differs from the one before; `knocks`: number of rounds;
+    `seconds`; `neighbour`: the answer of another port of a host that drops or rejects, `{"port",
+    "outcome"}` or None; `rules`: the packet filter rules of this host for the calls (see
+    `rules_for_calls_out`) or None; `final`: why waiting could not help, or empty.
     """
     road = _Road(name, port, until, serves=serves, elsewhere=elsewhere, breadcrumb=breadcrumb)
     return road.travel()
@@ -188,7 +188,7 @@ class _Road:
             self.neighbour = self._ask_next_port(last["address"])
 
     def _now(self, words: str) -> None:
-        """Note the outcome of this round, and say so where it is a new one."""
+        """Record the outcome of this round, and report it if it is a new one."""
         if words != self.state:
             self.state, self.since, self.rounds = words, time.monotonic(), 0
             if len(self.changes) < MAX_CHANGES:
@@ -200,7 +200,7 @@ class _Road:
         self.rounds += 1
 
     def _try(self, address: str) -> dict[str, Any]:
-        """One connection and one question, or two where a stranger answered before."""
+        """The result of one connection; of two if another service answered before."""
         answer = StoreAnswer("")
         if ":" in address and not has_route(address):  # there may be no IPv6 in this kernel at all
             call = Dial("unreachable", errno.ENETUNREACH, os.strerror(errno.ENETUNREACH), 0.0)
@@ -215,14 +215,14 @@ class _Road:
                     answer = StoreAnswer("store")
         seen = call.to_json()
         if call.outcome in ("rejected", "dropped") and _arp_flags(address) == 0:
-            # ARP asks in vain: nobody has dropped or rejected anything. The kernel itself says so
-            # only after three requests; an attempt may be given up before that, or may join another
-            # one's requests and learn too soon that they failed.
+            # ARP gets no answer: nothing was dropped or rejected. The kernel itself reports this
+            # only after three requests; an attempt may end before that, or may join another one's
+            # requests and fail early with them.
             seen["outcome"] = "no-neighbour"
         return {"address": address, **seen, "answer": answer.kind, "reply": answer.reply}
 
     def _ask_next_port(self, address: str) -> dict[str, Any]:
-        """Whether the host is up: a port where nothing listens is refused by a living host."""
+        """The answer of the next port: a host that is up refuses a port where nothing listens."""
         port = self.port + 1 if self.port < 65535 else self.port - 1
         call, sock = dial(address, port, max(0.2, self._left(1.0)))
         if sock is not None:
@@ -234,41 +234,41 @@ class _Road:
         return self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
 
     def _final(self) -> str:
-        """Why waiting is in vain; empty where something may still come."""
+        """Why waiting cannot help; empty if it may."""
         stood = time.monotonic() - self.since
         if self.last is None:
             return _no_name(self.name, self.found) if self.found else ""
         outcome, answer = self.last["outcome"], self.last["answer"]
         if answer:
-            return "" if self.serves or self.strangers < 2 else "whoever answers is not a store"
+            return "" if self.serves or self.strangers < 2 else "the service there is not a store"
         if outcome in ("dropped", "rejected") or (outcome == "refused" and stood > 2.0):
             self._read_rules(self.last["address"])
         if self.rounds < 2 or self.serves:
             return ""
         if self.rules and fits(self.rules, self.last):
-            return "a rule of this host stops the connection"
+            return "a rule of this host blocks the connection"
         return self._stands(outcome, stood)
 
     def _stands(self, outcome: str, stood: float) -> str:
-        """What has stayed the same for so long that it will not change."""
+        """The reason that has been the same for so long that it will not change, or empty."""
         assert self.last is not None
         address = self.last["address"]
         if self.last["errno"] in _FORBIDDEN:
             return "this host forbids the connection"
         if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
             return f"this host has had no route to {address} for {stood:.0f} s"
-        # A router also answers for a host that is off: only its own kernel says that it is up.
+        # A router also answers for a host that is off: only its own kernel proves that it is up.
         up = self._host_answers() or _arp_flags(address)
         if outcome == "rejected" and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
-            return f"the host is up, port {self.port} alone gives no answer"
+            return f"the host is up, and only port {self.port} gives no answer"
         if outcome == "refused" and self.elsewhere and stood > SELF_STANDS_S and _is_own(address):
-            return f"{address} is this very host, and rank 0 is on another"
+            return f"{address} is this host, and rank 0 is on another"
         return ""
 
     def _read_rules(self, address: str) -> None:
-        """Once: it starts programs."""
+        """Read the firewall rules, once: it starts programs."""
         if self.rules is None and self._left() > MIN_DIAL_S:
             self.rules = rules_for_calls_out(address, self.port, self._left(5 * RULES_S) / 5)
 
@@ -278,7 +278,7 @@ def _says_most(tried: Mapping[str, Any]) -> int:
 
 
 def _no_name(name: str, found: LookUp) -> str:
-    """Why something can never be the name of a host."""
+    """Why a text can never be the name of a host, or empty."""
     if found.error.startswith(NOT_A_NAME):
         return found.error
     if re.search(r"[/\s]", name) or name.count(":") == 1:
@@ -291,7 +291,7 @@ def _is_own(address: str) -> bool:
 
 
 def _arp_flags(address: str) -> int | None:
-    """Flags of a neighbour in the ARP table: 0 while it is asked in vain, None if it is unknown."""
+    """Flags of a neighbour in the ARP table: 0 while it does not answer, None if it is unknown."""
     try:
         table = Path("/proc/net/arp").read_text(encoding="ascii")
     except OSError:

@@ -1,9 +1,9 @@
-"""Ask whoever opens at MASTER_ADDR:MASTER_PORT whether it is a TCPStore.
+"""Test whether the service at MASTER_ADDR:MASTER_PORT is a TCPStore.
 
-Nothing is written to the store and nobody is counted in. The question is put in the store's own
-words on a bare socket (a validation, then a ping, as torch 2.4 and later do when they connect): a
-millisecond and no name look-up. Only where that is not answered a real client is tried, so that a
-store of another torch version is not called something else.
+Nothing is written to the store and no worker is counted. The request uses the store's own protocol
+on a bare socket (a validation, then a ping, as torch 2.4 and later do when they connect): a
+millisecond and no name look-up. Only if it is not answered a real client is tried, so that the
+store of another torch version is recognised too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NONCE_BIT = 0x00800000
 
 @dataclass(frozen=True)
 class StoreAnswer:
-    """Who answered: `store`; `other` (it said something else, `reply`); `closed` (it hung up);
-    `silent` (it accepted, and nothing came within the time).
+    """The kind of answer: `store`; `other` (another text, in `reply`); `closed` (the connection was
+    closed); `silent` (it was accepted, and nothing came within the time).
     """
 
     kind: str
@@ -33,7 +33,7 @@ class StoreAnswer:
 
 
 def ask_store(sock: socket.socket, timeout_s: float) -> StoreAnswer:
-    """Ping on a fresh connection. The socket stays open."""
+    """The answer to a ping on a new connection. The socket stays open."""
     nonce = struct.pack("<I", secrets.randbits(32) | _NONCE_BIT)
     said = b""
     sock.settimeout(timeout_s)
@@ -54,7 +54,7 @@ def ask_store(sock: socket.socket, timeout_s: float) -> StoreAnswer:
 
 
 def _provoke(sock: socket.socket) -> StoreAnswer:
-    """End the line: a service of text waits for that before it says who it is."""
+    """The answer after the end of a line, which services with a text protocol wait for."""
     try:
         sock.settimeout(0.3)
         sock.sendall(b"\r\n\r\n")
@@ -67,10 +67,10 @@ def _provoke(sock: socket.socket) -> StoreAnswer:
 
 
 def store_accepts(address: str, port: int, timeout_s: float) -> bool:
-    """Whether a real TCPStore client of this torch can use what listens there; never raises.
+    """Whether a real TCPStore client of this torch can use the service; never raises.
 
-    A client waits for its answer without a time-out, so it has a thread of its own, which is left
-    behind when it does not come back: call it in a probe child.
+    A client waits for its answer without a time-out, so it has its own thread, which is left
+    behind if it does not return: call this in a probe child.
     """
     accepted = threading.Event()
 
@@ -94,7 +94,7 @@ def store_accepts(address: str, port: int, timeout_s: float) -> bool:
 
 
 def _printable(said: bytes) -> str:
-    """The first line of what was said, as text."""
+    """The first line of a reply, as text."""
     line = said.splitlines()[0] if said.strip() else said
     text = line.decode("ascii", "replace")
     return text if text.isprintable() else line.hex(" ")

@@ -2,32 +2,32 @@
 
 What it checks
 --------------
-Where NCCL would use RoCE: every host listens on the address of each of its rails (check `rails`
-counts them) and calls the same rail of the other hosts by TCP, each call held to the interface of
+If NCCL would use RoCE: every host listens on the address of each of its rails (check `rails` lists
+them) and connects to the same rail of the other hosts by TCP, each call bound to the interface of
 its rail at both ends: 64 bytes, then 1 MiB there and back. With NCCL_CROSS_NIC=1 the next rail of
-the next host is called as well. What fails is tried twice; then the neighbour table says whether
-anybody answered for the address at all. On large clusters each host calls a few of the others.
+the next host is called as well. What fails is tried twice; then the neighbour table shows whether
+any host answered for the address at all. On large clusters each host calls only a few of the
+others.
 
 Why it matters
 --------------
-Everything else between hosts goes by one interface; NCCL puts the data of each channel on a rail of
-its own. One cable in the wrong switch port, one address or VLAN that is missing, one switch port
-without jumbo frames, and a job that bootstrapped well ends in `Got completion … with error 12`, or
-hangs.
+All other traffic between hosts uses one interface; NCCL puts the data of each channel on its own
+rail. One cable in the wrong switch port, one missing address or VLAN, one switch port without jumbo
+frames, and a job that started well ends in `Got completion … with error 12`, or hangs.
 
 How to fix
 ----------
 `ping -I <nic> <address>` and `ip route get <address> oif <nic>` on the caller; address, VLAN and
-cable of the interface that is named, and its switch port. Where large packets are lost: the MTU of
-the switch port (9216 on RoCE fabrics), not that of the host alone.
+cable of the interface that is named, and its switch port. If large packets are lost: the MTU of the
+switch port (9216 on RoCE fabrics), not only that of the host.
 
 When it is wrong
 ----------------
-It is TCP, which takes the same interface, address and switch ports as RoCE, but passes the firewall
-of the host, and is another class of traffic for the switches: a firewall that bars TCP between
-rails on purpose is reported, as a possibility. Priority flow control, ECN and UDP port 4791 are not
-tested. InfiniBand has no addresses to call. Before Linux 5.7 only root can hold a call to an
-interface. A path that takes packets of 4200 bytes, but not those of the interface's whole MTU,
+The test uses TCP, which takes the same interface, address and switch ports as RoCE, but passes the
+firewall of the host and is another traffic class for the switches: a firewall that blocks TCP
+between rails on purpose is reported, as possible. Priority flow control, ECN and UDP port 4791 are
+not tested. InfiniBand has no addresses to call. Before Linux 5.7 only root can bind a call to an
+interface. A path that carries packets of 4200 bytes, but not those of the interface's full MTU,
 carries RoCE and is reported all the same.
 Not validated on hardware: tested between network namespaces with a made-up sysfs.
 
@@ -75,16 +75,16 @@ UNREACHABLE = Kind(
     "rail-unreachable",
     Layer.ROUTE,
     "A RoCE rail does not reach the same rail of other hosts",
-    "NCCL puts whole channels on this rail: after a bootstrap that goes well, the first collective "
-    "ends with error 12, or hangs.",
+    "NCCL puts whole channels on this rail: the bootstrap works, but the first collective ends "
+    "with error 12, or hangs.",
     "address, VLAN, cable and switch port of the interface that is named; on the caller: ping -I "
     "<nic> <address>",
 )
 LARGE_LOST = Kind(
     "rail-mtu-blackhole",
     Layer.ROUTE,
-    "A RoCE rail loses large packets without a word",
-    "RoCE sends packets of up to 4096 bytes and headers: small messages arrive, large ones end "
+    "A RoCE rail silently loses large packets",
+    "RoCE sends packets of up to 4096 bytes plus headers: small messages arrive, large ones end "
     "with error 12.",
     "set the MTU of the switch ports of this rail to 9216, or that of the interface, on every "
     "host, to what the path carries",
@@ -92,11 +92,11 @@ LARGE_LOST = Kind(
 )
 Rails = Mapping[int, Sequence[Mapping[str, Any]]]
 _MOST_CALLS = 128
-"""Of one host, as many as are made at once."""
+"""Calls of one host; all of them are made at once."""
 
 
 class RailReach(Check):
-    """Rail by rail, every ordered pair of hosts."""
+    """Calls every rail of the other hosts, from the same rail of each host."""
 
     name = "rail_reach"
     layer = Layer.PORT
@@ -106,7 +106,7 @@ class RailReach(Check):
     root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """All hosts whose rails can be called."""
+        """One round with all hosts whose rails can be called."""
         roads = {rank.host.label: facts["road"] for rank, facts in cluster.facts("rdma")}
         rails = {
             rank.host.label: facts["rails"]
@@ -124,7 +124,7 @@ class RailReach(Check):
         return [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`rails`: as of `rails_of`; `calls`: as of `call_rails`; `not_bound`: address → why."""
+        """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why."""
         settings = rdma_settings(ctx)
         rails = rails_of(settings, self.root)["rails"]
         mine = rails_to_call(rails)
@@ -149,7 +149,7 @@ class RailReach(Check):
         return {"rails": rails, "calls": calls, "not_bound": doors.failed}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Of each fault the interfaces, or else the links, that explain the calls that failed."""
+        """Findings on the interfaces, or else the links, that explain the failed calls."""
         reports = list(cluster.facts(self.name, "matrix"))
         calls = read_rail_calls(reports)
         rails = {rank.seat: facts["rails"] for rank, facts in reports}
@@ -170,7 +170,7 @@ def _findings(
     rails: Rails,
     labels: Mapping[int, str],
 ) -> Iterator[Finding]:
-    """One for each host with bad interfaces; one for each two hosts, with all their rails.
+    """One finding for each host with bad interfaces; one for each pair of hosts with bad links.
 
     Args:
         kind: what is wrong.
@@ -194,7 +194,7 @@ def _findings(
         possible = any(cause.confidence is Confidence.POSSIBLE for cause in group)
         host = (labels[seats[0]],) if len(seats) == 1 else ()
         links = () if host else link_names(labels, ((a, b) for (a, _), (b, _) in pairs))
-        # Best tried from a host that is well, to the one that is not; seats are in no such order.
+        # The best call to repeat: from a good host, to a bad one.
         to = min(calls, key=lambda c: (c.ends[1][0] not in seats[:1], labels[c.ends[0][0]]))
         (seat, number), _ = to.ends
         fix = kind.fix.replace("the caller", labels[seat]).replace("<address>", to.address)
@@ -204,7 +204,7 @@ def _findings(
             Where(hosts=host, links=links, interfaces=tuple(sorted({r["name"] for r in bad}))),
             {"calls": [call.shown(labels) for call in calls[:5]]},
             fix=fix.replace("<nic>", rails[seat][number]["nic"]),
-            # Sure is only that TCP does not get through, which stands for RoCE here.
+            # Only TCP was tested, in place of RoCE.
             severity=None if sure else Severity.WARN,
             confidence=Confidence.LIKELY if sure and not possible else Confidence.POSSIBLE,
             explained_by="rail-order-differs" if _all_apart(pairs, rails) else None,
@@ -212,5 +212,5 @@ def _findings(
 
 
 def _all_apart(pairs: Iterable[tuple[RailEnd, RailEnd]], rails: Rails) -> bool:
-    """Whether rails of one number are in different networks, so that check `rails` says why."""
+    """Whether rails of one number are in different networks, which check `rails` reports."""
     return all(rails[a][i]["subnet"] != rails[b][j]["subnet"] for (a, i), (b, j) in pairs)

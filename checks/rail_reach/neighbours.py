@@ -1,4 +1,4 @@
-"""Whether a host of the local network says which MAC address an IPv4 address belongs to.
+"""Whether a host of the local network answers ARP requests for an IPv4 address.
 
 Source: proc(5), /proc/net/arp; ATF_COM in the kernel's include/uapi/linux/if_arp.h; arp(7).
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 
 SETTLED_S = 9.0
-"""An answer that is remembered is believed for 5 s after a packet was sent to it, then asked for
-again three times, a second apart (net.ipv4.neigh: delay_first_probe_time, ucast_solicit,
-retrans_time_ms); a new one is asked for at once, and one of the last half minute not at all."""
+"""A cached answer is trusted for 5 s after a packet was sent to it, then requested again three
+times, a second apart (net.ipv4.neigh: delay_first_probe_time, ucast_solicit, retrans_time_ms); a
+new one is requested at once, and one of the last half minute not at all."""
 _COMPLETE = 0x2
 
 
 def neighbour(address: str, interface: str, root: Path = Path("/")) -> str:
-    """`answers`, `silent` (it was asked for and nobody has it), or empty: never asked for, as when
-    the address is beyond a router. Settled `SETTLED_S` after a packet was sent there.
+    """`answers`, `silent` (requested, but no host has it), or empty: never requested, for example
+    if the address is beyond a router. Settled `SETTLED_S` after a packet was sent there.
     """
     try:
         lines = (root / "proc/net/arp").read_text(encoding="ascii", errors="replace").splitlines()

@@ -1,25 +1,26 @@
-"""Is everybody here: every rank once, in time, and with the same idea of the job's size?
+"""Did every rank sign in, once, in time, and with the same job size?
 
 What it checks
 --------------
-The roll call: hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local
-ranks that are there twice. And world size and node count, of which there is one for all.
+Hosts and ranks that never signed in, late arrivals, and ranks, node ranks and local ranks that
+exist twice. And whether all ranks have the same world size and node count.
 
 Why it matters
 --------------
-torch waits for exactly WORLD_SIZE processes with different RANKs. One that is missing or there
-twice makes *other* ranks wait, for up to 30 minutes, and the message names a victim.
+torch waits for exactly WORLD_SIZE processes with different RANKs. A missing or duplicate rank makes
+*other* ranks wait, for up to 30 minutes, and the error message names a victim.
 
 How to fix
 ----------
-Start the same command on every host, with its own node rank and one value for everything else.
+Start the same command on every host, with its own node rank and the same values for everything
+else.
 
 When it is wrong
 ----------------
-On a tie (two hosts that say two different things) nobody can tell who is right: both are named.
-A host that is slow to start is absent only if it is slower than --join-timeout. Absent hosts have
-the names that Slurm or Kubernetes gave to nodes of their numbers. Why a host could not reach the
-master stands in that host's own report; `nccl-doctor report merge` unites the two.
+If two hosts have two different values, it is not known which one is right: both are named. A host
+that is slow to start counts as absent only if it is slower than --join-timeout. Absent hosts are
+shown with the names that Slurm or Kubernetes gave to the nodes of their numbers. Why a host could
+not reach the master is in that host's own report; `nccl-doctor report merge` combines the two.
 
 References
 ----------
@@ -58,17 +59,17 @@ from nccl_doctor.toolkit.versions import Disagreement, disagreement
 from .claims import claimed_ranks, stands_for
 
 LATE_INFO_S = 5.0
-"""Importing torch on a cold file system takes that long; below it nobody is late."""
+"""Importing torch from a cold file system takes that long; a smaller delay is not late."""
 LATE_WARN_S = 20.0
-"""Of a rendezvous time-out of torch (60 s to 15 minutes, by backend) a good part is then gone. The
-doctor's own --join-timeout is no measure: the job will not wait by it."""
+"""A large part of torch's rendezvous time-out (60 s to 15 minutes, by backend). The doctor's own
+--join-timeout does not count: the job does not use it."""
 
 HOST_ABSENT = Kind(
     "host-absent",
     Layer.RANKS,
     "A host never signed in",
     "Every other rank waits for its ranks until the rendezvous times out.",
-    "Start the job on that host, and read there what keeps it from reaching the master.",
+    "Start the job on that host; the report there shows what keeps it from reaching the master.",
     by_deadline=True,
 )
 RANK_ABSENT = Kind(
@@ -82,53 +83,54 @@ LATE = Kind(
     "rank-late",
     Layer.RANKS,
     "Ranks signed in late",
-    "A larger spread than the rendezvous timeout keeps the job from starting; any spread is lost "
-    "time on all GPUs.",
-    "Look at what these hosts do before training: image pull, file system, imports.",
+    "If the delay exceeds the rendezvous timeout the job does not start; any delay is lost time "
+    "on all GPUs.",
+    "Check what these hosts do before training: image pull, file system, imports.",
     Severity.WARN,
 )
 DUPLICATE = Kind(
     "rank-duplicate",
     Layer.RANKS,
-    "One rank is claimed by several processes",
-    "The rank that should have been there instead is missing: everybody waits for it.",
+    "Several processes claim the same rank",
+    "Another rank is missing as a result, and all ranks wait for it.",
     "Start every process with its own RANK; is an old job still running?",
 )
 NODE_DUPLICATE = Kind(
     "node-rank-duplicate",
     Layer.RANKS,
     "Several hosts claim the same ranks",
-    "The hosts fight for the same place, and the rest of the job waits for the ranks that nobody "
-    "holds.",
+    "The ranks that these hosts should have are missing, and the rest of the job waits for them.",
     "Give each host its own --node-rank, counted from 0.",
 )
 LOCAL_DUPLICATE = Kind(
     "local-rank-duplicate",
     Layer.RANKS,
-    "One local rank twice on a host",
+    "Several ranks of one host have the same LOCAL_RANK",
     "LOCAL_RANK chooses the GPU: these ranks would share one, which NCCL refuses.",
     "Set LOCAL_RANK to 0, 1, 2, … on each host; torchrun does.",
 )
 NNODES = Kind(
     "nnodes-differs",
     Layer.RANKS,
-    "Hosts disagree about the number of hosts",
-    "The larger number waits for hosts that never come, the smaller one starts without the rest.",
+    "The node count differs between hosts",
+    "Hosts with the larger number wait for hosts that do not exist; those with the smaller one "
+    "start without the rest.",
     "Give every host the same --nnodes.",
 )
 WORLD_SIZE = Kind(
     "world-size-differs",
     Layer.RANKS,
-    "Ranks disagree about the world size",
-    "The larger world waits for ranks that never come, the smaller one starts without the rest.",
+    "The world size differs between ranks",
+    "Ranks with the larger world size wait for ranks that do not exist; those with the smaller "
+    "one start without the rest.",
     "Give every rank the same WORLD_SIZE.",
 )
 _OUT_OF_RANGE = "rank-out-of-range"
-"""Of a rank that holds nobody's place; the launch layer says so, as it does of one without any."""
+"""Code of a rank that is no rank of the job; the launch layer reports it."""
 
 
 class Ranks(Check):
-    """Compares who is expected with who signed in."""
+    """Compares the ranks that are expected with those that signed in."""
 
     name = "ranks"
     layer = Layer.RANKS
@@ -139,14 +141,14 @@ class Ranks(Check):
     )  # fmt: skip
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Whom this rank takes itself for, and how many others it expects; None where not told."""
+        """The rank numbers and sizes that the launcher gave to this process; None if not given."""
         names = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes")
         return {name: ctx.launch.told(name) for name in names}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Who is there too often, who counts differently, and who is missing for another reason."""
+        """Findings on duplicate ranks, different sizes, absent hosts and ranks, and late ones."""
         if not cluster.complete and len(cluster.present_hosts) < 2:
-            return  # one host's own view: nobody else was asked
+            return  # only one host's own report
         duplicates, spare = _duplicates(cluster)
         yield from duplicates
         yield from _local_ranks(cluster)
@@ -155,11 +157,11 @@ class Ranks(Check):
         if nnodes is not None:
             yield nnodes.finding
         if world is not None:
-            # Another number of hosts makes another world: one cause, told once.
+            # Another number of hosts makes another world size: one cause, reported once.
             there = set(nnodes.finding.where.hosts) if nnodes else set()
             same = set(world.finding.where.hosts) <= there
             yield world.finding.replaced(explained_by=NNODES.code if same else None)
-        if cluster.complete:  # else nobody called those of whom there is no report
+        if cluster.complete:  # else hosts without a report were not waited for
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
             yield from _kept_out(cluster, spare)
         yield from _late(cluster, spare)
@@ -170,10 +172,10 @@ def _told(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
 
 
 def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
-    """Ranks that several processes claim; where whole hosts claim the same ones, the hosts.
+    """Ranks that several processes claim; the hosts, if whole hosts claim the same ranks.
 
-    Returns: the findings; and of participants that hold nobody's place: seat → code of the finding
-    that says so.
+    Returns: the findings; and for participants that are no rank of the job: seat → code of the
+    finding that reports it.
     """
     findings: list[Finding] = []
     spare: dict[int, str] = {}
@@ -230,7 +232,7 @@ def _local_ranks(cluster: Cluster) -> Iterator[Finding]:
     number = Counter(rank.rank for rank in cluster.present)
     groups: dict[tuple[int, int], list[Rank]] = defaultdict(list)
     for rank, local in _told(cluster, "local_rank"):
-        if local is not None and number[rank.rank] == 1:  # one that is there twice is told above
+        if local is not None and number[rank.rank] == 1:  # duplicate ranks are reported above
             groups[rank.host.id, local].append(rank)
     for (_, local), ranks in groups.items():
         if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):
@@ -251,8 +253,8 @@ def _causes(
 ) -> Mapping[int, str]:
     """Absent seat → code of the finding that explains its absence.
 
-    As many participants in the wrong place as there are empty places: those are theirs. And nobody
-    is absent whom only the odd side expects.
+    If as many participants are in a wrong place as places are empty, these places are theirs. And
+    a rank that only the ranks with an odd size expect is not absent.
     """
     absent = cluster.absent
     if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
@@ -260,7 +262,7 @@ def _causes(
             (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
         )
     causes = {}
-    if world is not None:  # of a tie, the least
+    if world is not None:  # in a tie, the smallest
         limit = world.usual or min(size for _, size in _told(cluster, "world_size") if size)
         code = (WORLD_SIZE if nnodes is None else NNODES).code
         causes = {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
@@ -276,7 +278,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
     single: dict[str | None, list[Rank]] = defaultdict(list)
     for rank in cluster.absent:
         if rank.host.reported and not rank.host.joined:
-            continue  # its host is here, and is told of as a whole
+            continue  # its host sent a report, and is judged as a whole
         is_host = not rank.host.reported and rank.host.node_rank is not None
         (whole if is_host else single)[causes.get(rank.seat)].append(rank)
     first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
@@ -286,7 +288,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
         nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
         names = sorted({r.host.name for r in ranks if r.host.name is not None})
         who = ", ".join(names) or f"node {number_range(nodes)}"
-        fix = f"look at {who}: nccl-doctor says there what keeps it from {door}"
+        fix = f"check {who}: nccl-doctor run there shows what keeps it from {door}"
         if first.launcher == "torchrun":
             fix += (
                 f"; if nothing runs there, `torchrun --nnodes={cluster.nnodes} "
@@ -313,21 +315,21 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
 
 
 def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
-    """Hosts of which only the own view is known.
+    """Hosts that only their own report shows.
 
-    What keeps such a host out is on its way to rank 0's host, so that is the place, and a failure
-    of a lower layer there explains it. A host that found the store open has come too late, or has
-    left too soon: then it is named.
+    What keeps such a host out is on the path to rank 0's host, so that is the place, and a failure
+    of a lower layer there explains it. A host that reached the store came too late, or left too
+    early: then the host is the place.
     """
     master = master_host(cluster)
     if master is None or not master.joined:
-        return  # nobody called the roll
+        return  # rank 0 did not wait for anybody
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
     for host in (host for host in cluster.present_hosts if not host.joined):
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
-        seen, where = "did not get through to rank 0", road_to_master(cluster, host)
+        seen, where = "could not reach rank 0", road_to_master(cluster, host)
         if host.id in found:
-            seen = "found the store, and was not there when the roll was called"
+            seen = "reached the store, but was not signed in when rank 0 counted the hosts"
             where = place_of(ranks) | Where(hosts=(host.label,))
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
         lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
@@ -343,14 +345,14 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
 
 
 def _is_open(facts: Mapping[str, Any]) -> bool:
-    """Whether a host came through to the store, by the facts of check port."""
+    """Whether a host reached the store, by the facts of check port."""
     road = facts.get("knock") or {}
     answers = (road.get("last") or {}).get("answer") == "store"
     return answers and all(outcome != "dropped" for _, outcome in road.get("passed", ()))
 
 
 def _has_room(cluster: Cluster, host: Host) -> bool:
-    """Whether a host lacks ranks of its own. A host that is full is not where an absent one is."""
+    """Whether a host has fewer ranks than it should; else an absent rank is not on this host."""
     ranks = cluster.ranks_on(host)
     size = ranks[0].launch.local_world_size if ranks and ranks[0].launch else None
     return size is not None and len(ranks) < size

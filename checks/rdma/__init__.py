@@ -1,43 +1,43 @@
-"""By which network would NCCL go on each host, and do all hosts take the same one?
+"""Which network would NCCL use on each host, and do all hosts use the same one?
 
 What it checks
 --------------
-The RDMA ports that the kernel of each host shows (/sys/class/infiniband), their state, and by which
-road NCCL would carry data there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA,
-NCCL_NET and NCCL_NET_PLUGIN in the environment and NCCL's configuration files. Where a port is
-there: whether libibverbs and a network plug-in can be loaded, and whether this process may open the
-device (/dev/infiniband/uverbs*; its ports are asked for their MTU, for check `fabric_ports`, and it
-is closed again). Hosts are compared; nothing is sent. What NCCL would probably take on each host,
-and why, is shown as a table (`-v`). EFA counts as a road of its own, which needs a plug-in: check
-`net_plugin` says whether it loads.
+The RDMA ports that the kernel of each host shows (/sys/class/infiniband), their state, and which
+network NCCL would use there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA,
+NCCL_NET and NCCL_NET_PLUGIN in the environment and NCCL's configuration files. If there is a port:
+whether libibverbs and a network plug-in can be loaded, and whether this process may open the device
+(/dev/infiniband/uverbs*; the MTU of its ports is read for check `fabric_ports`, and the device is
+closed again). Hosts are compared; nothing is sent. What NCCL would probably use on each host, and
+why, is shown as a table (`-v`). EFA counts as a network of its own, which needs a plug-in: check
+`net_plugin` reports whether it loads.
 
 Why it matters
 --------------
-NCCL chooses on each host by itself. A host without an active port falls back to sockets without a
-word, and the hosts that use verbs wait for it. A container that was not given the devices sees them
-in sysfs all the same. A port that is down, or cannot be opened, on one host alone is a rail that
-its peers lack: the channels that they put there have nobody at the other end, and may hang. An
-InfiniBand port whose link is up stays in INIT until a subnet manager has configured it: where none
-runs, no port of the fabric can be used, and all cables are good.
+NCCL chooses on each host separately. A host without an active port silently falls back to sockets,
+and the hosts that use verbs wait for it. A container that was not given the devices still sees them
+in sysfs. A port that is down, or cannot be opened, on one host only is a rail that its peers lack:
+the channels on that rail have no partner, and may hang. An InfiniBand port whose link is up stays
+in INIT until a subnet manager has configured it: if none runs, no port of the fabric can be used,
+although all cables are good.
 
 How to fix
 ----------
 Bring the port up (cable, switch, subnet manager: `ibstat`). INIT or ARMED with LinkUp: `sminfo`
-asks for the subnet manager; start it on the switch that has one, or opensm on one host. Give the
+queries the subnet manager; start it on the switch that has one, or opensm on one host. Give the
 container its devices: docker run --device=/dev/infiniband --ulimit memlock=-1, in Kubernetes the
-RDMA device plug-in; install libibverbs1 (rdma-core) in the image. Or take the same road everywhere:
-export NCCL_IB_DISABLE=1 on every host, at a great loss of speed.
+RDMA device plug-in; install libibverbs1 (rdma-core) in the image. Or use sockets everywhere: export
+NCCL_IB_DISABLE=1 on every host, which is much slower.
 
 When it is wrong
 ----------------
-A port that is down on every host, or on most, is taken for one that nobody uses; where as many have
-it up as down, those with it down are named, for all that it may be they that mean it so. Devices
-are compared by name; hosts that name them differently are not (check `rails` says so). Of ranks
-with variables of their own only the first one of each host is asked: check `ib_hca` reads the lists
-of all. Whether ports lie in one fabric, check `fabric_ports` asks. A plug-in that loads may still
-refuse, and one that uses verbs itself is counted as verbs. That a device opens does not say that
-its driver is there for libibverbs. Pods that are given some of a host's devices cannot open the
-others: where all hosts have the same number left, that is only mentioned.
+A port that is down on every host, or on most, is taken as unused; if it is up on half of the hosts
+and down on the other half, those with it down are named, although they may be right. Devices are
+compared by name; hosts that name them differently are not compared (check `rails` reports that). If
+ranks of one host have different variables, only those of its first rank are checked: check `ib_hca`
+reads the lists of all. Whether ports are in one fabric is for check `fabric_ports`. A plug-in that
+loads may still refuse to work, and one that uses verbs itself counts as verbs. A device that opens
+may still lack its driver for libibverbs. Pods that are given some of a host's devices cannot open
+the others: if all hosts have the same number left, that is only a note.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -84,36 +84,37 @@ from .verbs import IBVERBS, active_mtus, barred_devices, ibverbs_error
 RDMA_MIXED = Kind(
     code="rdma-mixed",
     layer=Layer.ROUTE,
-    title="Some hosts would use InfiniBand, RoCE or EFA, and others not",
-    why="NCCL chooses on each host by itself: two hosts that chose differently do not connect, and "
-    "the first communicator fails or hangs.",
+    title="Some hosts would use InfiniBand, RoCE or EFA, and others would not",
+    why="NCCL chooses on each host separately: two hosts that chose differently cannot connect, "
+    "and the first communicator fails or hangs.",
     fix="bring the RDMA port of the odd host up (ibstat), or on every host: export "
     "NCCL_IB_DISABLE=1",
 )
 RDMA_PORT_DOWN = Kind(
     code="rdma-port-down",
     layer=Layer.ROUTE,
-    title="An RDMA port is down here that is up on the other hosts",
-    why="NCCL leaves the port out: the GPUs beside it share what is left, or rails do not match.",
+    title="An RDMA port is down on this host and up on the others",
+    why="NCCL ignores the port: the GPUs next to it share the ports that are left, or rails do "
+    "not match.",
     fix="ibstat; check the cable, the switch port and the subnet manager",
     severity=Severity.WARN,
 )
 RDMA_UNCONFIGURED = Kind(
     code="rdma-port-unconfigured",
     layer=Layer.ROUTE,
-    title="No subnet manager has made an InfiniBand port active, though its link is up",
-    why="Until one does it carries nothing: NCCL leaves it out, and goes over sockets where no "
-    "other is left.",
-    fix="start the fabric's subnet manager (on its switch, or opensm on one host); sminfo says "
+    title="No subnet manager has activated an InfiniBand port whose link is up",
+    why="Until then it carries no data: NCCL ignores it, and uses sockets if no other port is "
+    "left.",
+    fix="start the fabric's subnet manager (on its switch, or opensm on one host); sminfo shows "
     "whether one answers, ibstat shows the port",
     severity=Severity.WARN,
 )
 RDMA_UNUSABLE = Kind(
     code="rdma-unusable",
     layer=Layer.ROUTE,
-    title="RDMA is there, or asked for, and this process cannot use it",
-    why="NCCL leaves such devices out with a line in its log: it goes over sockets, or over fewer "
-    "ports than its peers, and channels without a peer hang.",
+    title="RDMA is available or requested, but this process cannot use it",
+    why="NCCL ignores such devices, with a line in its log: it uses sockets, or fewer ports than "
+    "its peers, and channels without a peer hang.",
     fix="docker run --device=/dev/infiniband --ulimit memlock=-1; in Kubernetes the RDMA device "
     "plug-in",
     severity=Severity.WARN,
@@ -121,21 +122,21 @@ RDMA_UNUSABLE = Kind(
 EFA_BLOCKED = Kind(
     code="efa-maybe-blocked",
     layer=Layer.ROUTE,
-    title="EFA needs a security group that admits itself",
-    why="EFA is not TCP: a security group that lets the hosts' TCP through may still drop it, and "
-    "then the first collective hangs without a word.",
+    title="EFA needs a security group that allows traffic from and to itself",
+    why="EFA is not TCP: a security group that allows the hosts' TCP may still drop it, and then "
+    "the first collective hangs without an error message.",
     fix="in the security group of the EFA interfaces: all traffic from the group itself (inbound), "
     "and all traffic to the group itself (outbound); all hosts in one availability zone",
     severity=Severity.INFO,
 )
 _VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
 _EFA_ERROR = "unable to insert remote address"
-"""Of the plug-in, where it cannot reach the EFA of another host."""
+"""Error of the plug-in if it cannot reach the EFA of another host."""
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
 
 
 class Rdma(Check):
-    """Compare RDMA ports and NCCL's road between hosts."""
+    """Compares RDMA ports, and the network that NCCL would use, between hosts."""
 
     name = "rdma"
     layer = Layer.ROUTE
@@ -144,7 +145,7 @@ class Rdma(Check):
     libraries: ClassVar[Sequence[str]] = IBVERBS
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`ports`: as of `rdma_ports`, with `wanted`; `road`, `reason`, `uses`, `lacks`: a `Road`;
+        """`ports`: of `rdma_ports`, with `wanted`; `road`, `reason`, `uses`, `lacks`: a `Road`;
         `library`, `barred`, `plugin`: an `Access`; `mtus`: port → active MTU in bytes; `picks`: a
         table; `settings`: the variables that decide, each [value, origin].
         """
@@ -194,11 +195,11 @@ class Rdma(Check):
                 yield Figure(f"RDMA port {port['device']}:{port['port']}", said, where)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Hosts that cannot use what they have, then those that stand alone."""
+        """Findings on hosts that cannot use their ports, then on those that differ from others."""
         if "nccl" not in cluster.backend:
             return
         seen = seen_by_rdma(cluster)
-        # EFA without its plug-in is that check's finding.
+        # EFA without its plug-in is a finding of check net_plugin.
         no_plugin = {
             rank.host.label for rank, facts in cluster.facts("net_plugin") if not facts["loaded"]
         }
@@ -215,7 +216,7 @@ class Rdma(Check):
 def _unconfigured(
     seen: Mapping[str, Mapping[str, Any]], down: Iterable[PortDown]
 ) -> Iterator[Finding]:
-    """Ports that wait for a subnet manager, host by host; what that does, the other hosts tell."""
+    """Ports that wait for a subnet manager, by host; the severity depends on the other hosts."""
     hosts: dict[str, list[PortDown]] = {}
     for each in down:
         if each.unconfigured:
@@ -228,7 +229,7 @@ def _unconfigured(
         others = "; ACTIVE on other hosts" if all(each.up for each in ports) else ""
         yield Finding(
             RDMA_UNCONFIGURED,
-            f"{shown}, though the link is up{others}" + "; NCCL ends" * (road == "none"),
+            f"{shown}, though the link is up{others}" + "; NCCL fails" * (road == "none"),
             Where(hosts=(host,), interfaces=tuple(each.name for each in ports)),
             {"ports": [dict(each.port) for each in ports]},
             severity=Severity.FAIL if fails else None,
@@ -236,15 +237,16 @@ def _unconfigured(
 
 
 def _unusable(seen: Mapping[str, Mapping[str, Any]], waiting: Collection[str]) -> Iterator[Finding]:
-    """How bad it is, the other hosts tell; `waiting`: hosts with ports that a subnet manager would
-    make usable.
+    """Hosts that cannot use RDMA; the severity depends on the other hosts.
+
+    `waiting`: hosts with ports that a subnet manager would make usable.
     """
     usable = {host: len(facts.get("uses", ())) for host, facts in seen.items()}
     by_verbs = [host for host, facts in seen.items() if facts["road"] == "infiniband"]
     usual = Counter(usable[host] for host in by_verbs).most_common(1)
     for host, facts in seen.items():
         library, barred = facts.get("library", ""), facts.get("barred", {})
-        # Where NCCL_IB_HCA leaves nothing, check ib_hca says so.
+        # If NCCL_IB_HCA leaves no port, check ib_hca reports it.
         stuck = facts["road"] == "none" and HCA not in facts["settings"] and host not in waiting
         if not (library or barred or stuck):
             continue
@@ -260,11 +262,11 @@ def _unusable(seen: Mapping[str, Mapping[str, Any]], waiting: Collection[str]) -
         if facts["road"] == "infiniband":
             fewer = usable[host] < usual[0][0]
             severity = Severity.WARN if fewer else Severity.INFO  # a share of the NICs, as pods get
-            then = f"{usable[host]} ports are left" + (f", {usual[0][0]} on others" * fewer)
+            then = f"{usable[host]} ports are left" + (f", {usual[0][0]} on other hosts" * fewer)
         else:
             fails = bool(by_verbs) or facts["road"] == "none"
             severity = Severity.FAIL if fails else Severity.WARN
-            then = f"NCCL would go by {facts['road']}" if facts["road"] != "none" else "NCCL ends"
+            then = f"NCCL would use {facts['road']}" if facts["road"] != "none" else "NCCL fails"
         yield Finding(
             RDMA_UNUSABLE,
             f"{said}; {then}",
@@ -278,7 +280,7 @@ def _unusable(seen: Mapping[str, Mapping[str, Any]], waiting: Collection[str]) -
 def _mixed(
     seen: Mapping[str, Mapping[str, Any]], no_plugin: Collection[str], shut: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """`shut`: host → why it cannot go by verbs, as a code."""
+    """Finding on hosts with another network; `shut`: host → code of why it cannot use verbs."""
     roads = {
         host: facts["road"]
         for host, facts in seen.items()
@@ -288,16 +290,17 @@ def _mixed(
     odd = odd_ones_out(roads)
     if odd is None:
         return
-    shown = [f"{len(_of(roads, road))} by {road}" for road in sorted(set(roads.values()))]
+    counts = [(len(_of(roads, road)), road) for road in sorted(set(roads.values()))]
+    shown = [f"{road} on {count} host{'s' * (count > 1)}" for count, road in counts]
     reasons = {host: _reason(seen[host]) for host in odd.places}
     others = {road for host, road in roads.items() if host not in shut}
     yield Finding(
         RDMA_MIXED,
-        f"NCCL's data would go {', '.join(shown)}; {next(iter(reasons.values()))}",
+        f"NCCL would use {', '.join(shown)}; {next(iter(reasons.values()))}",
         Where(hosts=tuple(sorted(odd.places))),
         {"reasons": reasons, "roads": roads},
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
-        # Without the hosts that cannot use what they have, all would go one way.
+        # Without the hosts that cannot use their ports, all would use the same network.
         explained_by=next(iter(shut.values())) if shut and len(others) == 1 else None,
     )
 
@@ -314,30 +317,31 @@ def _reason(facts: Mapping[str, Any]) -> str:
 
 
 def _down(down: PortDown) -> Finding:
-    state, physical = down.port["state"] or "in no state", down.port["physical"] or "no link"
+    state, physical = down.port["state"] or "unknown", down.port["physical"] or "no link"
     return Finding(
         RDMA_PORT_DOWN,
         f"{down.name} is {state} ({physical}) here, and ACTIVE on {down.up} "
         f"host{'s' * (down.up != 1)}",
         Where(hosts=(down.host,), interfaces=(down.name,)),
         {"port": dict(down.port)},
-        # Half of the hosts do without it: they may mean to.
+        # Half of the hosts have it down: that may be intended.
         confidence=Confidence.POSSIBLE if down.tie else Confidence.CERTAIN,
     )
 
 
 def _efa(cluster: Cluster, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """What nobody can see from a host, where collectives do not work although all go by EFA."""
+    """A possible cause that no host can see, if all hosts use EFA and collectives do not work."""
     if len(seen) < 2 or any(facts["road"] != "efa" for facts in seen.values()):
         return
     outcomes = [each.outcome for each in cluster.evidence("collectives", "world")]
     said = ""
     if any(each.status is OutcomeStatus.RAISED and _refused(each) for each in outcomes):
-        said = "a rank could not reach the EFA of another one, and nothing else has tested EFA"
+        said = "a rank could not reach the EFA device of another rank, and no other check tests "
+        "EFA"
     elif any(each.status is OutcomeStatus.HUNG for each in outcomes):
         said = (
-            "the collective of all ranks hung, and all hosts go by EFA, whose traffic nothing else "
-            "has tested"
+            "the collective of all ranks hung, and all hosts use EFA, whose traffic no other "
+            "check tests"
         )
     if said:
         yield Finding(

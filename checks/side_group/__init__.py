@@ -1,41 +1,41 @@
-"""Can a trainer form a side group with inference engines, and does training go on beside it?
+"""Can a trainer form a side group with inference engines, and does training continue beside it?
 
 What it checks
 --------------
-The weight synchronisation of RLHF jobs, as open-instruct and OpenRLHF have it between the trainer
-and its vLLM engines. All ranks but the last form the default group of a training job; the last one
-plays the engine and never joins it. Rank 0 serves a store of its own at a free port, and the two
-form a side group over it by torch's private helper, as those frameworks do. Then broadcasts and
-all-reduces on the side group take turns with the trainers' own, with one of each in flight at the
-end. Results are checked exactly. With NCCL this is done twice: the default group unbound, and bound
-to a device (`device_id=`), each in processes of its own, under its own deadline. Where a torch that
-binds by itself hangs, a third round takes the binding away while the side group is formed.
+The weight synchronisation of RLHF jobs, as open-instruct and OpenRLHF do it between the trainer and
+its vLLM engines. All ranks but the last form the default group of a training job; the last one
+plays the engine and never joins it. Rank 0 serves its own store at a free port, and the two form a
+side group over it with torch's private helper, as those frameworks do. Then broadcasts and
+all-reduces on the side group alternate with the trainers' own, with one of each in flight at the
+end. Results are checked exactly. With NCCL this is done twice: with the default group unbound, and
+bound to a device (`device_id=`), each in new processes with their own deadline. If a torch that
+binds by default hangs, a third round removes the binding while the side group is formed.
 
-It runs where the job has such a group (`--groups weight-sync`) or with `--level full`, on two or
-more ranks.
+It runs if the job has such a group (`--groups weight-sync`) or with `--level full`, on two or more
+ranks.
 
 Why it matters
 --------------
-The default group of a job that binds its ranks to devices gives its communicator to every later
+If a job binds its ranks to devices, its default group passes its communicator on to every later
 group, by a split that all its ranks must join. The engine is in no such group, and the other
-trainers are not in the side group: rank 0 waits for them in its first weight synchronisation, for
-ever, and the others time out in the next step of training. DeepSpeed binds since 0.17.3.
+trainers are not in the side group: rank 0 waits for them forever in its first weight
+synchronisation, and the others time out in the next training step. DeepSpeed binds since 0.17.3.
 
 How to fix
 ----------
 device-id-multi-group-hang: form the default group unbound, before DeepSpeed does
 (`torch.distributed.init_process_group` without `device_id`; torch before 2.15). torch 2.15 binds by
-itself: export TORCH_DIST_USE_NCCL2=0, or set `bound_device_id` of the default group to None while
-the side group is formed. group-init-failed: the error says at which address rank 0's store was
+default: export TORCH_DIST_USE_NCCL2=0, or set `bound_device_id` of the default group to None while
+the side group is formed. group-init-failed: the error shows the address at which rank 0's store was
 tried; that port is an ephemeral one, so open those between trainers and engines.
 
 When it is wrong
 ----------------
 One rank plays one engine: a group with several engines, or with engines on hosts that are not part
 of this run, is not tried. A machine that is so loaded that small collectives take longer than
-`--collective-timeout` looks like a hang. Raise that option and see whether the finding stays.
-Not validated on hardware: with gloo the rules have met real ranks and real faults; the hang of a
-bound default group is known from the source of torch and from reports of those frameworks.
+`--collective-timeout` looks like a hang. Raise that option and see whether the finding remains.
+Not validated on hardware: with gloo the rules were tested with real ranks and real faults; the hang
+of a bound default group is known from the source of torch and from reports of those frameworks.
 
 References
 ----------
@@ -79,7 +79,7 @@ _TURNS = 2
 
 
 class SideGroup(Check):
-    """The side group of weight synchronisation, with the default group unbound and bound."""
+    """Tests the side group of weight synchronisation, with the default group unbound and bound."""
 
     name = "side_group"
     layer = Layer.COLLECTIVE
@@ -91,7 +91,7 @@ class SideGroup(Check):
     needs = GROUP_NEEDS
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Every variant; once more what hung for no reason; and the control if it is needed."""
+        """Rounds for every variant; again for unexplained hangs; and the control if needed."""
         if reason := _reason_to_skip(cluster):
             raise Skip(reason)
         world = cluster.present
@@ -117,16 +117,16 @@ class SideGroup(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Play a trainer or, as the last of the round, the engine.
 
-        Returns: `role`, `torch`, `deepspeed` (versions); of a trainer `bound_device_id` and
-        `backend_class` of its default group; of both ends of the side group `side_class` and
-        `store` (ADDRESS:PORT); and as `Exercise.facts`.
+        Returns: `role`, `torch`, `deepspeed` (versions); for a trainer `bound_device_id` and
+        `backend_class` of its default group; for both ends of the side group `side_class` and
+        `store` (ADDRESS:PORT); and those of `Exercise.facts`.
 
         Raises:
             Skip: this job has no side group.
             Untested: this torch has no helper to form one.
         """
-        side_helper()  # or nobody forms any group
-        variant = ctx.round.partition("-")[0]  # of `bound-again` too
+        side_helper()  # fail before any group is formed
+        variant = ctx.round.partition("-")[0]  # also for `bound-again`
         ours, side = side_group_names(ctx.round)
         size = len(ctx.group) - 1
         mine: dict[str, tuple[Any, int, int]] = {}
@@ -152,15 +152,15 @@ class SideGroup(Check):
         return {**facts, **tester.facts()}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Per variant: the culprits; and whether it is the binding to a device that hangs."""
+        """Findings on the culprits of each variant, and on whether the binding causes the hang."""
         if cluster.complete:
             yield from judge_side_groups(attempts_of(cluster, self.name))
 
 
 def _reason_to_skip(cluster: Cluster) -> str:
-    """Why this job is not examined for a side group, or the empty string."""
+    """Why this job is not tested for a side group, or the empty string."""
     if cluster.job.groups != "weight-sync" and cluster.level is not Level.FULL:
-        return "the job has no side group as far as is said (--groups weight-sync, --level full)"
+        return "no side group was requested (--groups weight-sync, --level full)"
     if cluster.world_size < 2:
-        return "a trainer and an engine are two ranks, and there is one"
+        return "a side group needs two ranks, a trainer and an engine; there is one"
     return ""

@@ -1,4 +1,4 @@
-"""Who is to blame when a side group beside the trainers' default group hangs. Pure."""
+"""Findings on a side group that hangs beside the trainers' default group. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, FAILED, HANG, INIT_
 
 SIDE_UNBOUND, SIDE_BOUND, SIDE_CLEARED = "unbound", "bound", "cleared"
 """Rounds: the trainers' default group formed without device_id; with it; without it, and with any
-binding taken away while the side group is formed.
+binding removed while the side group is formed.
 """
 
 _OF_GROUPS = (INIT_FAILED, INIT_HANG, HANG, FAILED)
@@ -25,8 +25,8 @@ Attempts = Mapping[str, Sequence[Attempt]]
 
 
 def judge_side_groups(attempts: Attempts) -> Iterator[Finding]:
-    """Per variant the culprits, if any can be told from the victims; and whether it is the binding
-    of the default group to a device that hangs.
+    """Findings on the culprits of each variant, if they can be distinguished from the victims, and
+    on whether the binding of the default group to a device causes the hang.
     """
     worst: dict[tuple[str, Where], Finding] = {}
     for variant in (SIDE_UNBOUND, SIDE_BOUND):
@@ -39,8 +39,8 @@ def judge_side_groups(attempts: Attempts) -> Iterator[Finding]:
 
 
 def needs_control(attempts: Attempts) -> bool:
-    """Whether torch bound the default group by itself, and that hangs: then there is no variant yet
-    that is not bound.
+    """Whether torch bound the default group by default, and that hangs: then no variant so far is
+    unbound.
     """
     return _hangs(attempts, SIDE_UNBOUND) and bool(_self_bound(attempts))
 
@@ -51,7 +51,7 @@ def side_group_names(round_name: str) -> tuple[str, str]:
 
 
 def _parts_of(attempts: Attempts, variant: str) -> dict[str, list[Attempt]]:
-    """A variant's rounds, with the groups in them apart: what hangs in one, another waits for."""
+    """A variant's rounds, split by group: a hang in one group makes the other one wait."""
     parts = {variant: [part for first in attempts.get(variant, ()) for part in _parts(first)]}
     for again in attempts.get(variant + AGAIN, ()):
         parts[variant + AGAIN] = [
@@ -62,10 +62,10 @@ def _parts_of(attempts: Attempts, variant: str) -> dict[str, list[Attempt]]:
 
 
 def _parts(attempt: Attempt) -> list[Attempt]:
-    """The two groups of one round; while it hangs, only the one that rank 0 is stuck in.
+    """The two groups of one round; if it hangs, only the one that rank 0 is stuck in.
 
-    Rank 0 alone is in both: whoever is stuck elsewhere waits for it. Where a member is to blame, or
-    raised, they are judged together.
+    Only rank 0 is in both: members stuck in the other group wait for it. If a member is to blame,
+    or raised an error, both groups are judged together.
     """
     ours, side = side_group_names(attempt.name)
     members = attempt.members
@@ -85,14 +85,14 @@ def _parts(attempt: Attempt) -> list[Attempt]:
 
 
 def _only(member: Evidence, group: str) -> Evidence:
-    """A member with the wrong results of one group alone."""
+    """A member with the wrong results of one group only."""
     facts = member.outcome.facts
     wrong = [bad for bad in facts.get("wrong", ()) if bad["group"] == group]
     return replace(member, outcome=replace(member.outcome, facts={**facts, "wrong": wrong}))
 
 
 def _hangs(attempts: Attempts, variant: str) -> bool:
-    """Whether a variant hung while nobody in particular was to blame."""
+    """Whether a variant hung without a member to blame."""
     return any(attempt.is_unexplained for attempt in attempts.get(variant, ()))
 
 
@@ -102,7 +102,7 @@ def _is_good(attempts: Attempts, variant: str) -> bool:
 
 
 def _default_groups(attempts: Attempts, variant: str) -> Iterator[Mapping[str, Any]]:
-    """What members say of their default group, in facts or, stuck, as a witness."""
+    """The members' descriptions of their default group, from facts or, if stuck, from a witness."""
     for attempt in attempts.get(variant, ()):
         for member in attempt.members:
             outcome = member.outcome
@@ -113,7 +113,7 @@ def _default_groups(attempts: Attempts, variant: str) -> Iterator[Mapping[str, A
 
 
 def _self_bound(attempts: Attempts) -> str:
-    """The device that torch bound a default group to although nobody passed one, or empty."""
+    """The device that torch bound a default group to although none was passed, or empty."""
     told = (each.get("bound_device_id") for each in _default_groups(attempts, SIDE_UNBOUND))
     return str(next(filter(None, told), ""))
 
@@ -127,13 +127,13 @@ def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding
     words = finding.message
     if itself:
         words += (
-            f"; nobody passed a device_id: torch {said.get('torch', '')} itself bound the default "
+            f"; no device_id was passed: torch {said.get('torch', '')} itself bound the default "
             f"group to {itself}"
         )
     evidence = {**finding.evidence, "default_group": dict(said)}
     controls = {
         SIDE_UNBOUND: "without device_id it finishes",
-        SIDE_CLEARED: "with that binding taken away meanwhile it finishes",
+        SIDE_CLEARED: "with that binding removed it finishes",
     }
     control = next((name for name in controls if _is_good(attempts, name)), None)
     if control is not None:
@@ -151,9 +151,9 @@ def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding
 
 
 def _advice(said: Mapping[str, Any], *, itself: bool, members: int) -> str:
-    """What to do with exactly these versions; empty where the job itself must be what binds."""
+    """The fix for exactly these versions; empty if the job itself must be what binds."""
     deepspeed, torch = said.get("deepspeed"), str(said.get("torch", ""))
-    # Whether torch binds by itself was seen: what was read of versions and variables is not needed.
+    # Whether torch binds by default was observed: versions and variables are not needed.
     told = binds(deepspeed, torch, "nccl", "cuda", members, use_nccl2=None if itself else "0")
     by = {*told.by, TORCH} if itself else {*told.by} - {TORCH}
     told = replace(told, binds=bool(by), by=tuple(sorted(by)))

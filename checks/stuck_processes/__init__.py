@@ -1,34 +1,34 @@
-"""Are there processes on this host that do not come back from the kernel?
+"""Are there processes on this host that are stuck in the kernel?
 
 What it checks
 --------------
-All processes that can be seen: those in uninterruptible sleep (state D) that have neither run nor
-been given any CPU time between two looks a fifth of a second apart. Their names, without arguments,
-and the kernel function in which they wait, where that may be read. A healthy host is looked at
-once. Threads of the kernel, frozen processes and the examination's own are left out.
+All visible processes: those in uninterruptible sleep (state D) that neither ran nor got any CPU
+time between two looks a fifth of a second apart. Their names, without arguments, and the kernel
+function in which they wait, if it may be read. On a healthy host one look is enough. Kernel
+threads, frozen processes and the examination's own processes are left out.
 
 Why it matters
 --------------
-Such a process cannot be killed, and keeps what it has: a GPU's memory, a port, an open file. What
-it waits for, a file server that is gone, a driver that hangs, a job will wait for as well, at the
-first file that it opens or the first GPU that it wakes; and no time-out of torch ends that.
+Such a process cannot be killed, and keeps its resources: a GPU's memory, a port, an open file. What
+it waits for (a file server that is gone, a driver that hangs) a job will wait for as well, at the
+first file that it opens or the first GPU that it uses; and no time-out of torch ends that.
 
 How to fix
 ----------
-Look at the mount or the driver that the finding names. `ps -eo pid,stat,wchan:32,comm | grep ' D'`
-shows the processes, `dmesg` says who is blocked for more than 120 seconds. Once the server or the
-device answers they go on; where it never does, only a reboot ends them.
+Check the mount or the driver that the finding names. `ps -eo pid,stat,wchan:32,comm | grep ' D'`
+shows the processes, `dmesg` shows those blocked for more than 120 seconds. Once the server or the
+device answers they continue; if it never does, only a reboot ends them.
 
 When it is wrong
 ----------------
-A process that waits for one slow request of a busy disk or file server is taken for a stuck one:
-two looks cannot tell a fifth of a second from a day. So it is never a failure. Only processes of
-this PID namespace are seen, and of each only its first thread. The kernel function is shown for
-one's own processes, or to root, and is often a general one (a lock, a page): then only the name
-tells, if anything, and it is information. A paused container, or a process whose child has not
-started its program yet (vfork), looks stuck where the function cannot be read. Where /proc hides
-processes of others (hidepid), the check is skipped unless one's own are stuck. Dead processes that
-still hold a GPU are the affair of check `gpu_state`.
+A process that waits for one slow request of a busy disk or file server is taken as stuck: two looks
+cannot distinguish a fifth of a second from a day. So it is never a failure. Only processes of this
+PID namespace are seen, and only the first thread of each. The kernel function is shown only for
+one's own processes, or to root, and is often a general one (a lock, a page): then only the process
+name gives a hint, if any, and the finding is information. A paused container, or a process whose
+child has not started its program yet (vfork), looks stuck if the function cannot be read. If /proc
+hides processes of others (hidepid), the check is skipped unless one's own are stuck. Dead processes
+that still hold a GPU are for check `gpu_state`.
 Not validated on hardware: tested with made-up folders of /proc.
 
 References
@@ -65,10 +65,10 @@ from .stuck import look_for_stuck
 PROCESS_STUCK = Kind(
     code="process-stuck",
     layer=Layer.HOST,
-    title="Processes of this host do not come back from the kernel",
-    why="They cannot be killed, and keep what they have; what they wait for, a job will wait for "
-    "as well.",
-    fix="dmesg says who is blocked for more than 120 seconds, and where; as root, cat "
+    title="Processes of this host are stuck in the kernel",
+    why="They cannot be killed, and keep their resources; a job will wait for the same thing that "
+    "they wait for.",
+    fix="dmesg shows processes blocked for more than 120 seconds, and where; as root, cat "
     "/proc/PID/stack",
     severity=Severity.WARN,
 )
@@ -79,7 +79,7 @@ _SHOWN = 4
 
 
 class StuckProcesses(Check):
-    """Two looks at the processes of the host, and whose fault it may be."""
+    """Looks twice at the processes of the host, and names the probable cause."""
 
     name = "stuck_processes"
     layer = Layer.HOST
@@ -87,7 +87,7 @@ class StuckProcesses(Check):
     proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """As `look_for_stuck` returns it."""
+        """The facts that `look_for_stuck` returns."""
         ctx.breadcrumb("looking at processes")
         found = look_for_stuck(self.proc, pause_s=_PAUSE_S, youngest_s=_YOUNGEST_S)
         if not found["seen"]:
@@ -97,7 +97,7 @@ class StuckProcesses(Check):
         return found
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Of each host, what its processes wait for."""
+        """Findings for each host, one for each cause that its processes wait for."""
         for rank, facts in cluster.facts(self.name):
             by_cause: dict[StuckCause | None, list[Mapping[str, Any]]] = defaultdict(list)
             for one in facts["stuck"]:
@@ -110,10 +110,10 @@ class StuckProcesses(Check):
 def _finding(
     cause: StuckCause | None, stuck: Sequence[Mapping[str, Any]], mounts: Sequence[Sequence[str]]
 ) -> Finding:
-    many = "1 process does" if len(stuck) == 1 else f"{len(stuck)} processes do"
+    many = "1 process is" if len(stuck) == 1 else f"{len(stuck)} processes are"
     evidence = {"processes": [dict(one) for one in stuck]}
     if cause is None:
-        text = f"{many} not come back from the kernel: {_names(stuck)}"
+        text = f"{many} stuck in the kernel: {_names(stuck)}"
         return Finding(
             PROCESS_STUCK,
             text,
@@ -126,15 +126,15 @@ def _finding(
     shown += f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
     return Finding(
         PROCESS_STUCK,
-        f"{many} not come back from {cause.words}: {_names(stuck)}",
+        f"{many} stuck in {cause.words}: {_names(stuck)}",
         evidence={**evidence, "mounts": places},
-        fix=f"look at {shown}: {cause.fix}" if places else cause.fix,
+        fix=f"check {shown}: {cause.fix}" if places else cause.fix,
         confidence=Confidence.LIKELY,
     )
 
 
 def _names(stuck: Sequence[Mapping[str, Any]]) -> str:
-    """`python x 3 in rpc_wait_bit_killable, df`."""
+    """Names of processes as text: `python x 3 in rpc_wait_bit_killable, df`."""
     counts = Counter((one["name"], one["wchan"]) for one in stuck)
     words = [
         name + (f" x {count}" if count > 1 else "") + (f" in {wchan}" if wchan else "")

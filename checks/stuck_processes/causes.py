@@ -1,4 +1,4 @@
-"""What a process that is stuck in the kernel waits for, by its name and the kernel function. Pure.
+"""Causes of processes stuck in the kernel, by process name and kernel function. Pure.
 
 Functions of a module begin with a word of their own. Source: the Linux kernel (fs/nfs, net/sunrpc,
 fs/smb, fs/ceph, fs/fuse, fs/autofs, net/9p, drivers/nvme, drivers/infiniband),
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Cause(NamedTuple):
-    """What processes wait for; `file_systems` are types of mounts, as /proc/mounts has them."""
+    """A cause that processes wait for; `file_systems` are types of mounts as in /proc/mounts."""
 
     words: str
     channel: re.Pattern[str]
@@ -26,7 +26,7 @@ def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str 
     return Cause(words, re.compile(channel), by_name, tuple(mounts.split()), fix)
 
 
-_SERVER = "bring its server back (dmesg: not responding), or take the mount away: umount -f -l"
+_SERVER = "bring its server back (dmesg: not responding), or remove the mount: umount -f -l"
 CAUSES = (
     _cause("NFS", r"nfs|rpc_|rpcauth_|xprt_", r"u?mount\.nfs", "nfs nfs4", _SERVER),
     _cause("SMB", r"cifs|smb[23]?_|wait_for_response", r"mount\.cifs", "cifs smb3", _SERVER),
@@ -38,34 +38,34 @@ CAUSES = (
         f"lfs check servers; {_SERVER}",
     ),
     _cause("Ceph", r"ceph", r"mount\.ceph", "ceph", f"ceph status; {_SERVER}"),
-    _cause("GPFS", r"cxi|mmfs|gpfs", "", "gpfs", "mmgetstate -a and mmdiag --waiters tell why"),
+    _cause("GPFS", r"cxi|mmfs|gpfs", "", "gpfs", "mmgetstate -a and mmdiag --waiters show why"),
     _cause("BeeGFS", r"Fhgfs|beegfs", "", "beegfs", _SERVER),
-    _cause("9p", r"p9_|v9fs", "", "9p", "what serves it is outside of this virtual machine"),
+    _cause("9p", r"p9_|v9fs", "", "9p", "its server is outside of this virtual machine"),
     _cause(
         "a file system in user space (FUSE)",
         r"fuse|request_wait_answer",
         r"mount\.fuse",
         "fuse virtiofs",
-        "look at the process that serves it, or take the mount away: fusermount -u -z",
+        "check the process that serves it, or remove the mount: fusermount -u -z",
     ),
-    _cause("automount", r"autofs", "", "autofs", "systemctl status autofs: a server may be away"),
+    _cause("automount", r"autofs", "", "autofs", "systemctl status autofs: a server may be down"),
     _cause(
         "NVIDIA's driver",
         r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
         r"nvidia-|nv-hostengine|nv-fabric",
-        fix="dmesg (NVRM, Xid) tells which GPU; where it does not come back, reboot the host",
+        fix="dmesg (NVRM, Xid) shows which GPU; if it does not recover, reboot the host",
     ),
-    _cause("NVMe", r"nvme", fix="dmesg (nvme) and nvme list tell which disk does not answer"),
+    _cause("NVMe", r"nvme", fix="dmesg (nvme) and nvme list show which disk does not answer"),
     _cause(
         "RDMA",
         r"ib_|mlx[45]|uverbs|rdma_|ucma_|cma_",
-        fix="dmesg (mlx5_core) and ibstat tell which device does not answer",
+        fix="dmesg (mlx5_core) and ibstat show which device does not answer",
     ),
 )
 
 
 def cause_of(name: str, channel: str) -> Cause | None:
-    """What a process waits for; None where nobody can tell.
+    """The cause that a process waits for; None if not known.
 
     Args:
         name: of the program.

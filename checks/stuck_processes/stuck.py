@@ -1,7 +1,7 @@
-"""Processes that wait in the kernel and do not come back: who, where, and through which fault.
+"""Processes that are stuck in the kernel: which ones, where, and the probable fault.
 
-Only files of /proc are read that never wait for the process they are about: `stat`, `status` and
-`wchan`. Its `cmdline`, `maps` and `stack` may wait for a lock that a stuck process holds.
+Only files of /proc are read that never wait for their process: `stat`, `status` and `wchan`. Its
+`cmdline`, `maps` and `stack` may wait for a lock that a stuck process holds.
 Source: proc(5); kernel documentation, filesystems/proc.
 """
 
@@ -23,7 +23,7 @@ _NEAR_S = 60.0
 _MOST = 64
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in the kernel's include/linux/sched.h
 _MEANT = ("__refrigerator", "kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")
-"""Where a process waits that was frozen, or whose child (vfork) has not started its program yet."""
+"""Functions in which a process waits that was frozen, or whose vfork child has not started yet."""
 _FIRST = 1
 
 
@@ -42,7 +42,7 @@ class Process(NamedTuple):
 class Waiting(NamedTuple):
     """A process in uninterruptible sleep; `switches`: how often it has left a CPU, None if unknown.
 
-    Two of them are equal where the process has not moved in between.
+    Two of them are equal if the process has not run in between.
     """
 
     pid: int
@@ -53,16 +53,16 @@ class Waiting(NamedTuple):
 
 
 def look_for_stuck(proc: Path, *, pause_s: float, youngest_s: float) -> dict[str, Any]:
-    """Look twice where something waits at the first look, else once.
+    """Find stuck processes: look twice if any process waits at the first look, else once.
 
     Args:
         proc: the folder /proc.
         pause_s: between the looks.
-        youngest_s: who has not lived that long is left out.
+        youngest_s: younger processes are left out.
 
-    Returns: `seen`: how many processes could be; `hidden`: whether there may be others; `stuck`: of
-    each that did not move `pid`, `name` and `wchan`, which is empty where it may not be read, up to
-    64; `mounts`: where any is stuck, `[place, type]` of file systems that may be why.
+    Returns: `seen`: number of visible processes; `hidden`: whether there may be others; `stuck`:
+    `pid`, `name` and `wchan` of each that did not run (`wchan` is empty if it may not be read), up
+    to 64; `mounts`: if any is stuck, `[place, type]` of file systems that may be the reason.
     """
     seen = processes(proc)
     ticks, now = os.sysconf("SC_CLK_TCK"), time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -88,7 +88,7 @@ def look_for_stuck(proc: Path, *, pause_s: float, youngest_s: float) -> dict[str
 
 
 def processes(proc: Path) -> dict[int, Process]:
-    """All that can be seen, by process id."""
+    """All visible processes, by process id."""
     found = {}
     with suppress(OSError):
         for name in os.listdir(proc):
@@ -99,9 +99,9 @@ def processes(proc: Path) -> dict[int, Process]:
 
 
 def waiting(proc: Path, seen: Mapping[int, Process], youngest: float) -> set[Waiting]:
-    """Those that wait in the kernel and started up to `youngest` clock ticks after boot.
+    """Processes that wait in the kernel and started up to `youngest` clock ticks after boot.
 
-    Threads of the kernel are left out: some of them always do.
+    Kernel threads are left out: some of them always wait.
     """
     return {
         Waiting(one.pid, one.name, one.ticks, one.started, _switches(proc / str(one.pid)))
@@ -111,7 +111,7 @@ def waiting(proc: Path, seen: Mapping[int, Process], youngest: float) -> set[Wai
 
 
 def again(proc: Path, first: Collection[Waiting]) -> set[Waiting]:
-    """Of those, the ones that still wait and have not run since."""
+    """Processes among the given ones that still wait and have not run since."""
     found = set()
     for one in first:
         now = _process(proc, one.pid)
@@ -127,8 +127,8 @@ def family(seen: Mapping[int, Process], mine: int, near: float) -> set[int]:
     Args:
         seen: of `processes`.
         mine: this process, a child of the rank.
-        near: clock ticks. What the same launcher started so little before or after the rank, and
-            all below it, is taken for a rank of the same run.
+        near: clock ticks. Processes that the same launcher started within this time of the rank,
+            and all below them, are taken as ranks of the same run.
     """
     above = [mine]
     while above[-1] in seen and seen[above[-1]].parent not in (0, *above):
@@ -145,7 +145,7 @@ def family(seen: Mapping[int, Process], mine: int, near: float) -> set[int]:
 
 
 def _line(seen: Mapping[int, Process], pid: int) -> Iterator[int]:
-    """A process and those above it."""
+    """Ids of a process and of those above it."""
     passed: set[int] = set()
     while pid in seen and pid not in passed:
         yield pid
@@ -167,13 +167,13 @@ def hides_processes(proc: Path) -> bool:
     for line in _text(proc / "self/mounts").splitlines():
         words = line.split()
         if len(words) > 3 and words[1:3] == ["/proc", "proc"]:
-            options = words[3]  # the last one lies on top
+            options = words[3]  # the last one counts
     told = re.search(r"\bhidepid=(\w+)", options)
     return told is not None and told[1] not in ("0", "off") and os.geteuid() != 0
 
 
 def remote_mounts(proc: Path) -> list[list[str]]:
-    """Mounts of file systems that processes may get stuck in, as [place, type], no servers."""
+    """Mounts of file systems in which processes may get stuck, as [place, type], no servers."""
     known = {each for cause in CAUSES for each in cause.file_systems}
     found = []
     for line in _text(proc / "self/mounts").splitlines():
@@ -188,7 +188,7 @@ def remote_mounts(proc: Path) -> list[list[str]]:
 
 
 def _process(proc: Path, pid: int) -> Process | None:
-    """None for one that has ended, or that may not be seen."""
+    """A process by its id; None if it has ended, or may not be seen."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:  # there may be thousands
             before, _, after = file.read().rpartition(b")")

@@ -1,11 +1,11 @@
-"""How long would each layer of this job wait for a rank that is late, and is it long enough?
+"""How long does each layer of this job wait for a late rank, and is it long enough?
 
 What it checks
 --------------
-Which time-outs the job starts with, by its variables, its launcher, and the versions of torch,
+The time-outs that the job starts with, by its variables, its launcher, and the versions of torch,
 DeepSpeed and wandb: a table (`run -v`, or --json) of what starts each clock, how many seconds it
-has, who set it, and what happens then. With --expect-load-seconds, how long rank 0 works alone
-before the first barrier, each clock that runs meanwhile is held against that time.
+has, what set it, and what happens when it expires. With --expect-load-seconds, the time that rank 0
+works alone before the first barrier, each clock that runs meanwhile is compared with that time.
 
     layer          default                      what sets it
     rendezvous     900 s, with c10d 600 s       torchrun --rdzv-conf timeout=, join_timeout=
@@ -25,19 +25,19 @@ Much code lets one rank prepare what all of them need:
         download_and_tokenize()
     dist.barrier()
 
-The other ranks are not idle meanwhile: they stand in a collective, and its clock is the time-out of
-the process group. When it runs out the job ends with "Watchdog caught collective operation timeout"
-or "wait timeout after 600000ms" on the ranks that did nothing wrong, though rank 0 was at work and
-nothing is broken; and it does so again after each restart, as half a download is seldom kept.
-Where the work comes before init_process_group, the others wait in the store, for the same time.
+The other ranks are not idle meanwhile: they wait in a collective, whose clock is the time-out of
+the process group. When it expires the job ends with "Watchdog caught collective operation timeout"
+or "wait timeout after 600000ms" on the ranks that did nothing wrong, though rank 0 was working and
+nothing is broken; and it happens again after each restart, as half a download is seldom kept. If
+the work comes before init_process_group, the others wait in the store, for the same time.
 
 How to fix
 ----------
-Type what the finding says. In the order of preference:
+Type what the finding suggests. In the order of preference:
 
-- Prepare before the job: a step of its own, or a job that depends on the other, downloads and
-  tokenizes once, into what all hosts see.
-- Wait without a clock that kills: let the others look for a file that rank 0 writes at the end.
+- Prepare before the job: a separate step, or a job that this one depends on, downloads and
+  tokenizes once, into a folder that all hosts see.
+- Wait without a clock that kills: let the others poll for a file that rank 0 writes at the end.
 - A side group for this one barrier: slow = dist.new_group(backend="gloo",
   timeout=timedelta(hours=2)) on every rank, then dist.barrier(group=slow).
   dist.monitored_barrier(group=slow) names the ranks that did not come. Training keeps its short
@@ -46,17 +46,17 @@ Type what the finding says. In the order of preference:
   for DeepSpeed, --ddp_timeout 3600 for the trainer of transformers. A real hang is then noticed
   that much later.
 
-A barrier right after init_process_group also guesses its GPU where none was chosen: call
-torch.cuda.set_device(local_rank) before, or give barrier(device_ids=[local_rank]).
-NCCL_TIMEOUT, NCCL_BLOCKING_WAIT=1 and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC do not lengthen the barrier.
+A barrier right after init_process_group also guesses its GPU if none was chosen: call
+torch.cuda.set_device(local_rank) before, or pass barrier(device_ids=[local_rank]). NCCL_TIMEOUT,
+NCCL_BLOCKING_WAIT=1 and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC do not lengthen the barrier.
 
 When it is wrong
 ----------------
-A time-out that the job's own code gives, or torchrun's options on its command line, are not seen:
-hence `likely`. A group of backend "cpu:gloo,cuda:nccl", or with no backend named, has 1800 s in
-torch, not 600. A load that is no barrier's business (each rank loads for itself) needs no longer
-time-out. That clocks which run only while a call hangs, or before the ranks start, are shorter is
-shown with -v and is no warning. What is said of NCCL comes from its source and torch's. Not
+A time-out in the job's own code, or torchrun's options on its command line, are not seen: hence
+`likely`. A group of backend "cpu:gloo,cuda:nccl", or with no backend named, has 1800 s in torch,
+not 600. A load in which each rank loads for itself concerns no barrier and needs no longer
+time-out. Clocks that run only while a call hangs, or before the ranks start, may be shorter: they
+are shown with -v and give no warning. What is known of NCCL comes from its source and torch's. Not
 validated on hardware.
 
 References
@@ -80,7 +80,7 @@ from .gather import gather_timeouts
 
 
 class Timeouts(Check):
-    """Read what sets the time-outs, and hold them against the expected load."""
+    """Reads what sets the time-outs, and compares them with the expected load."""
 
     name = "timeouts"
     layer = Layer.ENV
@@ -88,7 +88,7 @@ class Timeouts(Check):
     deadline_s = 60.0  # a cold import from a network file system
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """What `gather_timeouts` finds, and `waits`: the table that comes of it."""
+        """The facts of `gather_timeouts`, and `waits`: the table made from them."""
         try:
             facts = gather_timeouts(ctx.env, ctx.launch.launcher, ctx.breadcrumb)
         except (ImportError, OSError) as error:
@@ -99,5 +99,5 @@ class Timeouts(Check):
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Time-outs that are too short for the load, if one is expected."""
+        """Findings on time-outs that are too short for the expected load, if any."""
         return judge_timeouts(cluster, self.name)

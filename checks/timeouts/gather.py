@@ -1,4 +1,4 @@
-"""What decides about time-outs on this host: variables, versions, and the defaults of libraries."""
+"""Sources of time-outs on this host: variables, versions, and the defaults of libraries."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _DEEPSPEED_DEFAULT = re.compile(
 def gather_timeouts(
     env: Mapping[str, str], launcher: str, before: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Plain facts.
+    """Facts on time-outs, as plain data.
 
     Args:
         env: the environment of the job.
         launcher: as in `Launch`.
-        before: told the name of each thing that may take long, before it is done.
+        before: called with the name of each step that may take long, before it.
 
     Returns:
         `torch`: its version. `defaults`: seconds of init_process_group's time-out, `nccl` for that
-        backend and `other` for the rest; None where this torch does not say.
+        backend and `other` for the rest; None if this torch does not define it.
         `deepspeed`: None, or `{"version", "minutes", "reads_variable"}`: its default, None where
         unknown, and whether it knows DEEPSPEED_TIMEOUT. `wandb`: version or None.
-        `launcher`, `rdzv`: who starts the job; torchrun's `{"backend", "conf"}` as far as PET_
-        variables tell them. `variables`: those of `VARIABLES` that are set.
+        `launcher`, `rdzv`: who starts the job; torchrun's `{"backend", "conf"}` from PET_
+        variables. `variables`: those of `VARIABLES` that are set.
 
     Raises:
         ImportError, OSError: torch cannot be imported.
@@ -70,7 +70,7 @@ def gather_timeouts(
 
 
 def _defaults() -> dict[str, float | None]:
-    """What init_process_group takes where it is given no time-out."""
+    """Default time-outs of init_process_group in seconds."""
     try:
         from torch.distributed import constants
     except ImportError:  # a torch without distributed, or with other files
@@ -81,7 +81,7 @@ def _defaults() -> dict[str, float | None]:
 
 
 def _deepspeed() -> dict[str, Any] | None:
-    """From its own source, as the default changed; importing it would start its accelerator."""
+    """DeepSpeed's default, read from its source: importing it would start its accelerator."""
     version = _version("deepspeed")
     if version is None:
         return None

@@ -1,4 +1,4 @@
-"""Who is to blame, from comparisons: the odd ones out, and the host or link behind failed pairs.
+"""Blame by comparison: the odd ones out, and the hosts or links that explain failed pairs.
 
 Pure functions on made-up data as much as on real: property-tested on random clusters.
 """
@@ -20,17 +20,17 @@ V = TypeVar("V", bound=Hashable)
 Way = Literal["in", "out", "both", "one"]
 
 _WITNESSES = 2
-"""A host is to blame only where so many others that it fails with are seen to work."""
+"""Number of hosts that must be seen to work, and fail with a host, for it to be blamed."""
 _MOST_HOSTS = 8
-"""Covers are compared one by one where no more hosts than these depend on each other."""
+"""Number of hosts that depend on each other up to which all covers are compared."""
 _WAYS: tuple[Way, Way] = ("in", "out")
 
 
 @dataclass(frozen=True)
 class Odd(Generic[P, V]):
-    """Result of a comparison over places.
+    """The result of comparing places.
 
-    `places` are the odd ones out; on a tie every place is named and `usual` is None.
+    `places` are the odd ones out; on a tie all places, and `usual` is None.
     """
 
     places: tuple[P, ...]
@@ -39,13 +39,13 @@ class Odd(Generic[P, V]):
 
 
 def odd_ones_out(values: Mapping[P, V]) -> Odd[P, V] | None:
-    """Find the places whose value differs from the majority's.
+    """The places whose value differs from the majority's.
 
     Args:
         values: place → observed value.
 
-    Returns: None where all agree. A tie for the most common value is said to be a tie: then nobody
-    is the odd one out and all places are returned.
+    Returns: None if all agree. If two values are equally common, it is a tie: then all places are
+    returned, and none of them is odd.
     """
     counts = Counter(values.values())
     if len(counts) < 2:
@@ -58,16 +58,15 @@ def odd_ones_out(values: Mapping[P, V]) -> Odd[P, V] | None:
 
 @dataclass(frozen=True)
 class Cause(Generic[P]):
-    """One thing that explains failed pairs.
+    """A host or a link that explains failed pairs.
 
     Attributes:
-        ends: a host alone, or both ends of a link; of a link that fails one way, (from, to).
-        way: of a host the direction that fails, `in`, `out` or `both`; of a link, `both` or `one`.
+        ends: one host, or both ends of a link; (from, to) for a link that fails in one direction.
+        way: for a host the direction that fails, `in`, `out` or `both`; for a link `both` or `one`.
         pairs: every failed ordered pair that it explains. Two causes may explain the same pair.
-        confidence: of a host, `certain` where everybody else that has to do with these pairs is
-            seen to work, `likely` where somebody is not. Of a link, `certain` where both ends work
-            with others, `likely` where one is not seen to, `possible` where neither is, or where
-            several links may as well be one host.
+        confidence: for a host, `certain` if all other hosts of these pairs are seen to work, else
+            `likely`. For a link, `certain` if both ends work with others, `likely` if one is not
+            seen to, `possible` if neither is, or if several links may also be one host.
     """
 
     ends: tuple[P, ...]
@@ -105,23 +104,23 @@ class LinkBlame(Generic[P]):
 
 
 def blame_links(tested: Iterable[tuple[P, P]], failed: Iterable[tuple[P, P]]) -> LinkBlame[P]:
-    """Tell bad hosts from bad links: the fewest causes that explain every failed pair.
+    """The fewest causes that explain every failed pair: bad hosts, and bad links.
 
     A cause is a host, its incoming or its outgoing direction, a link, or one direction of a link.
-    It is ruled out where it would break a pair that works. Of the covers with the fewest causes
-    only what they all have in common is blamed on hosts, so that a victim is never named; a host
-    needs besides two others that it fails with and that are seen to work, so that nobody is
-    singled out among two hosts, or where nothing works. What remains are links.
+    It is ruled out if it would break a pair that works. Of the covers with the fewest causes, only
+    what they have in common is blamed on hosts, so that a victim is never named; a host also needs
+    two others that it fails with and that are seen to work, so that no host is blamed among only
+    two, or if nothing works. What remains are links.
 
-    An end is whatever can fail on its own: a host, or (host, interface).
+    An end is anything that can fail on its own: a host, or (host, interface).
 
     Args:
         tested: ordered pairs (from, to) that were tried; failed ones are taken as tested.
         failed: those that failed.
 
-    Returns: a result that does not depend on the order of the pairs. It is exact, but where more
-    than eight hosts depend on each other (many hosts that fail with one another, and nearly nobody
-    else to compare with): there, too few hosts may be named, and links instead.
+    Returns: a result that does not depend on the order of the pairs. It is exact, unless more than
+    eight hosts depend on each other (many hosts that fail with one another, and almost no others to
+    compare with): then too few hosts may be named, and links instead.
     """
     matrix = _Matrix(frozenset(tested), frozenset(failed))
     hosts = tuple(matrix.hosts())
@@ -134,7 +133,7 @@ class _Matrix(Generic[P]):
 
     To count causes, one per host is enough: `reach` has the failed pairs of a host in each of its
     directions in which nothing works. A link explains an edge, the failed pairs between two hosts.
-    So a choice of hosts costs its size, and one more for each edge of which it leaves something.
+    So a choice of hosts costs its size, plus one for each edge that it does not explain completely.
     """
 
     def __init__(self, tested: frozenset[tuple[P, P]], failed: frozenset[tuple[P, P]]) -> None:
@@ -148,11 +147,11 @@ class _Matrix(Generic[P]):
                     self.reach.setdefault(role[1], set()).add(pair)
 
     def explains(self, host: P, pairs: Collection[tuple[P, P]]) -> bool:
-        """Whether all of these pairs may be the fault of this host."""
+        """Whether this host may be the cause of all these pairs."""
         return self.reach.get(host, set()).issuperset(pairs)
 
     def is_suspect(self, host: P) -> bool:
-        """Whether enough others that it fails with are seen to work."""
+        """Whether enough other hosts that it fails with are seen to work."""
         roles = {role for pair in self.reach[host] for role in _roles(pair)} & self.well
         return len({other for _, other in roles} - {host}) >= _WITNESSES
 
@@ -160,7 +159,7 @@ class _Matrix(Generic[P]):
     def guilty(self) -> frozenset[P]:
         """Hosts of every smallest cover.
 
-        A host surely is one if two edges lie wholly in its reach, and not wholly in that of the
+        A host is certainly one if two edges lie wholly in its reach, and not wholly in that of the
         other end: whatever else is chosen, it costs less than these two links.
         """
         edges = _edges(self.failed)
@@ -181,14 +180,14 @@ class _Matrix(Generic[P]):
             edges = _edges(pair for pairs in edges.values() for pair in pairs - known)
 
     def _guilty_together(self, edges: Mapping[frozenset[P], set[tuple[P, P]]]) -> set[P]:
-        """The same where it depends on what else is chosen: by comparing all covers."""
+        """Hosts of every smallest cover that depend on the other hosts in it: by comparing all."""
         counts = Counter(
             host
             for edge, pairs in edges.items()
             for host in edge
             if not pairs.isdisjoint(self.reach.get(host, ()))
         )
-        # One that would save no more than one link is never needed.
+        # A host that would replace only one link is never needed.
         hosts = {host for host, count in counts.items() if count > 1}
         suspects = {host for host in hosts if self.is_suspect(host)}
         found: set[P] = set()

@@ -1,4 +1,4 @@
-"""Which host serves the rendezvous of torchrun's c10d backend, by torch's own rule.
+"""The host that serves the rendezvous of torchrun's c10d backend, by torch's own rule.
 
 Source: `_create_tcp_store` in torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, and
 `parse_rendezvous_endpoint` and `_matches_machine_hostname` in utils.py beside it.
@@ -16,7 +16,7 @@ _FALSE = ("0", "false", "f", "no", "n")
 
 
 def endpoint_host(endpoint: str) -> str:
-    """Host of `HOST[:PORT]`, an IPv6 address in brackets; localhost where it is empty."""
+    """Host of `HOST[:PORT]`, an IPv6 address in brackets; localhost if it is empty."""
     text = endpoint.strip()
     if text.startswith("["):
         return text[1:].partition("]")[0]
@@ -24,7 +24,7 @@ def endpoint_host(endpoint: str) -> str:
 
 
 def is_host_told(conf: str) -> bool | None:
-    """`is_host` of PET_RDZV_CONF (`key=value,…`); None where it is left to torch."""
+    """`is_host` of PET_RDZV_CONF (`key=value,…`); None if torch decides."""
     for part in re.split(r"[,;]", conf):
         name, _, value = part.partition("=")
         if name.strip() == "is_host":
@@ -36,7 +36,7 @@ def is_host_told(conf: str) -> bool | None:
 def matches_machine(
     host: str, own_name: str, resolved: Sequence[str], own: Sequence[str], canonical: str = ""
 ) -> bool:
-    """Whether a machine takes itself for the endpoint, and so serves the store.
+    """Whether a machine recognises itself as the endpoint, and so serves the store.
 
     It compares with the addresses that its own *name* resolves to, not with its interfaces.
 

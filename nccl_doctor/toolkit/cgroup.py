@@ -1,4 +1,4 @@
-"""Limits that control groups, version 1 or 2, put on this process, and what is used of them."""
+"""Limits of control groups, version 1 or 2, on this process, and how much of them is used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _NO_LIMIT = 1 << 60
 
 
 def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
-    """The tightest limit of this process's groups and of those above them, as far as they show.
+    """The tightest limits of this process's groups and of those above them that are visible.
 
     Returns: `memory` = {`limit`, `used`} in bytes, of the group that has the least left; page cache
-    that the kernel would give up is not counted as used. `pids` = {`limit`, `used`} in tasks.
-    `oom_kills` = processes that were killed for lack of memory. `cpus` = CPUs' worth of time.
-    `cpuset` = number of CPUs that the group may use. None where there is no limit, or nothing can
-    be read.
+    that the kernel can reclaim is not counted as used. `pids` = {`limit`, `used`} in tasks.
+    `oom_kills` = processes that were killed for lack of memory. `cpus` = CPU time in CPUs.
+    `cpuset` = number of CPUs that the group may use. None if there is no limit, or nothing can be
+    read.
     """
     groups = _Groups(root)
     quotas = [quota for folder in groups.folders("cpu") if (quota := _quota(folder)) is not None]
@@ -33,14 +33,14 @@ def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
 
 def memory_kills(root: Path = Path("/")) -> dict[str, int | None]:
     """Processes killed for lack of memory so far: `oom_kills` in this process's group, and
-    `machine_kills` since boot. None where that is not counted, or cannot be read.
+    `machine_kills` since boot. None if that is not counted, or cannot be read.
     """
     group = next(map(_oom_kills, _Groups(root).folders("memory")))
     return {"oom_kills": group, "machine_kills": _table(root / "proc/vmstat").get("oom_kill")}
 
 
 class _Groups:
-    """Where the groups of this process are mounted."""
+    """The folders of this process's control groups."""
 
     def __init__(self, root: Path) -> None:
         self._mount = root / "sys/fs/cgroup"
@@ -119,7 +119,7 @@ def _cpuset(folder: Path) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """A limit or a count; None for `max`, -1 and what is as good as no limit."""
+    """A limit or a count; None for `max`, -1 and values that mean no limit."""
     text = _text(path).strip()
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 

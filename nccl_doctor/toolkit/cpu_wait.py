@@ -1,4 +1,4 @@
-"""Whether a measurement had the CPU that it needed: how long its threads were ready and not run."""
+"""CPU time that a measurement lacked: how long its threads were ready but did not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREEMPTIONS_PER_S = 100
 
 
 class CpuWatch:
-    """Watches the calling thread, or all of this process, from when it was made.
+    """Watches the calling thread, or all of this process, from its creation on.
 
     The time spent waiting for a CPU is the second number of /proc/PID/schedstat, nanoseconds (see
     Documentation/scheduler/sched-stats.rst in the kernel); None where the kernel does not count it.
@@ -27,7 +27,7 @@ class CpuWatch:
         self._started = self._read()
 
     def report(self) -> dict[str, Any]:
-        """Since then: `wall_s`, `cpu_s`, `waited_s` (or None), `preempted` (involuntary)."""
+        """`wall_s`, `cpu_s`, `waited_s` (or None) and `preempted` (involuntary) since then."""
         now = self._read()
         wall, cpu, waited, preempted = (
             None if new is None or old is None else new - old
@@ -52,7 +52,7 @@ class CpuWatch:
 
 
 def load_average() -> float | None:
-    """Of the last minute, as /proc/loadavg has it; None where there is none."""
+    """The load average of the last minute by /proc/loadavg; None if there is none."""
     try:
         return float(Path("/proc/loadavg").read_text().split()[0])
     except (OSError, IndexError, ValueError):
@@ -60,10 +60,10 @@ def load_average() -> float | None:
 
 
 def was_starved(report: Mapping[str, Any] | None) -> bool:
-    """Whether what a thread measured says more of its own CPU than of what it measured.
+    """Whether a thread lacked CPU time, so that its measurement cannot be trusted.
 
     Args:
-        report: of a `CpuWatch`; None where the thread did not live to make one.
+        report: of a `CpuWatch`; None if the thread ended before it made one.
     """
     if not report or report["wall_s"] <= 0:
         return True

@@ -1,4 +1,4 @@
-"""What several checks ask about the hosts of a cluster. Pure functions."""
+"""Questions of several checks about the hosts of a cluster. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def everybody_came_in(cluster: Cluster) -> bool:
 def spans_machines(cluster: Cluster) -> bool:
     """Whether the job needs a network.
 
-    Two node ranks on one machine need none; while somebody is missing, nnodes is trusted.
+    Two node ranks on one machine need none; if a host is missing, nnodes decides.
     """
     machines = {(host.name, host.addresses) for host in cluster.present_hosts}
     return cluster.is_multi_host() and (len(machines) > 1 or not everybody_came_in(cluster))
@@ -38,7 +38,7 @@ def master_host(cluster: Cluster) -> Host | None:
 
 
 def road_to_master(cluster: Cluster, host: Host) -> Where:
-    """The way from a host to rank 0's: whatever is broken on it keeps the host out."""
+    """The link from a host to rank 0's, as a place: a fault on it keeps the host out."""
     master, first = master_host(cluster), cluster.first_on(host)
     if master is not None and master.id == host.id:
         return Where(hosts=(host.label,))
@@ -55,7 +55,7 @@ def link_names(
 
 
 def likely_address(nics: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, str] | None:
-    """(interface, address) that peers are most likely to reach, or None where there is none.
+    """(interface, address) that peers can most likely reach, or None if there is none.
 
     Args:
         nics: (interface, its addresses) of those that are up, without loopback.

@@ -1,6 +1,6 @@
 """Shared libraries that this process really has mapped: file, version, and where each comes from.
 
-For `observe`: what is called here maps libraries and may crash.
+For `observe`: these functions map libraries and may crash.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FILE = re.compile(r"(lib[\w+-]+)\.so((?:\.\d+)*)")
 _EDGE = 1 << 20
 
 COLUMNS = ("library", "version", "path", "from", "wheel", "bytes", "fingerprint")
-"""Of a table of libraries; `from` and `wheel` as `origin` returns them."""
+"""Columns of a table of libraries; `from` and `wheel` as `origin` returns them."""
 
 
 def library_name(path: str) -> str | None:
-    """`libcudart` of `/any/libcudart.so.12.8.90`; None of what is no shared library."""
+    """`libcudart` of `/any/libcudart.so.12.8.90`; None if the path is no shared library."""
     found = _FILE.fullmatch(path.rpartition("/")[2])
     return found.group(1) if found else None
 
@@ -46,7 +46,7 @@ def mapped_libraries(
 
 
 def fingerprint(path: str) -> str:
-    """What tells builds apart: a hash over the size and both ends of the file.
+    """A hash of the size and both ends of a file, which distinguishes builds.
 
     Headers and section tables are there; reading all of some hundred megabytes would take seconds.
 
@@ -62,7 +62,7 @@ def fingerprint(path: str) -> str:
 
 
 def own_version(path: str) -> str | None:
-    """What a CUDA library says its version is; else what its file name says, or None.
+    """Version of a CUDA library by its own function, else by its file name, or None.
 
     Only calls that need no GPU and start nothing: `cudaRuntimeGetVersion`, `cudnnGetVersion`,
     `cublasGetProperty` and `cublasLtGetProperty`.
@@ -81,7 +81,7 @@ def own_version(path: str) -> str | None:
 
 
 def file_version(path: str) -> str | None:
-    """`580.95.05` of `/any/libcuda.so.580.95.05`, after links; None where the name holds none."""
+    """`580.95.05` of `/any/libcuda.so.580.95.05`, after links; None if the name has no version."""
     found = _FILE.fullmatch(Path(path).resolve().name)
     return found.group(2).lstrip(".") or None if found else None
 
@@ -119,7 +119,7 @@ def _cublas(library: ctypes.CDLL, name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed distribution, and the real paths of its shared libraries that are there."""
+    """An installed distribution, and the real paths of its shared libraries that exist."""
 
     name: str
     version: str
@@ -132,7 +132,7 @@ class Wheel:
 def wheels(names: re.Pattern[str]) -> list[Wheel]:
     """Installed distributions whose whole name matches, by name.
 
-    Of several with one name the first on the path counts, as for an import.
+    If several have the same name, the first on the path counts, as for an import.
     """
     found: dict[str, Wheel] = {}
     for distribution in metadata.distributions():
@@ -146,7 +146,7 @@ def wheels(names: re.Pattern[str]) -> list[Wheel]:
 
 
 def shared_files(installed: Iterable[Wheel]) -> list[dict[str, Any]]:
-    """Files that several distributions own, one of each set of owners: `{"file", "wheels"}`, the
+    """Files that several distributions own, one for each set of owners: `{"file", "wheels"}`, the
     latter as `[name, version]`.
     """
     owners: dict[str, list[Wheel]] = {}
@@ -163,8 +163,8 @@ def shared_files(installed: Iterable[Wheel]) -> list[dict[str, Any]]:
 
 
 def in_front(env: Mapping[str, str], path: str) -> Iterator[str]:
-    """What puts this library in front of others: entries of LD_PRELOAD and LD_LIBRARY_PATH, each
-    as `VARIABLE=entry`.
+    """Entries of LD_PRELOAD and LD_LIBRARY_PATH that put a library in front of others, each as
+    `VARIABLE=entry`.
     """
     library = Path(path).resolve()
     for entry in re.split(r"[ :]+", env.get("LD_PRELOAD", "")):
@@ -176,11 +176,11 @@ def in_front(env: Mapping[str, str], path: str) -> Iterator[str]:
 
 
 def origin(path: str, installed: Iterable[Wheel], env: Mapping[str, str]) -> tuple[str, str | None]:
-    """Where a library comes from, and the distribution that brings it, or one of its name.
+    """The origin of a library, and the distribution that holds it, or one of the same name.
 
-    Returns: `wheel`, an entry as of `in_front`, `environment` (below sys.prefix) or `system`; then
-    the distribution as `name version`, or None. A library of another origin than `wheel`, with a
-    distribution, stands in for the one that pip installed.
+    Returns: `wheel`, an entry of `in_front`, `environment` (below sys.prefix) or `system`; then the
+    distribution as `name version`, or None. A library of another origin than `wheel`, with a
+    distribution, replaces the one that pip installed.
     """
     real, name = str(Path(path).resolve()), library_name(path)
     all_wheels = list(installed)
@@ -201,7 +201,7 @@ def library_row(
     installed: Iterable[Wheel],
     env: Mapping[str, str],
 ) -> list[Any]:
-    """One library, by `COLUMNS`; None for what cannot be known of it."""
+    """One library as a row of `COLUMNS`; None for what is not known."""
     row: list[Any] = [library_name(path), None, path, *origin(path, installed, env), None, None]
     with suppress(OSError):  # replaced while we look, or not ours to read
         row[1] = version(path)

@@ -1,7 +1,7 @@
-"""What the kernel has counted of memory errors, by memory controller and module.
+"""The kernel's counts of memory errors, by memory controller and module.
 
-Source: the kernel's ABI/testing/sysfs-devices-edac and admin-guide/RAS. Where no driver for the
-memory controller is loaded there is no count at all.
+Source: the kernel's ABI/testing/sysfs-devices-edac and admin-guide/RAS. Without a driver for the
+memory controller there is no count.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 Controllers = Mapping[str, Mapping[str, Any]]
-"""What `memory_errors` returns."""
+"""The result of `memory_errors`."""
 
 CORRECTED_TOO_MANY = 10
-"""Corrected errors of one module: mcelog takes as many in a day for a module that is failing
+"""Corrected errors of one module: mcelog takes that many in a day as a sign of a failing module
 (`ce-error-threshold` in the section `dimm` of its configuration, 10 / 24h).
 """
 
@@ -23,12 +23,12 @@ def memory_errors(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
     """Memory controller (`mc0`) → its counts since its driver was loaded, or they were reset.
 
     Returns: `{"name", "since_s", "uncorrected", "corrected", "modules"}`; `since_s` is seconds, or
-    None; `modules` has those with errors, by their folder (`dimm0`, or `rank0` where the controller
+    None; `modules` has those with errors, by their folder (`dimm0`, or `rank0` if the controller
     does not know modules): `{"label", "uncorrected", "corrected"}`.
     """
     found: dict[str, dict[str, Any]] = {}
     for folder in sorted(root.glob("sys/devices/system/edac/mc/mc[0-9]*")):
-        # The sums first: an error that comes now must not look like one of no module.
+        # The sums first: a new error must not look like one without a module.
         uncorrected, corrected = _number(folder / "ue_count"), _number(folder / "ce_count")
         if uncorrected is None and corrected is None:
             continue
@@ -66,9 +66,9 @@ def _text(path: Path) -> str:
 
 
 def by_module(controllers: Controllers) -> dict[str, dict[str, Any]]:
-    """Place (`mc0/dimm1`) → `{"label", "uncorrected", "corrected"}`, of modules with errors.
+    """Place (`mc0/dimm1`) → `{"label", "uncorrected", "corrected"}`, for modules with errors.
 
-    What a controller counted and could lay to none of its modules is its own: `mc0`.
+    Errors that a controller counted for none of its modules are its own: `mc0`.
     """
     found: dict[str, dict[str, Any]] = {}
     for name, controller in controllers.items():
@@ -85,7 +85,7 @@ def by_module(controllers: Controllers) -> dict[str, dict[str, Any]]:
 
 
 def memory_risen(before: Controllers, after: Controllers) -> dict[str, dict[str, Any]]:
-    """The same, of what was counted in between; a controller that was reset says nothing."""
+    """The same for errors counted in between, without controllers that were reset."""
     known = {
         name: controller
         for name, controller in after.items()
@@ -105,8 +105,8 @@ def memory_risen(before: Controllers, after: Controllers) -> dict[str, dict[str,
 
 
 def module_names(places: Mapping[str, Mapping[str, Any]], kind: str) -> tuple[str, ...]:
-    """Names of those that counted errors of a kind: the label, which the log uses too, or the place
-    where there is none.
+    """Names of the modules with errors of a kind: the label, which the log uses too, or else the
+    place.
     """
     return tuple(
         sorted({counts["label"] or place for place, counts in places.items() if counts[kind]})

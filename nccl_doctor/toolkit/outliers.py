@@ -1,4 +1,4 @@
-"""What speeds of groups say: bus bandwidth, and who stands out. Pure."""
+"""Bus bandwidth of groups, and outliers among their times. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Edge = tuple[int, int]
 """Two neighbours of a ring."""
 
 DEVIATIONS = 5.0
-"""So many scaled median absolute deviations from the median stand out (of normal noise, 1 value in
-a million does)."""
+"""Scaled median absolute deviations from the median that make an outlier (with normal noise, 1
+value in a million)."""
 TIMES = 2.0
-"""And it must be so many times slower than the median: less is not worth a word."""
+"""An outlier must also be so many times slower than the median: less is not worth reporting."""
 LEAST = 3
-"""Of fewer values nobody can say which one is odd."""
+"""With fewer values it is not known which one is odd."""
 _NORMAL = 1.4826
 """Median absolute deviation → standard deviation, for normal noise."""
 
@@ -39,10 +39,10 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 def slow_ones(seconds: Mapping[K, float], times: float = TIMES) -> dict[K, float]:
-    """Whose time stands out among equals, and how many times the median it is.
+    """Keys whose time is an outlier among equals, and how many times the median it is.
 
-    By the median absolute deviation; nobody, where there are fewer than three to be compared, or
-    who is not `times` slower than the median.
+    By the median absolute deviation; empty if there are fewer than three to compare, or none is
+    `times` slower than the median.
     """
     if len(seconds) < LEAST:
         return {}
@@ -58,10 +58,10 @@ def _limit(values: Sequence[float], times: float = TIMES) -> float:
 
 
 def ring(members: Sequence[int]) -> list[list[Edge]]:
-    """Every member with both of its neighbours, nobody in two pairs of one round.
+    """Pairs of every member with both of its neighbours, no member in two pairs of one round.
 
-    Returns: two rounds for an even number of members, three for an odd one; of fewer than three
-    members none: a pair has nobody to be compared with.
+    Returns: two rounds for an even number of members, three for an odd one; none for fewer than
+    three members, as one pair has no other to compare with.
     """
     n = len(members)
     if n < LEAST:
@@ -73,9 +73,9 @@ def ring(members: Sequence[int]) -> list[list[Edge]]:
 
 
 def slow_edges(seconds: Mapping[Edge, float]) -> set[Edge]:
-    """Pairs that stand out beside the pairs that share no member with one of their ends.
+    """Pairs that are outliers among the pairs that share no member with one of their ends.
 
-    A slow member makes both of its pairs slow; so it must not be among what they are held against.
+    A slow member makes both of its pairs slow, so its other pair must not be compared with.
     """
     found = set()
     for edge, value in seconds.items():
@@ -88,16 +88,16 @@ def slow_edges(seconds: Mapping[Edge, float]) -> set[Edge]:
 
 @dataclass(frozen=True)
 class Slow:
-    """Who makes pairs slow: members by themselves, and pairs whose members are good with others."""
+    """Causes of slow pairs: slow members, and pairs whose members are good with others."""
 
     members: tuple[int, ...]
     edges: tuple[Edge, ...]
 
 
 def blame_edges(first: Mapping[Edge, float], again: Mapping[Edge, float]) -> Slow:
-    """Blame after a second try, in which suspects met partners that had been good.
+    """Slow members and pairs after a second try, in which suspects had good partners.
 
-    Where there are too few members for such a partner, a member all of whose pairs are slow is it.
+    If there are too few members for such a partner, a member whose pairs are all slow is blamed.
 
     Args:
         first: seconds of the pairs of a ring.
@@ -121,14 +121,14 @@ def blame_edges(first: Mapping[Edge, float], again: Mapping[Edge, float]) -> Slo
 
 
 def second_try(first: Mapping[Edge, float]) -> list[list[Edge]]:
-    """Rounds that confirm or clear: every slow pair once more, and each end with a good partner."""
+    """Rounds that confirm or clear: every slow pair again, and each end with a good partner."""
     slow = slow_edges(first)
     ends = sorted({end for edge in slow for end in edge})
     good = [end for edge in first for end in edge if end not in ends]
     good = list(dict.fromkeys(good))
     pairs = [sorted(slow)]
     for end in ends:
-        # Of few members a good one may have to meet several suspects, one after the other.
+        # With few members a good one may be paired with several suspects, one after the other.
         partner = good[ends.index(end) % len(good)] if good else None
         if partner is not None:
             pairs.append([(min(end, partner), max(end, partner))])
@@ -136,7 +136,7 @@ def second_try(first: Mapping[Edge, float]) -> list[list[Edge]]:
 
 
 def _in_rounds(edges: Sequence[Edge]) -> list[list[Edge]]:
-    """Pairs in as few rounds as come easily, nobody in two pairs of one round."""
+    """Pairs in few rounds, no member in two pairs of one round."""
     rounds: list[list[Edge]] = []
     for edge in edges:
         for one in rounds:

@@ -1,8 +1,8 @@
-"""What the kernel has counted of PCIe errors at GPUs, network cards and the ports above them.
+"""The kernel's counts of PCIe errors at GPUs, network cards and the ports above them.
 
 Sources: the kernel's ABI/testing/sysfs-bus-pci-devices-aer_stats and drivers/pci/pcie/aer.c: the
-files are there wherever a device has the capability, also where nobody counts. The kernel counts
-below root ports to which its `aer` driver is bound; elsewhere the firmware has kept the errors.
+files exist for every device with the capability, even if errors are not counted. The kernel counts
+below root ports to which its `aer` driver is bound; elsewhere the firmware handles the errors.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LINK_ERRORS = frozenset(
         "Receiver Error", "Bad TLP", "Bad DLLP", "RELAY_NUM Rollover", "Replay Timer Timeout",
     }
 )  # fmt: skip
-"""Correctable ones of the link itself, as newer and older kernels name them. The others (advisory
-non-fatal, internal, header log overflow) say nothing of cable, slot or riser.
+"""Correctable errors of the link itself, as newer and older kernels name them. The others (advisory
+non-fatal, internal, header log overflow) do not come from cable, slot or riser.
 """
 BY_SOFTWARE = frozenset({"UnsupReq", "ACSViol", "Unsupported Request", "ACS Violation"})
-"""Uncorrectable ones that a driver or a scan of the bus brings about on a sound link."""
+"""Uncorrectable errors that a driver or a scan of the bus causes on a good link."""
 LINK_ERRORS_PER_MINUTE = 8
-"""More than that is too many: what DCGM tolerates of PCIe replays of a GPU
+"""More than that is too many: the rate of PCIe replays that DCGM tolerates for a GPU
 (DCGM_LIMIT_MAX_PCIREPLAY_RATE in its dcgm_gpu_hardware_limits.h).
 """
 _STANDS_OUT = 10
@@ -45,12 +45,12 @@ _MOST = 256
 
 
 def pcie_errors(root: Path = Path("/")) -> dict[str, Any]:
-    """Error counts since the kernel found each device; nothing is asked of the devices.
+    """Error counts since the kernel found each device; the devices are not accessed.
 
     Returns: `devices`: PCI address → `{"kind", "model", "port", "fatal", "nonfatal",
     "correctable"}`, with `kind` for people, `model` the vendor and device numbers, `port` the
     address of the port above or the empty string, and counts by the kernel's names, without zeros.
-    Of a device of which nobody counts there is no entry. `why_not`: why there is none at all, or
+    A device whose errors are not counted has no entry. `why_not`: why there is no entry at all, or
     the empty string.
     """
     chains = list(_chains(root))
@@ -81,12 +81,12 @@ def pcie_errors(root: Path = Path("/")) -> dict[str, Any]:
     if not chains:
         why_not = "no GPU and no network card on a PCI bus here"
     elif not shown:
-        why_not = "the kernel shows no counts of PCIe errors here"
+        why_not = "the kernel shows no counters of PCIe errors here"
     elif not devices:
         why_not = (
-            "a virtual machine, the PCIe errors of which are counted by its host alone"
+            "a virtual machine: only its host counts PCIe errors"
             if virtual
-            else "PCIe errors are left to the firmware here, so the kernel's counts say nothing"
+            else "the firmware handles PCIe errors here, so the kernel does not count them"
         )
     return {"devices": devices, "why_not": why_not}
 
@@ -113,7 +113,7 @@ def _kind(device: Path) -> str:
 
 
 def _counts(path: Path) -> dict[str, int] | None:
-    """`BadTLP 3` line by line, where names may hold spaces; None where it cannot be read.
+    """Counts in lines such as `BadTLP 3`, whose names may hold spaces; None if unreadable.
 
     The total counts messages, not errors, and is left out.
     """
@@ -141,16 +141,16 @@ def _is_virtual(root: Path) -> bool:
 
 
 def link_errors(device: Device) -> int:
-    """Correctable errors of the link itself."""
+    """Number of correctable errors of the link itself."""
     return sum(count for name, count in device[CORRECTABLE].items() if name in LINK_ERRORS)
 
 
 def pcie_risen(
     before: Mapping[str, Device], after: Mapping[str, Device]
 ) -> dict[str, dict[str, dict[str, int]]]:
-    """Address → severity → name → by how much it grew, of devices known at both times.
+    """Address → severity → name → increase, for devices known at both times.
 
-    One that was reset, or found anew, says nothing.
+    A device that was reset, or found again, is left out.
     """
     grown: dict[str, dict[str, dict[str, int]]] = {}
     for address, device in after.items():
@@ -163,7 +163,7 @@ def pcie_risen(
 
 
 def pcie_is_broken(rise: Mapping[str, Mapping[str, int]], seconds: float) -> bool | None:
-    """Whether what one device counted meanwhile speaks of broken hardware; None: of nothing."""
+    """Whether the new errors of a device show broken hardware; None if they mean nothing."""
     uncorrected = {**rise.get(FATAL, {}), **rise.get(NONFATAL, {})}
     by_hardware = bool(rise.get(FATAL)) or any(name not in BY_SOFTWARE for name in uncorrected)
     replayed = sum(
@@ -175,8 +175,8 @@ def pcie_is_broken(rise: Mapping[str, Mapping[str, int]], seconds: float) -> boo
 
 
 def by_link(devices: Mapping[str, Device], addresses: set[str]) -> list[list[str]]:
-    """Those of these devices that lie one below another come together: the two ends of a link both
-    count its errors.
+    """These devices in groups, those directly below one another together: both ends of a link count
+    its errors.
     """
     groups: list[list[str]] = []
     for address in sorted(addresses):
@@ -195,7 +195,7 @@ def _ways(one: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 def told_by_counts(counts: Mapping[str, Mapping[str, int]], sign: str = "") -> str:
-    """`fatal SDES 1; correctable BadTLP 12, RxErr 3`."""
+    """Counts as text: `fatal SDES 1; correctable BadTLP 12, RxErr 3`."""
     return "; ".join(
         f"{severity} " + ", ".join(f"{name} {sign}{n}" for name, n in sorted(names.items()))
         for severity in SEVERITIES
@@ -204,10 +204,10 @@ def told_by_counts(counts: Mapping[str, Mapping[str, int]], sign: str = "") -> s
 
 
 def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[str, str]]:
-    """Devices that have counted what their like have not: key of the host → address → in words.
+    """Devices with errors that others of their model do not have: key of the host → address → text.
 
-    Fatal errors count where most devices of the model, on all hosts, have none, or where there are
-    not enough of them to compare. Link errors count only against others: hosts have run for
+    Fatal errors count if most devices of the model, on all hosts, have none, or if there are too
+    few of them to compare. Link errors count only in comparison with others: hosts have run for
     different times.
     """
     like: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -218,7 +218,7 @@ def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[s
     for places in like.values():
         fatal = [place for place in places if hosts[place[0]][place[1]][FATAL]]
         if len(places) > _PEERS and 2 * len(fatal) > len(places):
-            fatal = []  # a reset of the bus at the start looks like that
+            fatal = []  # a bus reset at the start looks like that
         for place in places:
             device = hosts[place[0]][place[1]]
             links = link_errors(device)
@@ -233,8 +233,8 @@ def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[s
                 words.append(told_by_counts({FATAL: device[FATAL]}))
             if stands_out:
                 words.append(
-                    f"{links} correctable errors of its link, where its like have counted "
-                    f"{median(others):g}"
+                    f"{links} correctable errors of its link; the median of other devices of its "
+                    f"model is {median(others):g}"
                 )
             if words:
                 told.setdefault(place[0], {})[place[1]] = "; ".join(words)

@@ -1,4 +1,4 @@
-"""What this process may do, as the kernel sees it where it lifts a limit.
+"""Privileges of this process that lift limits, as the kernel sees them.
 
 Sources: user_namespaces(7), capabilities(7); `capable` in the kernel's kernel/capability.c.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 _BITS = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
 _EVERY_USER = ["0", "0", "4294967295"]
-"""What /proc/self/uid_map says of who is in no user namespace but the first."""
+"""Content of /proc/self/uid_map in the first user namespace."""
 
 
 def in_user_namespace(root: Path = Path("/")) -> bool:
@@ -22,11 +22,11 @@ def in_user_namespace(root: Path = Path("/")) -> bool:
 
 
 def privileges(root: Path = Path("/")) -> frozenset[str]:
-    """What lifts a limit for this process: of `ipc_lock`, `sys_admin`, `sys_resource` those
-    capabilities that it has, and `root` where its real user is that.
+    """Privileges of this process that lift a limit: the capabilities that it has of `ipc_lock`,
+    `sys_admin`, `sys_resource`, and `root` if that is its real user.
 
-    Empty in a user namespace: `CapEff` is full there, and yet `capable()`, which asks the first
-    one, says no.
+    Empty in a user namespace: `CapEff` is full there, but `capable()`, which checks the first
+    namespace, denies them.
     """
     if in_user_namespace(root):
         return frozenset()

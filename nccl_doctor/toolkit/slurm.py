@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MAX_HOSTS = 100_000
-"""More than any cluster has: a longer list is a mistake, and is not spelt out."""
+"""More than any cluster has: a longer list is a mistake, and is not expanded."""
 
 _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -17,7 +17,7 @@ def slurm_hosts(text: str) -> tuple[str, ...]:
     """Host names in the order of the list; zeros that pad a number stay, a name may have several
     brackets.
 
-    Returns: nothing at all where the text is no host list: half of one would lead astray.
+    Returns: an empty tuple if the text is no host list: a part of a list would be misleading.
     """
     try:
         hosts = tuple(itertools.islice(_hosts(text.strip()), MAX_HOSTS + 1))
@@ -60,7 +60,7 @@ def _names(text: str) -> Iterator[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """`01-03,07` spelt out."""
+    """The numbers of `01-03,07`."""
     found: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

@@ -1,4 +1,4 @@
-"""Tables of facts that lie beside the code as TOML, wherever that lies: a folder or a zip file."""
+"""Tables of facts in TOML files beside the code, in a folder or a zip file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ else:
 
 
 def read_table(package: str, name: str) -> dict[str, Any]:
-    """The file `name` of a package, read anew."""
+    """The content of the file `name` of a package, not cached."""
     found: dict[str, Any] = tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
     return found

@@ -1,6 +1,6 @@
-"""Which GPU code runs on which GPU, and where versions and other claims differ.
+"""Versions: which GPU code runs on which GPU, and where versions and other values differ.
 
-Pure functions on text, numbers and ranks, so that rules about builds are tested without any build.
+Pure functions on text, numbers and ranks, so that rules about builds are tested without a build.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def public(version: str) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """What one set of odd places has in common.
+    """The components that differ at one set of places.
 
     Attributes:
-        places: the odd ones out, or everybody on a tie.
+        places: the odd ones out, or all places on a tie.
         values: component → value at `places`; empty on a tie.
         usual: component → value of the majority; empty on a tie.
         sides: component → value → places, for those that differ here.
@@ -148,14 +148,15 @@ class Disagreement(NamedTuple):
 def disagreement(
     kind: Kind, name: str, claims: Iterable[tuple[Rank, Any]], *, of_host: bool
 ) -> Disagreement | None:
-    """Blame the odd hosts; where ranks of one host differ, the odd ranks.
+    """The finding on hosts whose value differs, or on ranks if those of one host differ.
 
     Args:
         kind: of the finding.
         name: of the value, as people type it.
-        claims: what each rank says; None is no claim.
-        of_host: whether the value is one of the host, of which all ranks suffer alike: then the
-            place is the host alone.
+        claims: the value of each rank; None is ignored.
+        of_host: whether the value belongs to the host: then the place is the host alone.
+
+    Returns: None if all agree.
     """
     told = [(rank, value) for rank, value in claims if value is not None]
     hosts: dict[int, set[Any]] = defaultdict(set)
@@ -172,7 +173,7 @@ def disagreement(
     where = place_of(rank for rank, _ in blamed)
     finding = Finding(
         kind,
-        f"{said}: as many say the one as the other, so nobody knows who is right"
+        f"{said}: equally divided, so it is not known which is right"
         if odd.tie
         else f"{said}, elsewhere {name}={odd.usual}",
         Where(hosts=where.hosts) if of_host and whole else where,

@@ -32,7 +32,7 @@ def examine(lab: Lab, *options: str) -> Run:
     for _ in range(3):
         run = lab.plain_doctor("--join-timeout", "20", *options)
         assert run.report is not None, str(run)
-        if all("CPU of an end" not in found["message"] for found in run.report["findings"]):
+        if all("CPU of one end" not in found["message"] for found in run.report["findings"]):
             break
     return run
 

@@ -101,7 +101,7 @@ def test_temporary_files_that_cannot_be_made_are_a_cause(tmp_path: Path, disk: P
     (cause,) = ranks.report()["root_causes"]
     assert cause["code"] == "temp-dir-unwritable"
     assert cause["where"]["hosts"] == [os.uname().nodename]
-    assert cause["message"].startswith(f"TMPDIR={disk}: a file could not be made there within ")
+    assert cause["message"].startswith(f"TMPDIR={disk}: creating a file did not end within ")
     assert "process state D" in cause["message"]
     assert {f["code"] for f in ranks.report()["findings"] if f["severity"] != "info"} == {
         "temp-dir-unwritable"

@@ -24,7 +24,7 @@ SILENT_PROXY = {"outcome": "intercepted", "detail": "no proof of identity", "dur
 
 def stuck(way: str, arrived: int = 0) -> dict[str, Any]:
     key = f"{way}ed"
-    return {"outcome": "mtu", "detail": f"{way} stood still", "stalled": way, key: arrived}
+    return {"outcome": "mtu", "detail": f"{way} stopped", "stalled": way, key: arrived}
 
 
 Link = tuple[str, str]

@@ -33,12 +33,12 @@ LOUD = [
     ({"NCCL_P2P_LEVEL": "nvl"}, "env-bad-value", "warn", "is not one of LOC, NVL"),
     ({"NCCL_ALGO": "Rings"}, "env-bad-value", "fail", "'Rings', which is not one of Tree, Ring"),
     ({"TORCH_DISTRIBUTED_DEBUG": "ON"}, "env-bad-value", "fail", "is not one of OFF, INFO, DETAIL"),
-    ({"TORCH_NCCL_BLOCKING_WAIT": "on"}, "env-bad-value", "fail", "is not yes or no"),
+    ({"TORCH_NCCL_BLOCKING_WAIT": "on"}, "env-bad-value", "fail", "is not a yes-or-no value"),
     ({"TORCH_FR_BUFFER_SIZE": "many"}, "env-bad-value", "fail", "is not a whole number"),
     ({"DEEPSPEED_TIMEOUT": "30m"}, "env-bad-value", "fail", "is not a whole number"),
-    ({"GLOO_SOCKET_IFNAME": "^lo"}, "env-bad-value", "warn", "gloo takes whole names"),
-    ({"NCCL_SOCKET_IFNAME": "^docker0"}, "env-bad-value", "warn", "lets lo in"),
-    ({"NCCL_IB_TIMEOUT": "60"}, "env-bad-value", "warn", "only 1 to 31 fit"),
+    ({"GLOO_SOCKET_IFNAME": "^lo"}, "env-bad-value", "warn", "accepts only whole interface names"),
+    ({"NCCL_SOCKET_IFNAME": "^docker0"}, "env-bad-value", "warn", "allows lo"),
+    ({"NCCL_IB_TIMEOUT": "60"}, "env-bad-value", "warn", "only 1 to 31 are valid"),
     ({"NCCL_IB_RETRY_CNT": "20"}, "env-bad-value", "warn", "holds 0 to 7"),
     ({"DEEPSPEED_TIMEOUT": "1800"}, "env-bad-value", "warn", "in minutes, not seconds"),
     ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "600000"}, "env-bad-value", "warn", "600000 s"),
@@ -47,27 +47,27 @@ LOUD = [
     ({"DEEPSPEED_TIMEOUT": "0"}, "timeout-too-short", "warn", "in minutes"),
     ({"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "5"}, "timeout-too-short", "warn", "5 s: "),
     ({"TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC": "60"}, "timeout-too-short", "warn", "60 ms: "),
-    ({"NCCL_IB_TIMEOUT": "0"}, "timeout-too-short", "warn", "only 1 to 31 fit"),
+    ({"NCCL_IB_TIMEOUT": "0"}, "timeout-too-short", "warn", "only 1 to 31 are valid"),
     ({"NCCL_IB_TIMEOUT": "5"}, "timeout-too-short", "warn", "4.096 us"),
     ({"NCCL_SOCKET_RETRY_CNT": "3"}, "timeout-too-short", "warn", "0.6 s"),
     ({"NCCL_SOCKET_RETRY_SLEEP_MSEC": "1"}, "timeout-too-short", "warn", "0.6 s"),
     # old names
     ({"NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-     "env-deprecated", "warn", "loses to TORCH_NCCL_ASYNC_ERROR_HANDLING=1, which torchrun sets"),
+     "env-deprecated", "warn", "overridden by TORCH_NCCL_ASYNC_ERROR_HANDLING=1, which torchrun"),
     ({"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_FR_BUFFER_SIZE": "20000"},
-     "env-deprecated", "warn", "TORCH_NCCL_TRACE_BUFFER_SIZE=0 loses to"),
+     "env-deprecated", "warn", "TORCH_NCCL_TRACE_BUFFER_SIZE=0 is overridden by"),
     # conflicts
     ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"},
-     "env-conflict", "warn", "the level is left out"),
+     "env-conflict", "warn", "the level is ignored"),
     ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "0"},
      "env-conflict", "warn", "nothing is recorded"),
     ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_ON_TIMEOUT": "0"},
-     "env-conflict", "warn", "two names of one thing"),
+     "env-conflict", "warn", "two names of one setting"),
     ({"NCCL_SOCKET_NTHREADS": "16", "NCCL_NSOCKS_PERTHREAD": "8"},
      "env-conflict", "warn", "16 x 8 is more than 64"),
     ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "env-conflict", "fail", "finds none"),
     ({"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1"}, "env-conflict", "warn", "needs cuMem"),
-    ({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "4"}, "env-conflict", "warn", "the least"),
+    ({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "4"}, "env-conflict", "warn", "the minimum"),
     # leftovers
     ({"NCCL_DEBUG": "trace"}, "env-debug-leftover", "warn", "logs every call"),
     ({"CUDA_LAUNCH_BLOCKING": "1"}, "env-debug-leftover", "warn", "several communicators"),
@@ -203,14 +203,16 @@ def test_old_advice_is_not_repeated() -> None:
     blocking = fix_of({"NCCL_BLOCKING_WAIT": "1"}, "env-deprecated")
     assert "export" not in blocking
     assert (
-        "does not bound the start of a communicator"
+        "does not limit the start of a communicator"
         in judge(both(NCCL_BLOCKING_WAIT="1"))[-1].message
     )
     assert fix_of({"NCCL_SOCKET_IFNAME": "^docker0"}, "env-bad-value").endswith("'^docker0,lo'")
     assert "init_process_group(timeout=...)" in fix_of(
         {"NCCL_TIMEOUT": "60"}, "env-unknown-variable"
     )
-    assert "those of NCCL_SOCKET_IFNAME" in judge(both(GLOO_SOCKET_IFNAME="^docker0"))[0].message
+    assert (
+        "work only in NCCL_SOCKET_IFNAME" in judge(both(GLOO_SOCKET_IFNAME="^docker0"))[0].message
+    )
 
 
 def test_a_value_that_torch_refuses_is_refused_under_an_old_name_that_loses() -> None:
@@ -233,10 +235,10 @@ def test_a_blocked_watchdog_is_not_blamed_on_what_torchrun_sets_by_itself() -> N
     assert ("env-conflict", "warn") in told(judge([env, env], launcher="srun"))
     desync = {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_DESYNC_DEBUG": "1"}
     (conflict,) = (each for each in judge([desync, desync]) if each.code == "env-conflict")
-    assert "starts no watchdog, so TORCH_NCCL_DESYNC_DEBUG=1 does nothing" in conflict.message
+    assert "starts no watchdog, so TORCH_NCCL_DESYNC_DEBUG=1 has no effect" in conflict.message
     wish = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "NCCL_DESYNC_DEBUG": "1"}
     (conflict,) = (each for each in judge([wish, wish]) if each.code == "env-conflict")
-    assert "torch takes 3 instead of 0" in conflict.message
+    assert "torch uses 3 instead of 0" in conflict.message
 
 
 # --- who reads it ---
@@ -258,7 +260,7 @@ def test_a_variable_that_this_nccl_does_not_know_yet() -> None:
     env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     found = only(judge([env, env], nccl="2.28.9"), "env-unknown-variable")
     assert found.level is Severity.WARN
-    assert "is read since NCCL 2.30.3; this one is 2.28.9" in found.message
+    assert "is read since NCCL 2.30.3; this is NCCL 2.28.9" in found.message
     default = {"NCCL_MULTI_RANK_GPU_ENABLE": "0"}
     assert told(judge([default, default], nccl="2.28.9")) == {("env-unknown-variable", "info")}
     assert judge([env, env], nccl=None) == []
@@ -278,14 +280,14 @@ def test_the_nccl_that_is_loaded_counts(loaded: str | None, built: str, is_old: 
         made = change_rank(made, rank.seat, facts=facts)
     found = findings.judge(CHECK, made)
     assert [f.code for f in found] == ["env-unknown-variable"] * is_old
-    assert all("this one is 2.28.9" in f.message for f in found)
+    assert all("this is NCCL 2.28.9" in f.message for f in found)
 
 
 def test_a_name_that_this_torch_does_not_know_yet() -> None:
     old = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}
     assert judge([old, old], torch="2.6.0") == []
     new = {"TORCH_DIST_USE_NCCL2": "0"}
-    assert "this one is 2.13.0" in only(judge([new, new]), "env-unknown-variable").message
+    assert "this is torch 2.13.0" in only(judge([new, new]), "env-unknown-variable").message
     assert judge([new, new], torch="2.15.0+cu132") == []
 
 
@@ -336,8 +338,8 @@ def test_a_value_in_a_file_is_found_by_its_line(conf: Path) -> None:
     assert f"NCCL_IB_DISABLE=true ({conf} line 1) is read as 0" in [each.message for each in found]
     assert by_line["1"].fix == f"write NCCL_IB_DISABLE=1 in line 1 of {conf}"
     messages = " | ".join(each.message for each in found)
-    assert f"line 2 of {conf} (NCCL_ALGO) has blanks or words beside the name" in messages
-    assert f"line 3 of {conf} (TORCH_NCCL_NAN_CHECK) comes too late" in messages
+    assert f"line 2 of {conf} (NCCL_ALGO) has blanks or words around the name" in messages
+    assert f"line 3 of {conf} (TORCH_NCCL_NAN_CHECK) has no effect" in messages
     assert f"line 4 of {conf} is not NAME=VALUE" in messages
     fixes = [each.fix for each in found]
     assert f"in line 2 of {conf} write NCCL_ALGO=VALUE, with nothing around it" in fixes

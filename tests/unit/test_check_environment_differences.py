@@ -96,7 +96,7 @@ PROXY: Env = {"http_proxy": "http://me:hunter2@proxy:3128", "NO_PROXY": "10.0.0.
 def test_a_proxy_on_some_hosts_only() -> None:
     for envs, odd, words in (
         ([{}, PROXY, {}], "nd1", "is set; elsewhere no proxy"),
-        ([PROXY, {}, PROXY], "nd1", "no proxy; elsewhere http_proxy"),
+        ([PROXY, {}, PROXY], "nd1", "no proxy; elsewhere a proxy variable"),
     ):
         found = only(judge(envs), "env-differs")
         assert (found.level, found.where.hosts, found.where.ranks) == (Severity.INFO, (odd,), ())
@@ -203,7 +203,7 @@ def test_an_order_that_cuda_does_not_know(models: tuple[str, ...], level: str) -
     assert (found.code, found.level.value) == ("env-bad-value", level)
     assert found.where.hosts == ("nd0", "nd1")
     assert found.message == "CUDA_DEVICE_ORDER=PCI_BUS is not one of FASTEST_FIRST, PCI_BUS_ID"
-    assert found.fix.endswith("give it one of FASTEST_FIRST, PCI_BUS_ID")
+    assert found.fix.endswith("set it to one of FASTEST_FIRST, PCI_BUS_ID")
 
 
 def test_the_order_that_is_the_default_is_none_of_these() -> None:

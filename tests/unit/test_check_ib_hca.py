@@ -90,7 +90,7 @@ def test_a_list_that_admits_nothing_sends_all_data_over_sockets(root: Path, hca:
     found = judge(CHECK, cluster(look(root, hca), look(root, hca)))
     assert [f.code for f in found] == ["ib-hca-unmatched"] * 2
     assert {f.level for f in found} == {Severity.WARN}
-    assert "admits no port; there are: mlx5_0:1 ACTIVE" in found[0].message
+    assert "matches no port; the host has: mlx5_0:1 ACTIVE" in found[0].message
 
 
 def test_a_list_that_fails_one_host_alone_breaks_the_job(root: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_host_without_devices_is_not_the_fault_of_the_list(root: Path, tmp_pat
     good, bare = look(root, "mlx5"), look(tmp_path / "none", "mlx5")
     found = only(CHECK, cluster(good, bare), "ib-hca-unmatched", hosts=["nd1"])
     assert found.level is Severity.WARN
-    assert "there are: none" in found.message
+    assert "the host has: none" in found.message
 
 
 def test_a_list_that_leaves_a_port_that_is_down(root: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_list_that_leaves_a_port_that_is_down(root: Path) -> None:
         CHECK, cluster(good, bad), "ib-hca-port-down", hosts=["nd1"], interfaces=["mlx5_8:1"]
     )
     assert found.level is Severity.FAIL
-    assert "leaves mlx5_8:1 DOWN, and none is active" in found.message
+    assert "matches mlx5_8:1 DOWN, none active" in found.message
 
 
 def test_one_of_several_names_is_down_everywhere(root: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_prefix_of_many_may_mean_ports_that_nobody_uses(root: Path) -> None:
 def test_a_name_that_is_on_no_host(root: Path, tmp_path: Path) -> None:
     found = only(CHECK, cluster(look(root, "mlx5_0,mlx5_9")), "ib-hca-unmatched", hosts=["nd0"])
     assert found.level is Severity.WARN
-    assert "mlx5_9 is on no host" in found.message
+    assert "no host has mlx5_9" in found.message
     fabrics.add_device(tmp_path / "b", "mlx5_9")
     both = "mlx5_0,mlx5_9"  # one list for two kinds of hosts
     assert judge(CHECK, cluster(look(root, both), look(tmp_path / "b", both))) == []

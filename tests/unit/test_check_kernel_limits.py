@@ -41,20 +41,22 @@ def test_a_short_queue_counts_on_the_master() -> None:
     made = cluster(world=512, bad="nd0", somaxconn=128, abort_on_overflow=True)
     found = only(CHECK, made, "listen-backlog-low", hosts=["nd0"])
     assert found.level is Severity.WARN
-    assert found.message == "net.core.somaxconn=128 for 512 ranks, and a full queue resets"
+    assert found.message == (
+        "net.core.somaxconn=128 for 512 ranks, and a full queue resets connections"
+    )
 
 
 @pytest.mark.parametrize(
     ("fields", "severity", "message"),
     [
-        ({"range": [50000, 50099]}, Severity.WARN, "80 of the 100 ports 50000–50099"),
-        ({"range": [50000, 50039]}, Severity.FAIL, "20 of the 40 ports 50000–50039"),
-        ({"reserved": 28200}, Severity.FAIL, "12 of the 32 ports"),
+        ({"range": [50000, 50099]}, Severity.WARN, "80 of 100 ports (50000–50099)"),
+        ({"range": [50000, 50039]}, Severity.FAIL, "20 of 40 ports (50000–50039)"),
+        ({"reserved": 28200}, Severity.FAIL, "12 of 32 ports"),
         # They come back within a minute.
         (
             {"taken": 28230, "time_wait": 28000},
             Severity.WARN,
-            "left for 8 ranks, 28000 are in TIME_WAIT",
+            "left for 8 ranks, 28000 in TIME_WAIT",
         ),
     ],
 )

@@ -145,7 +145,7 @@ class TestDiffers:
         other = facts(mine, row("libcudart", "12.8", CUDART), row("libcudnn", "9.10.2", CUDNN))
         found = only(cluster_of(FINE, FINE, other), "library-differs", hosts=["nd2"], ranks=[2])
         assert found.level is Severity.INFO
-        assert found.message == "libnccl 2.27.5 in 2 builds, by fingerprint"
+        assert found.message == "libnccl 2.27.5: 2 different builds, by fingerprint"
         assert found.evidence["builds"] == {"aa": "0–1", "bb": "2"}
 
     def test_with_another_torch_it_is_no_news(self) -> None:

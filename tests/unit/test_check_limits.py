@@ -53,7 +53,7 @@ def test_fewer_files_than_gloo_has_sockets_stop_it() -> None:
     bad = cluster(files=1024, files_hard=1024, world=2048)
     found = only(CHECK, bad, "open-files-limit-low", hosts=["nd1"])
     assert found.level is Severity.FAIL
-    assert "1024 files may be open" in found.message
+    assert "limit of open files 1024" in found.message
     assert "as root" in found.fix
 
 

@@ -264,7 +264,7 @@ def test_an_echo_that_stands_still_while_segments_are_sent_again() -> None:
     world = World(3).change([("nd0", "nd1")], tcp={"segments": 6, "lost": 4}, **gone)
     found = only(world.judge(), "link-lossy")
     assert found.where.links == (("nd0", "nd1"),)
-    assert "stood still" in found.message
+    assert "stopped for seconds" in found.message
 
 
 # Latency

@@ -48,5 +48,5 @@ def test_without_a_master_there_is_nothing_to_test():
 
 
 def test_outside_a_job_there_is_no_master():
-    with pytest.raises(Skip, match="nothing launched here"):
+    with pytest.raises(Skip, match="no launcher started this process"):
         CHECK.observe(Context(launch=Launch(), env={}))

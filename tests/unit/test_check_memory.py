@@ -42,7 +42,7 @@ def test_a_low_limit_is_a_risk_for_nccl_and_told_of_gloo() -> None:
         made = cluster(backend, group=group(limit, GIB // 2))
         found = only(CHECK, made, "memory-limit-low", hosts=["nd1"])
         assert found.level is severity
-        assert f"left of the control group's {limit // MIB} MiB, for 4 ranks" in found.message
+        assert f"left of the control group's limit {limit // MIB} MiB, for 4 ranks" in found.message
 
 
 def test_kills_before_make_it_a_risk() -> None:

@@ -66,9 +66,7 @@ def test_a_kill_in_the_group_while_it_ran(tmp_path: Path) -> None:
     after = late(counts(tmp_path, 2, 5))
     found = only(CHECK, cluster(still, (before, after)), "out-of-memory-kill", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.CERTAIN)
-    assert found.message == (
-        "1 process was killed of the control group, while this examination ran"
-    )
+    assert found.message == ("1 process of the control group was killed while this examination ran")
 
 
 def test_it_explains_the_rank_that_crashed(tmp_path: Path) -> None:
@@ -83,7 +81,7 @@ def test_a_kill_elsewhere_on_the_machine_may_be_another_job_s(tmp_path: Path) ->
     made = cluster((before, late(counts(tmp_path, 1, 6))))
     found = only(CHECK, made, "out-of-memory-kill", hosts=["nd0"])
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.POSSIBLE)
-    assert found.message.startswith("2 processes were killed of the machine")
+    assert found.message.startswith("2 processes of the machine were killed")
 
 
 def test_what_is_not_known_at_both_times_says_nothing(tmp_path: Path) -> None:
@@ -91,7 +89,7 @@ def test_what_is_not_known_at_both_times_says_nothing(tmp_path: Path) -> None:
     seen = late(counts(tmp_path, 3, 3))
     assert judge(CHECK, cluster((lost, seen))) == []
     assert judge(CHECK, cluster(({"oom_kills": None, "available": 1}, seen))) == []
-    with pytest.raises(Untested, match="no count"):
+    with pytest.raises(Untested, match="does not count"):
         late(tmp_path / "nothing")
 
 

@@ -121,7 +121,7 @@ class TestCrashes:
         [
             (
                 Outcome(OutcomeStatus.DIED, signal="SIGSEGV", breadcrumbs=LOADING),
-                "ended the process that loaded it, by SIGSEGV",
+                "crashed the process that loaded it (SIGSEGV)",
                 Confidence.CERTAIN,
             ),
             (
@@ -230,7 +230,7 @@ class TestInterface:
             ("net-plugin-missing", ("nd0",)),
             ("net-plugin-missing", ("nd1",)),
         ]
-        assert f"; NCCL {nccl} takes {said}" in found[0].message
+        assert f"; NCCL {nccl} accepts {said}" in found[0].message
         assert found[0].level is Severity.WARN
         assert f"ncclNetPlugin_v{versions[0]}" in found[0].message
 

@@ -82,13 +82,13 @@ HERE = Where(hosts=("nd1",))
             tried("connected", "silent"),
             "port-not-the-store",
             Where(hosts=("nd0",)),
-            "says nothing",
+            "sends nothing",
         ),
         (
             tried("connected", "closed"),
             "port-not-the-store",
             Where(hosts=("nd0",)),
-            "hangs up",
+            "closes them",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_rule_of_the_caller_is_the_callers_where_it_surely_fits(
 
 @pytest.mark.parametrize(
     ("beside", "words"),
-    [("refused", "while port 29501 there does"), ("dropped", "no answer at all")],
+    [("refused", "but port 29501 of that host does"), ("dropped", "gives no answer")],
 )
 def test_a_silent_port_beside_one_that_answers(beside: str, words: str):
     seen = facts(tried("dropped"))
@@ -208,7 +208,7 @@ def test_the_port_in_use_is_rank_0s_alone_and_names_who_holds_it():
                 ("nd0",), check="port", by_host={"nd0": {**taken, "holder": unseen}}, complete=False
             ),
         )
-        assert "cannot see" in found.message
+        assert "may not see" in found.message
         assert "29500" in found.fix
 
 

@@ -231,7 +231,7 @@ def test_what_cannot_be_tested_is_said():
 
 
 def test_outside_a_job_there_is_no_port_to_test():
-    with pytest.raises(Skip, match="nothing launched here"):
+    with pytest.raises(Skip, match="no launcher started this process"):
         CHECK.observe(Context(launch=Launch(), env={}))
 
 

@@ -178,7 +178,7 @@ def test_a_switch_port_without_jumbo_frames() -> None:
     world.spoil(world.of("nd2", 1, "out"), stuck("download"))
     found = world.only("rail-mtu-blackhole", hosts=["nd2"], interfaces=["mlx5_1:1"])
     assert found.level is Severity.WARN
-    assert "of 1 MiB nothing moved" in found.message
+    assert "1 MiB stopped for 3 s" in found.message
 
 
 def test_rails_that_are_apart_in_a_run_with_cross_nic() -> None:

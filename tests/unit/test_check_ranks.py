@@ -105,7 +105,7 @@ class TestAbsent:
         hosts = (cluster.hosts[0], named, cluster.hosts[2])
         cluster = replace(cluster, hosts=hosts, ranks=tuple(ranks))
         finding = only(cluster, "host-absent", hosts=["gpu08"], ranks=[2, 3], nodes=[1])
-        assert finding.fix.startswith("look at gpu08: ")
+        assert finding.fix.startswith("check gpu08: ")
 
     def test_rank(self) -> None:
         cluster = change_rank(make_cluster(), 3, reported=False, launch=None)
@@ -231,7 +231,7 @@ class TestStories:
         cluster = everywhere(make_cluster(), [2, 3], nnodes=3, world_size=6)
         finding = only(cluster, "nnodes-differs", hosts=["nd0", "nd1"])
         assert finding.confidence is Confidence.POSSIBLE
-        assert finding.message.startswith("nnodes=2, nnodes=3: as many say the one as the other")
+        assert finding.message.startswith("nnodes=2, nnodes=3: equally divided")
         assert finding.evidence == {"values": {"nd0": [2], "nd1": [3]}}
 
     def test_derived_counts_are_not_compared(self) -> None:

@@ -77,7 +77,7 @@ def test_a_host_without_an_active_port_goes_by_sockets_alone() -> None:
     sick = host(port(state="DOWN"), port("mlx5_1", "INIT"), road="sockets")
     found = only(CHECK, cluster(HEALTHY, sick, HEALTHY), "rdma-mixed", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
-    assert "2 by infiniband, 1 by sockets" in found.message
+    assert "infiniband on 2 hosts, sockets on 1 host" in found.message
     assert "mlx5_0:1 DOWN" in found.message
 
 
@@ -184,7 +184,7 @@ class TestUnusable:
         )
         assert found.level is Severity.FAIL
         assert "/dev/infiniband/uverbs0: No such file or directory" in found.message
-        assert "NCCL would go by sockets" in found.message
+        assert "NCCL would use sockets" in found.message
         assert "--device=/dev/infiniband" in (found.fix or found.kind.fix)
         codes = {f.code: f.explained_by for f in judge(CHECK, cluster(good, bad, good))}
         assert codes == {"rdma-unusable": None, "rdma-mixed": "rdma-unusable"}
@@ -231,7 +231,7 @@ class TestUnusable:
             interfaces=["mlx5_1:1"],
         )
         assert (found.level, bad["road"]) == (Severity.WARN, "infiniband")
-        assert "1 ports are left, 2 on others" in found.message
+        assert "1 ports are left, 2 on other hosts" in found.message
         # Pods that share a host are each given some: nothing is wrong where all have as many.
         alike = judge(CHECK, cluster(bad, bad))
         assert {f.level for f in alike} == {Severity.INFO}
@@ -256,7 +256,7 @@ def test_a_report_of_an_earlier_version_can_still_be_judged() -> None:
 def test_a_host_without_efa_among_hosts_that_have_it() -> None:
     have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
     found = only(CHECK, cluster(have, have, host(road="sockets")), "rdma-mixed", hosts=["nd2"])
-    assert "2 by efa, 1 by sockets" in found.message
+    assert "efa on 2 hosts, sockets on 1 host" in found.message
 
 
 def test_efa_without_its_plug_in_is_told_by_another_check() -> None:

@@ -129,6 +129,6 @@ def test_a_security_group_may_show_as_an_error(ending: Outcome, is_efa: bool) ->
     assert [f.code for f in found] == ["efa-maybe-blocked"] * is_efa
     for one in found:
         assert one.where.hosts == ("nd0", "nd1")
-        assert "could not reach the EFA of another one" in one.message
+        assert "could not reach the EFA device of another rank" in one.message
         assert "availability zone" in one.kind.fix
     assert judge(CHECK, ended(host(road="sockets"))) == []

@@ -207,7 +207,7 @@ def test_an_old_nccl_does_not_look_for_the_gid(tmp_path: Path) -> None:
     same = host(tmp_path)
     found = judge(CHECK, cluster(same, same, nccl="2.20.5"))
     assert [f.code for f in found] == ["roce-gid-missing"] * 2
-    assert "NCCL 2.20.5 takes index 0" in found[0].message
+    assert "NCCL 2.20.5 uses index 0" in found[0].message
     told = host(tmp_path / "b", NCCL_IB_GID_INDEX="3")
     assert judge(CHECK, cluster(told, told, nccl="2.20.5")) == []
 
@@ -223,7 +223,7 @@ def test_the_nccl_that_is_loaded_counts(tmp_path: Path, loaded: str | None, is_o
     )
     found = judge(CHECK, replace(made, ranks=ranks))
     assert [f.code for f in found] == ["roce-gid-missing"] * (2 * is_old)
-    assert all("NCCL 2.20.5 takes index 0" in f.message for f in found)
+    assert all("NCCL 2.20.5 uses index 0" in f.message for f in found)
 
 
 def test_the_right_kind_at_another_index_is_only_mentioned(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_an_odd_rank_with_the_same_torch_is_blamed_once(odd: dict[str, Any]) -> 
 def test_two_ranks_are_a_tie() -> None:
     found = only(CHECK, cluster(drew(), drew("b")), "seed-differs", hosts=["nd0"], ranks=[0, 1])
     assert found.confidence.value == "likely"
-    assert "as many have one thing as another" in found.message
+    assert "the ranks are equally divided" in found.message
 
 
 def test_another_torch_is_a_warning() -> None:

@@ -1,4 +1,4 @@
-"""Processes that do not come back from the kernel, on made-up folders of /proc and clusters."""
+"""Processes that are stuck in the kernel, on made-up folders of /proc and clusters."""
 
 from __future__ import annotations
 
@@ -187,10 +187,9 @@ def test_a_host_where_processes_wait_for_a_file_server() -> None:
     found = only(CHECK, cluster(bad), "process-stuck", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
     assert found.message == (
-        "3 processes do not come back from NFS: df in nfs_getattr, python x 2 in "
-        "rpc_wait_bit_killable"
+        "3 processes are stuck in NFS: df in nfs_getattr, python x 2 in rpc_wait_bit_killable"
     )
-    assert found.fix.startswith("look at /home (nfs4): ")
+    assert found.fix.startswith("check /home (nfs4): ")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def test_a_host_where_processes_wait_for_a_file_server() -> None:
 def test_what_they_wait_for(name: str, wchan: str, words: str) -> None:
     found = only(CHECK, cluster(host((name, wchan))), "process-stuck", hosts=["nd1"])
     assert found.level is Severity.WARN
-    assert found.message.startswith(f"1 process does not come back from {words}: {name}")
+    assert found.message.startswith(f"1 process is stuck in {words}: {name}")
     assert found.fix
 
 
@@ -220,7 +219,7 @@ def test_what_they_wait_for(name: str, wchan: str, words: str) -> None:
 def test_what_nobody_can_tell_is_only_worth_knowing(wchan: str) -> None:
     found = only(CHECK, cluster(host(("python", wchan))), "process-stuck", hosts=["nd1"])
     assert (found.level, found.confidence) == (Severity.INFO, Confidence.POSSIBLE)
-    assert found.message.startswith("1 process does not come back from the kernel: python")
+    assert found.message.startswith("1 process is stuck in the kernel: python")
     assert "blocked for more than" in found.kind.fix
 
 

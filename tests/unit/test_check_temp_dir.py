@@ -56,7 +56,7 @@ def test_a_folder_that_does_not_answer_fails() -> None:
     found = only(CHECK, cluster(stuck("D")), "temp-dir-unwritable", hosts=["nd1"])
     assert found.level is Severity.FAIL
     assert found.message == (
-        "TMPDIR=/nfs/tmp: a file could not be made there within 15 s, nor was there an error "
+        "TMPDIR=/nfs/tmp: creating a file did not end within 15 s, without an error "
         "(process state D in rpc_wait_bit_killable)"
     )
     assert "does not answer" in found.fix
@@ -86,7 +86,7 @@ def test_a_path_that_is_too_long_for_sockets() -> None:
     for backend, severity in (("gloo", Severity.INFO), ("nccl", Severity.WARN)):
         found = only(CHECK, cluster(bad, backend), "temp-dir-unwritable", hosts=["nd1"])
         assert found.level is severity
-        assert found.message == "no socket can be made in /long: AF_UNIX path too long"
+        assert found.message == "no socket can be created in /long: AF_UNIX path too long"
 
 
 def observe(monkeypatch: pytest.MonkeyPatch, usual: Path, **env: str) -> Any:

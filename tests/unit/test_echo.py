@@ -208,7 +208,7 @@ def test_changed_content_is_noticed() -> None:
     with server(echo_small_then(change_content)) as door:
         result = call(door)
     assert result.outcome == "intercepted"
-    assert "changed" in result.detail
+    assert "corrupted" in result.detail
 
 
 def test_the_source_address_needs_no_packet() -> None:

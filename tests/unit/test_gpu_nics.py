@@ -48,8 +48,7 @@ def test_a_rank_whose_own_port_is_down_is_named_and_the_owner_of_the_other_is_no
                  devices=["GPU-3"])  # fmt: skip
     assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
     assert found.message == (
-        "0000:1c:00.0 is down (same PCIe switch); the nearest that NCCL may use: mlx5_2:1 (same "
-        "NUMA node)"
+        "0000:1c:00.0 is down (same PCIe switch); nearest usable NIC: mlx5_2:1 (same NUMA node)"
     )
     down["rdma"]["own"] = {"0000:1c:00.0": "left out"}
     found = only(CHECK, cluster({11: down}), "gpu-far-from-nic", hosts=["nd1"], ranks=[11],
@@ -60,7 +59,7 @@ def test_a_rank_whose_own_port_is_down_is_named_and_the_owner_of_the_other_is_no
 def test_a_rank_unlike_most_of_its_host_is_named() -> None:
     found = only(CHECK, cluster({5: rank(5, near=3, at=[4])}, hosts=1), "gpu-far-from-nic",
                  hosts=["nd0"], ranks=[5], devices=["GPU-5"])  # fmt: skip
-    assert "(another NUMA node), of 7 other ranks of the host: same PCIe switch" in found.message
+    assert "(another NUMA node); for 7 other ranks of the host: same PCIe switch" in found.message
 
 
 def test_a_board_with_ports_on_one_socket_is_made_so() -> None:
@@ -72,8 +71,8 @@ def test_a_host_that_pairs_gpus_and_ports_differently_is_the_minority() -> None:
     turned = {16 + local: rank(7 - local) for local in range(8)}
     found = only(CHECK, cluster(turned), "gpu-nic-pairs-differ", hosts=["nd2"],
                  ranks=range(16, 24))  # fmt: skip
-    assert found.message.startswith("local rank 0 is beside mlx5_7:1 (rail 7, same PCIe switch); ")
-    assert found.message.endswith("and 4 more; the other hosts pair them in one way")
+    assert found.message.startswith("local rank 0 is next to mlx5_7:1 (rail 7, same PCIe switch); ")
+    assert found.message.endswith("and 4 more; the other hosts pair them equally")
     swapped = {16: rank(1), 17: rank(0)}
     only(CHECK, cluster(swapped), "gpu-nic-pairs-differ", hosts=["nd2"], ranks=[16, 17])
 

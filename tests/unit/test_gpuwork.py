@@ -119,7 +119,7 @@ def test_no_copy_is_larger_than_the_buffer_that_it_is_taken_from(free: int) -> N
 @pytest.mark.parametrize("free", [0, 1 << 20, 1900 << 20, (2 << 30) - 1])
 def test_with_too_little_memory_nothing_is_measured(free: int) -> None:
     """Smaller matrices would make a good GPU look slow, smaller buffers its cache its memory."""
-    with pytest.raises(Untested, match=r"GiB of the GPU's memory are free, .* needs 2"):
+    with pytest.raises(Untested, match=r"GiB of the GPU's memory are free; .* needs 2 GiB"):
         sizes("cuda", free)
 
 
@@ -196,8 +196,8 @@ def test_one_wrong_element_is_named() -> None:
         ),
         ("CUDA error: uncorrectable ECC error encountered", "ECC", False),
         ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", "Xid 79", False),
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", "memory is taken", True),
-        ("CUDA error: out of memory", "memory is taken", True),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "memory is used", True),
+        ("CUDA error: out of memory", "memory is used", True),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "another process", True),
         ("CUDA error: no kernel image is available for execution on the device", "code", True),
         ("CUDA error: unspecified launch failure", "kernel", False),

@@ -44,7 +44,7 @@ def test_the_own_address_is_final_where_rank_0_is_on_another_host(
 ) -> None:
     monkeypatch.setattr(road, "SELF_STANDS_S", 0.5)
     found = knocked("127.0.0.1", closed, 20.0, elsewhere=True)
-    assert found["final"] == "127.0.0.1 is this very host, and rank 0 is on another"
+    assert found["final"] == "127.0.0.1 is this host, and rank 0 is on another"
     assert found["seconds"] < 5
     assert knocked("127.0.0.1", closed, 2.0)["final"] == ""
 

@@ -164,7 +164,7 @@ def test_a_gate_says_nothing_to_a_stranger() -> None:
         stranger = replace(gate.door, token="x" * 32)
         admitted, problem = together(lambda: gate.admit(7, 0.5), lambda: call(stranger, 7, 1.0))
     assert admitted is None
-    assert problem == "the partner hung up"
+    assert problem == "the partner closed the connection"
 
 
 def test_another_gate_is_not_taken_for_the_right_one() -> None:
@@ -172,7 +172,7 @@ def test_another_gate_is_not_taken_for_the_right_one() -> None:
         wrong = replace(gate.door, answer="y" * 32)
         admitted, problem = together(lambda: gate.admit(7, 2), lambda: call(wrong, 7, 2))
         admitted.close()
-    assert problem == "somebody else answered"
+    assert problem == "another service answered"
 
 
 def test_a_closed_gate_and_a_busy_one() -> None:

@@ -79,7 +79,7 @@ def test_the_fact_that_reports_show() -> None:
         ["store", 600.0],
         ["process group", 600.0],
     ]
-    assert table["rows"][5][3:] == ["a communicator connects", "nothing: it waits for ever"]
+    assert table["rows"][5][3:] == ["a communicator connects", "nothing: it waits forever"]
     assert table["rows"][7] == ["W&B", None, "not used", None, None]
 
 

@@ -1,4 +1,4 @@
-"""GPUs of this host: what the kernel shows, what the driver says, what torch sees.
+"""GPUs of this host, by the kernel, by the driver and by torch.
 
 `see_gpus` wakes the GPU driver, which can take seconds, hang or kill the process, and belongs in a
 probe child. The others may be called in a process that must survive.
@@ -22,12 +22,12 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
 def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
-    """What the kernel shows of GPUs, without waking the driver.
+    """The GPUs that the kernel shows, without waking the driver.
 
     Returns: `nodes` = number of /dev/nvidia<N> (in a container: those it was given), `proc` =
-    GPUs in /proc/driver/nvidia/gpus (those of the machine), `kfd` = AMD render nodes where
-    /dev/kfd exists, `driver` = version of the NVIDIA kernel module or None, `nouveau` = devices
-    that the kernel's own driver has instead.
+    GPUs in /proc/driver/nvidia/gpus (those of the machine), `kfd` = AMD render nodes if /dev/kfd
+    exists, `driver` = version of the NVIDIA kernel module or None, `nouveau` = devices that the
+    kernel's own driver has instead.
     """
     dev, proc = root / "dev", root / "proc/driver/nvidia"
     nodes = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
@@ -42,33 +42,33 @@ def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def count_gpus(gpus: Mapping[str, Any]) -> int:
-    """GPUs in what `host_gpus` returned, as far as a container shows them."""
+    """Number of GPUs in the result of `host_gpus`, without those that a container hides."""
     return int(gpus["nodes"] or gpus["proc"] or gpus["kfd"])
 
 
 def see_other_gpus(environments: Iterable[Mapping[str, str]]) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES shows other GPUs to each process than to the next."""
+    """Whether CUDA_VISIBLE_DEVICES shows different GPUs to each of these processes."""
     visible = [env.get("CUDA_VISIBLE_DEVICES") for env in environments]
     return None not in visible and len(set(visible)) == len(visible)
 
 
 def index_of_own(local_rank: int | None, count: int) -> int:
-    """Which of the `count` GPUs that a process sees is its own.
+    """Index of a process's own GPU among the `count` GPUs that it sees.
 
-    LOCAL_RANK modulo their number: that of the rank where all of a host are seen, and the only one
-    where launchers hide the others (one CUDA_VISIBLE_DEVICES per rank, `srun --gpus-per-task=1`).
-    So does Accelerate (`PartialState.set_device`), and torch 2.15 by itself. A program that calls
-    `set_device(LOCAL_RANK)`, as most scripts and DeepSpeed do, gives the same one, or fails where
-    LOCAL_RANK is beyond what it sees.
+    LOCAL_RANK modulo their number: that of the rank if it sees all GPUs of the host, and the only
+    one if launchers hide the others (one CUDA_VISIBLE_DEVICES per rank, `srun --gpus-per-task=1`).
+    Accelerate (`PartialState.set_device`) and torch 2.15 by default do the same. A program that
+    calls `set_device(LOCAL_RANK)`, as most scripts and DeepSpeed do, uses the same one, or fails if
+    LOCAL_RANK is not below the number of GPUs that it sees.
     """
     local = local_rank or 0
-    return local % count if count else local  # of none, its number: torch says what is amiss
+    return local % count if count else local  # without GPUs torch reports the error
 
 
 def own_device(local_rank: int | None) -> Any:
     """The `torch.device` of this process's own GPU.
 
-    Counting them wakes the driver: announce it first.
+    Counting GPUs wakes the driver: leave a breadcrumb first.
     """
     import torch
 
@@ -85,7 +85,7 @@ def _kernel_driver(path: Path) -> str | None:
 
 
 def torch_build() -> dict[str, Any]:
-    """What torch was built with: `torch`, `cuda`, `rocm` and `nccl` as versions or None,
+    """Versions that torch was built with: `torch`, `cuda`, `rocm` and `nccl`, or None; and
     `nccl_built`, `gloo_built`.
     """
     import torch
@@ -108,18 +108,18 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
 
     Args:
         build: what `torch_build` returned. A build without CUDA and ROCm touches no driver.
-        before: told the name of each call that may hang, before it is made.
+        before: called with the name of each call that may hang, before it is made.
 
     Returns:
         `driver_cuda`: newest CUDA version that the driver runs (`"12.4"`) or None.
         `driver_error`: None or `{"code": int | None, "name": str, "text": str}`; `name` is that of
-        the CUresult, `"libcuda.so.1"` where that could not be loaded, or `"torch.cuda.init"`.
+        the CUresult, `"libcuda.so.1"` if that could not be loaded, or `"torch.cuda.init"`.
         `devices`: in torch's order, each `{index, name, uuid, memory_bytes,
         capability: [major, minor], arch, compute_mode}`; `uuid` is written as nvidia-smi does, or
         None; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode` returns
-        it. No context is made, so a GPU in exclusive mode is left alone.
-        `arch_list`: what the build holds code for.
-        `start_s`: seconds that all this took; most of them are the driver's.
+        it. No context is made, so a GPU in exclusive mode stays free.
+        `arch_list`: architectures that the build has code for.
+        `start_s`: seconds that all this took, most of them in the driver.
     """
     started = time.monotonic()
     seen: dict[str, Any] = {
@@ -141,7 +141,7 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
 
 
 def _start_cuda_driver() -> tuple[str | None, dict[str, Any] | None]:
-    """`cuInit`, whose error code says more than torch's text."""
+    """Newest CUDA version and error of `cuInit`, whose error code is clearer than torch's text."""
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -176,7 +176,7 @@ def _torch_devices() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         text = str(error).strip().split("\n")[0]
         if re.search(r"No (CUDA|HIP) GPUs are available", text):
-            return [], None  # the driver works; there is nothing to see
+            return [], None  # the driver works; there is no GPU
         found = re.search(r"Error (\d+)", text)
         return [], _error(int(found.group(1)) if found else None, "torch.cuda.init", text)
     return [_device(index) for index in range(count)], None
@@ -202,10 +202,10 @@ def _device(index: int) -> dict[str, Any]:
 
 
 def compute_mode(index: int) -> int | None:
-    """How many processes may use a GPU: CUcomputemode, 0 for all, 2 for none, 3 for one at a time.
+    """CUcomputemode of a GPU: 0 if all processes may use it, 2 for none, 3 for one at a time.
 
-    By the driver, which must have been started, and which numbers GPUs as torch does. None where it
-    does not say.
+    By the driver, which must have been started, and which numbers GPUs as torch does. None if not
+    known.
     """
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
@@ -220,10 +220,10 @@ def compute_mode(index: int) -> int | None:
 
 
 def uuid_by_driver(index: int) -> str | None:
-    """Of a GPU by the index that torch gives it; None where the driver does not say.
+    """UUID of a GPU by the index that torch gives it; None if the driver does not give it.
 
-    Without it, ranks that see one GPU each could not be told from ranks that share one. The driver
-    must have been started. Source: CUDA driver API, cuDeviceGetUuid (_v2 knows parts of a GPU).
+    It distinguishes ranks that see one GPU each from ranks that share one. The driver must have
+    been started. Source: CUDA driver API, cuDeviceGetUuid (_v2 knows parts of a GPU).
     """
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""What is known of GPUs beforehand: published peaks, and what errors mean. Pure; rows are data.
+"""Tables on GPUs: published peaks, and the meaning of errors. Pure; rows are data.
 
 The rows are in gpupeaks.toml and gpuerrors.toml.
 """
@@ -17,7 +17,7 @@ MEASURES = {
     "to_device": "copy to the GPU",
     "to_host": "copy to the host",
 }
-"""What `DeviceWork.measure` measures, in words."""
+"""Names of the measures of `DeviceWork.measure`, as text."""
 
 _PCIE_BYTES = {1: 4.0e9, 2: 8.0e9, 3: 15.8e9, 4: 31.5e9, 5: 63.0e9}
 """Generation → bytes per second of 16 lanes, one way, before packet headers."""
@@ -26,7 +26,7 @@ _LONGEST = 10_000
 
 @dataclass(frozen=True)
 class Peaks:
-    """What the vendor publishes: operations per second, bytes per second, and where it says so."""
+    """Published rates: operations per second, bytes per second, and their source."""
 
     half: float
     copy: float
@@ -34,15 +34,15 @@ class Peaks:
     source: str
 
     def of(self, measure: str) -> float:
-        """The peak beside a measure of `DeviceWork.measure`."""
+        """The peak for a measure of `DeviceWork.measure`."""
         return {"half": self.half, "copy": self.copy}.get(measure, self.pcie)
 
 
 @dataclass(frozen=True)
 class GpuError:
-    """`means` is a clause that says what happened, `ask` what to look at or type next.
+    """Meaning of an error: `means` is a clause on what happened, `ask` what to check or type next.
 
-    `healthy`: it says nothing against the GPU.
+    `healthy`: the error does not mean that the GPU is faulty.
     """
 
     means: str
@@ -51,7 +51,7 @@ class GpuError:
 
 
 def peaks_of(model: str) -> Peaks | None:
-    """The published peaks of a GPU by the name that torch gives; None for one in no row."""
+    """The published peaks of a GPU by the name that torch gives; None if not in the table."""
     for name, peaks in _peaks():
         if name.fullmatch(model):
             return peaks
@@ -59,13 +59,13 @@ def peaks_of(model: str) -> Peaks | None:
 
 
 def pcie_rate(generation: int | None, lanes: int | None) -> float | None:
-    """Bytes per second of a PCIe link, one way; None where that is not known."""
+    """Bytes per second of a PCIe link, one way; None if not known."""
     whole = _PCIE_BYTES.get(generation or 0)
     return whole * lanes / 16 if whole and lanes else None
 
 
 def gpu_error(text: str) -> GpuError | None:
-    """The meaning of an error text; None where it is in no row."""
+    """The meaning of an error text; None if not in the table."""
     text = text[:_LONGEST].lower()
     for fragments, meaning in _errors():
         if any(fragment.search(text) for fragment in fragments):

@@ -1,9 +1,9 @@
 """A group of one trainer and one foreign process over a store of its own: weight synchronisation.
 
-As trainers of reinforcement learning form it between rank 0 of the training world and the inference
+Trainers of reinforcement learning form it between rank 0 of the training world and the inference
 engines: a store beside the job's own, and torch's private helper in place of `new_group`, because
-the engine is no member of the default group. Runs in a probe child; every call that may block is
-announced first.
+the engine is no member of the default group. Runs in a probe child; every call that may block
+leaves a breadcrumb first.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def side_helper() -> Callable[..., Any]:
     """Torch's private helper that every process group is made by.
 
     Raises:
-        Untested: this torch has none that can be called as those frameworks call it.
+        Untested: this torch has no helper with the arguments that those frameworks pass.
     """
     import torch
     from torch.distributed import distributed_c10d as c10d
@@ -72,20 +72,21 @@ def side_helper() -> Callable[..., Any]:
         inspect.signature(helper).bind(SIZE, 0, [], "", None, group_name="", timeout=None)
     except (AttributeError, TypeError) as error:
         raise Untested(
-            f"torch {torch.__version__} has no helper for side groups as trainers call it: {error}"
+            f"torch {torch.__version__} has no helper for side groups that trainers can call: "
+            f"{error}"
         ) from error
     return helper
 
 
 def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) -> Side:
-    """Trainer rank 0: serve the side group's store, tell the engine where, form the group.
+    """Trainer rank 0: serve the side group's store, send its address to the engine, form the group.
 
     Args:
         ctx: of a round whose first member this is; its params hold `one_host` and
             `engine_addresses` (numeric addresses of the engine's host).
         name: of the side group, for messages.
         device: of this trainer.
-        clear: take the default group's binding to a device away while the group is formed.
+        clear: remove the default group's binding to a device while the group is formed.
 
     Raises:
         RuntimeError: no address to serve at, or torch's own error.
@@ -114,13 +115,13 @@ def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) ->
     )
     nonce = secrets.token_hex(8)
     told = json.dumps({"address": address, "port": port, "nonce": nonce})
-    # To one of perhaps thousands: not by `collect`, which waits for all of them.
+    # For one of perhaps thousands: not by `collect`, which waits for all of them.
     ctx.peers.store().set(_TAG, told)
     return _form(ctx, name, (store, nonce, f"{address}:{port}"), 0, device, clear=clear)
 
 
 def meet_trainer(ctx: Context, name: str) -> Side:
-    """Engine: wait until rank 0 says where its store is, connect to it, form the side group.
+    """Engine: wait for the address of rank 0's store, connect to it, form the side group.
 
     Raises:
         RuntimeError: the store cannot be reached (with the address that was tried), or torch's own
@@ -130,7 +131,7 @@ def meet_trainer(ctx: Context, name: str) -> Side:
 
     assert ctx.peers is not None
     device = take_device(ctx, name)
-    # It enters by waiting for the trainers: while they do not come, it is not the one to blame.
+    # It enters by waiting for the trainers: until they come, it is not to blame.
     ctx.breadcrumb(ENTRY, group=name)
     ctx.breadcrumb(CONNECT, group=name, side="client")
     ours = ctx.peers.store()
@@ -139,7 +140,7 @@ def meet_trainer(ctx: Context, name: str) -> Side:
     address, port = str(told["address"]), int(told["port"])
     where = f"{address}:{port}"
     ctx.breadcrumb(CONNECT, group=name, side="client", address=where)
-    # Well before the deadline: what cannot be reached raises here, and is not taken for a hang.
+    # Well before the deadline: an address that cannot be reached raises here, and is no hang.
     patience = max(1.0, min(_REACH_S, ctx.left() / 4))
     dialled, sock = dial(address, port, patience)
     if sock is None:
@@ -169,10 +170,10 @@ def serving_address(
     loopback: bool,
     own: Callable[[], Collection[str]] | None = None,
 ) -> str:
-    """Numeric address of this host by which the engine reaches it.
+    """Numeric address of this host at which the engine can reach it.
 
-    What MASTER_ADDR leads to if that is here, for the others have met there; else the address that
-    this host sends from to the engine's.
+    The address of MASTER_ADDR if it is on this host, as the others have met there; else the address
+    that this host sends from to the engine's.
 
     Args:
         master: MASTER_ADDR, or empty.
@@ -190,16 +191,16 @@ def serving_address(
         if address and (loopback or not is_loopback(address)):
             return address
     raise RuntimeError(
-        f"no address to serve the side group's store at: MASTER_ADDR {master or '(unset)'} leads "
-        f"to {', '.join(answers) or 'nothing'}, and there is no route to the engine's host at "
-        f"{', '.join(towards) or 'no known address'}"
+        f"no address to serve the side group's store at: MASTER_ADDR {master or '(unset)'} "
+        f"resolves to {', '.join(answers) or 'nothing'}, and there is no route to the engine's "
+        f"host at {', '.join(towards) or 'no known address'}"
     )
 
 
 def describe_default(ctx: Context, device: Any) -> dict[str, Any]:
-    """What the default group became: `bound_device_id`, `backend_class`, and versions.
+    """Properties of the default group: `bound_device_id`, `backend_class`, and versions.
 
-    It is a witness too: a child that hangs in the side group leaves no facts.
+    They are recorded as a witness too, as a child that hangs in the side group leaves no facts.
     """
     import torch.distributed as dist
 
@@ -224,7 +225,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _class_of(group: Any, device: Any) -> str:
-    """The class that a group's collectives run in: one backend name stands for several."""
+    """The class that a group's collectives run in: one backend name may mean several."""
     kind = type(group._get_backend(device))
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -242,7 +243,7 @@ def _form(
     *,
     clear: bool = False,
 ) -> Side:
-    """The idiom itself: no global ranks, a store of one's own, registered by hand.
+    """Form the group as those frameworks do: no global ranks, its own store, registered by hand.
 
     `meeting` is the store, the nonce of this group, and where the store is.
     """
@@ -265,9 +266,9 @@ def _form(
             timeout=beyond(ctx),
         )
     if not isinstance(group, dist.ProcessGroup):
-        raise RuntimeError(f"torch made no group but {group!r}, as if this were no member of it")
-    # Both ends before any collective: of a group that only one end could form, neither says that it
-    # hangs in a collective.
+        raise RuntimeError(f"torch returned {group!r} and no group, as if this were no member")
+    # Both ends before any collective, so that a group that only one end could form does not look
+    # like a hang in a collective.
     prefixed.set(f"formed/{rank}", b"1")
     prefixed.wait([f"formed/{member}" for member in range(SIZE)], beyond(ctx))
     c10d._world.pg_group_ranks[group] = {member: member for member in range(SIZE)}
@@ -277,7 +278,7 @@ def _form(
 
 @contextlib.contextmanager
 def _unbound(world: Any) -> Iterator[None]:
-    """For a while, let torch take the default group for one that is not bound to a device."""
+    """Context in which torch sees the default group as not bound to a device."""
     bound, world.bound_device_id = world.bound_device_id, None
     try:
         yield

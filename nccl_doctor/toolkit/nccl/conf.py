@@ -1,4 +1,4 @@
-"""NCCL's variables as NCCL sees them: the environment, and the files that fill what it lacks.
+"""NCCL's variables as NCCL reads them: the environment, and files for what is not set there.
 
 Source: `initEnvFunc` in NCCL's src/misc/param.cc.
 """
@@ -30,8 +30,8 @@ class Setting:
 class ConfFault:
     """A line of a configuration file that does not set what it seems to set.
 
-    `name` is the variable that was meant, empty where the line names none. Nothing of the value is
-    kept. `line` is 0 for the file as a whole.
+    `name` is the variable that was meant, empty if the line names none. The value is not kept.
+    `line` is 0 for the file as a whole.
     """
 
     path: str
@@ -43,7 +43,7 @@ class ConfFault:
 def nccl_settings(
     env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
 ) -> dict[str, Setting]:
-    """The environment as NCCL sees it: its configuration files fill what is not set.
+    """The environment as NCCL reads it, with the variables of its configuration files.
 
     NCCL_CONF_FILE, where it is not empty, replaces ~/.nccl.conf; /etc/nccl.conf is read always;
     what is set already wins. A file that cannot be read counts as absent, as it does for NCCL.
@@ -74,15 +74,17 @@ def conf_files(
 def conf_faults(
     env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
 ) -> Iterator[ConfFault]:
-    """Lines that NCCL reads in another way than they look, and an NCCL_CONF_FILE that is not there.
+    """Lines that NCCL reads in another way than they look, and an NCCL_CONF_FILE that is missing.
 
-    Args: as of `nccl_settings`.
+    Args: as for `nccl_settings`.
     """
     named = env.get("NCCL_CONF_FILE", "")
     for path in conf_files(env, home, etc):
         text = _text(path)
         if text is None and str(path) == named:
-            yield ConfFault(named, 0, "NCCL_CONF_FILE", "cannot be read, and NCCL does not say so")
+            yield ConfFault(
+                named, 0, "NCCL_CONF_FILE", "cannot be read, and NCCL does not report it"
+            )
         for number, line in enumerate((text or "").split("\n"), 1):
             name, fault = _fault(line)
             if fault:
@@ -122,9 +124,9 @@ def _fault(line: str) -> tuple[str, str]:
     words = name.split()
     meant = words[-1] if words and re.fullmatch(r"\w+", words[-1]) else ""
     if not equals or not meant:
-        return "", "" if line.lstrip().startswith("#") else "is not NAME=VALUE, so it is left out"
+        return "", "" if line.lstrip().startswith("#") else "is not NAME=VALUE, so NCCL ignores it"
     if name != meant:
-        return meant, "has blanks or words beside the name, which become a part of it"
+        return meant, "has blanks or words around the name, which NCCL reads as part of it"
     if value != value.strip():
-        return meant, "has blanks beside the value, which become a part of it"
+        return meant, "has blanks around the value, which NCCL reads as part of it"
     return meant, ""

@@ -30,18 +30,18 @@ MAX_INTERFACES = 16
 """NET/Socket takes no more than this many interfaces (MAX_IFS)."""
 
 _AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
-"""What NCCL tries in turn where the user names nothing; a subnet hint comes after the first."""
+"""Filters that NCCL tries in turn if the user names none; a subnet hint comes after the first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one library would listen on.
+    """The interfaces and addresses that one library would listen on.
 
     `picks` are (interface, address), in the library's order. `variable` is the one that decided,
-    empty where the library chose by itself; `reason` says by which rule. `problem` is
-    `missing` (the names match no interface here), `down` (an interface is not running or has no
-    address) or empty; `names` are the interfaces at fault. `left_out` are those that the user named
-    in full beside others, and that the library skips without a word as they are not running.
+    empty if the library chose by itself; `reason` is the rule. `problem` is `missing` (the names
+    match no interface here), `down` (an interface is not running or has no address) or empty;
+    `names` are the interfaces at fault. `left_out` are interfaces that the user named in full with
+    others, and that the library silently skips because they are not running.
     """
 
     library: str
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Filter:
-    """NCCL's interface list: `^` excludes, `=` (after it) wants whole names, else prefixes."""
+    """NCCL's interface list: `^` excludes, `=` (after it) means whole names, else prefixes."""
 
     exclude: bool
     exact: bool
@@ -78,12 +78,12 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """Read a value of NCCL_SOCKET_IFNAME; what follows a colon (a port) is left out."""
+        """Read a value of NCCL_SOCKET_IFNAME; what follows a colon (a port) is ignored."""
         exclude = text.startswith("^")
         text = text[exclude:]
         exact = text.startswith("=")
         text = text[exact:]
-        # The list parser skips one such sign more, whatever stood before.
+        # The list parser skips one more such sign, whatever came before it.
         text = text[text.startswith(("^", "=")) :]
         names = tuple(part.partition(":")[0] for part in text.split(","))
         return cls(exclude, exact, tuple(name for name in names if name))
@@ -101,7 +101,7 @@ def nccl_choices(
     settings: Mapping[str, Setting],
     prefixes: Mapping[str, int] | None = None,
 ) -> tuple[Choice, Choice]:
-    """What NCCL would use: for its bootstrap (one address), and for data over sockets (all).
+    """The choices of NCCL: for its bootstrap (one address), and for data over sockets (all).
 
     Args:
         nics: in the order of getifaddrs.
@@ -154,7 +154,7 @@ def _nccl_sockets(
         return Choice(
             SOCKETS,
             picks,
-            "every running interface that the list admits",
+            "every running interface that the list allows",
             NCCL_VARIABLE,
             user.value,
             user.origin,
@@ -176,12 +176,12 @@ def _nccl_sockets(
 
 
 def _running(nics: Sequence[Interface], wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
-    """First usable address of each running interface that the filter admits."""
+    """First usable address of each running interface that the filter allows."""
     picks = []
     for each in nics:
         usable = [address for address in each.addresses if _usable(address, family)]
         if each.running and usable and wanted.admits(each.name):
-            # getifaddrs tells all IPv4 addresses before the first IPv6 one.
+            # getifaddrs lists all IPv4 addresses before the first IPv6 one.
             picks.append((":" in usable[0], each.name, usable[0]))
     picks.sort(key=lambda pick: pick[0])
     return tuple((name, address) for _, name, address in picks)[:MAX_INTERFACES]
@@ -229,7 +229,7 @@ def gloo_choice(
     host_name: str,
     resolved: Sequence[str] | None,
 ) -> Choice:
-    """What gloo would use: GLOO_SOCKET_IFNAME, else an own address that the host name resolves to.
+    """The choice of gloo: GLOO_SOCKET_IFNAME, else an own address that the host name resolves to.
 
     GLOO_SOCKET_IFNAME is a comma list of whole names, each of which must exist.
 
@@ -237,7 +237,7 @@ def gloo_choice(
         nics: of this host.
         env: the process environment; gloo reads no file.
         host_name: as gethostname says.
-        resolved: addresses of the host name in resolver order, from `resolve_own`; None where the
+        resolved: addresses of the host name in resolver order, from `resolve_own`; None if the
             resolver did not answer in time.
     """
     value = env.get(GLOO_VARIABLE, "")
@@ -269,14 +269,14 @@ def gloo_choice(
             return Choice(
                 GLOO, (("lo", address),), f"the host name {host_name} resolves to {address}"
             )
-    reason = f"the host name {host_name} resolves to no address of this host, so gloo falls back"
+    reason = f"the host name {host_name} resolves to no address of this host: gloo's fallback"
     return Choice(GLOO, (("lo", "127.0.0.1"),), reason)
 
 
 def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
     """(host name, its addresses as the resolver orders them).
 
-    The addresses are empty where the name does not resolve, and None where that took longer than
+    The addresses are empty if the name does not resolve, and None if that took longer than
     `timeout_s`.
     """
     found = look_up(socket.gethostname(), timeout_s)
@@ -294,15 +294,15 @@ def subnet_prefixes() -> dict[str, int]:
 
 
 def has_infiniband(folder: Path = SYSFS) -> bool:
-    """Whether a verbs device (InfiniBand or RoCE) has an active port; EFA is none."""
+    """Whether a verbs device (InfiniBand or RoCE, not EFA) has an active port."""
     return any(port["state"] == "ACTIVE" and speaks_verbs(port) for port in rdma_ports(folder))
 
 
 def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
     """Every address to be tested once: `{"interface", "address", "roles": [library, …]}`.
 
-    Loopback addresses are left out. Where nothing is left, the first running interface stands in
-    with the role `fallback`, so that the road is tested although the choice is bad.
+    Loopback addresses are left out. If nothing is left, the first running interface is used with
+    the role `fallback`, so that the network is tested although the choice is bad.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for choice in choices:
@@ -322,10 +322,10 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
 
 
 def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, Any]:
-    """Plain facts: what this host would choose, and between what.
+    """The choices of this host and the interfaces to choose from, as plain facts.
 
-    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the road that data
-    takes between hosts, see `Road`; `interfaces`: those that somebody chose, and at most
+    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
+    data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
     `MAX_INTERFACES` more, each with its `subnets`, one for each address.
     """
     found = interfaces()

@@ -1,6 +1,6 @@
-"""NCCL's own library: the one that this process has, its version, and the wheels that bring it.
+"""NCCL's own library: the one that this process has, its version, and the wheels that hold it.
 
-For `observe`: what is called here maps libraries and may crash.
+For `observe`: these functions map libraries and may crash.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _WHEEL = re.compile(r"nvidia[-_.]nccl[-_.]cu\d+", re.IGNORECASE)
 def mapped_nccl(maps: Path = Path("/proc/self/maps")) -> tuple[str, ...]:
     """Paths of the NCCL (or RCCL) libraries that this process has mapped.
 
-    None where torch was linked with NCCL statically, or is not imported yet.
+    Empty if NCCL is statically linked into torch, or torch is not imported yet.
     """
     return mapped_libraries(NCCL_LIBRARIES, maps)
 
 
 def nccl_version(path: str) -> str | None:
-    """What `ncclGetVersion` of one library says; None where it does not answer.
+    """The version by `ncclGetVersion` of one library; None if the call fails.
 
     Raises:
         OSError: the library cannot be loaded.
@@ -38,13 +38,13 @@ def nccl_version(path: str) -> str | None:
 
 
 def version_text(number: int) -> str:
-    """An NCCL_VERSION_CODE in words: 2708 and 22809 are 2.7.8 and 2.28.9 (nccl.h)."""
+    """An NCCL_VERSION_CODE as text: 2708 and 22809 are 2.7.8 and 2.28.9 (nccl.h)."""
     step = 1000 if number < 10_000 else 10_000
     return f"{number // step}.{number % step // 100}.{number % 100}"
 
 
 def nccl_wheels() -> list[dict[str, Any]]:
-    """Installed distributions that bring a libnccl: `{"name", "version", "library"}`, the last one
+    """Installed distributions that hold a libnccl: `{"name", "version", "library"}`, the last one
     the real path of its file or None.
     """
     return [

@@ -1,4 +1,4 @@
-"""The NCCL that each rank loads, which need not be the one that its torch was built with. Pure."""
+"""The NCCL that each rank loads, which may differ from the one that torch was built with. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from nccl_doctor.model.cluster import Cluster
 def loaded_nccl(cluster: Cluster) -> dict[int, str]:
     """Seat → version of NCCL, as check `nccl_library` found it.
 
-    Where it is linked into torch that is the one that torch was built with. Ranks of which nobody
-    knows are not there.
+    If NCCL is linked into torch, the version that torch was built with. Ranks whose version is not
+    known are left out.
     """
     found = {}
     for rank, facts in cluster.facts("nccl_library"):

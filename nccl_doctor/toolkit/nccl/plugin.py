@@ -15,10 +15,10 @@ from typing import Any
 from nccl_doctor.toolkit.libraries import fingerprint
 
 NET_PLUGIN = "libnccl-net.so"
-"""What NCCL looks for where nobody names a plug-in."""
+"""The library that NCCL looks for if no plug-in is named."""
 NO_PLUGIN = "none"
 _SYMBOL = "ncclNetPlugin_v"
-"""Table of functions; the version of the interface follows."""
+"""Name of the table of functions, without the version of the interface."""
 _VERSIONS = range(2, 21)
 
 
@@ -26,7 +26,7 @@ def plugin_candidates(plugin: str) -> Sequence[str]:
     """Libraries that NCCL tries for one value of NCCL_NET_PLUGIN, in its order.
 
     A value that is neither a path nor a library's name is a suffix; several are separated by
-    commas. `none` means that none is wanted.
+    commas. `none` means no plug-in.
     """
     if plugin.lower() == NO_PLUGIN:
         return ()
@@ -40,7 +40,7 @@ def plugin_candidates(plugin: str) -> Sequence[str]:
 
 
 def load_plugin(library: str) -> str:
-    """Load a library as the dynamic loader does it for NCCL; what is wrong with it, or empty.
+    """Load a library as the dynamic loader does it for NCCL; the error, or empty.
 
     For `observe`: it may crash.
     """
@@ -49,12 +49,12 @@ def load_plugin(library: str) -> str:
     except OSError as error:
         return str(error)
     if not any(_exported(loaded)):
-        return f"{library}: it exports no ncclNetPlugin_v* that NCCL could use"
+        return f"{library} exports no ncclNetPlugin_v* that NCCL could use"
     return ""
 
 
 def plugin_build(library: str) -> dict[str, Any]:
-    """What can be seen of a plug-in that loads, to compare it with NCCL and with other hosts.
+    """Properties of a plug-in that loads, to compare it with NCCL and with other hosts.
 
     Returns: `path`: of the real file, after links; `versions`: those of the interface that it
     exports, ascending; `fingerprint`: see `fingerprint`. None for what cannot be read.
@@ -94,8 +94,7 @@ def _file_of(loaded: ctypes.CDLL, symbol: str) -> str | None:
 
 
 def first_plugin(plugin: str, breadcrumb: Callable[[str], None]) -> tuple[list[list[str]], str]:
-    """([library, what is wrong with it] in NCCL's order up to the first good one, that one or
-    empty).
+    """([library, error] in NCCL's order up to the first one that loads, that one or empty).
 
     Args:
         plugin: value of NCCL_NET_PLUGIN.

@@ -1,4 +1,4 @@
-"""Which of torch's two process groups the backend name `nccl` stands for."""
+"""The one of torch's two process groups that the backend name `nccl` means."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What NCCL's RAS subsystem says of the job that this process belongs to.
+"""The state of this process's job, from NCCL's RAS subsystem.
 
-Since 2.24 every NCCL process has a RAS thread that knows of all processes with which it shares a
-communicator, and answers questions at NCCL_RAS_ADDR (localhost:28028 where that is not set) in
-lines of text: `CLIENT PROTOCOL n`, `TIMEOUT seconds`, `SET FORMAT json` (since 2.28.7; older ones
-answer `ERROR` and go on in text), `VERBOSE STATUS`; it closes the connection when all is said.
-A process that does not answer other RAS threads makes the answer as late as `TIMEOUT` says.
+Since 2.24 every NCCL process has a RAS thread that knows all processes with which it shares a
+communicator, and answers requests at NCCL_RAS_ADDR (localhost:28028 if that is not set) in lines
+of text: `CLIENT PROTOCOL n`, `TIMEOUT seconds`, `SET FORMAT json` (since 2.28.7; older ones
+answer `ERROR` and continue in text), `VERBOSE STATUS`; it closes the connection after the answer.
+A process that does not answer other RAS threads delays the answer until `TIMEOUT`.
 Source: src/ras/client_support.cc of NCCL, and the RAS page of its user guide.
 Not validated on hardware.
 """
@@ -24,7 +24,7 @@ from nccl_doctor.model.findings import number_range
 ADDRESS = "NCCL_RAS_ADDR"
 DEFAULT_ADDRESS = "localhost:28028"
 LIMIT_S = 0.45
-"""For a whole question and its answer."""
+"""Seconds for a request and its answer."""
 _MAX_ANSWER_BYTES = 1 << 20
 _MAX_TEXT = 2000
 _MOST_COMMUNICATORS = 8
@@ -36,9 +36,9 @@ _MISSING_COMMA = re.compile(r'([0-9"}\]el])(\s*\n\s*")')
 def own_address() -> str:
     """A value of NCCL_RAS_ADDR for this process alone: a port of 127.0.0.1 that is free now.
 
-    By default all NCCL processes of a host share port 28028 (SO_REUSEPORT), so a question to it may
+    By default all NCCL processes of a host share port 28028 (SO_REUSEPORT), so a request to it may
     be answered by another job's process, and another job's user may be answered by this one. The
-    port may be taken before NCCL binds it; then NCCL goes on without one, and nobody answers.
+    port may be in use before NCCL binds it; then NCCL continues without it, and there is no answer.
 
     Raises:
         OSError: 127.0.0.1 cannot be used.
@@ -56,7 +56,7 @@ def ask_ras(address: str = "", limit_s: float = LIMIT_S, pid: int | None = None)
         limit_s: seconds for everything.
         pid: of the process that the answer should be about; this one.
 
-    Returns: as of `summary`, or `{"answer": "none", "why": str}` where nobody answers, which is no
+    Returns: as `summary`, or `{"answer": "none", "why": str}` if there is no answer, which is no
     error: RAS may be off, too old, or not started yet.
     """
     until = time.monotonic() + limit_s
@@ -68,12 +68,12 @@ def ask_ras(address: str = "", limit_s: float = LIMIT_S, pid: int | None = None)
 
 
 def summary(text: str, pid: int) -> dict[str, Any]:
-    """An answer in a few lines.
+    """A short form of an answer.
 
     Returns: `answer` is `json` or `text`. For `text`, `text` is its beginning. For `json`: `nccl`
     (version), `timeouts`, `own_process` (whether process `pid` is in it: else another job has
     answered), and `communicators`, those with a difference first, each with `size`, `status` and
-    `collectives` (what → ranks; only those collectives of which somebody did one), `missing`,
+    `collectives` (what → ranks; only those that at least one rank did), `missing`,
     `unresponsive`, `dead` and `behind` (ranks that did fewer collectives of a kind than others).
     """
     data = _parse(text)
@@ -101,7 +101,7 @@ def _exchange(address: str, until: float) -> str:
     """Ask, and read until the other side closes, or for as long as there is time.
 
     Raises:
-        OSError: nobody there, or no RAS.
+        OSError: no service there, or no RAS.
         ValueError: no address.
     """
     host, _, port = address.rpartition(":")
@@ -109,7 +109,7 @@ def _exchange(address: str, until: float) -> str:
         _send(s, "CLIENT PROTOCOL 2\n", until)
         hello, rest = _line(s, until)
         if not hello.upper().startswith("SERVER PROTOCOL"):
-            raise OSError("what answers is not NCCL's RAS")
+            raise OSError("the service there is not NCCL's RAS")
         # Whole seconds for all versions, then what newer ones take; the last one that fits holds.
         _send(s, "TIMEOUT 1\nTIMEOUT 0.3\nSET FORMAT json\nVERBOSE STATUS\n", until)
         answer = _rest(s, rest, until)
@@ -128,14 +128,14 @@ def _line(sock: socket.socket, until: float) -> tuple[str, bytes]:
         sock.settimeout(_left(until))
         chunk = sock.recv(4096)
         if not chunk or len(data) > 4096:
-            raise OSError("what answers is not NCCL's RAS")
+            raise OSError("the service there is not NCCL's RAS")
         data += chunk
     line, _, rest = data.partition(b"\n")
     return line.decode("utf-8", "replace").strip(), rest
 
 
 def _rest(sock: socket.socket, data: bytes, until: float) -> bytes:
-    """What came, whole or not: the beginning of a late answer is worth having."""
+    """The answer so far, complete or not: the beginning of a late answer is useful too."""
     try:
         while len(data) < _MAX_ANSWER_BYTES:
             sock.settimeout(_left(until))
@@ -203,7 +203,7 @@ def _communicator(each: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _status(flags: Mapping[str, Any]) -> str:
-    """In the words of RAS's own summary; `init_state` 0 is ncclSuccess, 7 is ncclInProgress."""
+    """Status as in RAS's own summary; `init_state` 0 is ncclSuccess, 7 is ncclInProgress."""
     if flags.get("abort_flag"):
         return "ABORT"
     if flags.get("finalize_called") or flags.get("destroy_flag"):

@@ -1,6 +1,6 @@
-"""What one TCP connection attempt says about the road.
+"""One TCP connection attempt, and the class of its result.
 
-The only module that classifies connection errors, so that every check uses the same words.
+The only module that classifies connection errors, so that every check uses the same terms.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 _ARP_SECONDS = 0.8
-"""EHOSTUNREACH earlier than this came in an ICMP message; the kernel's own neighbour look-up gives
-up only after about three seconds (three ARP requests, net.ipv4.neigh.*.retrans_time_ms = 1000)."""
+"""EHOSTUNREACH earlier than this came by an ICMP message; the kernel's own neighbour look-up fails
+only after about three seconds (three ARP requests, net.ipv4.neigh.*.retrans_time_ms = 1000)."""
 
 _CLASSES = {
     errno.ECONNREFUSED: "refused",
@@ -29,7 +29,7 @@ _CLASSES = {
 
 
 class Origin(NamedTuple):
-    """An own address, and the interface to keep to; empty: as the routing table chooses."""
+    """An own address, and the interface to use; if empty, the routing table chooses."""
 
     address: str
     interface: str = ""
@@ -37,13 +37,13 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True)
 class Dial:
-    """How one TCP connection attempt ended.
+    """The result of one TCP connection attempt.
 
     `outcome` is one of
     `connected`; `refused` (a reset: the host answers, nothing listens there);
     `dropped` (no answer at all within the time: a silent firewall, or a host that is off);
-    `rejected` (an ICMP "prohibited" or a local rule: a firewall that says so);
-    `unreachable` (this host has no route); `no-neighbour` (nobody has that address on the local
+    `rejected` (an ICMP "prohibited" or a local rule: a firewall that answers);
+    `unreachable` (this host has no route); `no-neighbour` (no host has that address on the local
     network); `error` (anything else, see `errno`).
     """
 
@@ -62,9 +62,9 @@ def dial(
 ) -> tuple[Dial, socket.socket | None]:
     """Try one TCP connection to a numeric address; never raises OSError once there is a socket.
 
-    Where `origin` is None the routing table chooses what the call leaves by.
+    If `origin` is None the routing table chooses the interface.
 
-    Returns: how it ended, and the connected socket (blocking, timeout `timeout_s`) or None.
+    Returns: the result, and the connected socket (blocking, timeout `timeout_s`) or None.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     started = time.monotonic()
@@ -103,11 +103,11 @@ def has_route(address: str) -> bool:
 
 
 def hold_to(sock: socket.socket, origin: Origin) -> None:
-    """Bind a socket to an own address, and to its interface if one is named: packets then leave by
-    no other one. Before Linux 5.7 that is for root; else the routing table has the last word.
+    """Bind a socket to an own address, and to its interface if one is named: packets then use no
+    other one. Before Linux 5.7 only root may do that; else the routing table decides.
 
     Raises:
-        OSError: the address or the interface is not there.
+        OSError: the address or the interface does not exist.
     """
     if origin.interface:
         with contextlib.suppress(PermissionError):

@@ -1,4 +1,4 @@
-"""getifaddrs(3): the list that NCCL and gloo go by themselves, read without another package."""
+"""getifaddrs(3): the list of interfaces that NCCL and gloo use, read without another package."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def entries() -> list[Entry]:
     """All entries of this network namespace, in the order of the C library.
 
     Raises:
-        OSError: the kernel does not say.
+        OSError: the kernel gives no list.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_IfAddrs)()
@@ -64,7 +64,7 @@ def entries() -> list[Entry]:
 
 
 def mtu(name: str) -> int:
-    """Bytes that an interface takes in one packet; 0 where it does not say."""
+    """Bytes that an interface sends in one packet; 0 if not known."""
     request = struct.pack("16s24x", os.fsencode(name)[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -91,7 +91,7 @@ def _read(at: ctypes._Pointer[_IfAddrs]) -> Iterator[Entry]:
 
 
 def _bytes(sockaddr: int | None, family: int) -> bytes:
-    """The address in a sockaddr; empty where there is none."""
+    """The address in a sockaddr; empty if there is none."""
     if not sockaddr or family not in _WHERE:
         return b""
     offset, size = _WHERE[family]

@@ -1,4 +1,4 @@
-"""Network interfaces of this host, and what their addresses are good for."""
+"""Network interfaces of this host, and the kinds of their addresses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Interface:
 def interfaces() -> tuple[Interface, ...]:
     """Every interface of this network namespace."""
     found: dict[str, list[ifaddrs.Entry]] = {}
-    # Those that have IPv4 first: libraries pass over entries without an address.
+    # Those that have IPv4 first: libraries skip entries without an address.
     for entry in sorted(ifaddrs.entries(), key=lambda entry: entry.family):
         found.setdefault(entry.name, []).append(entry)
     return tuple(

@@ -1,7 +1,7 @@
-"""What the resolver of this host says, and how long it takes; no look-up can hang its caller.
+"""Look-ups by the resolver of this host, with their time; no look-up can hang its caller.
 
-A look-up in glibc cannot be cancelled: each runs in a daemon thread that is left behind when it
-does not come back in time.
+A look-up in glibc cannot be cancelled: each runs in a daemon thread that is left behind if it does
+not return in time.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 SLOW_S = 1.0
-"""A look-up that takes longer holds up every connection: a healthy one takes milliseconds."""
+"""A look-up that takes longer delays every connection: a healthy one takes milliseconds."""
 
 NOT_A_NAME = "not a host name"
-"""With this begins the error of a look-up that no resolver can ever answer."""
+"""The beginning of the error of a look-up that no resolver can ever answer."""
 
 _PAUSE_S = 0.3
 
 
 @dataclass(frozen=True)
 class LookUp:
-    """How one look-up ended.
+    """The result of one look-up.
 
     `answers` are numeric addresses in the resolver's order (forward) or one name (reverse); `error`
-    is the resolver's text where there are none. `took_s` holds the seconds of every attempt, an
-    unfinished one counted until it was given up. `timed_out`: no attempt came back in time.
+    is the resolver's text if there are none. `took_s` holds the seconds of every attempt, of an
+    unfinished one until it was abandoned. `timed_out`: no attempt returned in time.
     `slow`: the first attempt took longer than `SLOW_S`, and so did the one that repeated it.
     """
 
@@ -79,11 +79,11 @@ class _Attempt:
 def look_up(
     query: str, timeout_s: float, *, reverse: bool = False, patience_s: float = 0.0
 ) -> LookUp:
-    """Resolve a host name, or with `reverse` name an address; never raises, never takes longer.
+    """Resolve a host name, or with `reverse` an address; never raises, never takes longer.
 
-    A look-up that has not answered after `SLOW_S` is repeated once beside it: one lost datagram
-    stalls the resolver for five seconds, and says nothing about the name server. One that answers
-    with an error is repeated for `patience_s`: the name of a pod or a fresh host comes late.
+    A look-up without an answer after `SLOW_S` is repeated once in parallel: one lost datagram
+    stalls the resolver for five seconds, and proves nothing about the name server. One that fails
+    with an error is repeated for `patience_s`: the name of a pod or a new host may come late.
     """
     started = time.monotonic()
 

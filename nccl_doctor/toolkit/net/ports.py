@@ -1,4 +1,4 @@
-"""Tcp ports of this host: which the kernel hands out, who may bind one, and who holds it."""
+"""TCP ports of this host: the range the kernel assigns, the right to bind one, and its holder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _LISTEN, _TIME_WAIT = "0A", "06"
 
 
 def port_range() -> tuple[int, int]:
-    """Lowest and highest port that the kernel hands out by itself (net.ipv4.ip_local_port_range).
+    """Lowest and highest port that the kernel assigns by itself (net.ipv4.ip_local_port_range).
 
-    Where that cannot be read it is the kernel's default.
+    The kernel's default if that cannot be read.
     """
     words = _read("/proc/sys/net/ipv4/ip_local_port_range").split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else (32768, 60999)
 
 
 def ephemeral_range(port: int) -> tuple[int, int] | None:
-    """The range that the kernel hands out, where it holds this port and does not reserve it."""
+    """The range that the kernel assigns, if this port is in it and not reserved; else None."""
     for part in _read("/proc/sys/net/ipv4/ip_local_reserved_ports").strip().split(","):
         first, _, last = part.partition("-")
         if first and int(first) <= port <= int(last or first):
@@ -32,7 +32,7 @@ def ephemeral_range(port: int) -> tuple[int, int] | None:
 
 
 def may_bind(port: int) -> bool:
-    """Whether this process may bind the port: not a low one, or with the capability for it."""
+    """Whether this process may bind the port: it is not a low one, or the process may bind them."""
     start = _read("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
     status = dict(
         line.split(":\t", 1) for line in _read("/proc/self/status").splitlines() if ":\t" in line
@@ -42,10 +42,10 @@ def may_bind(port: int) -> bool:
 
 
 def port_holder(port: int) -> dict[str, Any] | None:
-    """The socket that has the port, a listener before others, and its process where visible.
+    """The socket that has the port, a listener before others, and its process if visible.
 
-    Returns: `state` (`listening` or `connected`), `uid`, `pid` (None where this user cannot see
-    it) and `command`; None where no socket of this network namespace has the port.
+    Returns: `state` (`listening` or `connected`), `uid`, `pid` (None if this user cannot see it)
+    and `command`; None if no socket of this network namespace has the port.
     """
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -69,11 +69,11 @@ def port_holder(port: int) -> dict[str, Any] | None:
 
 
 _MESH_PORTS = (15001, 15006, 15021)
-"""Of Envoy as an Istio sidecar: outgoing, incoming, health."""
+"""Ports of Envoy as an Istio sidecar: outgoing, incoming, health."""
 
 
 def mesh_proxy(env: Mapping[str, str]) -> str:
-    """What shows that a service mesh's proxy stands before this host's connections, or empty."""
+    """The sign that a service mesh's proxy intercepts this host's connections, or empty."""
     told = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
     if told:
         return f"variable {told}"

@@ -1,4 +1,4 @@
-"""Calls to what the other hosts listen on: the facts that `matrix` reads."""
+"""Calls to the listeners of the other hosts: the facts that `matrix` reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all, source_of
 
 Entry = tuple[int, Mapping[str, Any]]
-"""What a host listens on: its seat, and an `echo.Door` as plain data with the caller's own keys."""
+"""A listener of a host: its seat, and an `echo.Door` as plain data with additional keys."""
 T = TypeVar("T")
 
-# Every host calls at about the same time, so nobody waits for more than a slow start of the others.
+# All hosts call at about the same time, so each waits at most for a slow start of the others.
 _LISTEN_S = 10.0
 # A failed call takes 3.2 s dropped, 2 x 8 s at the very worst; one more batch for each 128 calls.
 _CALLS_S = 18.0
@@ -22,7 +22,7 @@ _DONE_S = 20.0
 
 
 def calls_deadline(hosts: int) -> float:
-    """Seconds that a round of `hold_calls` takes at the very worst."""
+    """Seconds that a round of `hold_calls` takes at most."""
     return _LISTEN_S + _CALLS_S + _DONE_S + 10 + 2 * _BATCH_S * (hosts // MAX_CALLS)
 
 
@@ -37,14 +37,14 @@ def hold_calls(
     Args:
         ctx: of a round that observes together.
         listeners: of this host.
-        known: address of a listener → what the others shall know of it beside its `Door`.
-        call: is given the entries of the others, those of the next one in the group first, and
+        known: address of a listener → what the others need besides its `Door`.
+        call: called with the entries of the others, those of the next one in the group first, and
             the seconds after which no call may begin.
 
     Returns: what `call` returns.
 
     Raises:
-        Untested: nobody else was listening.
+        Untested: no other host was listening.
     """
     if ctx.peers is None or len(ctx.group) < 2:
         raise Untested("no other host signed in")
@@ -52,7 +52,7 @@ def hold_calls(
     ctx.peers.post("listen", posted)
     ctx.breadcrumb("waiting for the listeners of the other hosts")
     theirs = ctx.peers.collect("listen", min(_LISTEN_S, ctx.left()))
-    # Everybody starts with the next one in the group, so that nobody is called by all at once.
+    # Each host starts with the next one in the group, so that no host is called by all at once.
     order = ctx.group[ctx.position + 1 :] + ctx.group[: ctx.position]
     entries = [(seat, entry) for seat in order for entry in theirs.get(seat, ())]
     if not entries:
@@ -66,14 +66,14 @@ def hold_calls(
 
 
 def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dict[str, Any]]]:
-    """Call every address that other hosts listen on; one that this host has too is not called.
+    """Call every address that other hosts listen on, except addresses that this host has too.
 
     Args:
         entries: with `interface` and `roles`.
         budget_s: no call begins later than this.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
-    (see `matrix.PeerCall`) and, where the call failed, `source`: the own address that it came from.
+    (see `matrix.PeerCall`) and, if the call failed, `source`: the own address that it came from.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]

@@ -1,8 +1,8 @@
 """One TCP echo between hosts: listeners on the addresses under test, and the caller.
 
-A listener binds one address, port 0, and says nothing to a caller that does not show the token it
-posted. Then it proves itself with a second token, so that a proxy that accepts everything, or
-another host with the same address, is not taken for it. A connection is
+A listener binds one address, port 0, and does not answer a caller without the token it posted. Then
+it proves its identity with a second token, so that a proxy that accepts everything, or another host
+with the same address, is not mistaken for it. A connection is
 
     caller: MAGIC, token         listener: its own token
     caller: 64 bytes             listener: the same 64 bytes
@@ -35,13 +35,13 @@ ACK_BYTES = 1 << 14
 DIAL_S = 1.6
 DIAL_AGAIN_S = 1.3
 """Both dials send their SYN at 0 and 1 s (the kernel's next one is due at 3 s): four packets, each
-answered within a round trip, and nobody waits for longer than it takes to know."""
+answered within a round trip, and no longer wait than needed."""
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
 LARGE_S = 8.0
-"""A large echo that still moves after this long is let off as slow: speed is not asked here."""
+"""A large echo that still moves after this long counts as slow, not as failed."""
 _PATIENCE_S = 3 * STALL_S
-"""The listener waits longer than the caller, so that it is the caller who says what stalled."""
+"""The listener waits longer than the caller, so that the caller reports what stalled."""
 _MAX_SERVED = 256
 MAX_CALLS = 128
 """Calls at the same time; with what is served at once, well under a limit of 1024 open files."""
@@ -50,16 +50,16 @@ _ACKS = LARGE_BYTES // ACK_BYTES
 
 
 def scoped(address: str, interface: str) -> str:
-    """A link-local IPv6 address with its zone as a number, as it stands in a sockaddr."""
+    """A link-local IPv6 address with its zone as a number, as in a sockaddr."""
     if ":" in address and is_link_local(address):
         return f"{address}%{socket.if_nametoindex(interface)}"
     return address
 
 
 def source_of(address: str) -> tuple[str | None, int | None]:
-    """(own address that the kernel would send from, None) or (None, errno) where it has no route.
+    """(own address that the kernel would send from, None), or (None, errno) without a route.
 
-    Connecting a datagram socket asks the routing table and sends nothing.
+    Connecting a datagram socket queries the routing table and sends nothing.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -72,7 +72,7 @@ def source_of(address: str) -> tuple[str | None, int | None]:
 
 @dataclass(frozen=True)
 class Door:
-    """One listening address: what a caller has to know. The tokens never belong into facts."""
+    """A listening address, with what a caller needs. The tokens must never be in facts."""
 
     address: str
     port: int
@@ -86,13 +86,13 @@ class Door:
 
 @dataclass(frozen=True)
 class Call:
-    """How one call ended.
+    """The result of one call.
 
-    `outcome` is that of `dial.Dial` where no connection came about, else
+    `outcome` is that of `dial.Dial` if there was no connection, else
     `ok`; `intercepted` (connected, but a wrong answer or none: not our listener);
-    `mtu` (the small echo came back, and of the large one nothing more moved).
+    `mtu` (the small echo came back, but the large one stopped).
     `stalled` is `upload` (caller to listener) or `download` for `mtu`. `uploaded` and
-    `downloaded` are bytes of the large echo that surely arrived.
+    `downloaded` are bytes of the large echo that certainly arrived.
     """
 
     outcome: str
@@ -103,7 +103,7 @@ class Call:
     downloaded: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; of a call that went well only what is worth keeping."""
+        """Plain data; less for a call that worked."""
         full = {**asdict(self), "duration_s": round(self.duration_s, 4)}
         if self.outcome == "ok" and not self.detail:
             return {key: full[key] for key in ("outcome", "duration_s")}
@@ -114,9 +114,9 @@ class Listeners:
     """Echo listeners on some addresses of this host, served by threads until closed."""
 
     def __init__(self, addresses: Sequence[str | Origin]) -> None:
-        """Listen on a fresh ephemeral port of each address; `failed` holds what cannot be bound.
+        """Listen on a new ephemeral port of each address; `failed` holds what cannot be bound.
 
-        An `Origin` is listened on by its own interface only.
+        For an `Origin`, listen on its own interface only.
         """
         self.doors: list[Door] = []
         self.failed: dict[str, str] = {}
@@ -155,7 +155,7 @@ class Listeners:
             while not self._closing.is_set():
                 for key, _ in self._selector.select(0.1):
                     assert isinstance(key.fileobj, socket.socket)
-                    # Whoever finds no slot waits in the backlog.
+                    # A caller without a slot waits in the backlog.
                     if not self._slots.acquire(timeout=0.1):
                         break
                     try:
@@ -184,7 +184,7 @@ class Listeners:
             with client:
                 _answer(client, door)
         except OSError:
-            pass  # the caller says what became of its call
+            pass  # the caller reports the result of its call
         finally:
             self._slots.release()
 
@@ -220,7 +220,7 @@ def _answer(client: socket.socket, door: Door) -> None:
 
 
 def _receive(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes, or fewer where the other side closed."""
+    """Exactly `size` bytes, or fewer if the other side closed."""
     data = bytearray()
     while len(data) < size:
         part = sock.recv(size - len(data))
@@ -262,7 +262,7 @@ def _talk(sock: socket.socket, door: Door) -> tuple[str, str, str, int, int]:
 
 
 def _expect(sock: socket.socket, wanted: bytes, what: str) -> str:
-    """What is wrong with the answer, or the empty string."""
+    """The error of an answer, or the empty string."""
     try:
         got = _receive(sock, len(wanted))
     except TimeoutError:
@@ -278,11 +278,11 @@ def _random_content() -> bytes:
 
 
 _making = threading.Lock()
-"""The cache does not hold back who comes while the content is made: each would make its own."""
+"""Needed as the cache does not block callers while the content is made: each would make its own."""
 
 
 def _content() -> bytes:
-    """What large echoes of this process carry; random, so that nobody can guess the answer."""
+    """The content of large echoes of this process; random, so that no answer can be guessed."""
     with _making:
         return _random_content()
 
@@ -308,7 +308,7 @@ class _LargeEcho:
                 ready = selector.select(STALL_S)
                 if not ready:
                     way = "upload" if self.acks < _ACKS else "download"
-                    return self.result("mtu", f"{way} stood still for {STALL_S:g} s", way)
+                    return self.result("mtu", f"{way} stopped for {STALL_S:g} s", way)
                 try:
                     if ready[0][1] & selectors.EVENT_WRITE:
                         self.sent += self.sock.send(self.content[self.sent : self.sent + (1 << 18)])
@@ -325,7 +325,7 @@ class _LargeEcho:
         return self.result("ok", "")
 
     def take(self, part: bytes) -> str:
-        """Count and compare what arrived; what is wrong with it, or the empty string."""
+        """Count and compare what arrived; return the error, or the empty string."""
         if not part:
             return self.cut()
         acks = min(len(part), _ACKS - self.acks)
@@ -334,7 +334,7 @@ class _LargeEcho:
         start = self.downloaded
         self.downloaded += len(echoed)
         if part[:acks] != b"." * acks or echoed != self.content[start : self.downloaded]:
-            return "connected, but the large echo came back changed"
+            return "connected, but the large echo came back corrupted"
         return ""
 
     def cut(self) -> str:
@@ -349,14 +349,14 @@ class _LargeEcho:
 def call_all(
     doors: Sequence[Door], budget_s: float, origins: Sequence[Origin | None] = ()
 ) -> list[list[Call]]:
-    """Call listeners at the same time, each a second time where the first call failed.
+    """Call listeners at the same time, each a second time if the first call failed.
 
     Args:
-        doors: whom to call, in this order where they are too many to be called at once.
+        doors: the listeners, in this order if they are too many to be called at once.
         budget_s: no call begins later than this.
-        origins: of each call, as of `dial`; empty: of none.
+        origins: of each call, as for `dial`; empty for none.
 
-    Returns: the attempts for each door, the last one being the result; where only a failed first
+    Returns: the attempts for each door, the last one being the result; if only a failed first
     attempt, or none, was made in time, the door counts as not tested.
     """
     end = time.monotonic() + budget_s

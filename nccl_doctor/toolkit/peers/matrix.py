@@ -1,6 +1,6 @@
-"""What calls between every ordered pair of hosts say, sorted by fault. Pure functions.
+"""Calls between every ordered pair of hosts, sorted by fault. Pure functions.
 
-The words of an outcome are those of `dial.Dial` and `echo.Call`, and `own-address`: the address of
+The names of an outcome are those of `dial.Dial` and `echo.Call`, and `own-address`: the address of
 the other host is one of the caller's own, so no call was made.
 """
 
@@ -25,9 +25,9 @@ _WORDS = {
     "refused": "connection refused",
     "rejected": "rejected by a firewall",
     "unreachable": "network is unreachable",
-    "no-neighbour": "nobody answers for the address on the local network",
+    "no-neighbour": "no host answers for the address on the local network",
     "own-address": "the caller has the same address",
-    "mtu": "64 bytes came back, of 1 MiB nothing moved for 3 s",
+    "mtu": "64 bytes came back, but 1 MiB stopped for 3 s",
 }
 
 
@@ -35,8 +35,8 @@ _WORDS = {
 class PeerCall:
     """The calls of one host to one address of another.
 
-    `job` is True where the job's own backend would use the address. `attempts` are `Call`s as
-    plain data; the last one is the result.
+    `job` is True if the job's own backend would use the address. `attempts` are `Call`s as plain
+    data; the last one is the result.
     """
 
     caller: int
@@ -64,22 +64,22 @@ class PeerCall:
 
     @property
     def words(self) -> str:
-        """The result, for people."""
+        """The result as text."""
         if self.outcome in ("error", "intercepted"):
             return str(self.attempts[-1]["detail"])
         return _WORDS.get(self.outcome, self.outcome)
 
     @property
     def moved(self) -> int:
-        """For `mtu`: bytes of the large echo that arrived in the direction that stood still."""
+        """Bytes of the large echo that arrived in the direction that stopped, for `mtu`."""
         last = self.attempts[-1]
         return int(last.get("downloaded" if last.get("stalled") == "download" else "uploaded", 0))
 
     @property
     def stuck(self) -> Pair:
-        """The ordered pair of hosts in whose direction something is lost.
+        """The ordered pair of hosts in whose direction packets are lost.
 
-        That of the call, but for `mtu` the one in which large packets are.
+        That of the call, but for `mtu` the one in which large packets are lost.
         """
         if self.attempts[-1].get("stalled") == "download":
             return self.listener, self.caller
@@ -87,11 +87,11 @@ class PeerCall:
 
     @property
     def kind(self) -> str:
-        """What to follow through a firewall: `connect`, `upload` or `download`."""
+        """The step to follow through a firewall: `connect`, `upload` or `download`."""
         return str(self.attempts[-1].get("stalled") or "connect")
 
     def shown(self, names: Mapping[int, str]) -> dict[str, Any]:
-        """As evidence, with the names of both hosts."""
+        """The call as evidence, with the names of both hosts."""
         return {
             "from": names[self.caller],
             "to": names[self.listener],
@@ -104,7 +104,7 @@ class PeerCall:
 
 
 def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) -> list[PeerCall]:
-    """Calls between hosts that both reported; a host that was killed meanwhile tests nobody.
+    """Calls between hosts that both reported.
 
     Args:
         reports: (observer, facts) with `peers` (seat as text → entries) and `nccl_data`.
@@ -145,12 +145,11 @@ def job_roles(backend: str, sockets: bool) -> set[str]:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Failed calls by fault; `blame` is what explains the failed pairs.
+    """Failed calls by fault; `blame` explains the failed pairs.
 
     `unroutable`: another address of the same host can be reached, or the address is the caller's
-    own too. `one_way`: one direction of the host or link that is to blame fails, and the other one
-    is seen to work. `stuck` are the calls of which large packets are lost, `large_blame` is what
-    explains these.
+    own too. `one_way`: one direction of the host or link to blame fails, and the other one is seen
+    to work. `stuck` are the calls whose large packets are lost, `large_blame` explains these.
     """
 
     tested: frozenset[Pair] = frozenset()
@@ -166,7 +165,7 @@ class Sorted:
 
     @property
     def by_code(self) -> dict[str, tuple[PeerCall, ...]]:
-        """Finding code → the calls that failed so: those first that say most about the cause."""
+        """Finding code → the calls that failed in this way, the most telling faults first."""
         return {
             "peer-no-route": self.no_route,
             "peer-blocked": self.blocked,
@@ -183,7 +182,7 @@ class Sorted:
 
 
 def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
-    """Sort calls by fault, and tell bad hosts from bad links."""
+    """Sort calls by fault, and find the bad hosts and bad links."""
     pairs: dict[Pair, list[PeerCall]] = {}
     for call in calls:
         pairs.setdefault(call.pair, []).append(call)
@@ -208,7 +207,7 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
                 unroutable.append(call)
             elif call.job:
                 (no_route if call.outcome == "unreachable" else blocked).append(call)
-    # Who has no route to a host cannot answer it either: the call from there is only dropped.
+    # A host without a route to another cannot answer it either: the call from there is dropped.
     roadless = {call.pair for call in no_route}
     no_route += [call for call in blocked if call.pair[::-1] in roadless]
     blocked = [call for call in blocked if call.pair[::-1] not in roadless]
@@ -255,11 +254,11 @@ def _blame_for_large(pairs: Mapping[Pair, list[PeerCall]], stuck: list[PeerCall]
 def unroutable_hosts(
     calls: Sequence[PeerCall], all_calls: Iterable[PeerCall]
 ) -> tuple[set[int], Confidence]:
-    """Hosts whose choice of an interface is to blame for these calls, and how sure that is.
+    """Hosts whose choice of an interface explains these calls, and the confidence.
 
-    A host that offers an address which nobody reaches, where at least two tried or the address
-    cannot be meant for others (it is the caller's own too, or there is no route to it). Where some
-    reach it, hosts are told from links by comparison among interfaces of that name.
+    A host that offers an address which no host reaches, if at least two tried or the address cannot
+    be for others (it is the caller's own too, or there is no route to it). If some hosts reach it,
+    the bad hosts or links are found by comparing interfaces of that name.
     """
     bad = {_nics(call) for call in calls}
     names = {call.interface for call in calls}

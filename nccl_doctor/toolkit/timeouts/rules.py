@@ -1,4 +1,4 @@
-"""The time-outs of a cluster against the time that rank 0 works alone."""
+"""Comparison of the time-outs of a cluster with the time that rank 0 works alone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from nccl_doctor.toolkit.timeouts.waits import Settings, Wait, waits
 from nccl_doctor.toolkit.variables.table import table
 
 CLOSE = 1.2
-"""A time-out below so many times the load is met on a slow day."""
+"""A time-out shorter than so many times the load may expire on a slow day."""
 _ROOM = 1.5
-"""What the advice leaves."""
+"""Factor of the load that the advised time-outs have."""
 _LONGEST_MINUTES = 599
 """More than that in DEEPSPEED_TIMEOUT looks like seconds, to the table of variables as well."""
 
 
 def judge_timeouts(cluster: Cluster, check: str = CHECK) -> Iterator[Finding]:
-    """What is too short, host by host; nothing where no load is expected or nobody waits."""
+    """Findings on time-outs that are too short, by host; none without an expected load."""
     load_s = cluster.job.expect_load_s
     if load_s is None or cluster.world_size < 2:
         return
@@ -73,8 +73,8 @@ def _seen(cluster: Cluster, check: str) -> Iterator[_Seen]:
 
 
 def _short(found: tuple[Wait, ...], load_s: float) -> list[Wait]:
-    """Those whose clock the load itself starts, the shortest first. DeepSpeed's is in the others,
-    where it acts.
+    """Time-outs whose clock the load itself starts, the shortest first. DeepSpeed's is part of the
+    others, where it applies.
     """
     short = [
         wait
@@ -115,12 +115,12 @@ def _too_short(seen: _Seen, load_s: float) -> Iterator[Finding]:
 
 
 def _source(seen: _Seen) -> str:
-    """Who set the one time-out that store, process group and watchdog share."""
+    """The source of the time-out that store, process group and watchdog share."""
     return seen.settings.given.source
 
 
 def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
-    """What to type for the layer that set it, and what makes it unnecessary."""
+    """The command for the layer that set the time-out, and a way to avoid it."""
     wait = first
     if seen.settings.uses_deepspeed:
         wait = next(each for each in seen.waits if each.name == "DeepSpeed")
@@ -129,7 +129,7 @@ def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
     if seen.settings.uses_deepspeed:
         if _ROOM * load_s > 60 * _LONGEST_MINUTES:
             return f"{before}: no time-out should be that long"
-        typed += "; the deepspeed launcher takes it to other hosts only from .deepspeed_env"
+        typed += "; the deepspeed launcher passes it to other hosts only from .deepspeed_env"
     elif seen.launcher == "accelerate":
         inner = wait.fix(_ROOM * load_s).partition("init_process_group")[2]
         typed += f", or Accelerator(kwargs_handlers=[InitProcessGroupKwargs{inner}])"
@@ -137,7 +137,7 @@ def _fix(seen: _Seen, first: Wait, load_s: float) -> str:
 
 
 def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
-    """Shorter ones whose clock such a load starts only by the way."""
+    """Notes on shorter time-outs whose clock such a load starts only in special cases."""
     for wait in seen.waits:
         clock = wait.waiter.clock
         if clock not in ("launch", "stuck") or wait.seconds is None or wait.seconds >= load_s:
@@ -145,12 +145,11 @@ def _other_clocks(seen: _Seen, load_s: float) -> Iterator[Finding]:
         if clock == "launch" and not seen.many_hosts:
             continue
         if _is_below_limit(wait, seen.variables):
-            continue  # the check of variables says so
+            continue  # the check of variables reports it
         yield Finding(
             TIMEOUT_TOO_SHORT,
             f"{wait.name}: {seconds(wait.seconds)} ({wait.value.source}) is less than the "
-            f"{seconds(load_s)} that rank 0 works alone; it matters only where "
-            f"{_WHERE[clock]}",
+            f"{seconds(load_s)} that rank 0 works alone; it matters only if {_WHERE[clock]}",
             Where(hosts=(seen.host.label,)),
             _evidence(seen, load_s),
             wait.fix(_ROOM * load_s),

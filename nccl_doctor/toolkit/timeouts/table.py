@@ -1,8 +1,8 @@
-"""Time-outs of a job's start: who waits, for what, how long, and what happens then. Pure but for
+"""Time-outs of a job's start: who waits, for what, how long, and what happens then. Pure except
 `gather`.
 
-`layers.toml` says what does not depend on the job; `waits` adds the seconds and where they come
-from; `judging` holds them against the time that rank 0 works alone; `gather` reads this host.
+`layers.toml` has what does not depend on the job; `waits` adds the seconds and their source;
+`judging` compares them with the time that rank 0 works alone; `gather` reads this host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nccl_doctor.toolkit.tables import read_table
 CHECK = "timeouts"
 """Name of the check whose facts `gather` made."""
 CLOCKS = ("load", "launch", "stuck", "own", "never")
-"""When a clock runs, seen from rank 0 that works alone; see `layers.toml`."""
+"""The times at which a clock runs, seen from rank 0 that works alone; see `layers.toml`."""
 
 
 @dataclass(frozen=True)

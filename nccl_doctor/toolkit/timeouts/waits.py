@@ -1,4 +1,4 @@
-"""How long each layer waits with the settings of one host, and who says so. Pure.
+"""Time-outs of each layer with the settings of one host, and their sources. Pure.
 
 Defaults that torch's Python does not hold are by version: that of NCCL's process group became 10
 minutes in 2.2 (30 before), that of the heartbeat 600 s in 2.3 and 480 s in 2.5, in
@@ -36,7 +36,7 @@ _WANDB_S = 30.0
 
 @dataclass(frozen=True)
 class Value:
-    """Seconds, or None where there is no time-out or it is unknown; and who says so.
+    """Seconds, or None if there is no time-out or it is unknown; and the source.
 
     `variable` is the one that set it, empty for a default; `key` that of torchrun's rendezvous.
     """
@@ -56,16 +56,16 @@ class Wait:
 
     @property
     def name(self) -> str:
-        """Of the layer."""
+        """Name of the layer."""
         return self.waiter.name
 
     @property
     def seconds(self) -> float | None:
-        """How long it waits; None for no time-out, or one that is unknown."""
+        """Seconds that it waits; None for no time-out, or an unknown one."""
         return self.value.seconds
 
     def fix(self, least_s: float) -> str:
-        """What to type for at least that many seconds."""
+        """The command that sets at least so many seconds."""
         minutes = max(1, math.ceil(least_s / 60))
         return self.waiter.fix.format(minutes=minutes, seconds=minutes * 60, key=self.value.key)
 
@@ -89,7 +89,7 @@ def waits(facts: Mapping[str, Any], backend: str, *, deepspeed: bool) -> tuple[W
     Args:
         facts: of one host, from `gather_timeouts`.
         backend: what the job will use, `nccl` or `gloo`.
-        deepspeed: whether the user says that the job uses DeepSpeed.
+        deepspeed: whether the user stated that the job uses DeepSpeed.
     """
     settings = Settings(facts, backend, deepspeed=deepspeed)
     values = {
@@ -106,7 +106,7 @@ def waits(facts: Mapping[str, Any], backend: str, *, deepspeed: bool) -> tuple[W
 
 
 def waits_table(found: tuple[Wait, ...]) -> dict[str, Any]:
-    """A fact that the reports show as a table. Of a clock that is not there only its name is."""
+    """The waits as a table for reports; a clock that does not exist has only name and source."""
     return {"columns": list(COLUMNS), "rows": [_cells(each) for each in found]}
 
 
@@ -118,7 +118,7 @@ def _cells(wait: Wait) -> list[Any]:
 
 
 class Settings:
-    """What one host's facts come to."""
+    """The effective time-outs of one host."""
 
     def __init__(self, facts: Mapping[str, Any], backend: str, *, deepspeed: bool) -> None:
         self._facts = facts
@@ -128,7 +128,7 @@ class Settings:
         self._version = release(self._torch)
         self.over_nccl = "nccl" in backend
         installed = facts["deepspeed"] is not None
-        # Who sets the variable where DeepSpeed is installed means a job that uses it.
+        # If the variable is set and DeepSpeed is installed, the job uses DeepSpeed.
         self.uses_deepspeed = (
             deepspeed
             or facts["launcher"] == "deepspeed"
@@ -137,39 +137,39 @@ class Settings:
 
     @property
     def connects_at_once(self) -> bool:
-        """Whether init_process_group connects NCCL by itself, so that no later call needs the
-        store for that.
+        """Whether init_process_group itself connects NCCL, so that no later call needs the store
+        for that.
         """
         return self._process_group == "nccl2"
 
     @cached_property
     def given(self) -> Value:
-        """The time-out that init_process_group is given, as far as the job's code gives none."""
+        """The time-out of init_process_group if the job's code passes none."""
         return self.deepspeed if self.uses_deepspeed else self._of_torch()
 
     @property
     def collective(self) -> Value:
-        """Of a collective that was begun."""
+        """The time-out of a collective that was started."""
         off = self._no_handling
         if off and not self._blocking_wait:
-            return Value(None, f"nothing acts on it: {off} ends no process")
+            return Value(None, f"no effect: {off} ends no process")
         return self.given
 
     @property
     def watchdog(self) -> Value:
-        """Of the thread that watches collectives over NCCL."""
+        """The time-out of the thread that watches collectives over NCCL."""
         if not self.over_nccl:
-            return Value(None, f"{self._backend} has none: each call has the time-out itself")
+            return Value(None, f"{self._backend} has none: each call has its own time-out")
         if self._blocking_wait:
             said = self._blocking_wait
-            return Value(None, f"off: {said} starts none, wait() has the time-out itself")
+            return Value(None, f"off: {said} starts none, wait() has its own time-out")
         if self._no_handling:
             return Value(None, f"off: {self._no_handling} ends no process")
         return Value(self.given.seconds, "the process group's", self.given.variable)
 
     @property
     def heartbeat(self) -> Value:
-        """Of the thread that watches the watchdog."""
+        """The time-out of the thread that watches the watchdog."""
         if not self.over_nccl:
             return Value(None, f"{self._backend} has none")
         if self._process_group == "nccl2" and self._version < (2, 16):
@@ -186,7 +186,7 @@ class Settings:
 
     @cached_property
     def deepspeed(self) -> Value:
-        """Of deepspeed.init_distributed."""
+        """The time-out of deepspeed.init_distributed."""
         found = self._facts["deepspeed"]
         if found is None:
             said = "unknown: it is not installed here"
@@ -198,14 +198,14 @@ class Settings:
         default = None if minutes is None else minutes * 60.0
         said = f"default of DeepSpeed {version}"
         if not self.uses_deepspeed:
-            said += ", where the job uses it"
+            said += ", if the job uses it"
         if not found["reads_variable"]:
             return Value(default, said)
         return self._variable(_DEEPSPEED, default, said, 60)
 
     @property
     def wandb(self) -> Value:
-        """Of wandb.init for its service process."""
+        """The time-out of wandb.init for its service process."""
         text = self._variables.get(_WANDB)
         if self._facts["wandb"] is None and text is None:
             return Value(None, "not used")
@@ -220,10 +220,10 @@ class Settings:
 
     @property
     def rendezvous(self) -> Value:
-        """Of torchrun's agents for each other."""
+        """The time-out of torchrun's agents for each other."""
         launcher = self._facts["launcher"]
         if launcher not in _TORCHRUN:
-            who = f"{launcher} has none" if launcher in _OTHERS else "no launcher was seen"
+            who = f"{launcher} has none" if launcher in _OTHERS else "no launcher was recognised"
             return Value(None, f"{who}: ranks meet in the store")
         backend, conf = self._facts["rdzv"]["backend"], self._facts["rdzv"]["conf"]
         if backend not in ("", "static", "c10d"):
@@ -255,30 +255,30 @@ class Settings:
 
     @cached_property
     def _blocking_wait(self) -> str:
-        """`NAME=value` where it is on, else the empty string."""
+        """`NAME=value` if it is on, else the empty string."""
         name, number = self._number(*self._spellings("BLOCKING_WAIT"))
         return f"{name}={self._variables[name]}" if self.over_nccl and number == 1 else ""
 
     @cached_property
     def _no_handling(self) -> str:
-        """The same where a collective that is late ends no process."""
+        """`NAME=value` if a late collective ends no process, else the empty string."""
         name, number = self._number(*self._spellings("ASYNC_ERROR_HANDLING"))
         return f"{name}={self._variables[name]}" if self.over_nccl and number == 0 else ""
 
     def _spellings(self, name: str) -> tuple[str, ...]:
-        """The new name wins; before torch 2.2 there was but the old one."""
+        """Names of a variable: the new one wins; before torch 2.2 there was only the old one."""
         old = (f"NCCL_{name}",)
         return old if (0,) < self._version < (2, 2) else (f"TORCH_NCCL_{name}", *old)
 
     def _number(self, *names: str) -> tuple[str, int | None]:
-        """The first of these variables that is set, and what its library reads in it."""
+        """The first of these variables that is set, and the number that its library reads."""
         name = next((each for each in names if each in self._variables), "")
         row = table().variables.get(name)
         text = self._variables.get(name, "")
         return name, None if row is None or len(text) > _LONGEST else number_of(row, text)
 
     def _variable(self, name: str, default: float | None, said: str, unit: int = 1) -> Value:
-        """What a variable says, else the default, of which is said where it comes from."""
+        """The value of a variable, else the default with its source."""
         if name not in self._variables:
             if default is None and "unknown" not in said and said != "not used":
                 said = f"unknown: {said}"

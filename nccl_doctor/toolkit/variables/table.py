@@ -2,15 +2,15 @@
 
 The table is data, in the TOML files beside this one. Their sections:
 
-* `[library]`: `complete`, prefixes whose names are all in the table; `near`, prefixes of which only
-  what looks like a typing error is reported; `ignored`, names of others under these prefixes;
+* `[library]`: `complete`, prefixes whose names are all in the table; `near`, prefixes
+  for which only typing errors are reported; `ignored`, other names under these prefixes;
   `known_to`, the version that the table was made from; `in_files`, whether NCCL's configuration
   files reach the library.
 * `[variables]`: name → `kind`, `since`, `default`, `does`, `deprecated_by`, `gone`.
-* `[values]`: the words or numbers that are allowed. `[reading]`: what is peculiar about reading it.
-* `[differs]`: how bad it is where ranks differ. `[leftover]`: values that are meant for debugging.
-  `[limits]`: of time-outs and retries. `[unread]`: names that people set and nobody reads, with
-  what to do instead. `[gone]`: names that were read once.
+* `[values]`: the words or numbers that are allowed. `[reading]`: special rules for reading it.
+* `[differs]`: the severity if ranks differ. `[leftover]`: values that are meant for debugging.
+  `[limits]`: of time-outs and retries. `[unread]`: names that people set and no library reads,
+  with what to do instead. `[gone]`: names that older versions read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Limit:
-    """Below `shortest` a healthy job may trip; above `longest` another unit was meant."""
+    """Limits of a value: below `shortest` a healthy job may fail; above `longest` the unit is
+    probably wrong.
+    """
 
     shortest: int
     note: str
@@ -119,7 +121,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Library:
-    """What is known of the names of one file of the table."""
+    """The names and prefixes that one file of the table covers."""
 
     name: str
     complete: tuple[str, ...]
@@ -136,14 +138,14 @@ class Library:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows by name, the libraries, and names that nobody reads with what to do instead."""
+    """All rows by name, the libraries, and names that no library reads, with advice."""
 
     variables: Mapping[str, Variable]
     libraries: tuple[Library, ...]
     unread: Mapping[str, str]
 
     def library_of(self, name: str) -> Library | None:
-        """The library under whose complete prefixes a name is."""
+        """The library that has a complete prefix of this name, or None."""
         return next((lib for lib in self.libraries if name.startswith(lib.complete)), None)
 
 

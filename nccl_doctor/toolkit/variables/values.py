@@ -1,8 +1,8 @@
-"""How a library reads the text of a variable, and where that is not what was meant.
+"""How a library reads the text of a variable, and which texts it reads in another way than meant.
 
 NCCL reads numbers by strtoll with base 0: what does not begin with a number is 0, what follows one
-is left out, a leading 0 makes it octal. torch reads them by std::stoi and raises where there is no
-number, or where a yes-or-no value is neither. Source: `ncclLoadParam` in NCCL's src/misc/param.cc;
+is ignored, a leading 0 makes it octal. torch reads them by std::stoi and raises if there is no
+number, or if a yes-or-no value is neither. Source: `ncclLoadParam` in NCCL's src/misc/param.cc;
 `getCvarInt` and `getCvarBool` in torch's c10d/Utils.hpp.
 """
 
@@ -26,12 +26,12 @@ _FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", 
 
 @dataclass(frozen=True)
 class Misread:
-    """A value that is read as something else than was meant.
+    """A value that the library reads in another way than intended.
 
     Attributes:
-        says: what becomes of it.
+        says: what is wrong, or how it is read, as the end of a sentence.
         raises: version of the library since which it is an error, `0` for always, empty for never.
-        meant: what to type instead; empty where nobody can know.
+        meant: what to type instead; empty if not known.
     """
 
     says: str
@@ -50,7 +50,7 @@ def as_strtoll(text: str) -> int:
 
 
 def number_of(variable: Variable, text: str) -> int | None:
-    """The number that the library sees, or None where it refuses the text or wants no number."""
+    """The number that the library reads; None if it refuses the text or expects no number."""
     if variable.kind not in ("int", "bool") or len(text) > _LONGEST:
         return None
     if variable.library == "nccl":
@@ -65,9 +65,9 @@ def number_of(variable: Variable, text: str) -> int | None:
 
 
 def canonical(variable: Variable, text: str | None) -> str | None:
-    """Equal for texts that mean the same; None for a variable that is not set and has no default.
+    """A form that is equal for texts of equal meaning; None if not set and without a default.
 
-    A default is what a variable that is not set means.
+    A variable that is not set has the meaning of its default.
     """
     if text is None or (text == "" and variable.library == "nccl"):
         if variable.default in (None, AUTO):
@@ -84,7 +84,7 @@ def canonical(variable: Variable, text: str | None) -> str | None:
 
 
 def misread(variable: Variable, text: str) -> Misread | None:
-    """What is wrong with a value, or None."""
+    """The problem of a value, or None."""
     if variable.kind == "url" or text == variable.default:
         return None
     if text == "" and not variable.raises:
@@ -111,7 +111,7 @@ def _bad_number(variable: Variable, text: str) -> Misread | None:
     seen = number_of(variable, text)
     meant = _meant(variable, text)
     if seen is None:
-        what = "yes or no" if variable.kind == "bool" else "a whole number"
+        what = "a yes-or-no value" if variable.kind == "bool" else "a whole number"
         return Misread(f"is not {what}", variable.raises or "", meant)
     if variable.values and str(seen) not in variable.values and not _is_junk(variable, text):
         return Misread(f"is not one of {', '.join(variable.values)}")
@@ -121,7 +121,7 @@ def _bad_number(variable: Variable, text: str) -> Misread | None:
 
 
 def _is_junk(variable: Variable, text: str) -> bool:
-    """Whether the library left out a part of the text, or took it for octal."""
+    """Whether the library ignores a part of the text, or reads it as octal."""
     if variable.library != "nccl":
         return variable.kind == "int" and not _DECIMAL.fullmatch(text.rstrip())
     found = _NUMBER.fullmatch(text.rstrip())
@@ -144,7 +144,7 @@ def _bad_word(variable: Variable, text: str) -> Misread | None:
     if _allows(variable, text) or (variable.name.endswith("_LEVEL") and text.isdigit()):
         return None  # digits are the old spelling of topology levels
     near = [word for word in variable.values if word.lower() == text.strip().lower()]
-    why = " (capitals count)" if variable.cased and near else ""
+    why = " (upper case matters)" if variable.cased and near else ""
     listed = f"is not one of {', '.join(variable.values)}{why}"
     return Misread(listed, variable.raises, near[0] if near else "")
 
@@ -160,7 +160,7 @@ def _bad_words(variable: Variable, text: str) -> Misread | None:
     for part in text.split(";"):
         function, colon, words = part.rpartition(":")
         if colon and function.strip().lower() not in _FUNCTIONS:
-            return Misread(f"names no function by {function.strip()!r}", variable.raises)
+            return Misread(f"names an unknown function {function.strip()!r}", variable.raises)
         for word in filter(None, words.removeprefix("^").split(",")):
             if not _allows(variable, word):
                 listed = ", ".join(variable.values)
@@ -173,8 +173,8 @@ def _bad_gloo_names(text: str) -> Misread | None:
     if not sign:
         return None
     return Misread(
-        f"has a {sign}: gloo takes whole names of interfaces and no more (^, = and prefixes are "
-        "those of NCCL_SOCKET_IFNAME)",
+        f"has a {sign}: gloo accepts only whole interface names (^, = and prefixes work only in "
+        "NCCL_SOCKET_IFNAME)",
         "0",
         text.lstrip("=") if sign == "=" else "",
     )
