@@ -20,7 +20,7 @@ TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 .DEFAULT_GOAL := help
 .PHONY: help doctor test test-wide test-gpu gpu-validation accuracy docs zipapp lint format new-check clean
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
@@ -38,17 +38,17 @@ else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
 
-test-wide: $(VENV)/.dev ## the tests that `make test` leaves to `make accuracy`, too
+test-wide: $(VENV)/.dev ## tests that `make test` leaves out
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python -m pytest -m wide tests $(ARGS)
 
 # One after the other: they measure speed, and share the GPU's memory. All skipped is no success
 # where somebody says that there must be a GPU.
 GPU_TESTS = $(TEST_ENV) $(BIN)/python -m pytest -m gpu -n 0 --junitxml build/gpu.xml
-test-gpu: $(VENV)/.dev ## only the tests that need a GPU; with CI or GPU_REQUIRED=1 there must be one
+test-gpu: $(VENV)/.dev ## only the tests that need a GPU; with CI or GPU_REQUIRED=1, no GPU is a failure
 	GPU_REQUIRED="$(or $(GPU_REQUIRED),$(CI))" $(GPU_TESTS) $(ARGS)
 
-gpu-validation: $(VENV)/.dev ## the same, and what came out into docs/gpu-validation.md
+gpu-validation: $(VENV)/.dev ## the same, and write the results into docs/gpu-validation.md
 	@rm -f build/gpu.xml
 	-GPU_REQUIRED=1 $(GPU_TESTS)
 	$(BIN)/python scripts/gpu_validation.py build/gpu.xml --write docs/gpu-validation.md
@@ -60,7 +60,7 @@ accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy
 docs: $(VENV)/.doctor ## write the pages of docs/ that are made from the checks and from --help
 	@$(BIN)/python scripts/docs.py
 
-zipapp: $(VENV)/.dev ## dist/nccl-doctor.pyz: all of it in one file, which needs Python and torch
+zipapp: $(VENV)/.dev ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
 	@$(BIN)/python scripts/make_zipapp.py
 
 lint: $(VENV)/.dev ## ruff, formatting, who imports whom, types

@@ -107,7 +107,7 @@ def page(
     out = [
         "# Accuracy",
         "",
-        "What nccl-doctor says of injected faults, and plain `torchrun` of the same ones.",
+        "Answers of nccl-doctor to injected faults, compared with plain `torchrun`.",
         "Written by `make accuracy`; do not edit. "
         f"{day}, nccl-doctor {version('nccl-doctor')}, torch {version('torch')} (gloo, CPU), "
         f"Python {platform.python_version()}.",
@@ -117,14 +117,14 @@ def page(
         "shared `--output-dir`, started on every host at once. An answer is right if its root "
         "causes are the injected ones, each with a right code at exactly the injected place, and "
         "nothing else. Seconds are from the "
-        "start of the first host to the end of the last. Where hosts could not meet at all, the "
-        "answer is their views merged by `nccl-doctor report merge`. Plain torchrun (static "
-        f"rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; its words are the "
-        "first line on any host that tells of trouble. gloo connects each pair of ranks in one "
-        "direction only, so that some one-way faults, which stop NCCL, do not stop that job. The "
-        "records are in `tests/lab/corpus`.",
+        "start of the first host to the end of the last. If hosts could not reach each other, "
+        "the answer is their partial reports, merged by `nccl-doctor report merge`. Plain torchrun "
+        f"(static rendezvous, then an all-reduce) is stopped after {STOCK_CAP_S:g} s; the table "
+        "shows the first line on any host that reports a problem. gloo connects each pair of ranks "
+        "in one direction only, so that some one-way faults, which stop NCCL, do not stop that "
+        "job. The records are in `tests/lab/corpus`.",
         "",
-        "| bar | seen | |",
+        "| limit | measured | |",
         "|---|---|---|",
         *(f"| {bar.text} | {bar.seen} | {'met' if bar.met else '**missed**'} |" for bar in met),
         "",
@@ -139,7 +139,7 @@ def page(
     if stock:
         out += [
             "",
-            f"Of {len(stock)} faults that plain torchrun was tried on, it said nothing within "
+            f"Plain torchrun was tried on {len(stock)} faults: it printed nothing within "
             f"{STOCK_CAP_S:g} s on {len(silent)}, and ran the job to its end on {len(runs)}.",
         ]
     out += [

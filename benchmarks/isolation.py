@@ -204,8 +204,8 @@ def page(rows: Sequence[Row], sizes: Sequence[tuple[int, int, int, bool]]) -> st
     worst = max(r.named for r in rows if r.hosts == BAR_HOSTS and r.fault.startswith("one "))
     clusters = sum(row.runs for row in rows)
     return _PAGE.format(
-        hosts_line=f"{clusters:,} made-up clusters of one rank per host, with faulty hosts (half "
-        "of them fail by themselves, half only with others) and broken links at random places:",
+        hosts_line=f"{clusters:,} simulated clusters of one rank per host, with faulty hosts (half "
+        "of them fail alone, half only with others) and broken links at random places:",
         bar=f"| named exactly, in at most {BAR_ROUNDS} rounds | {worst} rounds | {met} |",
         table="\n".join(map(str, rows)),
         sizes="\n".join(
@@ -217,69 +217,68 @@ def page(rows: Sequence[Row], sizes: Sequence[tuple[int, int, int, bool]]) -> st
 
 _PAGE = """# Isolation
 
-When the group of all ranks hangs or fails and no rank is seen to be the cause, nccl-doctor finds
-the place by smaller groups, inside the same run: every round is a fresh set of processes, and
-the groups of one round have no rank in common, so they run side by side.
-`benchmarks/isolation.py` simulates the planner and writes this page anew.
+If the group of all ranks hangs or fails and no rank is seen to be the cause, nccl-doctor finds
+the place with smaller groups, in the same run: every round has new processes, and the groups of
+one round have no rank in common, so they run at the same time.
+`benchmarks/isolation.py` simulates the search and writes this page.
 
 ## The scheme
 
-A group is bad if it holds a host that works with nobody, or both ends of a link that is broken;
-what is broken does not depend on who else takes part. (Faults that do depend on it are found to
-do so, see below.)
+A group is bad if it has a host that works with no other host, or both ends of a broken link. The
+search assumes that a fault does not depend on the other members of a group. (Faults that do are
+recognised, see below.)
 
-1. **Screen.** Every host by itself. One that fails is faulty by itself: each of its ranks is
-   tried alone, then the ranks are split as hosts are, so that the rank (or the pair of ranks) is
-   named. The hosts that are good by themselves are tried together at the same time; if they are
-   good, that is all.
-2. **Split.** A set that is bad is cut in two halves, and both are tried at once. A bad half is
+1. **Screen.** Every host alone. If a host fails alone, each of its ranks is tried alone, then the
+   ranks are split as hosts are below, so that the rank (or the pair of ranks) is named. At the
+   same time the hosts that are good alone are tried together; if they are good, the search ends.
+2. **Split.** A bad set is cut in two halves, and both are tried at the same time. A bad half is
    cut again. All bad branches are followed in the same rounds, so two faults in two halves cost
-   no more than one.
-3. **Cross the boundary.** Where both halves A and B are good, a pair across them is not. A is
-   cut in A0 and A1, B in B0 and B1, and A0+B0 and A1+B1 are tried at once. If both are good as
-   well, the pair lies in A0×B1 or in A1×B0. These have no host in common, so both are followed
-   at the same time, and each is a quarter of what A×B was. After log2(N) rounds everything is
-   single pairs, no two of which share a host: they take one more round, however many they are.
-4. **Confirm.** Whoever is in a bad pair and never was in a good group is tried with a partner
-   that was. A host is blamed where it fails with two partners that work with others; a link
-   where both of its ends work with others. Mostly the rounds before have shown that already.
-5. **The others.** Whatever was not tried since (a bad branch leaves the pairs across it open) is
-   tried as one group without the culprits. If that fails, there is another fault, and the search
-   goes on there.
+   no more rounds than one.
+3. **Cross the boundary.** If both halves A and B are good, a pair across them is bad. A is cut in
+   A0 and A1, B in B0 and B1, and A0+B0 and A1+B1 are tried at the same time. If both are good
+   too, the pair is in A0×B1 or in A1×B0. These have no host in common, so both are followed at
+   the same time, and each is a quarter of A×B. After log2(N) rounds only single pairs are left,
+   without a host in common: one more round tries all of them.
+4. **Confirm.** Each host that is in a bad pair and was in no good group is tried with a partner
+   that was in one. A host is blamed if it fails with two partners that work with others; a link
+   is blamed if both of its ends work with others. Often earlier rounds have shown that already.
+5. **The others.** Pairs that no group has tried yet (a bad branch leaves the pairs across it open)
+   are tried as one group without the hosts and links to blame. If that fails, there is another
+   fault, and the search continues there.
 
-Where every part is good (and where there are but two hosts) the whole is tried once more: if it
-finishes, the fault is flaky; if it fails again, the number of ranks from which groups fail is
-searched by halving. A group that finishes small messages each time and never a larger one is
-said to do so. Where no two hosts that work together are found, nobody is singled out.
+If every part is good (or if there are only two hosts), the whole group is tried once more: if it
+finishes, the fault is flaky; if it fails again, the search halves the number of ranks until it
+knows the number from which groups fail. If a group always finishes small messages and never
+larger ones, the finding says so. If no two hosts work together, no host is named.
 
-Neighbours in order of rank stay together in every cut: NCCL's rings join them, so a link of a
-ring that is broken still bites in the smaller groups. A link of NCCL's trees may not; then no
-smaller group fails, which looks like a fault of size, and the finding says that too.
+Neighbours in order of rank stay together in every cut: NCCL's rings connect them, so a broken
+link of a ring still fails in the smaller groups. A link of NCCL's trees may not; then no smaller
+group fails, which looks like a fault of size, and the finding says that too.
 Not validated on hardware.
 
-A round is given 5 times what good groups needed so far (at least 3 s, at most
-`--collective-timeout`), and more where its groups are larger. Isolation ends when it took 30 s,
-or three times `--collective-timeout`, whichever is more, and says what it knows by then.
+A round gets 5 times the time that good groups needed so far (at least 3 s, at most
+`--collective-timeout`), and more if its groups are larger. The search ends after 30 s or three
+times `--collective-timeout`, whichever is longer, and reports what it knows by then.
 
 ## Results
 
 {hosts_line}
 
-| bar | seen | |
+| limit | measured | |
 |---|---|---|
 {bar}
 
-Rounds are counted from the one after the first failure, the screen included. *Named*: the
-verdict names exactly the right places from then on; *in all*: with the rounds that try the
-others without them. Each number is the worst of all runs; "tests" are groups that were tried
-beside the screen.
+Rounds are counted from the first one after the failure, the screen included. *Rounds to name*:
+after these the verdict names exactly the right places; *rounds in all*: with the rounds that try
+the other hosts without them. Each number is the worst of all runs; "tests" are the groups that
+were tried in addition to the screen.
 
 | hosts | faults | named exactly | rounds to name | rounds in all | tests | exhaustive pairs |
 |---|---|---|---|---|---|---|
 {table}
 
-Groups that fail because there are too many ranks in them, whoever they are, are told from faults
-of hosts and links:
+Groups that fail because they have too many ranks, whichever these are, are distinguished from
+faults of hosts and links:
 
 | ranks | works up to | rounds | named exactly |
 |---|---|---|---|

@@ -39,7 +39,7 @@ def main() -> None:
         if profile == "native":
             raise
         traceback.print_exc()
-        code = _unable(profile, f"broke: {error!r}", 1)
+        code = _unable(profile, f"internal error: {error!r}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

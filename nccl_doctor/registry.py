@@ -1,4 +1,4 @@
-"""Which checks there are: the built-in ones, and those of other distributions.
+"""All installed checks: the built-in ones, and those of other distributions.
 
 The engine knows no check by name. A check that cannot be used is left out and becomes a finding:
 it never stops the examination, and never goes unmentioned.
@@ -31,7 +31,7 @@ _CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class UnknownName(ValueError):
-    """A check name or finding code that nothing installed has."""
+    """A check name or finding code that no installed check has."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Registry:
     owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def wanted(self, code: str) -> bool:
-        """Whether a finding of this code belongs in the report, after --select and --ignore.
+        """True if a finding of this code belongs in the report, after --select and --ignore.
 
         One that several checks share belongs there if it does for any of them. What the engine
         itself has to say is dropped only when it is ignored by its code.
@@ -64,13 +64,13 @@ class Registry:
         return any(self.wants(check, code) for check in owners)
 
     def wants(self, check: str, code: str) -> bool:
-        """Whether this check is to look for this code."""
+        """True if this code of this check is wanted."""
         names = {check, code}
         return not names & self.ignore and (not self.select or bool(names & self.select))
 
 
 def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
-    """Find every check, and choose among them.
+    """Find every check, and select among them.
 
     Args:
         select: check names and finding codes; none selects all. A code selects its check.
@@ -133,13 +133,13 @@ class _Shelf:
 
     def _refuse_duplicates(self, check: Check, origin: str) -> None:
         if check.name in self.checks:
-            raise _Unusable(f'the check name "{check.name}" belongs to {self.origins[check.name]}')
+            raise _Unusable(f'the check name "{check.name}" is used by {self.origins[check.name]}')
         for kind in check.kinds:
             known, other = self.kinds.get(kind.code, (None, None))
             # Built-in checks share a code by listing the very same kind.
             if known is not None and not (other and origin == _BUILT_IN and known == kind):
                 owner = "the engine" if other is None else f"check {other.name}"
-                raise _Unusable(f'the finding code "{kind.code}" belongs to {owner}')
+                raise _Unusable(f'the finding code "{kind.code}" is used by {owner}')
 
     def choose(self, select: frozenset[str], ignore: frozenset[str]) -> Registry:
         known = {*self.checks, *self.kinds}
@@ -150,7 +150,7 @@ class _Shelf:
                     hint += "".join(f"; not loaded: {p.message}" for p in self.problems)
                 raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
         for name in sorted(select & {code for code, (_, by) in self.kinds.items() if by is None}):
-            raise UnknownName(f'--select: "{name}" is the engine\'s own and cannot be selected')
+            raise UnknownName(f'--select: "{name}" is a code of the engine and cannot be selected')
         every = sorted(self.checks.values(), key=lambda check: (check.layer.order, check.name))
         all_of_it = Registry((), (), self.kinds, self.origins, select, ignore, self.owners)
         return replace(
@@ -167,7 +167,7 @@ class _Shelf:
 
 
 class _Unusable(Exception):
-    """Why a check cannot be used, in words that stand alone."""
+    """Reason why a check cannot be used, as a complete sentence."""
 
 
 def _check_of(found: Any) -> Check:
@@ -180,7 +180,7 @@ def _check_of(found: Any) -> Check:
             and value.__module__ == found.__name__
         ]
         if len(classes) != 1:
-            raise _Unusable(f"the module defines {len(classes)} checks; one is needed")
+            raise _Unusable(f"the module defines {len(classes)} checks, not one")
         found = classes[0]
     if not (inspect.isclass(found) and issubclass(found, Check) and found is not Check):
         raise _Unusable(f"{found!r} is neither a module with a check nor a Check class")
@@ -206,9 +206,9 @@ def _invalid(check: Check) -> Iterable[str]:
         if not _CODE.fullmatch(code):
             yield f'the finding code "{code}" is not kebab-case'
         if codes.count(code) > 1:
-            yield f'the finding code "{code}" stands twice in `kinds`'
+            yield f'the finding code "{code}" is twice in `kinds`'
     if not all(isinstance(layer, Layer) for layer in check.needs):
-        yield "`needs` holds something that is not a Layer"
+        yield "`needs` contains something that is not a Layer"
     if not isinstance(check.deadline_s, (int, float)) or not check.deadline_s > 0:
         yield f"`deadline_s` is {check.deadline_s!r}, not a positive number"
     for method in ("observe", "judge"):

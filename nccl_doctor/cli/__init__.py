@@ -23,15 +23,15 @@ from nccl_doctor.cli.words import PROGRAM, need_command
     examples=(
         ("This machine alone: one rank per GPU, or two gloo ranks", "nccl-doctor run"),
         (
-            "On both hosts of a job, with the launcher and the environment of the job",
+            "On each of two hosts, with the launcher and the environment of the job",
             "torchrun --nnodes 2 --node-rank $NODE_RANK --nproc-per-node 8 \\\n"
             "    --master-addr head --master-port 29500 -m nccl_doctor run",
         ),
         (
-            "In front of the job, which starts only on exit code 0",
+            "In front of the job: the job starts only on exit code 0",
             "nccl-doctor run -- deepspeed train.py",
         ),
-        ("What a finding means, and how to fix it", "nccl-doctor explain peer-one-way"),
+        ("The meaning of a finding, and the fix", "nccl-doctor explain peer-one-way"),
     ),
 )
 @click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
@@ -41,7 +41,7 @@ from nccl_doctor.cli.words import PROGRAM, need_command
 def cli(ctx: click.Context, /) -> None:
     """Examine a training cluster before the job runs, and name what is wrong, where, and the fix.
 
-    `nccl-doctor COMMAND --help` tells more. `python -m nccl_doctor` is the same program.
+    `nccl-doctor COMMAND --help` shows the options. `python -m nccl_doctor` is the same program.
     """
     need_command(ctx)
 

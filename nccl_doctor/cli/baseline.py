@@ -1,4 +1,4 @@
-"""`--baseline`: one's own earlier reports, read before anything starts."""
+"""`--baseline`: earlier reports, read before anything starts."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def baseline_option(function: F) -> F:
-    """The option, for every command that judges a whole cluster."""
+    """Option `--baseline`, for every command that judges a whole cluster."""
     return click.option(
         "--baseline",
         metavar="FILE|DIR",
-        help="Compare with earlier reports of the same hosts: a file, or a folder of *.json files. "
-        "Speeds are judged from five of them on.",
+        help="Earlier reports of the same hosts to compare with: a file, or a folder of *.json "
+        "files. Speeds are judged with five or more.",
     )(function)
 
 
 def past_of(
     path: str | None, select: Iterable[str] = (), ignore: Iterable[str] = ()
 ) -> Past | None:
-    """The reports that were asked for, as far as the checks that run know something of them; None
-    where none were.
+    """Earlier reports from `--baseline`, with the figures of the checks that run; None without it.
 
     Raises:
         click.UsageError: the file or folder cannot be read, or the file is no report.

@@ -1,4 +1,4 @@
-"""`report bundle` and `report issue`: what is given to people who are to help."""
+"""`report bundle` and `report issue`: material for support tickets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PROJECTS = ("deepspeed", "nccl", "pytorch")
-"""Whose issue forms there are; a test holds them against the files."""
+"""Projects with an issue form; a test compares them with the files."""
 
 
 def _giving_options(function: F) -> F:
     function = click.option("--redact-key", metavar="FILE", help=KEY_HELP)(function)
-    return click.option(
-        "--no-redact", is_flag=True, help="Real names, addresses and paths, not pseudonyms."
-    )(function)
+    return click.option("--no-redact", is_flag=True, help="Keep real names, addresses and paths.")(
+        function
+    )
 
 
 @click.command(
@@ -42,7 +42,7 @@ def _giving_options(function: F) -> F:
     examples=(
         ("For an issue of NCCL", "nccl-doctor report issue nccl report.json > issue.md"),
         (
-            "With real names, for one's own tracker",
+            "With real names, for your own tracker",
             "nccl-doctor report issue pytorch report.json --no-redact",
         ),
     ),
@@ -53,7 +53,7 @@ def _giving_options(function: F) -> F:
 def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> None:
     """Print the issue form of a project, filled in from a saved report.
 
-    FILE may be - for stdin. Names are pseudonyms; what they stand for is kept in FILE.map.json.
+    FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
     from nccl_doctor.report.issue import fill, form_of
 
@@ -72,32 +72,34 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     examples=(
         ("For a support ticket, with pseudonyms", "nccl-doctor report bundle report.json"),
         (
-            "With a log of NCCL, into a named file",
+            "With a log of NCCL, and another name for the archive",
             "nccl-doctor report bundle --log nccl.log --output ticket.tar.gz report.json",
         ),
     ),
 )
 @click.argument("file")
 @click.option(
-    "--output", metavar="PATH", help="The archive. [default: FILE, ending in .bundle.tar.gz]"
+    "--output",
+    metavar="PATH",
+    help="Archive to write. [default: FILE, ending in .bundle.tar.gz]",
 )
 @click.option(
     "--log",
     "logs",
     metavar="FILE",
     multiple=True,
-    help="A log to put in too, for example one of NCCL_DEBUG_FILE; may be given again.",
+    help="Log to add, for example one of NCCL_DEBUG_FILE; may be given more than once.",
 )
-@click.option("--no-tools", is_flag=True, help="Leave out what nvidia-smi, ibstat, ip … print.")
+@click.option("--no-tools", is_flag=True, help="Leave out the output of nvidia-smi, ibstat, ip ….")
 @_giving_options
 def bundle(
     file: str, output: str | None, logs: tuple[str, ...], no_tools: bool, **given: Any
 ) -> None:
-    """Pack a report, NCCL's logs and what the tools of this host print into one archive.
+    """Pack a report, the logs of NCCL and the output of tools on this host into one archive.
 
-    Logs and topologies that the job's NCCL_DEBUG_FILE and NCCL_TOPO_DUMP_FILE name are found by
-    themselves, on the host where they are. Names are pseudonyms; what they stand for is kept in
-    PATH.map.json, beside the archive.
+    Files named by NCCL_DEBUG_FILE and NCCL_TOPO_DUMP_FILE of the job are added without an option,
+    if they are on this host. Names are replaced by pseudonyms; PATH.map.json, next to the archive,
+    holds the real names.
     """
     from nccl_doctor.report.bundle import Bundle, named_logs, read_logs
     from nccl_doctor.report.redaction.cover import MAP
@@ -126,14 +128,14 @@ def bundle(
         packed.write(path, about)
     except OSError as error:
         raise NotSaved(f"the bundle was not written: {path}: {error.strerror}") from error
-    said = f"; what the pseudonyms stand for: {kept}" if kept else ""
+    said = f"; real names of the pseudonyms: {kept}" if kept else ""
     click.echo(f"{path}: {len(packed)} files and a manifest{said}")
 
 
 def _cover(path: str | None, file: str, no_redact: bool, redact_key: str | None) -> Cover | None:
     """The key that was given, or else that of the map that lies beside the report already."""
     if no_redact and redact_key is not None:
-        raise click.UsageError("--redact-key and --no-redact contradict each other")
+        raise click.UsageError("--redact-key and --no-redact exclude each other")
     if no_redact:
         return None
     beside = _beside(file)
@@ -150,14 +152,14 @@ def _beside(file: str) -> str | None:
 
 def _wrong_with(target: Path) -> str:
     if target.is_dir() or not os.access(target.parent, os.W_OK | os.X_OK):
-        return "not a file in a folder that can be written"
+        return "a folder, or in a folder that is not writable"
     return ""
 
 
 def _wrong_with_log(log: Path) -> str:
     if not log.exists():
         return "no such file"
-    return "" if log.is_file() and os.access(log, os.R_OK) else "not a file that can be read"
+    return "" if log.is_file() and os.access(log, os.R_OK) else "not a readable file"
 
 
 def _default_output(file: str) -> str:

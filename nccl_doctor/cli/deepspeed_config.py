@@ -36,7 +36,7 @@ def _parsed(path: str, text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except _Twice as error:
-        raise DsConfigError(f'{path}: the key "{error}" stands there twice') from error
+        raise DsConfigError(f'{path}: the key "{error}" is given twice') from error
     except json.JSONDecodeError as error:
         strict = f"{path} is not JSON: {error}"
     except RecursionError as error:
@@ -48,7 +48,7 @@ def _parsed(path: str, text: str) -> Any:
     try:
         return hjson.loads(text, object_pairs_hook=_unique)
     except _Twice as error:
-        raise DsConfigError(f'{path}: the key "{error}" stands there twice') from error
+        raise DsConfigError(f'{path}: the key "{error}" is given twice') from error
     except ValueError:
         raise DsConfigError(strict) from None
 

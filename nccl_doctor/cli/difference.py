@@ -22,17 +22,17 @@ _PIPE_WIDTH = 100
 
 @click.command(
     cls=Manual,
-    short_help="What changed between two runs.",
+    short_help="Show what changed between two runs.",
     exits={
-        0: "Done, whatever has changed, unless --strict is given.",
+        0: "Done, also if something changed, unless --strict is given.",
         1: "With --strict: something is worse.",
         2: READ_EXITS[2],
         3: READ_EXITS[3],
     },
     examples=(
-        ("The run that worked, and today's", "nccl-doctor report diff monday.json report.json"),
+        ("A run that worked, and today's", "nccl-doctor report diff monday.json report.json"),
         (
-            "For a program, failing where it is worse",
+            "For a script: exit code 1 if something is worse",
             "nccl-doctor report diff --strict --format json monday.json report.json",
         ),
     ),
@@ -45,21 +45,21 @@ _PIPE_WIDTH = 100
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="What to render it as.",
+    help="Format of the output.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit with 1 if a failure or warning is new, graver or in more places, or a host is gone. "
-    "Speeds do not count: two runs cannot tell a change from noise.",
+    help="Exit with 1 if a failure or warning is new, more severe or in more places, or if a host "
+    "is gone. Speeds do not count: two runs cannot tell a change from noise.",
 )
 @redact_options
-@click.option("--verbose", "-v", count=True, help="Show speeds that hardly changed, too.")
+@click.option("--verbose", "-v", count=True, help="Show also speeds that hardly changed.")
 def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: Any) -> None:
-    """What changed between two runs: findings, hosts, versions, settings, speeds.
+    """Show what changed between two runs: findings, hosts, versions, settings, speeds.
 
     OLD and NEW are saved reports; one of them may be - for stdin. With --redact both get the same
-    pseudonyms; what they stand for is kept in NEW.map.json.
+    pseudonyms; NEW.map.json holds the real names.
     """
     from nccl_doctor import registry
     from nccl_doctor.judge.history import difference
@@ -67,7 +67,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
     from nccl_doctor.report.places import Places
 
     if old == new == "-":
-        raise click.UsageError("OLD and NEW are both -: only one of them can have stdin")
+        raise click.UsageError("OLD and NEW are both -: only one of them can be stdin")
     redaction = redaction_of(given)
     before, now = read_report(old), read_report(new)
     if redaction["redact"]:
@@ -88,7 +88,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
 def _redacted(
     old: str, before: Report, new: str, now: Report, key: str | None
 ) -> tuple[Report, Report]:
-    """Both reports with pseudonyms of one key: the one given, or that of a map beside them."""
+    """Both reports with pseudonyms of one key: the given one, or that of a map next to them."""
     from nccl_doctor.report.redaction.cover import MAP
 
     maps = [f"{file}{MAP}" for file in (new, old) if file != "-"]
@@ -99,6 +99,6 @@ def _redacted(
         cover.write()
     except OSError as error:
         raise NotSaved(
-            f"what the pseudonyms stand for was not saved: {maps[0]}: {error.strerror}"
+            f"the map of the pseudonyms was not written: {maps[0]}: {error.strerror}"
         ) from error
     return seen

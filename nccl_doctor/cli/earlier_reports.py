@@ -17,11 +17,11 @@ from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.errands import send
 
 NEWEST = 50
-"""Files of a folder that are looked into, by the time of their last change."""
+"""Most files of a folder that are read, the last changed first."""
 BUDGET_S = 10.0
-"""Reading a folder ends after this time, newest first: the run is waiting."""
+"""Time limit for reading a folder, newest first: the run is waiting."""
 LARGEST = 256 << 20
-"""Bytes of a file of a folder; a report of a thousand ranks has some tens of millions."""
+"""Largest file in a folder, in bytes; a report of a thousand ranks has some tens of millions."""
 
 
 def read_past(path: str, checks: Sequence[Check]) -> Past:

@@ -41,23 +41,26 @@ def _run_options(function: F) -> F:
                 type=click.Choice(["auto", "nccl", "gloo"]),
                 default="auto",
                 show_default=True,
-                help="What the job will use; auto: nccl where any host has a GPU.",
+                help="Backend of the job; auto: nccl if any host has a GPU.",
             ),
-            click.option("--select", type=Names(), help="Only these checks or finding codes."),
-            click.option("--ignore", type=Names(), help="All but these checks or finding codes."),
+            click.option("--select", type=Names(), help="Run only these checks or finding codes."),
+            click.option("--ignore", type=Names(), help="Leave out these checks or finding codes."),
             output_options,
             profile_option,
             redact_options,
-            click.option("--strict", is_flag=True, help="Warnings fail."),
+            click.option("--strict", is_flag=True, help="Treat warnings as failures."),
             click.option(
                 "--config",
                 metavar="FILE",
                 is_eager=True,
                 callback=read_config,
-                help="Defaults of options, and expected values. [default: nccl-doctor.toml, or "
-                "[tool.nccl-doctor] in pyproject.toml, of the working directory]",
+                help="File with defaults for options, and expected values. [default: "
+                "nccl-doctor.toml, or [tool.nccl-doctor] in pyproject.toml, in the working "
+                "directory]",
             ),
-            click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix."),
+            click.option(
+                "--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix."
+            ),
             click.option("--verbose", "-v", count=True, help="Show passing checks too."),
         )
     ):
@@ -67,10 +70,10 @@ def _run_options(function: F) -> F:
 
 @click.command(
     cls=BeforeCommand,
-    short_help="Examine the cluster: the pre-flight.",
+    short_help="Examine the cluster before the job starts.",
     exits=RUN_EXITS,
     examples=(
-        ("This machine alone, with every check in the report", "nccl-doctor run -v"),
+        ("This host alone, with every check in the report", "nccl-doctor run -v"),
         (
             "Under torchrun, on each of two hosts",
             "torchrun --nnodes 2 --node-rank $NODE_RANK --nproc-per-node 8 \\\n"
@@ -79,28 +82,28 @@ def _run_options(function: F) -> F:
         ),
         ("Under Slurm, in the allocation of the job", "srun nccl-doctor run --json report.json"),
         (
-            "With no launcher, on each of two hosts: says why a rendezvous cannot form",
+            "Without a launcher, on each of two hosts: reports why a rendezvous cannot form",
             "nccl-doctor run --nnodes 2 --node-rank $NODE_RANK --master-addr head",
         ),
         ("On every host of a hostfile, over ssh", "nccl-doctor run --hostfile hosts"),
         (
-            "In front of the job, which starts only if the verdict allows",
+            "In front of the job: the job starts only on exit code 0",
             "nccl-doctor run -- torchrun --nproc-per-node 8 train.py",
         ),
         (
-            "The groups of a device mesh, and how long rank 0 will work alone",
+            "With the groups of a device mesh, and the time that rank 0 needs to load data",
             "nccl-doctor run --mesh dp=2,tp=4 --expect-load-seconds 1200",
         ),
         (
-            "In CI, where warnings fail as well",
+            "In CI, with warnings as failures",
             "nccl-doctor run --strict --json report.json --junit report.xml",
         ),
         (
-            "Against earlier runs of the same hosts, and kept for the next one",
+            "Compared with earlier runs of the same hosts; the report is kept for later runs",
             "nccl-doctor run --baseline past --json past/today.json",
         ),
         (
-            "Quickly: no collectives, and not the check of the clocks",
+            "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
     ),
@@ -110,90 +113,95 @@ def _run_options(function: F) -> F:
 @click.option(
     "--nproc-per-node",
     type=LocalRanks(),
-    help="Ranks to start here. [default: auto: one per GPU, or 2 without any]",
+    help="Number of ranks on this host. [default: auto: one per GPU, or 2 without a GPU]",
 )
 @click.option("--master-addr", type=HostName(), help="Host of rank 0. [default: localhost]")
 @click.option(
     "--master-port",
     type=Number(1, 65535),
-    help="Port there. [default: 29500; on one host, a free one]",
+    help="Port on that host. [default: 29500; with one host, a free port]",
 )
 @click.option(
     "--hostfile",
     metavar="FILE",
-    help="Start this on every host of FILE over ssh: lines `host slots=N`, as for deepspeed.",
+    help="Start nccl-doctor over ssh on every host in FILE; lines are `host slots=N`, as for "
+    "deepspeed.",
 )
 @click.option("--relay", is_flag=True, hidden=True)
 @click.option(
     "--mesh",
     type=Mesh(),
-    help="Device mesh of the job, as in dp=2,sp=1,tp=4: test every group of every dimension.",
+    help="Device mesh of the job, for example dp=2,sp=1,tp=4; every group of every dimension is "
+    "tested.",
 )
 @click.option(
     "--groups",
     type=click.Choice(GROUPS),
     default="auto",
     show_default=True,
-    help="Groups of the job: one, many by new_group, or weight-sync: a side group with processes "
-    "of another world (RLHF). auto: not known.",
+    help="Process groups of the job. one: the default group; many: more by new_group; weight-sync: "
+    "a side group with processes of another world (RLHF); auto: not known.",
 )
 @click.option(
     "--deepspeed-config",
     metavar="FILE",
-    help="The job's DeepSpeed configuration: its arithmetic is checked against the cluster.",
+    help="DeepSpeed configuration of the job; its batch sizes and parallel degrees are checked "
+    "against the cluster.",
 )
 @click.option(
     "--expect-load-seconds",
     type=Seconds(),
-    help="How long rank 0 works alone before the first barrier; the time-outs are held against it.",
+    help="Time that rank 0 works alone before the first barrier; the time-outs are compared with "
+    "it.",
 )
 @click.option(
     "--level",
     type=click.Choice(["quick", "standard", "full"]),
     default="standard",
     show_default=True,
-    help="quick: no collective; standard: collectives; full: sweeps and all pairs.",
+    help="quick: no collectives; standard: collectives; full: larger messages and all links.",
 )
 @click.option(
     "--timeout",
     type=Seconds(),
     default=120.0,
     show_default=True,
-    help="The answer is out by then.",
+    help="Time limit for the whole run.",
 )
 @click.option(
     "--join-timeout",
     type=Seconds(),
     default=60.0,
     show_default=True,
-    help="How long to wait for participants to sign in.",
+    help="Time to reach rank 0, and to wait for all ranks to sign in.",
 )
 @click.option(
     "--collective-timeout",
     type=Seconds(),
     default=20.0,
     show_default=True,
-    help="One attempt of one group.",
+    help="Time limit for one attempt with one group.",
 )
 @click.option(
     "--output-dir",
     metavar="DIR",
-    help="Every host leaves its own view there as node<K>.json; shared by all hosts, it lets the "
-    "coordinator hear those that cannot reach it.",
+    help="Folder for the partial report of each host, node<K>.json. If all hosts share it, rank 0 "
+    "also reads the partial reports of hosts that cannot reach it.",
 )
 @baseline_option
 @_run_options
 @click.pass_context
 def run(ctx: click.Context, /, **given: Any) -> None:
-    """Examine the cluster: the pre-flight.
+    """Examine the cluster before the job starts.
 
-    Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job. With
-    no launcher it starts the ranks of this host itself: run it on every host, with torchrun's
-    options. A COMMAND after -- is run in its place if the verdict allows; of torchrun, accelerate
-    and deepspeed the options are read. The exit code is then that of the COMMAND.
+    Under torchrun, srun, mpirun, deepspeed or accelerate this process is one rank of the job.
+    Without a launcher it starts the ranks of this host itself: run it on every host, with the
+    options of torchrun. If the exit code would be 0, a COMMAND after -- takes the place of this
+    process, and its exit code is the exit code; the options of torchrun, accelerate and deepspeed
+    in it are read.
 
-    The report goes to stdout on rank 0, progress to stderr. It is there within --timeout, whatever
-    is broken, and all ranks leave with the same exit code.
+    Rank 0 prints the report to stdout; progress goes to stderr. The report is complete within
+    --timeout, whatever is broken, and all ranks exit with the same code.
     """
     from dataclasses import replace
 
@@ -222,7 +230,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
-    """Examine the cluster that this process is a rank or a host of; the exit code."""
+    """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu
     from nccl_doctor.report.output import leave, relay
@@ -239,7 +247,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
 
 
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
-    """Examine the cluster of a hostfile; the exit code."""
+    """Exit code after examining the cluster of a hostfile."""
     from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
@@ -258,11 +266,11 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     examples=(
         ("This host, as on a login node or in a health check", "nccl-doctor env"),
         (
-            "Only the GPUs, for Slurm to drain a broken node",
+            "Only the GPUs, so that Slurm can drain a broken node",
             "nccl-doctor env --select gpu_state --backend nccl --exit-profile slurm",
         ),
         (
-            "Only what NCCL and torch read from the environment",
+            "Only the variables that NCCL and torch read from the environment",
             "nccl-doctor env --select environment -v",
         ),
     ),
@@ -270,10 +278,10 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
 @_run_options
 @click.pass_context
 def env(ctx: click.Context, /, **given: Any) -> None:
-    """Examine this host alone, without any process group.
+    """Examine this host alone, without a process group.
 
-    Nobody else is waited for, and what needs other hosts or ranks is left out. It takes some
-    seconds, most of them to import torch.
+    Does not wait for other hosts or ranks; checks that need them are left out. Takes some seconds,
+    most of them to import torch.
     """
     options = options_of(ctx, given, first=True)
     from nccl_doctor.gather.this_host import examine_here

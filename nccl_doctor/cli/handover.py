@@ -1,4 +1,4 @@
-"""`run … -- COMMAND`: take the command off the line, see that it exists, and become it."""
+"""`run … -- COMMAND`: split the command from the line, and replace this process by it."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import click
 from nccl_doctor.cli.help import Manual
 
 COMMAND = "nccl-doctor.command"
-"""Where the command waits in the click context: a list of words, empty where there is none."""
+"""Key in the click context for the command: a list of words, empty without a command."""
 
 
 class BeforeCommand(Manual):
-    """A click command whose line may end with `-- COMMAND …`, which click does not look into."""
+    """Click command whose line may end with `-- COMMAND …`, which click does not parse."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Options from what stands before `--`.
+        """Parse the options before `--`.
 
         Raises:
-            click.UsageError: nothing stands after it.
+            click.UsageError: no command follows `--`.
         """
         command: list[str] = []
         if "--" in args:
             at = args.index("--")
             args, command = args[:at], args[at + 1 :]
             if not command:
-                raise click.UsageError("-- is followed by no command", ctx)
+                raise click.UsageError("no command after --", ctx)
         ctx.meta[COMMAND] = command
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, and the command."""
+        """Write the usage line of click, with the command."""
         formatter.write_usage(ctx.command_path, "[OPTIONS] [-- COMMAND ...]")
 
 
 def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by the command, with the environment that we were started with.
+    """Replace this process by the command, with the environment of the start.
 
-    Ends with exit code 2, and a line that says why, where that cannot be done.
+    Ends with exit code 2 and the reason on stderr if that is not possible.
     """
     signal.alarm(0)  # an alarm outlives exec
     try:

@@ -10,33 +10,33 @@ import click
 RUN_EXITS = {
     0: "No failure; warnings are allowed, unless --strict.",
     1: "A failure: the job would not start, would hang or would compute wrongly.",
-    2: "Usage or configuration error, or a malformed launch.",
-    3: "Not completed, or a report was not written. What was not measured is never 0.",
+    2: "Usage or configuration error, or launch variables missing or wrong.",
+    3: "Not completed, nothing measured, or a report was not written.",
 }
-"""Of every command that judges a cluster."""
+"""Exit codes of every command that judges a cluster."""
 READ_EXITS = {
     0: "Done.",
-    2: "Usage error, or a file that cannot be read or is no report.",
-    3: "What was asked for could not be written.",
+    2: "Usage error, or the file cannot be read or is not a report.",
+    3: "The output could not be written.",
 }
-"""Of commands that read a report, whatever it says."""
+"""Exit codes of commands that read a report, whatever its verdict."""
 ASK_EXITS = {0: "Done.", 2: "Usage error."}
 
 _GROUPS = (
     (
-        "Who takes part",
+        "Hosts and ranks",
         "nnodes node_rank nproc_per_node master_addr master_port hostfile",
     ),
-    ("What the job does", "backend mesh groups deepspeed_config expect_load_seconds"),
-    ("What is examined", "level select ignore config"),
-    ("How long it may take", "timeout join_timeout collective_timeout"),
+    ("The job", "backend mesh groups deepspeed_config expect_load_seconds"),
+    ("Checks", "level select ignore config"),
+    ("Time limits", "timeout join_timeout collective_timeout"),
     (
-        "Reports; - for PATH is stdout, in place of the text",
+        "Reports (PATH - writes to stdout, in place of the text)",
         "html json junit markdown prometheus termination github output_dir",
     ),
-    ("What is packed", "output logs no_tools"),
+    ("The archive", "output logs no_tools"),
     ("Verdict", "format_ exit_profile baseline strict"),
-    ("What is shown", "redact redact_key no_redact quiet verbose"),
+    ("Output", "redact redact_key no_redact quiet verbose"),
 )
 """Headings, and the options under them; a test holds them against the commands."""
 _FEW = 8
@@ -44,14 +44,14 @@ _FEW = 8
 
 
 class Example(NamedTuple):
-    """What one wants, and what to type: one line, or several that end in a backslash."""
+    """Task and command: one line, or several that end in a backslash."""
 
     what: str
     line: str
 
 
 class _Manual(click.Command):
-    """A command with exit codes and examples."""
+    """Command with exit codes and examples."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class _Manual(click.Command):
         self.examples = tuple(Example(*example) for example in examples)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Exit codes, then examples."""
+        """Write the exit codes, then the examples."""
         if self.exits:
             with formatter.section("Exit codes"):
                 formatter.write_dl([(str(code), text) for code, text in self.exits.items()])
@@ -82,10 +82,10 @@ class _Manual(click.Command):
 
 
 class Manual(_Manual):
-    """A command whose options stand in groups, where they are many."""
+    """Command that shows its options in groups if there are many."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Under one heading each; what is in no group comes last."""
+        """Write the groups of options, each under its heading; the rest comes last."""
         records = {
             param.name or "": record
             for param in self.get_params(ctx)
@@ -102,7 +102,7 @@ class Manual(_Manual):
 
 
 class ManualGroup(click.Group, _Manual):
-    """A group of commands."""
+    """Group of commands."""
 
 
 def grouped(names: list[str]) -> Iterator[tuple[str, list[str]]]:

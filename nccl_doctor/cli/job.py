@@ -1,4 +1,4 @@
-"""What the job will do, from the options that say so."""
+"""The record of the job, from the options of `run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nccl_doctor.model.job import Job
 
 
 def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> Job:
-    """The record of a job; `deepspeed` where its own command or launcher shows that it uses it.
+    """Record of a job; `deepspeed`: its command or launcher shows that it uses DeepSpeed.
 
     Raises:
         click.UsageError: the DeepSpeed configuration cannot be used.

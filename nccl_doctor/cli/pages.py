@@ -17,16 +17,16 @@ from nccl_doctor.cli.words import PROGRAM
     short_help="List the installed checks and what they find.",
     exits=ASK_EXITS,
     examples=(
-        ("All of them", "nccl-doctor checks"),
-        ("Those that look at links and speeds", "nccl-doctor checks | grep speed"),
+        ("All checks", "nccl-doctor checks"),
+        ("Only the checks of speed", "nccl-doctor checks | grep speed"),
     ),
 )
 def checks() -> None:
     """List the installed checks, built-in and plug-in, in the order in which they run.
 
-    For each its layer, who observes (one participant per host, or every rank), what it costs, the
-    distribution that it comes from, and every code that it can find. A plug-in that cannot be
-    loaded is named on stderr.
+    Each line shows the layer, the scope (once per host, or on every rank), the cost, the
+    distribution that the check comes from, and every code that it can find. A plug-in that cannot
+    be loaded is named on stderr.
     """
     from tabulate import tabulate
 
@@ -43,7 +43,7 @@ def checks() -> None:
             safe(found.origins[check.name]),
             " ".join(kind.code for kind in check.kinds),
         ]
-        # As they run: what needs no peers is observed before the roll call.
+        # In the order of the run: checks that need no peers come before the sign-in.
         for check in sorted(found.checks, key=lambda check: check.together)
     ]
     head = ["check", "layer", "scope", "cost", "from", "finds"]
@@ -62,7 +62,7 @@ def checks() -> None:
     short_help="Print the page of a finding code or a check.",
     exits=ASK_EXITS,
     examples=(
-        ("A code that a report names", "nccl-doctor explain peer-one-way"),
+        ("A code from a report", "nccl-doctor explain peer-one-way"),
         ("A check", "nccl-doctor explain firewall"),
     ),
 )
@@ -70,9 +70,9 @@ def checks() -> None:
 def explain(code: str) -> None:
     """Print the page of a finding code: what it is, why it matters, how to fix it.
 
-    The pages of the checks that find it follow: what they look at, when they are wrong, where their
-    rules come from. CODE may be the name of a check as well. The pages are those of docs/codes and
-    docs/checks.
+    The pages of the checks that find it follow: what they look at, when they are wrong, and the
+    sources of their rules. CODE may also be the name of a check. docs/codes and docs/checks hold
+    the same pages.
     """
     from nccl_doctor import registry
     from nccl_doctor.report.manual import check_page, code_page
@@ -94,13 +94,14 @@ def explain(code: str) -> None:
     cls=Manual,
     exits=ASK_EXITS,
     examples=(
-        ("Keep it beside what reads reports", "nccl-doctor schema > nccl-doctor.schema.json"),
+        ("Save it for programs that read reports", "nccl-doctor schema > nccl-doctor.schema.json"),
     ),
 )
 def schema() -> None:
     """Print the JSON Schema of the report.
 
-    It describes what --json writes. Keys are added; none is renamed or gets another meaning.
+    It describes the output of --json. New keys may be added; no key is renamed, and none changes
+    its meaning.
     """
     file = importlib.resources.files("nccl_doctor.report").joinpath("schema.json")
     click.echo(file.read_text(encoding="utf-8"), nl=False)

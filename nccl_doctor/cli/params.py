@@ -1,4 +1,4 @@
-"""Types of command-line parameters: each reads one kind of word, or says what is wrong with it."""
+"""Types of command-line parameters, each with its own error messages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class _Word(_ParamType):
             self.fail(str(error), param, ctx)
 
     def _read(self, value: Any) -> Any:
-        """The value of a good word; ValueError says what a bad one is not."""
+        """Value of a word; raises ValueError with the reason for a bad one."""
         raise NotImplementedError
 
 
 class Seconds(_Word):
-    """A time in seconds: finite and above zero."""
+    """Time in seconds: finite and above zero."""
 
     name = "seconds"
 
@@ -41,7 +41,7 @@ class Seconds(_Word):
 
 
 class Number(_Word):
-    """A whole number from `low` to `high`."""
+    """Whole number from `low` to `high`."""
 
     name = "number"
 
@@ -61,7 +61,7 @@ class Number(_Word):
 
 
 class LocalRanks(_Word):
-    """How many ranks to start: a number from 1, or a word of torchrun's."""
+    """Number of ranks to start: a number from 1, or a word of torchrun."""
 
     name = "auto|gpu|cpu|number"
 
@@ -70,7 +70,7 @@ class LocalRanks(_Word):
         if text in ("auto", "gpu", "cpu"):
             return text
         if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0):
-            raise ValueError(f"{text!r} is not auto, gpu, cpu or a number from 1")
+            raise ValueError(f"{text!r} is not auto, gpu, cpu or a whole number from 1")
         return str(int(text))
 
 
@@ -83,7 +83,7 @@ class Names(_Word):
         items = value.split(",") if isinstance(value, str) else list(value)
         names = tuple(dict.fromkeys(item.strip() for item in items))
         if "" in names:
-            raise ValueError(f"{value!r} holds an empty name")
+            raise ValueError(f"{value!r} contains an empty name")
         return names
 
 
@@ -109,7 +109,7 @@ class Mesh(_Word):
 
 
 class HostName(_Word):
-    """A host name or address, by its looks: whether it exists is for a check to say."""
+    """Host name or address, by its form only: a check tests whether it resolves."""
 
     name = "host"
 

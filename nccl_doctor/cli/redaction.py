@@ -1,4 +1,4 @@
-"""`--redact`: pseudonyms in what is given away, and their private map beside it."""
+"""`--redact`: pseudonyms in reports, and the private map next to them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 KEY_HELP = (
-    "Make the pseudonyms with what this file holds, or with the key of an earlier map: the same "
-    "key gives the same pseudonyms."
+    "Key for the pseudonyms: a file with a secret, or the map of an earlier report. The same key "
+    "gives the same pseudonyms."
 )
 
 
@@ -24,27 +24,27 @@ def redact_options(function: F) -> F:
     return click.option(
         "--redact",
         is_flag=True,
-        help="Pseudonyms for hosts, addresses, users and paths. What they stand for is written "
-        "beside the report, as PATH.map.json.",
+        help="Replace hosts, addresses, users and paths by pseudonyms. The real names are written "
+        "next to the report, as PATH.map.json.",
     )(function)
 
 
 def redaction_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, Any]:
-    """The fields of `Options` about redaction; the key can be used, by a `check`.
+    """Fields of `Options` for redaction; with `check`, the key can be used.
 
     Raises:
-        click.UsageError: the key cannot be used, or nothing is redacted with it.
+        click.UsageError: the key cannot be used, or is given without --redact.
     """
     key = given.get("redact_key")
     if key is not None and not given["redact"]:
-        raise click.UsageError("--redact-key is for --redact, which is not given")
+        raise click.UsageError("--redact-key needs --redact")
     if key is not None and check:
         _checked(key)
     return {"redact": bool(given["redact"]), "redact_key": key}
 
 
 def cover_of(path: str | None, key_file: str | None) -> Cover:
-    """The key and the map of what a command gives away; `path` is where the map is kept.
+    """Key and map for the output of a command; `path` is the file of the map.
 
     Raises:
         click.UsageError: the key cannot be used.

@@ -35,35 +35,38 @@ if TYPE_CHECKING:
     cls=ManualGroup,
     invoke_without_command=True,
     examples=(
-        ("A report that somebody sent", "nccl-doctor report show report.json"),
+        ("Show a report from another host", "nccl-doctor report show report.json"),
         (
-            "Of hosts that never met, one verdict",
+            "Merge the reports of hosts that could not reach each other",
             "nccl-doctor report merge report.json report.node1.json",
         ),
-        ("What changed since it worked", "nccl-doctor report diff monday.json report.json"),
+        (
+            "Show what changed since a run that worked",
+            "nccl-doctor report diff monday.json report.json",
+        ),
     ),
 )
 @click.pass_context
 def report(ctx: click.Context, /) -> None:
-    """Work with saved reports, those that --json wrote.
+    """Work with saved reports, as written by --json.
 
-    No cluster is needed: facts travel with the report. FILE may be - for stdin.
+    No cluster is needed: a report holds all facts. FILE may be - for stdin.
     """
     need_command(ctx)
 
 
 @report.command(
     cls=Manual,
-    short_help="Render a saved report.",
-    exits={**READ_EXITS, 0: "Done, whatever the report says, unless --exit-profile is given."},
+    short_help="Print a saved report, in any format.",
+    exits={**READ_EXITS, 0: "Done, whatever the verdict, unless --exit-profile is given."},
     examples=(
-        ("As the run printed it, with every check", "nccl-doctor report show -v report.json"),
+        ("As text, with every check", "nccl-doctor report show -v report.json"),
         (
             "As a page for a browser",
             "nccl-doctor report show --format html report.json > report.html",
         ),
         (
-            "For others, with pseudonyms",
+            "As Markdown, with pseudonyms",
             "nccl-doctor report show --redact --format markdown report.json",
         ),
     ),
@@ -75,20 +78,20 @@ def report(ctx: click.Context, /) -> None:
     type=click.Choice(["text", *formats()]),
     default="text",
     show_default=True,
-    help="What to render it as.",
+    help="Format of the output.",
 )
 @click.option(
     "--exit-profile",
     type=click.Choice(PROFILES),
-    help="Exit as `run` would have, as that system reads it, and print one line for it.",
+    help="Exit code of the verdict for that system, and one line for it in place of the report.",
 )
 @redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
 def show(
     file: str, format_: str, exit_profile: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
-    """Render a saved report, in any format. FILE may be - for stdin."""
+    """Print a saved report, in any format. FILE may be - for stdin."""
     from nccl_doctor.model.options import Options
 
     redaction = redaction_of(given)
@@ -102,15 +105,15 @@ def show(
 
 @report.command(
     cls=Manual,
-    short_help="Judge the facts of a report with today's rules.",
+    short_help="Judge the facts of a saved report again.",
     exits=RUN_EXITS,
     examples=(
         (
-            "A report of last week, by the checks that are installed now",
+            "A report of last week, with the checks that are installed now",
             "nccl-doctor report judge report.json",
         ),
         (
-            "The same, beside earlier runs of these hosts",
+            "The same, compared with earlier runs of these hosts",
             "nccl-doctor report judge --baseline past report.json",
         ),
     ),
@@ -120,14 +123,14 @@ def show(
 @profile_option
 @baseline_option
 @redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
 def judge(
     file: str, exit_profile: str, baseline: str | None, quiet: bool, verbose: int, **given: Any
 ) -> None:
     """Judge the facts of a saved report again, with the checks installed here.
 
-    Nothing is measured. FILE may be - for stdin. Exits as `run` would have.
+    Nothing is measured. FILE may be - for stdin. Exit codes are those of `run`.
     """
     from nccl_doctor import registry
     from nccl_doctor.judge.history import judge_beside
@@ -146,15 +149,15 @@ def judge(
 
 @report.command(
     cls=Manual,
-    short_help="Make one report of those of hosts that never met.",
+    short_help="Merge the reports of hosts that could not reach each other.",
     exits=RUN_EXITS,
     examples=(
         (
-            "The views of all hosts that --output-dir gathered",
+            "The partial reports of all hosts, from --output-dir",
             "nccl-doctor report merge views/*.json",
         ),
         (
-            "The report of rank 0, and of a host that could not reach it",
+            "The report of rank 0, and that of a host that could not reach it",
             "nccl-doctor report merge --json whole.json report.json report.node1.json",
         ),
     ),
@@ -163,15 +166,15 @@ def judge(
 @output_options
 @profile_option
 @redact_options
-@click.option("--quiet", "-q", is_flag=True, help="Only the verdict and what to fix.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only the verdict and what to fix.")
 @click.option("--verbose", "-v", count=True, help="Show passing checks too.")
 def merge(
     files: tuple[str, ...], exit_profile: str, quiet: bool, verbose: int, **given: Any
 ) -> None:
-    """Make one report of those of hosts that never met.
+    """Merge the reports of hosts that could not reach each other, and judge them together.
 
-    FILE is the report of rank 0, or the one that a host wrote because it could not reach rank 0
-    (report.node1.json); - is stdin. Exits as `run` would have.
+    FILE is the report of rank 0, or the partial report of a host that could not reach rank 0
+    (report.node1.json); - is stdin. Exit codes are those of `run`.
     """
     from nccl_doctor import registry
     from nccl_doctor.judge.merge_reports import merge as merged_from
@@ -195,7 +198,7 @@ for _command in (diff, bundle, issue):
 
 
 def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
-    """What to select and to ignore: whatever any of the runs looked for, as far as it is here."""
+    """Names to select and to ignore: all that any of the runs looked for and that exist here."""
     from nccl_doctor import registry
 
     every = registry.load()

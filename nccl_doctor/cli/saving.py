@@ -1,4 +1,4 @@
-"""Reports in and out, with errors that the command line can show."""
+"""Reading and writing of reports, with errors that the command line can show."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ _WORDS = {
     "junit": "JUnit XML, for CI servers",
     "markdown": "Markdown",
     "prometheus": "metrics, for node_exporter",
-    "termination": "3 KiB of text, for a container's last words",
+    "termination": "3 KiB of text, for the termination message of a container",
 }
-"""What --help says of a format; of one that is not here, its name."""
+"""Description of a format in --help; without one, its name is used."""
 
 
 class NotSaved(click.ClickException):
-    """What was asked for could not be written."""
+    """An output could not be written."""
 
     exit_code = 3
 
 
 LARGEST = 1 << 30
-"""Bytes of a report that is read: those of some ten thousand ranks. /dev/zero has no end."""
+"""Largest report that is read, in bytes: enough for ten thousand ranks. /dev/zero has no end."""
 
 
 def read_report(file: str) -> Report:
-    """A saved report; `-` is stdin.
+    """Saved report from a file; `-` is stdin.
 
     Raises:
         click.UsageError: it cannot be read, or is no report.
@@ -65,21 +65,21 @@ def read_report(file: str) -> Report:
 
 
 def _read(file: str) -> bytes:
-    """All of a file, or one byte more than a report may have."""
+    """Content of a file, cut one byte after the largest size of a report."""
     if file == "-":
         return sys.stdin.buffer.read(LARGEST + 1)
     return files.read(file, LARGEST + 1)
 
 
 def output_options(function: F) -> F:
-    """One option for each format: where to write the report in it, too; and GitHub's own."""
+    """One option for each format, with the path to write to; and `--github`."""
     from nccl_doctor.report.formats import formats
 
     function = click.option(
         "--github/--no-github",
         default=None,
-        help="Annotations and step summary of GitHub Actions. [default: where GITHUB_ACTIONS is "
-        "set]",
+        help="Write annotations and the step summary of GitHub Actions. [default: on if "
+        "GITHUB_ACTIONS is set]",
     )(function)
     for name in reversed(formats()):
         words = f"Write the report to PATH as {_WORDS.get(name, name)}."
@@ -88,42 +88,41 @@ def output_options(function: F) -> F:
 
 
 def wants_github(given: Mapping[str, Any]) -> bool:
-    """What --github says, or else whether this is a step of GitHub Actions."""
+    """Value of --github, or else whether this is a step of GitHub Actions."""
     asked = given.get("github")
     return bool(os.environ.get("GITHUB_ACTIONS")) if asked is None else bool(asked)
 
 
 def profile_option(function: F) -> F:
-    """The option that says for whom the exit code is."""
+    """Option `--exit-profile`."""
     return click.option(
         "--exit-profile",
         type=click.Choice(PROFILES),
         default="native",
         show_default=True,
-        help="Exit code as that system reads it, and one line for it in place of the report.",
+        help="Exit code for that system, and one line for it in place of the report.",
     )(function)
 
 
 def check_profile(profile: str | None, outputs: Mapping[str, str]) -> str:
-    """The exit profile, whose line has stdout for itself.
+    """Exit profile; any but native needs stdout for its line.
 
     Raises:
-        click.UsageError: a report is asked for there too.
+        click.UsageError: a report is to be written to stdout too.
     """
     for name, path in outputs.items():
         if path == "-" and profile not in (None, "native"):
             raise click.UsageError(
-                f"--exit-profile {profile} and --{name} -: only one of them can have stdout"
+                f"--exit-profile {profile} and --{name} -: only one of them can use stdout"
             )
     return profile or "native"
 
 
 def outputs_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, str]:
-    """Format → path, of the formats that were asked for; every path can be written, by a `check`.
+    """Format → path, for the formats in the options; with `check`, every path can be written.
 
     Raises:
-        click.UsageError: a path is no file in a folder that can be written, or stdout is asked for
-            twice.
+        click.UsageError: a path is not a file in a writable folder, or stdout is given twice.
     """
     from nccl_doctor.report.formats import formats
 
@@ -133,22 +132,22 @@ def outputs_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, str
             _check_path(name, path)
     twice = [f"--{name} -" for name, path in found.items() if path == "-"]
     if len(twice) > 1:
-        raise click.UsageError(f"{' and '.join(twice)}: only one of them can have stdout")
+        raise click.UsageError(f"{' and '.join(twice)}: only one of them can use stdout")
     return found
 
 
 def _check_path(name: str, path: str) -> None:
-    """Before anything starts: a report that cannot be written is found out too late otherwise."""
+    """Check, before anything starts, that a report can be written."""
     if not path:
         raise click.UsageError(f"--{name} '': a file name is needed")
     check_place(f"--{name} {path}", Path(path).parent, lambda: _wrong_with(Path(path)))
 
 
 def check_place(what: str, folder: str | Path, wrong_with: Callable[[], str]) -> None:
-    """What is wrong with a folder where something is to be written, as an error of `what`.
+    """Check a folder for output; `what` names it in the error.
 
     Raises:
-        click.UsageError: `wrong_with` says so, or the disk does not answer.
+        click.UsageError: `wrong_with` returns a reason, or the disk does not answer.
     """
     try:
         words = send(folder, lambda: wrong_with().encode()).decode()
@@ -163,7 +162,7 @@ def _wrong_with(target: Path) -> str:
     if target.is_dir():
         return "a file name is needed, not a folder"
     if target.exists() and os.access(target, os.W_OK):
-        return ""  # a device, a mounted file: written where it stands
+        return ""  # a device, a mounted file: written in place
     if not folder.is_dir():
         return f"the folder {folder} does not exist; create it"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"the folder {folder} is not writable"
@@ -177,13 +176,13 @@ def give(
     made_of: str = "-",
     code: int | None = None,
 ) -> int:
-    """Write a report where it was asked for, and print it unless stdout is taken.
+    """Write a report to its outputs, and print it unless stdout is taken.
 
-    Where it is redacted and no file is written, the map belongs beside the file it was `made_of`.
-    What cannot be written is said on stderr.
+    If it is redacted and no file is written, the map goes next to the file it was `made_of`.
+    Outputs that cannot be written are named on stderr.
 
-    Returns: the exit code, which is that of the report unless `code` is given, in the words of the
-        exit profile; 3 where something could not be written.
+    Returns: the exit code of the report, or `code` if given, translated by the exit profile; 3 if
+        something could not be written.
     """
     from nccl_doctor.report.output import give
 

@@ -1,6 +1,6 @@
-"""From command line and configuration file to options: all that can be wrong is said here.
+"""Options from the command line and the configuration file, checked before anything starts.
 
-Every error is one line, before anything starts. Nothing heavy is imported before it is needed.
+Every error is one line. Nothing heavy is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
 
 _CONFIG = "nccl-doctor.config"
-"""Where the tables of the configuration file wait in the click context."""
+"""Key in the click context for the tables of the configuration file."""
 
 
 def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of --config: values of the file become the defaults of the options that follow.
+    """Read the configuration file; callback of --config. Its values become defaults of options.
 
     Raises:
         click.UsageError: there is a file, and it cannot be used.
@@ -45,24 +45,26 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> Options:
-    """Options of an examination, from the parameters that it was given.
+    """Options of an examination, from the parameters of the command.
 
-    `first`: this participant is the one that writes the report.
+    `first`: this participant writes the report.
 
     Raises:
-        click.UsageError: they contradict each other, name a check that is not there, or leave none
-            to run; or the report could not be written.
+        click.UsageError: options exclude each other, name an unknown check, or leave no check to
+            run; or the report could not be written.
     """
     from nccl_doctor.model.findings import Level
     from nccl_doctor.model.options import Options
 
     if given["quiet"] and given["verbose"]:
-        raise click.UsageError("--quiet and --verbose contradict each other", ctx)
+        raise click.UsageError("--quiet and --verbose exclude each other", ctx)
     outputs = outputs_of(given, check=first)
     profile = check_profile(given["exit_profile"], outputs)
     if ctx.meta.get(COMMAND) and profile != "native":
         raise click.UsageError(
-            f"--exit-profile {profile}: the exit code will be that of the command behind --", ctx
+            f"--exit-profile {profile} and a command after --: the exit code is that of the "
+            "command; leave the option out",
+            ctx,
         )
     check_output_dir(given.get("output_dir"))
     select, ignore = given["select"] or (), given["ignore"] or ()
@@ -95,7 +97,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
 def _within(
     ctx: click.Context, given: Mapping[str, Any], name: str, default: float, timeout: float
 ) -> float:
-    """A part of --timeout: must not exceed it if it was asked for, else it shrinks with it."""
+    """A part of --timeout: an error if given and longer; a default becomes shorter instead."""
     seconds = float(given.get(name, default))
     if seconds <= timeout:
         return seconds
@@ -103,7 +105,7 @@ def _within(
         return timeout
     raise click.UsageError(
         f"--{name.replace('_', '-')} {seconds:g} is longer than --timeout {timeout:g}; "
-        f"raise --timeout or lower it",
+        f"raise --timeout or lower --{name.replace('_', '-')}",
         ctx,
     )
 
@@ -122,11 +124,11 @@ def _check_names(ctx: click.Context, select: Sequence[str], ignore: Sequence[str
 
 
 def relayed_options(ctx: click.Context) -> Options:
-    """Options of a host that was started over ssh: they come on its standard input.
+    """Options for a host that was started over ssh, read from standard input.
 
     Raises:
-        click.UsageError: they are not for this version, or name a check that is not here.
-        click.Abort: whoever started it is gone.
+        click.UsageError: they are of another version, or name a check that is not installed here.
+        click.Abort: the process that started this one is gone.
     """
     from nccl_doctor.launch.ssh.relay import attend
 
@@ -136,22 +138,24 @@ def relayed_options(ctx: click.Context) -> Options:
         raise click.Abort from error
     except (ValueError, KeyError, TypeError) as error:
         raise click.UsageError(
-            f"--relay: not understood, of another version of nccl-doctor? {error!r}", ctx
+            f"--relay: cannot read the options; is nccl-doctor the same version on all hosts? "
+            f"{error!r}",
+            ctx,
         ) from error
     _check_names(ctx, options.select, options.ignore)
     return options
 
 
 def check_output_dir(path: str | None) -> None:
-    """Before anything starts: the folder of all hosts' own views has to be there.
+    """Check, before anything starts, the folder for partial reports.
 
     Raises:
-        click.UsageError: it is no folder that can be written.
+        click.UsageError: it is not a writable folder.
     """
     if path is None:
         return
     if not path:
-        raise click.UsageError("--output-dir '': no such folder; create it")
+        raise click.UsageError("--output-dir '': a folder name is needed")
     check_place(f"--output-dir {path}", path, lambda: _wrong_with(path))
 
 

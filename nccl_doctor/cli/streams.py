@@ -1,4 +1,4 @@
-"""stdout and stderr of a program whose reader may leave, and whose disk may be full.
+"""stdout and stderr whose reader may exit, and whose disk may be full.
 
 A reader that had enough (`nccl-doctor run | head -1`) is no error: what it does not read goes
 nowhere, and the exit code stays what it is.

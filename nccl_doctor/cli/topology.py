@@ -1,6 +1,6 @@
-"""Who takes part: from our flags, the job's own command, the hostfile and the launcher.
+"""Hosts and ranks of the run: from our flags, the command of the job, the hostfile, the launcher.
 
-They may say the same thing twice, never two things: a contradiction is an error before anything
+Two sources may give the same value, never two values: a contradiction is an error before anything
 starts.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _FIELDS = ("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port")
 
 NO_ID = "none"
-"""torchrun's --rdzv-id where none is given."""
+"""Default of torchrun's --rdzv-id."""
 
 
 class Topology(NamedTuple):
-    """The flags that hold, the launch record of this process, the hosts to start on, if any, and
-    whether what starts the job shows that it uses DeepSpeed.
+    """Flags in force, launch record of this process, hosts to start on (if any), and whether the
+    command or launcher of the job shows that it uses DeepSpeed.
     """
 
     flags: Flags
@@ -43,13 +43,13 @@ class Topology(NamedTuple):
 
 
 def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[str]) -> Topology:
-    """The topology that `run` was given, with the job's `command` behind `--`, if any.
+    """Topology for `run`, with the `command` of the job after `--`, if any.
 
     Sets the variables that the command sets for its ranks.
 
     Raises:
-        click.UsageError: the command or the hostfile cannot be used, or two sources say different
-            things. Nothing has been started.
+        click.UsageError: the command or the hostfile cannot be used, or two sources contradict
+            each other. Nothing has been started.
     """
     flags = Flags(**{name: given.get(name) for name in Flags.__dataclass_fields__})
     path, chosen, ssh_port = given["hostfile"], None, None
@@ -75,7 +75,7 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
 
 
 def _job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
-    """What the command says about its job."""
+    """Topology of the job, from its command."""
     cwd = Path.cwd()
     if problem := which(command, os.environ, cwd):
         raise click.UsageError(f"-- {problem}", ctx)
@@ -86,7 +86,7 @@ def _job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
 
 
 def _set_variables(line: JobLine) -> None:
-    """Examine with the variables that the line sets for its ranks."""
+    """Set the variables that the command sets for its ranks."""
     for name, value in line.environ.items():
         if value is None:
             os.environ.pop(name, None)
@@ -95,9 +95,9 @@ def _set_variables(line: JobLine) -> None:
 
 
 def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
-    """The topology of a job: what its line says, and in other things our own flags.
+    """Flags of the job's command; our own flags for values that it does not give.
 
-    What the user should know of the line is printed.
+    Notes about the command are printed.
     """
     if line.launcher == "none":
         _tell(line)
@@ -110,7 +110,7 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
         if own is not None and value is not None and str(own) != str(value):
             source = line.sources.get(name, line.launcher)
             raise click.UsageError(
-                f"--{name.replace('_', '-')} {own}: the command says {value} ({source}); leave the "
+                f"--{name.replace('_', '-')} {own}: the command has {value} ({source}); leave the "
                 "option out",
                 ctx,
             )
@@ -136,7 +136,7 @@ def _tell(line: JobLine) -> None:
 
 
 def _check(ctx: click.Context, flags: Flags, launch: Launch) -> None:
-    """Hold the flags against the launcher, or against one host where there is none."""
+    """Check the flags against the launcher, or against one host without a launcher."""
     nnodes, node_rank = flags.nnodes, flags.node_rank
     if launch.launcher != "none" and not flags.starts_ranks:
         lines = contradictions(flags, launch)
@@ -149,7 +149,7 @@ def _check(ctx: click.Context, flags: Flags, launch: Launch) -> None:
         )
     if (nnodes or 1) > 1 and flags.master_addr is None:
         raise click.UsageError(
-            f"--nnodes {nnodes}: give --master-addr, the name or address of node 0's host", ctx
+            f"--nnodes {nnodes} needs --master-addr, the name or address of node 0", ctx
         )
     if flags.nproc_per_node is not None:
         from nccl_doctor.launch.local_ranks import num_local_ranks
@@ -170,21 +170,23 @@ def _fleet_of(
     launch: Launch,
     chosen: tuple[Entry, ...] | None,
 ) -> Fleet:
-    """The hosts of --hostfile, and what to start on each.
+    """Hosts of --hostfile, and what to start on each.
 
-    `chosen` are the hosts of it that a job uses, with as many slots as ranks; None: all.
+    `chosen`: the hosts in it that the job uses, with as many slots as ranks; None: all.
     """
     from nccl_doctor.gather.over_ssh import Fleet
 
     if launch.launcher != "none" and not flags.starts_ranks:
         raise click.UsageError(
             f"--hostfile: {launch.launcher} has started this process as one of its ranks; leave "
-            "the option out, or start nccl-doctor once, outside of it",
+            f"the option out, or start nccl-doctor once, without {launch.launcher}",
             ctx,
         )
     if flags.node_rank is not None or flags.any_node_rank:
         given = "a c10d rendezvous" if flags.node_rank is None else f"--node-rank {flags.node_rank}"
-        raise click.UsageError(f"{given}: --hostfile gives the node ranks, by line", ctx)
+        raise click.UsageError(
+            f"{given}: with --hostfile the line of a host is its node rank; leave it out", ctx
+        )
     try:
         entries = chosen or hostfile.read(path)
         nproc = hostfile.ranks_per_host(entries, None if chosen else flags.nproc_per_node, path)
@@ -198,11 +200,11 @@ def _fleet_of(
             ctx,
         )
     if shutil.which("ssh") is None:
-        raise click.UsageError("--hostfile needs ssh, and there is none in PATH: install it", ctx)
+        raise click.UsageError("--hostfile needs ssh, and ssh is not in PATH: install it", ctx)
     if len(relay.letter(Options(), variables)) > connection.WORD_MAX // 2:
         raise click.UsageError(
             f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
-            f"larger than {connection.WORD_MAX >> 11} KiB; unset what the job does not need",
+            f"larger than {connection.WORD_MAX >> 11} KiB; unset those that the job does not need",
             ctx,
         )
     return Fleet.of(path, entries, nproc, flags, variables)

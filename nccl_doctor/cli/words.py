@@ -1,4 +1,4 @@
-"""What the commands share: the program's name, and how a group without a command answers."""
+"""The name of the program, and the answer of a group without a command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PROGRAM = "nccl-doctor"
 
 
 def need_command(ctx: click.Context) -> None:
-    """Of a group that was given no command, print the help, and leave with exit code 2."""
+    """Print the help and exit with code 2 if a group is called without a command."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)

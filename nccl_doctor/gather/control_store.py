@@ -1,4 +1,4 @@
-"""JSON letters over a `torch.distributed.TCPStore`: the whole control plane.
+"""JSON messages over a `torch.distributed.TCPStore`: the whole control plane.
 
 A star over one store, no collective, so nothing in it can deadlock. Every operation has a deadline
 that holds even when the store's host is frozen: the store client blocks in C++ without one, so it
@@ -27,7 +27,9 @@ PIECE_BYTES = 900
 """With key and headers below 1200 bytes, which the smallest common tunnels let through."""
 MAX_LETTER_BYTES = 32 << 20
 OPERATION_S = 10.0
-"""One store operation takes a millisecond; after this long its host is frozen or cut off."""
+"""Time limit of one store operation, which takes a millisecond unless its host is frozen or cut
+off.
+"""
 _POLL_S = 0.05
 
 
@@ -36,11 +38,11 @@ class StoreLost(ConnectionError):
 
 
 class StoreTimeout(TimeoutError):
-    """The store answers, but the letter did not come in time."""
+    """The store answers, but the message did not come in time."""
 
 
 class ControlStore:
-    """One connection to the run's store; every key lies under `prefix`."""
+    """Connection to the store of the run; every key has the prefix `prefix`."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float, prefix: str) -> None:
         """Connect, retrying until `timeout_s` seconds have passed.
@@ -89,14 +91,14 @@ class ControlStore:
         self._worker.call(send, timeout_s)
 
     def get(self, key: str, timeout_s: float, tick: Callable[[], None] = lambda: None) -> Any:
-        """Wait for a letter.
+        """Wait for a message.
 
         Raises:
             StoreTimeout: it did not come.
             StoreLost: the store is gone.
         """
         if not self.wait([key], timeout_s, tick):
-            raise StoreTimeout(f"nothing under {key} after {timeout_s:.1f} s")
+            raise StoreTimeout(f"no value for {key} after {timeout_s:.1f} s")
         name = self._prefix + key
 
         def receive() -> bytes:
@@ -110,13 +112,14 @@ class ControlStore:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data, MAX_LETTER_BYTES)
         if not unpacker.eof:
-            raise ValueError(f"{key}: not a whole letter of at most {MAX_LETTER_BYTES} bytes")
+            raise ValueError(f"{key}: not a complete message of at most {MAX_LETTER_BYTES} bytes")
         return json.loads(text)
 
     def wait(
         self, keys: Iterable[str], timeout_s: float, tick: Callable[[], None] = lambda: None
     ) -> set[str]:
-        """Wait until all letters are there, or for `timeout_s`; returns the keys that are.
+        """Wait until all messages have come, or for `timeout_s`; returns the keys of those that
+        have.
 
         It polls: a wait in the store would log a warning for each time-out, and could not be left.
         """

@@ -1,7 +1,7 @@
-"""Rank 0's second task: call the roll, hold the rounds, gather, judge, and send everybody home.
+"""Coordinator on rank 0: sign-in, rounds, gathering, verdict, and the end of the run.
 
 A star over the store: it posts orders, the participants post evidence. It waits for all or for the
-deadline, and goes on without those that fell silent.
+deadline, and goes on without those that stopped responding.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity
 
 VIEWS_S = 2.5
-"""How long the own views of absent hosts are awaited: they give up when the roll call does."""
+"""Time to wait for partial reports of absent hosts: these give up when the sign-in ends."""
 GOODBYE_S = 3.0
-"""How long the store is kept up for participants that have not yet read the verdict."""
+"""Time that the store stays up for participants that have not yet read the verdict."""
 
 
 class Coordinator:
@@ -39,7 +39,7 @@ class Coordinator:
         self._silent: set[int] = set()
 
     def conduct(self) -> ParticipantResult:
-        """From the roll call to the verdict.
+        """Hold the whole run, from the sign-in to the verdict.
 
         Raises:
             StoreLost: the store broke off.
@@ -81,7 +81,7 @@ class Coordinator:
         return self._ledger.cluster(self._run.options, self._run.backend)
 
     def _hold(self, check: Check, round_: Round) -> None:
-        """One round: order it, take part, wait for the evidence of all, note who fell silent."""
+        """Hold one round: order it, take part, wait for all evidence, note who does not answer."""
         run, box = self._run, self._box
         groups = tuple(self._unblocked(check, round_))
         if not groups:
@@ -116,7 +116,7 @@ class Coordinator:
                 outcome = Outcome.from_json(box.get(key, OPERATION_S))
             else:
                 self._silent.add(seat)
-                words = f"no word within {wait_s:.0f} s of the order"
+                words = f"no answer within {wait_s:.0f} s of the order"
                 outcome = Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
@@ -182,7 +182,7 @@ class Coordinator:
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:
-    """Whether a failure stops a group of seats: a link with both ends in it, or a bad member."""
+    """True if a failure stops a group of seats: a link with both ends in it, or a bad member."""
     members = [rank for rank in cluster.present if rank.seat in group]
     hosts = {rank.host.name for rank in members}
     where = finding.where

@@ -1,4 +1,4 @@
-"""What one process has been told so far, and the cluster that it makes of it."""
+"""Messages that one process has received, and the cluster that it makes of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from nccl_doctor.model.options import Options
 
 
 class Ledger:
-    """Letters of the participants, by seat. The coordinator has everybody's, a lost one its own.
+    """Sign-in messages of the participants, by seat. The coordinator has all; a participant that
+    lost it has its own only.
 
     A letter is `{"token", "pid", "launch", "env", "device", "backend", "host":
     {"name", "key", "addresses"}, "facts": {check: {round: outcome}}}`.
@@ -45,14 +46,14 @@ class Ledger:
         return tuple(seat for seat in self._letters if seat not in self._late)
 
     def knows(self, seat: int) -> bool:
-        """Whether the letter of a seat was taken, in time or late."""
+        """True if the message of a seat was received, in time or late."""
         return seat in self._letters
 
     def sign_in(self, seat: int, letter: Mapping[str, Any], after_s: float) -> None:
-        """Take a participant's letter, `after_s` seconds after the roll call was opened.
+        """Record the sign-in message of a participant, `after_s` seconds after the sign-in began.
 
         A rank that its host forked once it had its place came when its host came. A host that comes
-        when all places have been given does not join: its letter is its own view.
+        when all places have been given does not join: its letter is its partial report.
         """
         launch = Launch.from_json(letter["launch"])
         if launch.launcher == OWN and launch.local_rank:
@@ -84,15 +85,15 @@ class Ledger:
         self._facts[seat].setdefault(check, {})[round_name] = outcome.to_json()
 
     def token(self, seat: int) -> str:
-        """What a participant chose to recognise its own sign-in by."""
+        """Random value by which a participant recognises its own sign-in."""
         return str(self._letters[seat]["token"])
 
     def launches(self) -> Mapping[int, Launch]:
-        """The launch record of each participant, by seat."""
+        """Launch record of each participant, by seat."""
         return {seat: Launch.from_json(self._letters[seat]["launch"]) for seat in self.seats}
 
     def backends(self) -> list[tuple[str, str | None]]:
-        """What each participant was told about the backend, and the device that it would use."""
+        """Backend option of each participant, and the device that it would use."""
         letters = (self._letters[seat] for seat in self.seats)
         return [(letter.get("backend", ""), letter["device"]) for letter in letters]
 
@@ -108,7 +109,7 @@ class Ledger:
     def cluster(self, options: Options, backend: str, *, complete: bool = True) -> Cluster:
         """Everything so far, as `judge` sees it.
 
-        With `complete` False nobody else is expected: one participant's own view.
+        With `complete` False nobody else is expected: one participant's partial report.
         """
         hosts: dict[str, Host] = {}
         facts_of: dict[str, dict[str, Any]] = defaultdict(dict)

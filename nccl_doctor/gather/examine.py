@@ -1,4 +1,4 @@
-"""What one participant does to observe: alone before it signs in, and together with others after.
+"""Observation by one participant: alone before it signs in, and together with others after.
 
 Every `observe` runs in a probe child; what comes back is an outcome, however the child ended.
 """
@@ -34,20 +34,20 @@ from nccl_doctor.toolkit.masking import allowed
 
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0
-"""Time for a participant beyond a deadline to examine a stuck child, kill it and post the word."""
+"""Time after a deadline for a participant to examine a stuck child, kill it and post the result."""
 GRACE_S = 2.0
-"""What a check that keeps to its own deadline may be late for want of a processor: dozens of them
+"""Allowed delay of a check that keeps to its own deadline, on a busy processor: dozens of checks
 run at once.
 """
 LEAST_ROAD_S = 3.0
-"""However long the start of this participant took, the road is tried for this time."""
+"""Least time to try the network path, however long the start of this participant took."""
 RESERVE_S = 2.0
-"""Kept of the run's time for judging and writing the report."""
+"""Part of the run's time that is reserved for judging and writing the report."""
 
 
 @dataclass
 class Run:
-    """What every part of one participant's run needs to know; times are `time.monotonic()`.
+    """Data that every part of one participant's run needs; times are `time.monotonic()`.
 
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
     `meeting` is the store's address for one of them. `past` is what the coordinator holds the
@@ -76,7 +76,7 @@ class Run:
         return max(0.0, self.deadline - RESERVE_S - time.monotonic())
 
     def context(self) -> Context:
-        """What an `observe` of this participant is given, before it is told of any round."""
+        """Context of an `observe` of this participant, outside of rounds."""
         return Context(
             launch=self.launch,
             env=self.environ,
@@ -89,7 +89,7 @@ class Run:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What the cluster itself does not know of the run."""
+        """Facts about the run that the cluster does not hold."""
         return {
             "id": self.nonce or secrets.token_hex(8),
             "started": self.started_at,
@@ -108,7 +108,7 @@ class Run:
         extra: Sequence[Finding] = (),
         views: Sequence[Report] = (),
     ) -> Report:
-        """A report from what a ledger holds; `alone` where no peer was ever meant to be met.
+        """Report from the content of a ledger; `alone`: no other participant was expected.
 
         `views` are what hosts say of themselves that did not sign in.
         """
@@ -121,7 +121,9 @@ class Run:
             if check.level.order > self.options.level.order
         }
         if alone:
-            skipped |= {c.name: "needs peers" for c in self.registry.checks if c.together}
+            skipped |= {
+                c.name: "needs other hosts or ranks" for c in self.registry.checks if c.together
+            }
         about, problems = self.describe(), [*self.registry.problems, *extra]
         if self.past is not None and complete:
             found = compare(cluster, self.registry.checks, self.past, about)
@@ -141,10 +143,10 @@ class Run:
 
 @dataclass(frozen=True)
 class ParticipantResult:
-    """How a participant leaves: with whose report (None: the coordinator has it), and what code.
+    """End of a participant: its report (None: the coordinator has it), and its exit code.
 
-    `aside` marks the own view of one that is not the coordinator: it must not take the place of the
-    report. `finish` tells the others, and must be called once the report is written.
+    `aside` marks the partial report of a participant that is not the coordinator: it must not
+    replace the report. `finish` tells the others, and must be called once the report is written.
     """
 
     code: int
@@ -154,7 +156,7 @@ class ParticipantResult:
 
 
 def introduce(run: Run) -> dict[str, Any]:
-    """The letter of a participant that has not looked at anything yet (see `Ledger`)."""
+    """Sign-in message of a participant that has not observed anything yet (see `Ledger`)."""
     return {
         "token": secrets.token_hex(8),
         "pid": os.getpid(),
@@ -214,7 +216,7 @@ def _patience(check: Check, context: Context) -> float:
 
 
 def observing(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> probe.Job:
-    """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
+    """Job of one `observe`; it is killed `grace_s` after the deadline given to it."""
 
     def work(line: probe.Line) -> Mapping[str, Any]:
         told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)

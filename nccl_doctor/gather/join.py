@@ -1,4 +1,4 @@
-"""Who is here: the coordinator waits for every host, lays the ranks out, and waits for the ranks.
+"""Sign-in on the coordinator: wait for every host, place the ranks, and wait for the ranks.
 
 A launcher has laid the ranks out already; then only ranks are awaited.
 """
@@ -17,17 +17,17 @@ from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
 
 LEAST_S = 1.0
-"""However long this host was busy with itself, the others have this time to sign in."""
+"""Least time for the others to sign in, however long this host was busy before."""
 RANKS_S = 15.0
-"""How long the other ranks of a host that is here may take: they are forked, not started."""
+"""Time limit for the other ranks of a host that has signed in: they are forked, not started."""
 DISAGREE_S = 3.0
-"""Once as many hosts are here as any of them expects, and they contradict each other, waiting can
-only show who else does."""
+"""Time to wait when as many hosts are here as any of them expects, but they contradict each other:
+longer waiting can only show more contradictions."""
 _PAUSES_S = (0.002, 0.05)
 
 
 class Join:
-    """The roll call of one run, on the coordinator."""
+    """Sign-in phase of one run, on the coordinator."""
 
     def __init__(self, run: Run, box: ControlStore, ledger: Ledger) -> None:
         self._run = run
@@ -71,8 +71,8 @@ class Join:
         self._box.put("roster", {**roster, "tokens": self._tokens()})
 
     def latecomers(self) -> set[int]:
-        """Seats of those that signed in after the roll call was closed: they took no part, but each
-        is a fact (a duplicate, say).
+        """Seats that signed in after the end of the sign-in: they took no part, but each is a fact
+        (a duplicate, for example).
         """
         before = set(self._ledger.seats)
         self._admit()
@@ -125,7 +125,7 @@ class Join:
             self._admit()
             if complete() or time.monotonic() > until:
                 return
-            self._run.progress.say(f"roll call: waiting for {missing()}")
+            self._run.progress.say(f"waiting for {missing()} to sign in")
             time.sleep(pause)
             pause = min(pause * 1.3, longest)
 

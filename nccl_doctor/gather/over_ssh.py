@@ -1,8 +1,8 @@
-"""`run --hostfile`: start the run on every host over ssh, and make one report of what they say.
+"""`run --hostfile`: start the run on every host over ssh, and make one report of their answers.
 
 Each host runs `nccl-doctor run` as a person would have started it there, with its node rank. The
-coordinator sends the report; a host that never got in sends its own view; of a host that could not
-be started on, ssh's words are the finding. Nothing is examined here.
+coordinator sends the report; a host that could not sign in sends its partial report; for a host
+where nccl-doctor could not be started, the message of ssh is the finding. Nothing is examined here.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit.masking import command_line
 
 CONNECT_S = 10.0
-"""For ssh to connect, at most a quarter of the run's time."""
+"""Time for ssh to connect, at most a quarter of the run's time."""
 LOGIN_S = 5.0
-"""Longer for the log-in to come through; then the others are not kept waiting."""
+"""More time for the log-in to complete; then the other hosts wait no longer."""
 JUDGE_S = 1.0
-"""Kept of the run's time for the report; the hosts end `ANSWER_S` earlier to send theirs."""
+"""Part of the run's time for the report; the hosts end `ANSWER_S` earlier to send theirs."""
 ANSWER_S = 1.5
 NO_MASTER_S = 5.0
-"""Join time-out where node 0 cannot be started: its port will not open, however long one waits."""
+"""Join time-out if node 0 cannot be started: its port never opens, so waiting is useless."""
 _CONFIG_S = 5.0
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """Where to start what: the hosts by node rank, `--nproc-per-node` of each, the flags of all,
-    the variables that a launcher would export to them, and the port of ssh where a job's own
-    command names it.
+    """Hosts and what to start on them: the hosts by node rank, `--nproc-per-node` of each, the
+    flags of all, the variables that a launcher would export to them, and the port of ssh if the
+    command of the job gives one.
     """
 
     path: str
@@ -75,7 +75,9 @@ class Fleet:
         flags: Flags,
         variables: Mapping[str, str],
     ) -> Fleet:
-        """The master is the first host, at the address that ssh uses for it, unless told."""
+        """Fleet whose master is the first host, at the address that ssh uses for it, unless the
+        flags give one.
+        """
         address = flags.master_addr or _address(entries[0])
         port = flags.master_port or DEFAULT_PORT
         return cls(path, entries, nproc, address, port, variables)
@@ -151,7 +153,7 @@ def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Re
 def combine(
     fleet: Fleet, options: Options, heard: Heard, checks: Registry, run: Mapping[str, Any]
 ) -> Report:
-    """One report from what was heard of every host. `run` is what this process knows of it."""
+    """One report from the answers of all hosts. `run` is the record of this process."""
     reports = [report for ended in heard.ended if (report := report_of(ended.stdout)) is not None]
     problems = list(_problems(fleet, heard, reports))
     if len(reports) == 1 and reports[0].run.get("complete") and not problems:
@@ -221,7 +223,7 @@ def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable
 
 
 def _was_stopped(ended: Ended) -> bool:
-    """Whether it may have ended only because it was told to."""
+    """True if it may have ended only because this process stopped it."""
     return ended.ready or ended.code is None
 
 

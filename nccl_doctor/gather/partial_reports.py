@@ -1,5 +1,5 @@
-"""Own views in `--output-dir`: where all hosts share that folder, hosts that cannot meet still can
-be heard.
+"""Partial reports in `--output-dir`: if all hosts share the folder, rank 0 reads those of hosts
+that cannot reach it.
 
 Each host writes its file when it starts, and again when it knows more. The coordinator reads
 there what the hosts say that did not sign in. Ages are compared by the file server's clock alone:
@@ -50,8 +50,8 @@ class PartialReports:
         self._oldest = self._now() - join_timeout_s
 
     def write(self, node_rank: int | None, report: Report) -> str:
-        """Leave a host's own view for the coordinator, as `node<K>.json`; where another host has
-        claimed that node rank in this run, as `node<K>.<host>.json`.
+        """Write the partial report of a host for the coordinator, as `node<K>.json`; as
+        `node<K>.<host>.json` if another host has the same node rank in this run.
 
         Returns: what went wrong, or the empty string.
         """
@@ -61,7 +61,7 @@ class PartialReports:
         try:
             (write_private if self._redact else write_whole)(path, _text(report))
         except OSError as error:
-            return f"the own view was not saved: {path}: {error.strerror}"
+            return f"the partial report was not saved: {path}: {error.strerror}"
         return ""
 
     def leave(self, node_rank: int | None, report: Report, *, heard: bool) -> str:
@@ -84,11 +84,12 @@ class PartialReports:
                 send(self._folder, lambda: _removed([private]))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            return f"the own view was not saved: {self._open}: {why}"
+            return f"the partial report was not saved: {self._open}: {why}"
         return ""
 
     def of(self, nodes: Collection[int], patience_s: float) -> list[Report]:
-        """What these nodes say, in order; waits for those that have only said that they started.
+        """Partial reports of these nodes, in order; waits for nodes that have so far only written
+        that they started.
 
         Files of earlier runs, and what is no report, are left out.
         """

@@ -1,4 +1,5 @@
-"""One participant of a run: examine oneself and the road, sign in, take part, leave together.
+"""Run of one participant: examine this host and its network path, sign in, take part, exit
+together.
 
 The participant that is rank 0 also becomes the coordinator once it has signed in. Nothing here
 blocks without a deadline, initialises CUDA, or joins a collective: that is for probe children.
@@ -41,11 +42,11 @@ from nccl_doctor.model.layout import Place
 from nccl_doctor.toolkit import forks
 
 SHORT_ROAD_S = 2.0
-"""A road that the checks found broken gets one more try of this length, not the whole time."""
+"""Time of one more try on a network path that the checks found broken."""
 SIBLING_S = 10.0
-"""For a rank whose host is in: the store is known to be up."""
+"""Time limit for a rank whose host has signed in: the store is known to be up."""
 LAST_REPORT_S = 0.5
-"""What the guardian keeps of the run's time to write what is known by then."""
+"""Part of the run's time for the watchdog to write the last report."""
 
 _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")
 _ROAD = (Layer.LAUNCH, Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.STORE)
@@ -103,7 +104,7 @@ class Participant:
         try:
             return self._take_part()
         except StoreLost as error:
-            return self._own_view(kinds.STORE_LOST, f"the store broke off: {error}")
+            return self._own_view(kinds.STORE_LOST, f"the connection to the store broke: {error}")
 
     def _take_part(self) -> ParticipantResult:
         run = self._run
@@ -135,7 +136,7 @@ class Participant:
         return self._follow(box)
 
     def _speaks_for_host(self) -> bool:
-        """Whether this is the first process of a host that has yet to be given its place."""
+        """True if this is the first process of a host that has yet to be given its place."""
         return self._run.launch.launcher == OWN and self._run.launch.local_rank == 0
 
     def _serves(self) -> bool:
@@ -185,14 +186,14 @@ class Participant:
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
-                    f"signed in, but rank 0 closed no roll call within {patience:.0f} s",
+                    f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
             if letter["tokens"].get(str(run.seat)) != self._letter["token"]:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
-                    "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or to this run "
-                    "after its roll call was closed",
+                    "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
+                    "participant signed in too late",
                 )
             if key == "layout":
                 take_place(run, Place(**letter["places"][str(run.seat)]), box)
@@ -205,7 +206,7 @@ class Participant:
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
-                    f"rank 0 fell silent for {patience:.0f} s",
+                    f"no answer from rank 0 for {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
             if "finish" in order:
@@ -222,7 +223,7 @@ class Participant:
     def _take_part_in(self, box: ControlStore, name: str, round_: Round) -> Outcome:
         check = next((check for check in self._run.registry.checks if check.name == name), None)
         if check is None:
-            reason = f"this participant has no check {name}: another version, plug-in or --select"
+            reason = f"no check {name} here: version, plug-ins or --select differ from rank 0"
             return Outcome(OutcomeStatus.UNTESTED, reason=reason)
         outcome = hold(self._run, box, check, round_)
         self._ledger.record(self._run.seat, check.name, round_.name, outcome)
@@ -250,7 +251,7 @@ class Participant:
     def _leave_last_view(self, departure: ParticipantResult) -> bool:
         """Leave there what stays; returns whether this participant has answered for itself.
 
-        One that follows leaves with the code of all, whether its own view is there or not.
+        One that follows leaves with the code of all, whether its partial report is there or not.
         """
         if not self._speaks_in_folder():
             return True
@@ -286,7 +287,8 @@ class Participant:
 
 
 def import_torch() -> None:
-    """Before any fork, so that no child pays for it again. Its absence is for a check to find.
+    """Import torch before any fork, so that no child has to do it again. A check reports a missing
+    torch.
 
     On a file system that hangs this may take for ever: only under a guardian. A debug level at
     which torch refuses to import is taken out of this process; a check finds it in the job's

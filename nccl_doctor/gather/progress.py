@@ -1,4 +1,4 @@
-"""One line on a terminal: what runs, who is awaited, how many seconds are left."""
+"""Progress line on a terminal: the current step, the ranks it waits for, the seconds left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EVERY_S = 0.2
 
 
 class Progress:
-    """Writes to stderr, and only where somebody is watching. `doing` is always kept."""
+    """Writer of progress to stderr, only to a terminal that is watched. `doing` is always kept."""
 
     def __init__(self, *, shown: bool, deadline: float, told: bool = False) -> None:
         """`shown`: the line of this participant is the one to watch; `told`: it speaks for its
@@ -47,7 +47,7 @@ class Progress:
             sys.stderr.flush()
 
     def hear(self, crumb: Mapping[str, Any]) -> None:
-        """Tell a step that a check marked with `tell`: a wait that somebody may want to end."""
+        """Print a step that a check marked with `tell`: a wait that the user may want to end."""
         if crumb.get("tell"):
             self.tell(str(crumb["step"]))
 

@@ -1,4 +1,4 @@
-"""Serve the run's store at MASTER_PORT, where no launcher's agent does it.
+"""Server of the run's store at MASTER_PORT, if no agent of a launcher serves one.
 
 The port is bound by hand, exactly as the job would (every address, IPv6 and IPv4), so that a
 failure leaves an errno and not a text; the store then runs in a process of its own, because its
@@ -22,7 +22,7 @@ _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at onc
 
 
 class Door:
-    """How the store is served, seen from one participant; `facts` is `Context.door`."""
+    """State of the store's server, seen from one participant; `facts` is `Context.door`."""
 
     def __init__(self, server: str, error: OSError | None = None, pid: int = 0) -> None:
         self.server = server
@@ -31,7 +31,7 @@ class Door:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """As checks see it: `server` (agent, self, other), `bind_errno`, `bind_error`."""
+        """State for checks: `server` (agent, self, other), `bind_errno`, `bind_error`."""
         return {
             "server": self.server,
             "bind_errno": self.error.errno if self.error else None,

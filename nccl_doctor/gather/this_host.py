@@ -17,13 +17,15 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 
 JOIN_S = 3.0
-"""No job has to come up here: knocking at a master that does not answer is given up soon."""
+"""Join time-out: no job starts here, so a master that does not answer is given up soon."""
 TIMEOUT_S = 60.0
-"""A few seconds are normal; a wedged driver or file system may cost each probe its deadline."""
+"""Time limit: a few seconds are normal; with a stuck driver or file system each probe may need its
+whole deadline.
+"""
 
 
 def examine_here(options: Options) -> Report:
-    """Observe whatever needs no peer, and judge it as one host's own view.
+    """Observe everything that needs no other host, and judge it as the report of one host.
 
     Ends the process, with exit code 3, if it is interrupted or takes longer than `TIMEOUT_S`.
     """

@@ -1,4 +1,4 @@
-"""Last resort of every supervisor: it leaves at the deadline or at a signal, whatever is stuck.
+"""Watchdog of every supervisor: ends the process at the deadline or at a signal, whatever is stuck.
 
 A thread, because the main thread may sit in C++ code where Python handles no signal. It kills the
 children, has the last words written, and ends the process.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from nccl_doctor.toolkit import errands, forks
 
 LAST_WORDS_S = 5
-"""Seconds for the last words; then SIGALRM ends the process without them."""
+"""Seconds to write the last report; then SIGALRM ends the process without it."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -56,7 +56,7 @@ class Watchdog:
         return True
 
     def dismiss(self) -> None:
-        """What was guarded is over; nothing happens any more at the deadline or at a signal."""
+        """Stop watching: nothing happens any more at the deadline or at a signal."""
         self._leaving.acquire(blocking=False)
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""Who was due to observe in one check, who did, and what is missing."""
+"""Account of one check: who should observe, who did, and what is missing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WORDS = {
     OutcomeStatus.RAISED: "raised",
     OutcomeStatus.HUNG: "hung",
     OutcomeStatus.DIED: "died",
-    OutcomeStatus.SILENT: "fell silent",
+    OutcomeStatus.SILENT: "stopped responding",
     OutcomeStatus.UNTESTED: "could not be tested",
 }
 
 
 @dataclass(frozen=True)
 class Gap:
-    """One unit (host or rank) of which something that was due is not known."""
+    """One unit (host or rank) with something that should be known and is not."""
 
     unit: int
     where: Where
@@ -34,7 +34,7 @@ class Gap:
 
 
 class Account:
-    """Who was due to observe in one check, who did, and what is missing.
+    """Account of one check: who should observe, who did, and what is missing.
 
     The unit is a host (by id) for a host-scope check and a participant (by seat) otherwise.
     """
@@ -42,7 +42,7 @@ class Account:
     def __init__(self, cluster: Cluster, check: Check) -> None:
         cluster = view_for(check, cluster)
         self.check = check
-        self._never = "never signed in" if cluster.complete else "no report of it"
+        self._never = "never signed in" if cluster.complete else "no report from it"
         self.by_host = check.scope is Scope.HOST
         self.broken: str | None = None
         self.labels: dict[int, str] = {}
@@ -63,7 +63,7 @@ class Account:
 
     @property
     def duration_s(self) -> float:
-        """Rounds follow one another; within a round everybody observes at the same time."""
+        """Sum over the rounds of the slowest time in each."""
         return sum(self._took.values())
 
     def _enroll(self, cluster: Cluster) -> None:
@@ -137,7 +137,7 @@ class Account:
             if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and step:
                 text += f" in {step}"
             if outcome.get("signal"):
-                text += f" of {outcome['signal']}"
+                text += f" ({outcome['signal']})"
             self._gap(unit, name, f"{text}: {reason}" if reason else text)
 
     def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:

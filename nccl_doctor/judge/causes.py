@@ -1,4 +1,4 @@
-"""Many findings, few causes: fold the same fault of many places, and explain one by another."""
+"""Causes from findings: fold the same fault of many places, and explain one finding by another."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
 
 
 def root_causes(findings: Iterable[Finding]) -> list[Finding]:
-    """What to fix, most important first: unexplained failures; where there are none, warnings."""
+    """Findings to fix, most important first: unexplained failures; if there are none, warnings."""
     roots = [finding for finding in findings if finding.explained_by is None]
     for severity in (Severity.FAIL, Severity.WARN):
         worst = [finding for finding in roots if finding.level is severity]
@@ -175,7 +175,7 @@ def _explains(
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether it is not known what missed the deadline; of a link, only that it was there."""
+    """True if it is not known what missed the deadline; of a link, only that it was there."""
     where = finding.where
     just_a_link = bool(where.links) and not (where.hosts or where.ranks)
     return finding.confidence is not Confidence.CERTAIN or just_a_link

@@ -30,7 +30,7 @@ def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding],
 
 
 def view_for(check: Check, cluster: Cluster) -> Cluster:
-    """What a check is shown: a check that observes together knows only of those that met."""
+    """Cluster for a check: a check that observes together gets only the hosts that joined."""
     return cluster.met if check.together else cluster
 
 

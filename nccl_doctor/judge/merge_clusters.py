@@ -1,8 +1,8 @@
-"""One cluster from what hosts that never met saw, each by itself. Pure.
+"""One cluster from the observations of hosts that could not reach each other. Pure.
 
-A host that cannot reach rank 0 writes its own view. Such a view goes to the place that is empty in
-the coordinator's cluster. It holds what one host saw alone: nothing that it did together with
-others is taken over, and it never counts as having met anybody (`Host.joined`).
+A host that cannot reach rank 0 writes a partial report. It fills the place of that host in the
+coordinator's cluster. It holds what one host saw alone: nothing that it did together with others
+is taken over, and the host does not count as joined (`Host.joined`).
 
 Hosts are told apart by `Host.key` (kernel boot, network namespace and name; in a report that has
 none, by name and addresses) and by node rank: two node ranks on one machine are two hosts. Of a
@@ -26,12 +26,12 @@ V = TypeVar("V")
 
 
 def unite(clusters: Sequence[Cluster]) -> Cluster:
-    """One cluster from the coordinator's, if it is there, and the own views of hosts.
+    """Cluster from that of the coordinator, if there is one, and the partial reports of hosts.
 
-    A host that is absent in the coordinator's cluster and has sent its own view is present, and did
-    not join. Expected ranks of which nobody knows anything are absent. The result is complete where
-    a coordinator called everybody, or where there is a view of every host. The coordinator's seats
-    stay, as facts refer to them.
+    A host that is absent in the coordinator's cluster but has a partial report is present, and did
+    not join. Expected ranks without any report are absent. The result is complete if there is a
+    coordinator's report, or a report of every host. The coordinator's seats stay, because facts
+    refer to them.
 
     Args:
         clusters: at least one. Of two coordinators (two hosts that both claim to be node 0), the
@@ -41,7 +41,7 @@ def unite(clusters: Sequence[Cluster]) -> Cluster:
         ValueError: there is none.
     """
     if not clusters:
-        raise ValueError("there is no report to merge")
+        raise ValueError("no report to merge")
     ordered = sorted(clusters, key=_precedence)
     met = ordered[0] if ordered[0].complete else None
     views = _views(ordered, met)
@@ -80,12 +80,12 @@ def unite(clusters: Sequence[Cluster]) -> Cluster:
 
 
 def machine_of(host: Host) -> Hashable:
-    """What is the same in all reports of one machine, and different for all others."""
+    """Key of a machine: the same in all its reports, and different for all others."""
     return host.key or (host.name, host.addresses)
 
 
 class Known(Generic[V]):
-    """Something about each host, to be found again for the same host in another report."""
+    """Values by host, to be found again for the same host in another report."""
 
     def __init__(self) -> None:
         self._by_machine: dict[Hashable, list[tuple[int | None, V]]] = defaultdict(list)
@@ -95,7 +95,7 @@ class Known(Generic[V]):
         self._by_machine[machine_of(host)].append((host.node_rank, value))
 
     def find(self, host: Host) -> V | None:
-        """What is known of a host. One that has no node rank yet may be any of its machine."""
+        """Value for a host. A host without a node rank yet may be any of its machine."""
         for node, value in self._by_machine.get(machine_of(host), ()):
             if node == host.node_rank or None in (node, host.node_rank):
                 return value
@@ -112,12 +112,12 @@ class _View:
 
     @property
     def launch(self) -> Launch:
-        """Of its first rank."""
+        """Launch record of its first rank."""
         return next((rank.launch for rank in self.ranks if rank.launch), Launch())
 
     @property
     def awaits_place(self) -> bool:
-        """Whether its ranks are numbered by itself, until a roll call would have given it a place.
+        """True if it numbers its ranks itself, until the coordinator places it.
 
         Such a host numbers them as if all hosts were like itself, and may have no node rank.
         """
@@ -191,7 +191,7 @@ def _shape_of_met(met: Cluster, views: Sequence[_View]) -> _Shape:
 
 
 def _shape_of_views(ordered: Sequence[Cluster], views: Sequence[_View]) -> _Shape:
-    """What most hosts say; for the own launcher, what a roll call would have made of it."""
+    """Size of the job by most hosts; for the own launcher, as the sign-in would have placed it."""
     nnodes = _most_common(cluster.nnodes for cluster in ordered)
     world_size = _most_common(cluster.world_size for cluster in ordered)
     starts: dict[int, tuple[int, int] | None] = dict.fromkeys(range(len(views)))
@@ -235,12 +235,12 @@ def _renumbered(view: _View, start: tuple[int, int] | None) -> _View:
 
 
 def _backend_of_views(ordered: Sequence[Cluster]) -> str:
-    """What a roll call would have made of it."""
+    """Backend as the sign-in would have chosen it."""
     told = [(rank.backend, rank.device) for cluster in ordered for rank in cluster.present]
     return backend_of_all(told, _most_common(cluster.backend for cluster in ordered))
 
 
 def _most_common(values: Iterable[T]) -> T:
-    """Of several that are equally common, the largest."""
+    """Most common value; the largest of several that are equally common."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value))

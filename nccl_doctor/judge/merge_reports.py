@@ -1,4 +1,4 @@
-"""One report from the reports of hosts that never met, as good as if they had.
+"""One report from the reports of hosts that could not reach each other.
 
 The facts of all are put together (`unite`) and judged again. What the engine said in one of them
 stays, but a host that lost rank 0 is explained by what is now known of its road there.
@@ -71,22 +71,22 @@ def merge(
 
 def _refuse(reports: Sequence[Report]) -> None:
     if not reports:
-        raise ValueError("there is no report to merge")
+        raise ValueError("no report to merge")
     if len({report.redacted for report in reports}) > 1:
         raise ValueError(
-            "some reports are redacted and some are not, so nobody can tell which are of one host"
+            "some reports are redacted and some are not, so their hosts cannot be matched"
         )
     if len({report.run.get("redacted_with") for report in reports}) > 1:
         raise ValueError(
-            "they were redacted with different keys, so nobody can tell which are of one host; "
-            "redact each of them with one key (--redact-key FILE), or merge them first"
+            "the reports were redacted with different keys, so their hosts cannot be matched; "
+            "redact all of them with the same key (--redact-key FILE), or merge them first"
         )
     if any(report.run.get("alone") is True for report in reports):
-        raise ValueError("one is of a host examined by itself (nccl-doctor env), not of a run")
+        raise ValueError("one report is of `nccl-doctor env` (one host alone), not of a run")
 
 
 def _started(report: Report) -> datetime:
-    """When the run began, by the clock of its host; the beginning of time where it does not say."""
+    """Start of the run, by the clock of its host; the beginning of time if it is not known."""
     try:
         told = datetime.fromisoformat(str(report.run.get("started")).replace("Z", "+00:00"))
     except ValueError:
@@ -100,7 +100,7 @@ def _options(report: Report) -> Mapping[str, Any]:
 
 
 def _run(parts: Sequence[Report], clusters: Sequence[Cluster]) -> dict[str, Any]:
-    """The coordinator's run, where it is there, and which reports it was made of."""
+    """Record of the coordinator's run, if it is known, and of the reports that were merged."""
     first = next((p for p, c in zip(parts, clusters, strict=True) if c.complete), parts[0])
     took = [part.run.get("duration_s") for part in parts]
     return {
@@ -120,7 +120,7 @@ def _run(parts: Sequence[Report], clusters: Sequence[Cluster]) -> dict[str, Any]
 
 def _skipped(parts: Sequence[Report], cluster: Cluster, registry: Registry) -> dict[str, str]:
     known = {result.name for part in parts for result in part.checks}
-    skipped = {check.name: "not part of the runs" for check in registry.checks}
+    skipped = {check.name: "not part of these runs" for check in registry.checks}
     skipped = {name: reason for name, reason in skipped.items() if name not in known}
     return skipped | {
         check.name: f"needs --level {check.level.value}"
@@ -130,7 +130,7 @@ def _skipped(parts: Sequence[Report], cluster: Cluster, registry: Registry) -> d
 
 
 def _others(parts: Sequence[Report], registry: Registry) -> list[CheckResult]:
-    """Results of checks that are not installed here: the facts of all cannot be judged together."""
+    """Results of checks that are not installed here, so that their facts cannot be judged again."""
     here = {check.name for check in registry.checks}
     found: dict[str, CheckResult] = {}
     for result in (result for part in parts for result in part.checks if result.name not in here):
@@ -139,7 +139,7 @@ def _others(parts: Sequence[Report], registry: Registry) -> list[CheckResult]:
     return [
         result
         if len(parts) == 1 or result.status is Status.FAIL
-        else replace(result, status=Status.UNKNOWN, reason="not installed where this was merged")
+        else replace(result, status=Status.UNKNOWN, reason="not installed where the merge was made")
         for result in found.values()
     ]
 
@@ -148,7 +148,7 @@ def _others(parts: Sequence[Report], registry: Registry) -> list[CheckResult]:
 
 
 class _Roads:
-    """What is known of the ways to rank 0's host in the united cluster."""
+    """Network paths to the host of rank 0 in the united cluster."""
 
     def __init__(self, cluster: Cluster, registry: Registry) -> None:
         self.cluster = cluster
@@ -162,12 +162,14 @@ class _Roads:
         self._failures = [(failure.code, self._ground.place(failure.where)) for failure in failures]
 
     def joined(self, host: Host) -> bool:
-        """Whether a host of one report came in, by what the coordinator knows."""
+        """True if a host of one report signed in, as the coordinator knows it."""
         known = self._hosts.find(host)
         return known is not None and known.joined
 
     def explain(self, finding: Finding, host: Host) -> Finding:
-        """That a host never got in, with the failure on its road, whoever found it."""
+        """Finding about a host that could not sign in, with the failure on its network path as the
+        cause.
+        """
         known = self._hosts.find(host) or host
         where = finding.where if finding.where.ranks else road_to_master(self.cluster, known)
         place = self._ground.place(where)
@@ -180,7 +182,7 @@ def _is_below(finding: Finding) -> bool:
 
 
 def _kept(part: Report, view: Cluster, roads: _Roads, registry: Registry) -> Iterator[Finding]:
-    """Findings of one report that no judge here makes again, as far as they are still true."""
+    """Findings of one report that no check here makes again, and that are still true."""
     here = {check.name for check in registry.checks}
     left_out = next((host for host in view.present_hosts if not roads.joined(host)), None)
     for finding in part.findings:
@@ -195,21 +197,25 @@ def _kept(part: Report, view: Cluster, roads: _Roads, registry: Registry) -> Ite
 
 
 def _is_of_this_run(view: Cluster, cluster: Cluster) -> bool:
-    """Whether the processes of an own view are among those that the coordinator met."""
+    """True if the processes of a partial report are among those in the coordinator's report."""
     met = {(machine_of(rank.host), rank.pid) for rank in cluster.present}
     return any((machine_of(rank.host), rank.pid) in met for rank in view.present)
 
 
 def _doubts(parts: Sequence[Report], clusters: Sequence[Cluster]) -> Iterator[Finding]:
-    """What speaks against these being reports of one run."""
+    """Findings that raise doubt whether these are reports of one run."""
     times = sorted(_started(part) for part in parts)
     apart_s = (times[-1] - times[0]).total_seconds()
     if apart_s > APART_S:
         spread = f"{apart_s / 3600:.1f} h" if times[0] is not _NEVER else "an unknown time"
-        yield Finding(MERGE_DOUBTFUL, f"started {spread} apart, by the clocks of their hosts")
+        yield Finding(
+            MERGE_DOUBTFUL, f"the runs started {spread} apart, by the clocks of their hosts"
+        )
     versions = sorted({str(part.tool.get("version", "unknown")) for part in parts})
     if len(versions) > 1:
-        yield Finding(MERGE_DOUBTFUL, f"written by nccl-doctor {' and '.join(versions)}")
+        yield Finding(
+            MERGE_DOUBTFUL, f"written by different versions: nccl-doctor {' and '.join(versions)}"
+        )
     processes: dict[Hashable, set[int | None]] = defaultdict(set)
     names: dict[Hashable, str] = {}
     for cluster in clusters:
@@ -221,6 +227,6 @@ def _doubts(parts: Sequence[Report], clusters: Sequence[Cluster]) -> Iterator[Fi
     if twice:
         yield Finding(
             MERGE_DOUBTFUL,
-            "several runs of one host; the coordinator's report of it counts, else the newest",
+            "several runs of one host; the report of the coordinator is used, else the newest",
             Where(hosts=tuple(sorted(twice))),
         )

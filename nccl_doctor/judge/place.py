@@ -1,4 +1,4 @@
-"""Which place covers which: how a finding explains another, and an outcome that is missing.
+"""Places and their relations: which finding explains another, or a missing outcome.
 
 A place names hosts, ranks and links in words of the job; here they become the hosts and
 participants of one cluster, so that "rank 3" is known to be on "nd1", and "node 1" to be "nd1".
@@ -75,7 +75,7 @@ class Map:
         )
 
     def covers(self, one: Place, other: Place) -> bool:
-        """Whether all of the other place lies in this one. No place at all is everywhere.
+        """True if all of the other place is in this one. An empty place is everywhere.
 
         A host covers its ranks and every link that touches it; all ranks of a host cover the host;
         a link covers itself in both directions, and nothing else.
@@ -93,13 +93,13 @@ class Map:
         )
 
     def keeps_out(self, one: Place, other: Place) -> bool:
-        """Whether every host of the other place is at the start of a link of this one."""
+        """True if every host of the other place is at the start of a link of this one."""
         hosts = other.whole | self._under(other)
         return bool(hosts) and hosts <= one.starts
 
     def shut_out(self, one: Place, other: Place) -> bool:
-        """Whether the one place is rank 0's host, nobody else came in, and of the other place
-        nobody ever came.
+        """True if the one place is the host of rank 0, no other host signed in, and no host of the
+        other place ever signed in.
         """
         masters, hosts = self._hosts_of.get(0, set()), other.whole | self._under(other)
         return (
@@ -110,7 +110,7 @@ class Map:
         )
 
     def meets(self, one: Place, other: Place) -> bool:
-        """Whether the two have anything in common. No place at all is everywhere."""
+        """True if the two have anything in common. No place at all is everywhere."""
         if not one or not other:
             return True
         mine, theirs = one.whole | one.ends, other.whole | other.ends
@@ -159,5 +159,5 @@ def rank_where(rank: Rank) -> Where:
 
 
 def is_of_a_group(layer: Layer) -> bool:
-    """Whether a group stands or falls there as a whole: one bad member stops it everywhere."""
+    """True if one bad member stops the whole group on this layer."""
     return layer.order >= Layer.GROUP.order

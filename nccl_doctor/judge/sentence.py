@@ -28,11 +28,11 @@ def summary(
     titles = _few([*dict.fromkeys(finding.kind.title for finding in roots)])
     if alone and verdict in ("pass", "warn"):
         more = f", but {_count(len(roots), 'warning')}: {titles}" if roots else ""
-        return f"Nothing stops this host by itself{more}; no other host was met"
+        return f"No failure found on this host alone{more}; other hosts were not examined"
     if verdict == "pass":
         verb = "is" if len(cluster.present) == 1 else "are"
         if not any(r.layer is Layer.COLLECTIVE and r.status is Status.PASS for r in results):
-            return f"Nothing was found that stops {fit}; no collective was tried"
+            return f"No failure found for {fit}; no collective was run"
         return f"{fit} {verb} fit to train with {cluster.backend}"
     if verdict == "warn":
         warnings = _count(len(roots), "warning")
@@ -46,7 +46,7 @@ def summary(
         ]
         hosts = ground.hosts(ground.place(where) for where in blamed)
         total = max(len(cluster.hosts), len(hosts))
-        # One host's own view knows no total to count against.
+        # The partial report of one host does not know how many hosts there are.
         place = f" on {len(hosts)} of {_count(total, 'host')}" if hosts and cluster.complete else ""
         return f"{_count(len(roots), 'problem')}{place}: {titles}"
     reasons = [finding.kind.title for finding in roots if finding.code in ENGINE_CODES]
@@ -62,12 +62,12 @@ def summary(
 
 
 def _not_heard(cluster: Cluster) -> str:
-    """Of whom nothing is known, where nobody called them all."""
+    """Words for the hosts without a report, in a cluster without a coordinator's report."""
     nodes = [host.node_rank for host in cluster.hosts if not host.reported]
     if len(cluster.present_hosts) < 2 or not nodes:
-        return "only one host's own view"
+        return "this is the partial report of one host"
     known = number_range([node for node in nodes if node is not None])
-    return f"no report of node{'s' * (len(nodes) > 1)} {known}".strip()
+    return f"no report from node{'s' * (len(nodes) > 1)} {known}".strip()
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,4 +1,4 @@
-"""What the engine itself finds in the evidence: participants that fell silent. Pure."""
+"""Findings of the engine about participants that stopped responding. Pure."""
 
 from __future__ import annotations
 

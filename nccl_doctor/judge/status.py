@@ -1,4 +1,4 @@
-"""What became of each check: passed, failed, blocked by a failure below it, or unknown."""
+"""Status of each check: passed, failed, blocked by a failure in a lower layer, or unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_results(
     skipped: Mapping[str, str] = _NONE,
     broken: Mapping[str, str] = _NONE,
 ) -> list[CheckResult]:
-    """What became of each check.
+    """Result of each check.
 
     `findings` are as `explain` left them. Each mapping is by check name: `blocked` to the code or
     the words for which the engine did not run it (or not everywhere), `skipped` to why it does not
@@ -89,9 +89,9 @@ def _result(
         status = Status.SKIPPED
         reason = skipped or "; ".join(sorted({skip for skip in account.skips if skip}))
     elif check.together and account.labels:
-        status, reason = Status.SKIPPED, "nothing here for it to test together"
+        status, reason = Status.SKIPPED, "no group here to test"
     else:
-        status, reason = Status.UNKNOWN, "nobody reported"
+        status, reason = Status.UNKNOWN, "no participant reported"
     return CheckResult(
         name=check.name,
         layer=check.layer,

@@ -1,4 +1,4 @@
-"""Who am I: one record from whatever started this process.
+"""Launch record of this process, from whatever started it.
 
 `detect` recognises the launcher by variables that only it sets, reads that launcher's table (field
 → variables, first one set wins), compares what several sources say, and derives what is safe.
@@ -110,7 +110,7 @@ class _Reading:
         text = self.environ[variable]
         value = number(text)
         low, high = _NUMBERS[name]
-        to = f"from {low} to {high}" if name == "master_port" else f"not below {low}"
+        to = f"from {low} to {high}" if name == "master_port" else f"of at least {low}"
         fix = f"set {variable} to a whole number {to}"
         if value is None:
             if not (variable.startswith("PET_") and TORCHRUN_WORDS.fullmatch(text)):
@@ -131,7 +131,7 @@ class _Reading:
         text = self.environ[variable]
         if name != "master_addr" or (text and not re.search(r"\s", text)):
             return text
-        what = "holds white space" if text.strip() else "is empty"
+        what = "contains white space" if text.strip() else "is empty"
         address = shlex.quote(text.strip()) if text.strip() else "<host name of rank 0>"
         message = f"{variable}={text[:80]!r} {what}"
         self.problem("launch-bad-value", message, (variable,), f"export {variable}={address}")
@@ -214,7 +214,7 @@ class _Reading:
                 "launch-sources-disagree",
                 " and ".join(said).replace(" and ", " but ", 1),
                 names,
-                "WORLD_SIZE is the number of processes over all hosts: set it to their sum",
+                "set WORLD_SIZE to the number of processes on all hosts together",
                 fatal=False,
             )
 
@@ -270,7 +270,7 @@ class _Reading:
                 self.problem(code, message, sources, fix)
 
     def name_missing(self) -> None:
-        """One problem for all that torch needs and nobody said."""
+        """Add one problem for all values that torch needs and no variable gives."""
         needed = ["rank", "world_size", "master_addr", "master_port"]
         if self.launcher.per_host:
             one = self.values.get("nnodes") == 1 or "PET_RDZV_ENDPOINT" in self.environ

@@ -1,4 +1,4 @@
-"""What hosts are called that never signed in, where the scheduler's naming tells. Pure."""
+"""Names of hosts that never signed in, from the naming rules of the scheduler. Pure."""
 
 from __future__ import annotations
 

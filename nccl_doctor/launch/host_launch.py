@@ -23,7 +23,8 @@ _DERIVED = "derived from the hosts' numbers of ranks"
 
 
 def free_port() -> int:
-    """A port for the store of one host, of which nobody else has to know; below the ephemeral ones.
+    """Free port for the store of one host, below the ephemeral ports; no other host needs to know
+    it.
 
     Where to begin looking differs between processes: two that start together must not both find
     the same one.
@@ -43,11 +44,11 @@ def free_port() -> int:
 def host_launch(
     flags: Flags, nproc: int, *, is_master: bool = False, port: int = DEFAULT_PORT
 ) -> Launch:
-    """What a host says of itself as it signs in: its flags, and the rank of its first process.
+    """Launch record with which a host signs in: its flags, and the rank of its first process.
 
     `port` is for the store where the flags name none.
 
-    Where the flags leave node ranks to the roll call (`flags.any_node_rank`), the master takes
+    Where the flags leave node ranks to the sign-in (`flags.any_node_rank`), the master takes
     node 0 and the others have neither node rank nor rank yet.
     """
     nnodes, node_rank = flags.nnodes or 1, flags.node_rank or 0

@@ -1,4 +1,4 @@
-"""Who and where this participant is: what it says when it signs in."""
+"""Identity of this participant: the data with which it signs in."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def host_name() -> str:
 
 
 def host_key() -> str:
-    """What tells hosts apart even if they share a name: kernel boot and network namespace.
+    """Key of this host, also if two hosts share a name: kernel boot and network namespace.
 
     Containers that share one network are one host to the network; network namespaces of one kernel
     are several.
@@ -48,7 +48,7 @@ def host_addresses() -> tuple[str, ...]:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether a name or address leads to this host; False for one that does not resolve in 4 s."""
+    """True if a name or address leads to this host; False for one that does not resolve in 4 s."""
     found = look_up(name, LOOK_UP_S)
     mine = host_addresses()
     return any(is_loopback(address) or address in mine for address in found.answers)

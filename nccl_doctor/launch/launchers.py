@@ -1,4 +1,4 @@
-"""The table of launchers: how each is recognised, and which of its variables mean what.
+"""Table of launchers: how each is recognised, and the meaning of its variables.
 
 `nccl_doctor.launch.detect` reads it. The traps are written where they bite.
 """
@@ -65,12 +65,12 @@ class Launcher:
     per_host: bool = False
 
     def is_marked(self, environ: Mapping[str, str]) -> bool:
-        """Whether the variables by which it is recognised are there."""
+        """True if the variables by which it is recognised are there."""
         found = any(all(name in environ for name in names) for names in self.marks)
         return found and not any(name in environ for name in self.without)
 
     def own_number(self, environ: Mapping[str, str], name: str) -> int | None:
-        """What its own variables say about a field."""
+        """Value of a field in the launcher's own variables."""
         values = (number(environ.get(variable, "")) for variable in self.own.get(name, ()))
         return next((value for value in values if value is not None), None)
 
@@ -186,7 +186,7 @@ MASTER_ADDR_LINES = {
 def meeting_of(
     launcher: Launcher, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, int | str, str]]:
-    """Where all tasks of one srun or mpirun can meet, by what each is told alike.
+    """Rendezvous of all tasks of one srun or mpirun, from variables that are the same for all.
 
     Yields: field of a `Launch`, value, and the variables that it follows from.
     """
@@ -207,7 +207,7 @@ def meeting_of(
 
 
 def _first_of_the_step(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Rank 0 is on the first host of the list, in every distribution but an arbitrary one."""
+    """Rendezvous on the first host of the list, unless the distribution is arbitrary."""
     for variable in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
         if hosts := slurm_hosts(environ.get(variable, "")):
             return hosts[0], variable

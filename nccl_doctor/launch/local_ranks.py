@@ -21,7 +21,7 @@ from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.toolkit import forks
 
 CPU_RANKS = 2
-"""Ranks on a host without a GPU: the fewest that have to meet."""
+"""Ranks on a host without a GPU: the smallest group."""
 _GRACE_S = 10.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -103,7 +103,7 @@ def run_host(
         how = f"was killed by {forks.signal_name(-codes[0])}"
     else:
         return codes[0]
-    sys.stderr.write(f"nccl-doctor: local rank 0 {how}: its report, if any, is not whole\n")
+    sys.stderr.write(f"nccl-doctor: local rank 0 {how}: its report, if any, is incomplete\n")
     return 3
 
 

@@ -1,6 +1,6 @@
-"""What a check is, and what the engine gives it.
+"""Base class of every check, and what the engine gives to it.
 
-Checks have it by `nccl_doctor.api`, beside the tools to look with; the engine needs no more than
+Checks import it from `nccl_doctor.api`, which also has helpers for observing; the engine needs only
 this.
 """
 
@@ -24,12 +24,12 @@ class Skip(Exception):
 class Untested(Exception):
     """Raised by `observe`: the check applies but could not look. The text is the reason.
 
-    The check is then `blocked` where a lower layer's failure covers the place, else `unknown`.
+    The check is then `blocked` if a failure of a lower layer covers the place, else `unknown`.
     """
 
 
 class Peers(Protocol):
-    """How the participants of one round reach each other: a star over the run's store."""
+    """Connection between the participants of one round: a star over the store of the run."""
 
     def post(self, tag: str, value: Any) -> None:
         """Publish one JSON-able value under `tag`, once per round, for the rest of the group.
@@ -41,7 +41,7 @@ class Peers(Protocol):
     def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
         """Wait until every seat of the group has posted `tag`, or for `timeout_s` seconds.
 
-        Returns: seat → value of those that posted; whoever fell silent is missing.
+        Returns: seat → value of those that posted; those that stopped responding are missing.
 
         Raises:
             OSError: the store is lost.
@@ -52,36 +52,35 @@ class Peers(Protocol):
 
 
 def _no_breadcrumb(step: str, **details: Any) -> None:
-    """Breadcrumbs of a context that nobody follows."""
+    """Do nothing; breadcrumb of a context outside of a run."""
 
 
 def _no_witness(name: str, value: Any) -> None:
-    """The same, for what a stuck child says of itself."""
+    """Do nothing; witness of a context outside of a run."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an `observe` may use.
+    """Input of an `observe`.
 
     Attributes:
-        launch: who this participant is.
+        launch: launch record of this participant: rank, world size, address.
         env: the environment as the launcher gave it, unfiltered. Put no value of it into facts
             that the check's question does not need.
-        backend: `nccl` or `gloo`: what the job will use.
-        level: how much this run does.
+        backend: backend of the job: `nccl` or `gloo`.
+        level: level of this run.
         deadline: `time.monotonic()` second after which this child is killed.
-        join_timeout_s: how long the run still waits for participants.
-        collective_timeout_s: deadline of one group attempt.
-        door: how the run's store is served at MASTER_ADDR:MASTER_PORT, from this participant's
-            view: `{"server": "agent" | "self" | "other", "bind_errno": int | None,
-            "bind_error": str}`. `agent` is torchrun's, `self` is this very participant's.
-        breadcrumb: call it before anything that may block; what it says is all that a dead child
-            leaves behind.
-        witness: call it, from a thread of one's own, shortly before the deadline: `witness(name,
-            value)` keeps JSON-able data about why this child is stuck. It moves no breadcrumb.
-        job: what the job will do, as far as the user says so.
-        round, group, seat, params, peers: for a check that observes together: the round's name,
-            the seats of this participant's group, its own seat, the round's parameters.
+        join_timeout_s: seconds that the run still waits for participants.
+        collective_timeout_s: deadline of one attempt with one group.
+        door: server of the run's store at MASTER_ADDR:MASTER_PORT, as this participant sees it:
+            `{"server": "agent" | "self" | "other", "bind_errno": int | None,
+            "bind_error": str}`. `agent` is that of torchrun, `self` that of this participant.
+        breadcrumb: call it before anything that may block; only this is left of a dead child.
+        witness: call it, from a thread of your own, shortly before the deadline: `witness(name,
+            value)` keeps JSON-able data about why this child is stuck. It changes no breadcrumb.
+        job: the user's description of the job.
+        round, group, seat, params, peers: for a check that observes together: the name of the
+            round, the seats of this participant's group, its own seat, the parameters of the round.
     """
 
     launch: Launch
@@ -112,19 +111,19 @@ class Context:
 
 
 class Check:
-    """Base of every check: the defaults.
+    """Base class of every check, with the defaults.
 
     Attributes:
         name: snake_case, the name of the file.
-        layer: where its question lives.
-        scope: once per host, or by every rank.
-        cost: `instant`, `seconds` or `minutes`. The instant ones of a host share one child, so they
-            must leave it as they found it: no thread, no library loaded for a trial.
+        layer: layer of its question.
+        scope: once per host, or on every rank.
+        cost: `instant`, `seconds` or `minutes`. The instant checks of a host share one child, so
+            they must leave it unchanged: no thread, no library loaded as a test.
         kinds: every kind of finding that `judge` may yield.
-        deadline_s: of one `observe` that observes alone.
+        deadline_s: seconds for one `observe` that observes alone.
         level: the lowest run level that includes it.
-        together: whether its rounds need peers (then `plan` says which).
-        needs: layers of which a failure blocks every group that it touches.
+        together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
+        needs: layers in which a failure blocks every group that it affects.
     """
 
     name: ClassVar[str]
@@ -151,8 +150,8 @@ class Check:
         raise NotImplementedError
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """Rounds to hold, given what is known. Asked again after each batch, until it names no
-        round that has not been held; so a later round may depend on the outcome of an earlier.
+        """Rounds to hold, given what is known. Called again after each batch, until it returns no
+        new round; so a later round may depend on the outcome of an earlier one.
 
         Raises:
             Skip: there is nothing in this cluster or this job to try together.
@@ -164,9 +163,9 @@ class Check:
         raise NotImplementedError
 
     def figures(self, cluster: Cluster) -> Iterable[Figure]:
-        """What is worth comparing with other runs, from facts alone, as `judge`: speeds, versions.
+        """Values to compare with other runs, from facts alone, as in `judge`: speeds, versions.
 
-        The facts may be those of an older version of the check; what it raises then costs its own
-        figures of that run.
+        The facts may be those of an older version of the check; an exception then costs only the
+        check's own figures of that run.
         """
         return ()

@@ -1,4 +1,4 @@
-"""What was gathered: outcomes of probes, and the hosts and ranks that they came from. Pure data."""
+"""Gathered data: outcomes of probes, and the hosts and ranks that they came from. Pure data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALONE = "alone"
 
 
 class OutcomeStatus(str, Enum):
-    """How one `observe` ended."""
+    """Ending of one `observe`."""
 
     OK = "ok"  # it returned facts
     SKIPPED = "skipped"  # it does not apply here; `reason`
@@ -30,7 +30,7 @@ class OutcomeStatus(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one probe child left behind: facts, or how it ended and what it was doing.
+    """Result of one probe child: facts, or its ending and its last activity.
 
     `breadcrumbs` are the steps it announced before each blocking call, oldest first, each
     `{"step": str, "at_s": float, ...}`; the last one is what a hung or dead child was doing.
@@ -126,11 +126,11 @@ Facts = Mapping[str, Mapping[str, Mapping[str, Any]]]
 class Host:
     """One host: everything with the same name, kernel boot and network namespace.
 
-    `id` is its index in the report. `name` is what the host calls itself; two hosts may share it.
-    `reported` is False for a host that is expected but never signed in; then `name` is None unless
-    some other source knows it. `joined` is False where only its own view is known: it examined
+    `id` is its index in the report. `name` is the name that the host reports; two hosts may share
+    it. `reported` is False for a host that is expected but never signed in; then `name` is None
+    unless another source has it. `joined` is False if only its partial report is known: it examined
     itself, and never reached the coordinator (or lost it). `key` is the same in every report of one
-    machine, and of no other; empty where nobody said.
+    machine, and of no other; empty if not known.
     """
 
     id: int
@@ -144,7 +144,7 @@ class Host:
 
     @property
     def label(self) -> str:
-        """Name for people: the host name, or the node rank of a host nobody knows by name."""
+        """Name for people: the host name, or the node rank of a host whose name is not known."""
         return self.name or f"node {self.node_rank}"
 
 
@@ -152,7 +152,7 @@ class Host:
 class Rank:
     """One participant. `seat` is unique even where two participants claim the same rank.
 
-    `signed_in_s` is seconds after the coordinator opened the roll call. `env` holds allow-listed
+    `signed_in_s` is seconds after the coordinator opened the sign-in. `env` holds allow-listed
     variables as the launcher gave them. `device` is what it would train on: `cuda` where its host
     has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
     `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
@@ -203,12 +203,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Everything that was gathered: what `judge` sees.
+    """All gathered data: the input of `judge`.
 
     `world_size` and `nnodes` are the coordinator's claims. `hosts` and `ranks` include the expected
-    ones that never signed in (`reported` False). `complete` is False where nobody called them all:
-    in the own view of a host that never reached the coordinator, and where such views are merged
-    and there is not one of every host. A merged cluster has hosts that did not join.
+    ones that never signed in (`reported` False). `complete` is False without a coordinator's
+    report: in the partial report of a host that never reached the coordinator, and in a merge of
+    such reports without one of every host. A merged cluster has hosts that did not join.
     """
 
     world_size: int
@@ -236,12 +236,12 @@ class Cluster:
 
     @property
     def present_hosts(self) -> tuple[Host, ...]:
-        """Hosts of which at least one rank signed in."""
+        """Hosts with at least one rank that signed in."""
         return tuple(host for host in self.hosts if host.reported)
 
     @cached_property
     def met(self) -> Cluster:
-        """Those that met, as the coordinator saw it: hosts that did not join count as absent.
+        """The cluster as the coordinator saw it: hosts that did not join count as absent.
 
         Where nobody joined, it is this same cluster: there is no coordinator's view.
         """
@@ -261,7 +261,7 @@ class Cluster:
         )
 
     def is_multi_host(self) -> bool:
-        """Whether the job spans hosts, by what was claimed and by what was seen."""
+        """True if the job spans hosts, by what was claimed and by what was seen."""
         return self.nnodes > 1 or len(self.hosts) > 1
 
     def ranks_on(self, host: Host) -> tuple[Rank, ...]:
@@ -269,7 +269,7 @@ class Cluster:
         return self._by_host.get(host.id, ())
 
     def first_on(self, host: Host) -> Rank | None:
-        """The participant that speaks for a host: the lowest local rank, then the lowest seat."""
+        """Participant that represents a host: the lowest local rank, then the lowest seat."""
         ranks = self._by_host.get(host.id, ())
         return min(ranks, key=lambda r: (r.local_rank or 0, r.seat)) if ranks else None
 

@@ -1,4 +1,4 @@
-"""The vocabulary of the whole program: what is observed, what is found, and where.
+"""Vocabulary of the whole program: observations, findings, and places.
 
 Pure data. Nothing here reads a clock, a file or the environment, so a judgement made from these
 types can be made again on a laptop from a saved report.
@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 
 class Layer(str, Enum):
-    """Where in the stack something lives, lowest first. A broken layer explains those above it."""
+    """Layer of the stack, lowest first. A fault in one layer explains findings in the layers above
+    it.
+    """
 
     LAUNCH = "launch"
     HOST = "host"
@@ -35,14 +37,14 @@ class Layer(str, Enum):
 
 
 class Scope(str, Enum):
-    """Who observes: one participant per host, or every rank."""
+    """Observers of a check: one participant per host, or every rank."""
 
     HOST = "host"
     RANK = "rank"
 
 
 class Severity(str, Enum):
-    """Calibrated against the job: fail = it would not start, would hang or compute wrongly;
+    """Effect on the job: fail = it would not start, would hang or would compute wrongly;
     warn = it would run, but slower or at risk; info = worth knowing.
     """
 
@@ -52,12 +54,12 @@ class Severity(str, Enum):
 
     @property
     def order(self) -> int:
-        """0 for the worst."""
+        """Position, 0 for the worst."""
         return list(Severity).index(self)
 
 
 class Confidence(str, Enum):
-    """How sure the doctor is of the cause and the place."""
+    """Confidence in the cause and the place of a finding."""
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -65,7 +67,7 @@ class Confidence(str, Enum):
 
 
 class Status(str, Enum):
-    """What became of one check. Only `pass` says that something was measured and was good."""
+    """Status of one check. Only `pass` means that something was measured and is good."""
 
     PASS = "pass"
     WARN = "warn"
@@ -76,7 +78,7 @@ class Status(str, Enum):
 
 
 class Level(str, Enum):
-    """How much a run does: quick has no collective; full sweeps."""
+    """Extent of a run: quick has no collectives; full has the larger tests."""
 
     QUICK = "quick"
     STANDARD = "standard"
@@ -84,7 +86,7 @@ class Level(str, Enum):
 
     @property
     def order(self) -> int:
-        """0 for the shortest run."""
+        """Position, 0 for the shortest run."""
         return list(Level).index(self)
 
 
@@ -92,13 +94,13 @@ class Level(str, Enum):
 class Kind:
     """A kind of finding: a stable code and the words that do not depend on the run.
 
-    `fix` is what to type when the finding itself gives nothing more exact. A kind that `delays` may
-    cost a job so much time that a deadline is missed, though nothing is broken; one that is found
-    `by_deadline` says no more than that something took too long. A kind `between` hosts is a
-    difference: it may break any of them, not only the odd one. What comes `later` can only break
-    the job itself: it is the cause of nothing that was seen in the examination, and has no cause
-    there. One that `drains` says that the host itself is broken, for every job: a scheduler may
-    take it out of service, where the finding is certain and a failure.
+    `fix` is what to type if the finding itself has no more exact fix. A kind that `delays` may cost
+    a job so much time that a deadline is missed, though nothing is broken; a kind found
+    `by_deadline` only means that something took too long. A kind `between` hosts is a difference:
+    it may break any of them, not only the odd one. A kind that comes `later` can only break the job
+    itself: it explains no finding of the examination, and no finding explains it. A kind that
+    `drains` means that the host itself is broken, for every job: a scheduler may take it out of
+    service if the finding is certain and a failure.
     """
 
     code: str
@@ -118,8 +120,8 @@ class Kind:
 class Where:
     """The place of a finding.
 
-    `hosts` and `ranks` are the ones to be blamed. A link is an ordered pair of host names:
-    `(a, b)` means that a cannot reach b. `nodes` are node ranks, for hosts nobody knows by name.
+    `hosts` and `ranks` are those of the cause. A link is an ordered pair of host names: `(a, b)`
+    means that a cannot reach b. `nodes` are node ranks, for hosts whose name is not known.
     """
 
     hosts: tuple[str, ...] = ()
@@ -144,7 +146,7 @@ class Where:
         return any((self.hosts, self.ranks, self.links, self.devices, self.interfaces, self.nodes))
 
     def to_json(self) -> dict[str, Any]:
-        """As in the report: lists, every key present."""
+        """Data for the report: lists, every key present."""
         return {
             "hosts": list(self.hosts),
             "ranks": list(self.ranks),
@@ -157,13 +159,13 @@ class Where:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong (or worth knowing), with the observed values and the place.
+    """One fault (or one fact worth knowing), with the observed values and the place.
 
     `message` holds values, not places: places are in `where` and are rendered from there, so that
-    the same fault on many ranks folds into one finding. A judge leaves `explained_by` empty unless
-    it knows, better than the layers do, that another finding of its own is the cause. `shuts_out`
-    says of a fault on rank 0's host that no other host can come in while it lasts: then nobody
-    who never came needs another reason.
+    the same fault on many ranks folds into one finding. Set `explained_by` in `judge` only if
+    another finding of the same check is the cause and the layers cannot show that. `shuts_out`
+    marks a fault on the host of rank 0 that stops all other hosts from signing in: it then explains
+    every absent host.
     """
 
     kind: Kind
@@ -192,7 +194,7 @@ class Finding:
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """As in the report."""
+        """Data for the report."""
         return {
             "code": self.code,
             "check": self.check,
@@ -210,7 +212,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a check knows of a cluster that is worth comparing with other runs.
+    """Value of a cluster to compare with other runs.
 
     A number that has a direction (`better`) is measured: earlier runs say how far it may wander.
     Everything else is a word (a version, a name), which is the same or is not.
@@ -241,7 +243,7 @@ class Round:
 
     `groups` are tuples of seats, in group-rank order; a seat stands in at most one of them.
     All groups of a round run at the same time, each in probe children of its own. Where
-    `may_shrink`, a group goes on without the members that fell silent before; else it is not held.
+    `may_shrink`, a group goes on without the members that stopped responding; else it is not held.
     """
 
     name: str
@@ -253,7 +255,7 @@ class Round:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What became of one check over the whole cluster."""
+    """Result of one check on the whole cluster."""
 
     name: str
     layer: Layer
@@ -264,7 +266,7 @@ class CheckResult:
     tested: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As in the report; `hosts_or_ranks_tested` holds host names or rank numbers as text."""
+        """Data for the report; `hosts_or_ranks_tested` holds host names or rank numbers as text."""
         return {
             "name": self.name,
             "layer": self.layer.value,

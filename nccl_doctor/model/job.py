@@ -1,4 +1,4 @@
-"""What the job itself will do, as far as the user says so: the shape that the checks try out."""
+"""Description of the job by the user: the groups and settings that the checks try."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 GROUPS = ("auto", "one", "many", "weight-sync")
-"""Values of `Job.groups`: nobody said; the default group alone; further groups by `new_group`; and
+"""Values of `Job.groups`: not known; the default group alone; further groups by `new_group`; and
 a side group with processes of another world, over a store of its own, as RLHF trainers have it.
 """
 
@@ -31,7 +31,7 @@ class Job:
 
     @property
     def has_several_groups(self) -> bool:
-        """Whether the user says that the job forms groups beside the default one."""
+        """True if the user says that the job forms groups besides the default one."""
         return bool(self.mesh) or self.groups in ("many", "weight-sync")
 
     def to_json(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""What the engine itself may find.
+"""Kinds of findings of the engine itself.
 
 `ENGINE_KINDS`: an examination that could not be completed. None of these says that the cluster is
 broken, and none says that it is fit: a run with one of them is `unknown` unless something else
 failed.
 
-`REMOTE_KINDS`: what keeps a host of a hostfile from being started on, by the doctor as by the job.
+`REMOTE_KINDS`: faults that stop the doctor, and so the job, from starting on a host of a hostfile.
 
-`HISTORY_KINDS`: what is not as it was in earlier runs.
+`HISTORY_KINDS`: differences from earlier runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHECK_UNUSABLE = Kind(
     code="check-unusable",
     layer=Layer.LAUNCH,
     title="A check could not be loaded and was left out",
-    why="What it looks for was not looked for, so the run cannot vouch for it.",
+    why="The faults that this check looks for were not looked for, so PASS is not possible.",
     fix="repair or uninstall the named distribution, or run with --ignore check-unusable",
     severity=Severity.WARN,
 )
@@ -25,8 +25,8 @@ CHECK_UNUSABLE = Kind(
 CHECK_BROKE = Kind(
     code="check-broke",
     layer=Layer.LAUNCH,
-    title="The rules of a check broke on what was observed",
-    why="Its facts were gathered but could not be judged completely, so a fault may be hidden.",
+    title="A check raised an error while it judged the facts",
+    why="The facts were gathered but not all of them were judged, so a fault may be missed.",
     fix="report it with the JSON report of this run (--json); --ignore CHECK leaves the check out",
     severity=Severity.WARN,
 )
@@ -34,9 +34,9 @@ CHECK_BROKE = Kind(
 RANK_SILENT = Kind(
     code="rank-silent",
     layer=Layer.RANKS,
-    title="A participant signed in and then fell silent",
-    why="It was killed, frozen or cut off during the examination; the job would lose it the same "
-    "way, and the other ranks would wait for it until a time-out.",
+    title="A participant signed in and then stopped responding",
+    why="It was killed, frozen or cut off during the examination. The job would lose it in the "
+    "same way, and the other ranks would wait for it until a time-out.",
     fix="look at that process and its host: `dmesg -T | tail`, the scheduler's log, and whether "
     "the process is stopped (state T in `ps`)",
     severity=Severity.WARN,
@@ -46,16 +46,16 @@ RUN_INTERRUPTED = Kind(
     code="run-interrupted",
     layer=Layer.RANKS,
     title="The run was stopped before it was complete",
-    why="What was not examined by then is not known to be good.",
-    fix="run again, with a longer --timeout if it was the deadline that ended it",
+    why="Whatever had not been examined by then is not known to be good.",
+    fix="run again, with a longer --timeout if the deadline ended it",
     severity=Severity.WARN,
 )
 
 COORDINATOR_LOST = Kind(
     code="coordinator-lost",
     layer=Layer.STORE,
-    title="This host never reached the coordinator, or lost it",
-    why="These findings are this host's own view; the other hosts were not compared with it.",
+    title="This host never reached the coordinator, or lost the connection to it",
+    why="These findings come from this host alone; it was not compared with the other hosts.",
     fix="read the report of rank 0, and the findings about MASTER_ADDR and MASTER_PORT here",
     severity=Severity.WARN,
 )
@@ -63,9 +63,10 @@ COORDINATOR_LOST = Kind(
 STORE_LOST = Kind(
     code="store-lost",
     layer=Layer.STORE,
-    title="The store that ranks meet at went away during the run",
-    why="The job's own rendezvous lives in the same store; ranks that lose it abort.",
-    fix="find out why the process that serves MASTER_PORT ended: the launcher's log on the master",
+    title="The TCPStore at MASTER_ADDR:MASTER_PORT ended during the run",
+    why="The rendezvous of the job uses the same store; ranks that lose it abort.",
+    fix="find out why the process that serves MASTER_PORT ended: read the launcher's log on the "
+    "master",
     severity=Severity.WARN,
 )
 
@@ -73,10 +74,10 @@ MERGE_DOUBTFUL = Kind(
     code="merge-doubtful",
     layer=Layer.LAUNCH,
     title="The merged reports may not belong to one run",
-    why="Hosts are compared as they were at different times, or by different rules; what does not "
-    "fit may have been mended since.",
-    fix="merge the reports of one run, made by one version of nccl-doctor; if they are, set the "
-    "clocks of the hosts",
+    why="The hosts are compared as they were at different times, or by different rules. A "
+    "difference between them may have been repaired since.",
+    fix="merge the reports of one run, made by one version of nccl-doctor; if they are from one "
+    "run, set the clocks of the hosts",
     severity=Severity.WARN,
 )
 
@@ -95,28 +96,28 @@ SSH_FAILED = Kind(
     code="ssh-failed",
     layer=Layer.LAUNCH,
     title="A host cannot be reached by ssh",
-    why="Launchers that read a hostfile (deepspeed, mpirun) start the job's ranks by ssh: none "
-    "would start there, and the other hosts would wait for them.",
+    why="Launchers that read a hostfile (deepspeed, mpirun) start the job's ranks by ssh. No rank "
+    "would start on this host, and the other hosts would wait for it.",
     fix="make `ssh -o BatchMode=yes HOST true` work from the host that launches the job",
 )
 
 REMOTE_COMMAND_FAILED = Kind(
     code="remote-command-failed",
     layer=Layer.LAUNCH,
-    title="A command could not be run on a host that ssh reached",
-    why="The launcher starts the same Python on every host, by the same path: where it, or a "
-    "package, is missing or broken, no rank starts.",
-    fix="install the same Python environment at the same path there, or put it on a file system "
-    "that all hosts share",
+    title="ssh reached the host, but the command could not be run there",
+    why="The launcher starts the same Python on every host, by the same path. Where Python or a "
+    "package is missing or broken, no rank starts.",
+    fix="install the same Python environment at the same path on this host, or put it on a file "
+    "system that all hosts share",
 )
 
 CONFIG_BAD_VALUE = Kind(
     code="config-bad-value",
     layer=Layer.LAUNCH,
-    title="A host refuses its configuration",
-    why="The doctor was started there, and could not begin with what its options, its "
-    "configuration file or its environment say.",
-    fix="correct there what its words name",
+    title="nccl-doctor refuses its configuration on a host",
+    why="It was started on this host, and stopped because of an error in its options, its "
+    "configuration file or its environment.",
+    fix="correct on this host what the message names",
 )
 
 REMOTE_KINDS = (SSH_FAILED, REMOTE_COMMAND_FAILED, CONFIG_BAD_VALUE)
@@ -124,30 +125,30 @@ REMOTE_KINDS = (SSH_FAILED, REMOTE_COMMAND_FAILED, CONFIG_BAD_VALUE)
 SLOWER = Kind(
     code="slower-than-before",
     layer=Layer.SPEED,
-    title="It is slower than in earlier runs, by more than they differ among themselves",
-    why="The same hosts were faster with the same measurement: something has changed since then, "
-    "and the job waits for its slowest part at every step.",
-    fix="nccl-doctor report diff OLD NEW: see what else has changed; then as for a slow link or "
-    "host: negotiated speed, errors and counters, clocks, other work there",
+    title="Slower than in earlier runs, by more than normal variation",
+    why="The same measurement on the same hosts gave better values before, so something has "
+    "changed. At every step the job waits for its slowest part.",
+    fix="nccl-doctor report diff OLD NEW: see what else has changed; then check negotiated speed, "
+    "errors and counters, clocks, and other load on the host",
     severity=Severity.WARN,
-    by_deadline=True,  # what is slow beside its like in this very run, says why
+    by_deadline=True,  # a finding of this run about a slow link, host or rank explains it
 )
 
 SETUP_CHANGED = Kind(
     code="setup-changed",
     layer=Layer.ENV,
-    title="Versions, variables, interfaces or GPUs are not those of earlier runs",
-    why="What worked before worked with the others: where something is broken or slow now, look "
-    "here first.",
-    fix="if it was not meant, put back what the earlier runs had",
+    title="Versions, variables, interfaces or GPUs differ from earlier runs",
+    why="Earlier runs worked with other values. If something is broken or slow now, look at these "
+    "changes first.",
+    fix="if the change was not intended, restore the value of the earlier runs",
     severity=Severity.INFO,
 )
 
 BASELINE_SHORT = Kind(
     code="baseline-too-short",
     layer=Layer.SPEED,
-    title="There are too few earlier runs to tell a change from noise",
-    why="Speeds differ from run to run; how far, only several runs can say.",
+    title="Too few earlier runs to tell a change from noise",
+    why="Speeds vary from run to run; several runs are needed to know by how much.",
     fix="keep the reports of these hosts in the folder that --baseline names: "
     "--json DIR/<date>.json",
     severity=Severity.INFO,

@@ -19,7 +19,7 @@ DERIVED = "derived from "
 
 @dataclass(frozen=True)
 class LaunchProblem:
-    """Something wrong with what the launcher said; becomes a finding of the same code.
+    """Error in the values of the launcher; becomes a finding of the same code.
 
     `variables` maps the names involved to their values as found (None: not set). `fatal` is False
     where torch would start all the same, and only other readers of the environment are misled.
@@ -55,7 +55,7 @@ class LaunchProblem:
 
 @dataclass(frozen=True)
 class Launch:
-    """Who this process is in the job, and which variable said so.
+    """Rank, world size and address of this process in the job, and the variable of each value.
 
     A field that nothing told, or told wrongly, is None. `sources` maps field name → variable name,
     `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent serves
@@ -78,18 +78,18 @@ class Launch:
     problems: tuple[LaunchProblem, ...] = ()
 
     def is_complete(self) -> bool:
-        """Whether all four values of torch's env:// rendezvous are known."""
+        """True if all four values of torch's env:// rendezvous are known."""
         return None not in (self.rank, self.world_size, self.master_addr, self.master_port)
 
     @property
     def per_host(self) -> bool:
-        """Whether one process was started per host and told its node rank only (Kubeflow): the
-        local ranks have yet to be started.
+        """True if one process was started per host and has its node rank only (Kubeflow): the local
+        ranks have yet to be started.
         """
         return self.launcher == "kubeflow"
 
     def told(self, name: str) -> Any:
-        """The value of a field if somebody said it; None where it was only derived."""
+        """Value of a field if a variable gave it; None if it was only derived."""
         return None if self.sources.get(name, "").startswith(DERIVED) else getattr(self, name)
 
     def to_json(self) -> dict[str, Any]:

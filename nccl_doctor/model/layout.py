@@ -1,4 +1,4 @@
-"""Which ranks run on which host, and over which backend, once the hosts have spoken. Pure.
+"""Placement of ranks on hosts, and the backend, after all hosts have signed in. Pure.
 
 As torchrun lays them out: in order of node rank, as many on each host as it asked for, so that
 hosts may be uneven.
@@ -16,7 +16,9 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Claim:
-    """What one host says: its node rank (None: it takes any), of how many, and its ranks."""
+    """Values that one host signs in with: its node rank (None: any), the number of nodes, and its
+    number of ranks.
+    """
 
     seat: int
     node_rank: int | None
@@ -41,8 +43,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """`nodes` are all places in order of node rank, also of hosts that are not here; `seats` maps
-    the seat of each host that is to its place. Hosts that claim one node rank share its place.
+    """Placement of all ranks: `nodes` are all places in order of node rank, also of absent hosts;
+    `seats` maps the seat of each present host to its place. Hosts with the same node rank share its
+    place.
     """
 
     nodes: tuple[Place, ...]
@@ -67,7 +70,7 @@ class Layout:
 
 
 def agree(claims: Sequence[Claim], nnodes: int) -> bool:
-    """Whether the claims can all be true of one job of `nnodes` hosts."""
+    """True if the claims can all be true of one job of `nnodes` hosts."""
     told = [claim.node_rank for claim in claims if claim.node_rank is not None]
     return (
         len(claims) <= nnodes
@@ -78,7 +81,7 @@ def agree(claims: Sequence[Claim], nnodes: int) -> bool:
 
 
 def backend_of_all(told: Sequence[tuple[str, str | None]], own: str) -> str:
-    """The backend of a job whose participants were told so, each by its own options.
+    """Backend of a job, from the options of all participants.
 
     What most were told by name; else nccl as soon as one of them has a GPU: a host without is then
     seen to lack one, whichever host it is.

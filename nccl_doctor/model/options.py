@@ -1,4 +1,4 @@
-"""What a run was asked to do: one record, the same for every participant.
+"""Options of a run: one record, the same for every participant.
 
 Filled by the command line and the configuration file; travels from the coordinator as JSON.
 """
@@ -22,7 +22,7 @@ class Options:
     the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
-    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the roll call
+    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the sign-in
     does not wait for them. `baseline` is where earlier reports are. With `redact`, the report gets
     pseudonyms as it is written, made with the key in the file `redact_key`, if there is one.
     """
@@ -69,7 +69,7 @@ class Options:
 class Flags:
     """The topology as the command line gives it; None where it was not given.
 
-    `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the roll call gives
+    `nproc_per_node` is `auto`, `gpu`, `cpu` or a number. With `any_node_rank` the sign-in gives
     out the node ranks (as torchrun's c10d rendezvous does), and the host that MASTER_ADDR leads to
     is node 0, unless `is_host` says which one is; `run_id` keeps such jobs apart. With
     `starts_ranks` this process is a host of the job even under a launcher: it is a command behind
@@ -114,13 +114,13 @@ def contradictions(flags: Flags, launch: Launch) -> list[str]:
         option = f"--{name.replace('_', '-')} {given}"
         if told is None:
             lines.append(
-                f"{option}: under {launch.launcher} this comes from the environment, where it is "
-                f"missing; export {variable}={given} instead"
+                f"{option}: under {launch.launcher} this value comes from the environment, where "
+                f"it is missing; export {variable}={given} instead"
             )
         elif str(given) != str(told):
             source = launch.sources.get(field_name, "")
             lines.append(
-                f"{option}: {launch.launcher} says {told}{f' ({source})' if source else ''}; "
+                f"{option}: {launch.launcher} has {told}{f' ({source})' if source else ''}; "
                 f"leave the option out"
             )
     return lines

@@ -1,4 +1,4 @@
-"""The report as data: what every renderer reads, and what is saved as JSON.
+"""Report as data: what every renderer reads, and what is saved as JSON.
 
 A report holds everything that was gathered, so a saved one can be judged again elsewhere, with
 newer rules: `cluster_of` is the inverse of `record`.
@@ -163,7 +163,7 @@ def run_of(cluster: Cluster) -> Json:
 
 
 def cluster_of(report: Report) -> Cluster:
-    """What was gathered, from a report: the inverse of `record` and `run_of`.
+    """Cluster from a report: the inverse of `record` and `run_of`.
 
     Raises:
         ValueError: the report does not hold a whole cluster; says what is wrong.
@@ -230,7 +230,7 @@ class _Node:
         return value
 
     def maybe(self, key: str, what: type[T]) -> T | None:
-        """As `get`, but null and absence are None."""
+        """Value of the right type, as `get`; null and a missing value are None."""
         return None if self.data.get(key) is None else self.get(key, what)
 
     def choice(self, key: str, what: type[E]) -> E:
@@ -339,7 +339,7 @@ def _host(node: _Node) -> Host:
 def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
-        raise ValueError(f"{node.path}.host_id is {host_id}, which is the id of no host")
+        raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
     launch = node.maybe("launch", dict)
     return Rank(
         seat=node.get("seat", int),

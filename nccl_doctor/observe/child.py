@@ -25,18 +25,18 @@ from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.toolkit.forks import end, fork, kill, living, rename, settle, signal_name
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""More than this from one piece of work is a fault of the check, not a fact."""
+"""Largest size of facts; a check with more has a fault."""
 MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
 FILES = 4
-"""Open files of the parent for each child, which the later ones inherit."""
+"""Open files of the parent for each child; later children inherit them."""
 _MUTE = ("T", "t", "Z", "")
-"""State letters of processes that answer no signal."""
+"""State letters of processes that react to no signal."""
 _GO_ON, _LEAVE = b"+", b"-"
 
 Work = Callable[["Line"], Mapping[str, Any]]
-"""Runs in the child: is given the line to whoever waits, returns the facts."""
+"""Function that runs in the child: gets the line to the parent, returns the facts."""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Job:
 
 @dataclass
 class Told:
-    """What the child has said of the job that it is at; `since` is when it took it."""
+    """Messages of the child about its current job; `since` is when the job began."""
 
     since: float
     log_from: int = 0
@@ -97,7 +97,7 @@ class Child:
 
     @property
     def job(self) -> Job:
-        """What it is at."""
+        """The current job."""
         return self.jobs[0]
 
     @property
@@ -111,7 +111,7 @@ class Child:
         data = os.read(self.pipe, 1 << 16)
         told.received += len(data)
         if told.received > MAX_MESSAGE_BYTES:
-            told.result = {"raised": f"sent more than {MAX_MESSAGE_BYTES} bytes"}
+            told.result = {"raised": f"the facts are larger than {MAX_MESSAGE_BYTES} bytes"}
             return False
         self._buffer += data
         if b"\n" not in data:
@@ -131,7 +131,7 @@ class Child:
 
     @property
     def ready(self) -> bool:
-        """It has answered, and waits to be sent on to its next job."""
+        """True if it has answered, and waits for its next job."""
         return self._told.result is not None and len(self.jobs) > 1
 
     def send_on(self) -> Outcome:
@@ -143,7 +143,7 @@ class Child:
         return outcome
 
     def relieve(self) -> list[Job]:
-        """Let it do no more than what it is at. Returns: the rest."""
+        """Take the jobs that have not begun away from the child. Returns: these jobs."""
         rest = list(self.jobs)[1:]
         if rest:
             self.jobs = deque([self.job])
@@ -191,7 +191,7 @@ class Child:
 
     @property
     def fell(self) -> bool:
-        """It has ended without an answer, while it had other jobs before or after this one."""
+        """True if it ended without an answer, and had other jobs before or after this one."""
         return self._told.result is None and not self.alone
 
     def _outcome(self, late: bool, status: int | None) -> Outcome:

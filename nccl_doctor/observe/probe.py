@@ -1,4 +1,5 @@
-"""Every `observe()` in a forked child, which may hang, crash or be killed without harming the run.
+"""Probes: every `observe()` in a forked child, which may hang, crash or be killed without harm to
+the run.
 
 One that misses its deadline is first examined as a person would (what was its last step, its Python
 stack, its /proc state, the end of its output), then killed with all it started.
@@ -30,11 +31,11 @@ __all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "run"]
 AT_ONCE = 64
 """Children at the same time."""
 PATIENCE_S = 1.0
-"""What takes longer than this in a shared child has it for itself."""
+"""Time in a shared child after which the other jobs get another child."""
 STACK_WAIT_S = 0.3
-"""For the stacks of those that missed their deadlines."""
+"""Time for the stacks of children that missed their deadlines."""
 _OWN_FILES = 64
-"""What a child needs for itself."""
+"""Open files that a child needs for itself."""
 
 
 def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
@@ -70,12 +71,12 @@ class _Crew:
 
     @property
     def busy(self) -> bool:
-        """There is somebody to wait for, or something to do."""
+        """True if a child is running, or a job is left."""
         return bool(self._children or self._to_come)
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """How each job ended."""
+        """Outcome of each job, in order."""
         return [self._outcomes[id(job)] for job in self._jobs]
 
     def fork(self) -> None:
@@ -85,7 +86,7 @@ class _Crew:
             now = time.monotonic()
             for job in jobs:
                 if now >= job.deadline:
-                    words = f"no room in time: {self._room} children at once"
+                    words = f"not started in time: at most {self._room} child processes run at once"
                     self._outcomes[id(job)] = Outcome(OutcomeStatus.UNTESTED, reason=words)
             in_time = [job for job in jobs if now < job.deadline]
             if in_time:

@@ -1,4 +1,4 @@
-"""One archive for a support ticket: texts, and a manifest that says what is there and what is not.
+"""Archive for a support ticket: texts, and a manifest of what is in it and what was left out.
 
 Nothing of the machine that packs it gets into the archive by the way: no owner, no file names.
 """
@@ -30,7 +30,7 @@ ROOT = "nccl-doctor-bundle"
 """Folder in the archive."""
 _HEAD = 1 << 20
 _TAIL = 7 << 20
-"""Bytes of a long log that are kept from its start, where NCCL says what it found, and its end."""
+"""Bytes of a long log that are kept from its start, with the set-up of NCCL, and its end."""
 _WHOLE, _NOT_WHOLE = b"+", b"-"
 _MOST_LOGS = 64
 _DUMPS = {"NCCL_DEBUG_FILE": b"NCCL ", "NCCL_TOPO_DUMP_FILE": b"<system"}
@@ -47,7 +47,7 @@ class Piece:
 
 
 class Bundle:
-    """What goes into the archive."""
+    """Files and manifest of the archive."""
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[str, bytes]] = {}
@@ -111,8 +111,9 @@ class Bundle:
 
 
 def named_logs(report: Report) -> list[Path]:
-    """Logs and topologies that NCCL wrote where the job's variables say, as far as they are on this
-    host. A report may come from anywhere: what it names counts only if NCCL wrote it.
+    """Logs and topologies that NCCL wrote to the files named by the job's variables, if they are on
+    this host. A report may come from any source: a file that it names is used only if NCCL wrote
+    it.
     """
     named = {
         (variable, value)
@@ -158,10 +159,10 @@ def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[P
             continue
         is_whole, data = told.startswith(_WHOLE), told[len(_WHOLE) :]
         if not raw and b"\0" in data:
-            packed.leave_out(str(path), "no text, so that names in it cannot be replaced")
+            packed.leave_out(str(path), "not text, so names in it cannot be replaced by pseudonyms")
             continue
         if not is_whole:
-            packed.leave_out(str(path), f"the middle: longer than {(_HEAD + _TAIL) >> 20} MiB")
+            packed.leave_out(str(path), f"its middle part: longer than {(_HEAD + _TAIL) >> 20} MiB")
         yield Piece(f"logs/{i:02d}-{path.name}" if raw else f"logs/{i:02d}.txt", str(path), data)
 
 

@@ -1,4 +1,4 @@
-"""What two reports do not share, for people. Pure."""
+"""Differences between two reports, as text. Pure."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool
         if small:
             notes.append(f"{small} changed by less than {100 * SHARE:.0f} % (-v)")
         if busy:
-            notes.append(f"{busy} measured on a busy machine, which says nothing (-v)")
-    notes.append("two runs cannot tell a change from noise: --baseline DIR with five or more can")
+            notes.append(f"{busy} measured on a busy machine, so not reliable (-v)")
+    notes.append("two runs cannot tell a change from noise: use --baseline DIR with five or more")
     for note in notes:
         yield from _wrap(note, width, "  · ")
 

@@ -16,9 +16,9 @@ from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
 from nccl_doctor.report.text import safe
 
 MOST = 10
-"""Annotations of one kind that GitHub keeps from one step."""
+"""Most annotations of one kind that GitHub keeps from one step."""
 ROOM = 1 << 20
-"""Bytes of a step summary that GitHub takes."""
+"""Largest step summary that GitHub takes, in bytes."""
 _LONGEST = 1000
 _REST = "\nThe rest is in the report.\n"
 _COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)

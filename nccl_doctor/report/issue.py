@@ -18,7 +18,7 @@ from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.report.formats.markdown import code, prose
 from nccl_doctor.report.places import MOST_PLACES, Places
 
-UNKNOWN = "_(please say)_"
+UNKNOWN = "_(please fill in)_"
 _NONE = "_(not in the report)_"
 _LOG_LINES = 40
 _MOST_LOGS = 3

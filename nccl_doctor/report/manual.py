@@ -1,4 +1,4 @@
-"""The pages of checks and finding codes: what `explain` prints and what the documentation holds.
+"""Pages of checks and finding codes, as `explain` and the documentation show them.
 
 Each page is Markdown that reads as well in a terminal. Pure functions of what the registry found.
 """
@@ -46,7 +46,7 @@ def check_page(check: Check) -> str:
         "",
         f"- layer: {check.layer.value}",
         f"- observed: {observes}",
-        f"- from: `--level {check.level.value}`",
+        f"- lowest level: `--level {check.level.value}`",
         "- finds:",
         *_bullets(f"{kind.code} ({kind.severity.value}): {kind.title}" for kind in check.kinds),
         "",
@@ -69,8 +69,8 @@ def _kind_page(kind: Kind, owners: tuple[str, ...]) -> str:
         "",
         f"- layer: {kind.layer.value}",
         f"- severity: {kind.severity.value}",
-        f"- check: {', '.join(owners) or 'the engine itself'}",
-        *(["- drains the host, with `--exit-profile slurm`"] if kind.drains else []),
+        f"- check: {', '.join(owners) or 'none: found by the engine'}",
+        *(["- drains the host with `--exit-profile slurm`"] if kind.drains else []),
         "",
         *_paragraph(f"Why: {kind.why}"),
         "",

@@ -1,4 +1,4 @@
-"""What is known of the link between every two hosts: the data of maps of the network. Pure.
+"""Known facts about the link between every two hosts: the data of network maps. Pure.
 
 Facts of checks are read by their names, and whatever of them is not there, or is not as this
 version knows it, is not known.
@@ -29,7 +29,7 @@ _WORDS = {
     "refused": "connection refused",
     "rejected": "rejected by a firewall",
     "unreachable": "no route",
-    "no-neighbour": "nobody has the address",
+    "no-neighbour": "no host has the address",
     "own-address": "the caller has the same address",
     "intercepted": "something else answers",
     "mtu": "large packets are lost",
@@ -62,7 +62,7 @@ class Link:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything was tried on it."""
+        """True if anything was tried on it."""
         return bool(self.reach) or self.rtt_us is not None or self.rate is not None
 
     def in_words(self) -> str:
@@ -91,12 +91,12 @@ class Network:
 
     @cached_property
     def usual_rtt_us(self) -> float | None:
-        """The median of the links that nobody blames; of all links, where there is no such one."""
+        """Median over the links that no finding blames; over all links, if each one is blamed."""
         return self._usual("rtt_us")
 
     @cached_property
     def usual_rate(self) -> float | None:
-        """As `usual_rtt_us`, in bytes per second."""
+        """Median rate in bytes per second, over the same links as `usual_rtt_us`."""
         return self._usual("rate")
 
     def at(self, pair: Pair) -> Link:

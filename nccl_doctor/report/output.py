@@ -1,4 +1,4 @@
-"""Put a report where it was asked for: a file, a stream, a place beside the coordinator's."""
+"""Writing of a report to its outputs: a file, a stream, a file next to that of the coordinator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def save(report: Report, form: str, path: str) -> None:
 
 @dataclass(frozen=True)
 class Covered:
-    """A report as it may be seen, and what is said beside it, with the same pseudonyms.
+    """Report with pseudonyms, if `--redact` is given, and lines for stderr with the same
+    pseudonyms.
 
     `problem` says why nobody will know what the pseudonyms stand for, where that is so.
     """
@@ -87,11 +88,11 @@ def covered(
         said = tuple(map(text.replaced, said))
         cover.keep(text.book)
     if path is None and not report.redacted:
-        _complain("what the pseudonyms stand for is kept nowhere: no file was asked for (--json)")
+        _complain("the map of the pseudonyms is not saved: no output file is given (--json)")
     try:
         cover.write()
     except OSError as error:
-        words = f"what the pseudonyms stand for was not saved: {path}: {error.strerror or error}"
+        words = f"the map of the pseudonyms was not written: {path}: {error.strerror or error}"
         return Covered(redacted, tuple(said), words)
     return Covered(redacted, tuple(said))
 
@@ -139,10 +140,10 @@ def code_of(report: Report, options: Options, code: int) -> int:
 
 
 def leave(departure: ParticipantResult, launch: Launch, options: Options) -> int:
-    """Print and save what a participant has to say as it leaves; returns its exit code.
+    """Print and save the report of a participant at its end; returns its exit code.
 
-    The coordinator's report goes to stdout and to the files that were asked for. The own view of
-    one that never got in goes to stderr and beside the JSON file, once per host.
+    The coordinator's report goes to stdout and to the output files. The partial report of a host
+    that could not sign in goes to stderr and to a file next to the JSON file, once per host.
     """
     report = departure.report
     if report is None:
@@ -184,7 +185,7 @@ def give(
         code: the doctor's exit code so far.
         made_of: the file that the report comes from, which the map then belongs beside.
         said: what else to say on stderr; names in it become pseudonyms too.
-        aside: the report is the own view of one host, and goes to stderr.
+        aside: the report is the partial report of one host, and goes to stderr.
 
     Returns: the exit code, in the words of the exit profile.
     """
@@ -192,7 +193,7 @@ def give(
         seen = covered(report, options, outputs, made_of=made_of, said=said)
     except (OSError, ValueError) as error:
         verdict = report.verdict.upper()
-        _complain(f"{verdict}; the report was not redacted, and is kept to ourselves: {error}")
+        _complain(f"{verdict}; the report could not be redacted, so it is not shown: {error}")
         return code_of(report, options, max(code, 3))
     report = seen.report
     for words in filter(None, (seen.problem, *seen.said)):
@@ -264,8 +265,9 @@ def _summarised(report: Report, path: str) -> bytes:
 
 
 def relay(departure: ParticipantResult, launch: Launch) -> int:
-    """Say to whoever started this host over ssh, as JSON on stdout and nothing else, what it needs:
-    the report, or the own view of a host that never got in; once per host.
+    """Write to stdout, as JSON and nothing else, the report for the process that started this host
+    over ssh: the report of the coordinator, or the partial report of a host that could not sign in;
+    once per host.
     """
     if departure.report is not None and launch.local_rank in (0, None):
         save(departure.report, "json", "-")
@@ -273,7 +275,7 @@ def relay(departure: ParticipantResult, launch: Launch) -> int:
 
 
 def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
-    """Where an own view is left: `report.json` of node 2 becomes `report.node2.json`.
+    """Outputs for a partial report: `report.json` of node 2 becomes `report.node2.json`.
 
     As JSON, which `report merge` reads, and as the termination message: that file is each
     container's own.

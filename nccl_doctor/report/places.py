@@ -1,4 +1,4 @@
-"""Where something is, in words, for every renderer that people read."""
+"""Places in words, for every renderer that people read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_PLACES = 6
 
 
 class Places:
-    """Where a finding is, in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
+    """Places of a report's findings in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
 
     def __init__(self, report: Report) -> None:
         names = {host.get("id"): host.get("host") for host in report.hosts}

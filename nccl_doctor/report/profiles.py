@@ -1,4 +1,4 @@
-"""Exit code and one line, as the systems read them that run the doctor unattended. Pure.
+"""Exit code and one line for other systems that run nccl-doctor unattended. Pure.
 
 The same number means different things to them, so there is a profile for each:
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 PROFILES = ("native", "slurm", "npd", "nagios")
 NPD_BYTES = 80
-"""node-problem-detector cuts a longer message, unless it is told otherwise."""
+"""Longest message of node-problem-detector by default; it cuts longer ones."""
 REASON_BYTES = 200
-"""Of a Reason in Slurm, which is read in a column of `sinfo -R`."""
+"""Longest Reason for Slurm, which is read in a column of `sinfo -R`."""
 
 _OK, _WARNING, _CRITICAL, _UNKNOWN = range(4)
 _NAGIOS: Mapping[int, int] = {0: _OK, 1: _CRITICAL, 2: _UNKNOWN, 3: _UNKNOWN}
@@ -35,7 +35,7 @@ _PROGRAM = "nccl-doctor"
 
 
 class Told(NamedTuple):
-    """What a system is told: an exit code and one line for stdout, empty where it wants none."""
+    """Answer for another system: an exit code and one line for stdout, empty if it wants none."""
 
     code: int
     line: str
@@ -67,7 +67,7 @@ def tell(report: Report, profile: str, code: int) -> Told | None:
 
 
 def unable(profile: str, message: str) -> Told | None:
-    """What a system is told when there is no report: the doctor was called wrongly, or broke.
+    """Answer for another system without a report: nccl-doctor had wrong options or an error.
 
     Returns: None for `native`.
     """
@@ -82,7 +82,7 @@ def unable(profile: str, message: str) -> Told | None:
 
 
 def profile_of(arguments: Sequence[str]) -> str:
-    """The profile that a command line asks for, however wrong the rest of it is."""
+    """Profile in a command line, also if the rest of the line is wrong."""
     words = list(arguments)
     words = words[: words.index("--")] if "--" in words else words
     given = [word.partition("=")[2] for word in words if word.startswith("--exit-profile=")]
@@ -91,7 +91,7 @@ def profile_of(arguments: Sequence[str]) -> str:
 
 
 def drains(finding: Finding) -> bool:
-    """Whether it takes its host out of service: broken for certain, and for every job."""
+    """True if the finding takes its host out of service: certainly broken, for every job."""
     return (
         finding.kind.drains
         and finding.level is Severity.FAIL
@@ -113,7 +113,7 @@ def _reason(report: Report, reasons: Sequence[Finding]) -> str:
 
 
 def _headline(report: Report, code: int, *, titles: bool = False) -> str:
-    """The first root cause where something failed, else the report in one sentence."""
+    """First root cause if something failed, else the summary of the report."""
     roots = report.root_causes
     if code != 1 or not roots:
         return _plain(report.summary)
@@ -123,7 +123,7 @@ def _headline(report: Report, code: int, *, titles: bool = False) -> str:
 
 
 def _what(report: Report, finding: Finding) -> str:
-    """Code and hosts; the host that was examined alone knows who it is."""
+    """Code and hosts; without hosts if only one host was examined."""
     hosts = finding.where.hosts
     if not hosts or len(report.hosts) < 2:
         return finding.code

@@ -31,7 +31,7 @@ class Table:
 
 
 def is_table(value: Any) -> bool:
-    """Whether a fact has the shape of a table, row by row."""
+    """True if a fact has the shape of a table, row by row."""
     if not isinstance(value, Mapping) or set(value) != {"columns", "rows"}:
         return False
     columns, rows = value["columns"], value["rows"]

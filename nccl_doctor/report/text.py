@@ -301,7 +301,7 @@ def counts(report: Report) -> str:
 
 
 def _baseline(page: _Page, report: Report) -> None:
-    """How many earlier runs this one was held against, and why other files were not taken."""
+    """How many earlier runs this one was compared with, and why other files were not used."""
     told = report.run.get("baseline")
     if isinstance(told, Mapping) and isinstance(told.get("text"), str):
         page.line(told["text"], first="baseline: ", rest="  ")

@@ -1,4 +1,4 @@
-"""What the tools of vendors and of the system print on this host: for support tickets.
+"""Output of vendor and system tools on this host, for support tickets.
 
 All of them run at once, without a shell, until one deadline. A tool that does not end is killed,
 and left alone where even that does not end it: a wedged driver must not keep anybody waiting.
@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Printed:
-    """What became of one command: its output, or why there is none (`problem`)."""
+    """Result of one command: its output, or the reason why there is none (`problem`)."""
 
     command: tuple[str, ...]
     text: str = ""

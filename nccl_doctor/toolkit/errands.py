@@ -1,4 +1,4 @@
-"""Work on files, each piece in a process of its own: their disk or file server may never answer.
+"""Work on files, each piece in its own process: a disk or file server may never answer.
 
 Who asks such a disk waits in the kernel, and on some file systems not even SIGKILL ends that. So no
 process that anybody waits for asks by itself. It sends a child, which it leaves behind where that
@@ -21,7 +21,7 @@ from typing import NoReturn
 from nccl_doctor.toolkit import forks
 
 PATIENCE_S = 5.0
-"""Without a sign of life; a busy file server takes a second or two."""
+"""Longest time without a sign of life; a busy file server takes a second or two."""
 _REAP_S = 0.05
 _ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
 
@@ -39,8 +39,8 @@ _memory = _Memory()
 
 
 def leave_by(deadline: float) -> None:
-    """From now on there is a third of the time that is left until then to wait for a sign of life,
-    and half of it for a whole piece of work.
+    """Set the end of this process: from now on, a third of the time left is the limit to wait for a
+    sign of life, and half of it for a whole piece of work.
 
     Args:
         deadline: `time.monotonic()` second at which this process is gone, whatever it was told.
@@ -49,7 +49,7 @@ def leave_by(deadline: float) -> None:
 
 
 def alive() -> None:
-    """Said by work that takes long, whenever the disk has answered."""
+    """Report a sign of life; called by long work whenever the disk has answered."""
     if _memory.waits is not None:
         os.write(_memory.waits, _ALIVE)
 
@@ -66,7 +66,7 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     """
     folder = os.path.join(os.path.abspath(folder), "")
     if folder.startswith(tuple(_memory.silent)):
-        raise TimeoutError(errno.ETIMEDOUT, "no answer before, and so not asked again")
+        raise TimeoutError(errno.ETIMEDOUT, "no answer before, so not tried again")
     pipe, write_end = os.pipe()
     pid, parent = forks.fork()
     if pid == 0:
@@ -92,7 +92,7 @@ def _hear(pipe: int) -> bytes:
     """Everything that the child has to say.
 
     Raises:
-        TimeoutError: it fell silent, or is too slow.
+        TimeoutError: it stopped responding, or is too slow.
     """
     left = max(0.0, _memory.leave_by - time.monotonic())
     patience, until = min(PATIENCE_S, left / 3), time.monotonic() + left / 2
@@ -103,7 +103,7 @@ def _hear(pipe: int) -> bytes:
             return bytes(told)
         told += data
         if time.monotonic() > until:
-            raise TimeoutError(errno.ETIMEDOUT, f"not done within {left / 2:.1f} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"not finished within {left / 2:.1f} s")
     raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.1f} s")
 
 
@@ -113,7 +113,7 @@ def _answer(told: bytes) -> bytes:
         return said
     if how == _REFUSED:
         raise OSError(*json.loads(said))
-    raise RuntimeError(said.decode() or "the process that was sent to the disk has died")
+    raise RuntimeError(said.decode() or "the process that accessed the disk has died")
 
 
 def _serve(work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:

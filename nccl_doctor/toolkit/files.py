@@ -1,4 +1,4 @@
-"""Files of the user, read and written so that neither a dead disk nor a reader comes to harm.
+"""Reading and writing of the user's files, safe against dead disks and concurrent readers.
 
 A reader of what is written sees the old file or the whole new one. What does not answer is an
 error, as what is not there (`nccl_doctor.toolkit.errands`).
@@ -20,7 +20,7 @@ _OWN = re.compile(r"/proc/self/fd/([0-9]+)")
 _DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/self/fd/")
 _STREAM = b"stream"
 _PIECE = 1 << 20
-"""Bytes that are read or written at once: the next sign of life comes after them."""
+"""Bytes that are read or written at a time; a sign of life follows each piece."""
 
 
 def read(path: str | Path, most: int = -1) -> bytes:
@@ -35,7 +35,7 @@ def read(path: str | Path, most: int = -1) -> bytes:
 
 
 def write_whole(path: str | Path, text: str) -> None:
-    """Write UTF-8 text to a temporary file beside `path`, then put it in its place.
+    """Write UTF-8 text to a temporary file next to `path`, then rename it.
 
     What has to stay the file that it is, is written where it stands: a device, a pipe or an open
     stream (/dev/stdout), a file that is a mount, and one in a folder where no other can be made.

@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 living: set[int] = set()
-"""Process ids of the children of this process, for whoever has to kill them in a hurry."""
+"""Process ids of the children of this process, for the watchdog that kills them."""
 
 
 def kill_living() -> None:
@@ -63,7 +63,7 @@ def fork_service(name: str, serve: Callable[[], None]) -> int:
 
 
 def fork_child(body: Callable[[], int]) -> int:
-    """Fork a process that runs `body`, leaves with the code it returns, and dies with this one.
+    """Fork a process that runs `body`, exits with the code it returns, and dies with this one.
 
     Returns: its process id; the caller reaps it.
     """
@@ -88,7 +88,7 @@ def stop_service(pid: int) -> None:
 
 
 def settle(name: str, parent: int) -> None:
-    """What every forked process does first: die with the parent, own process group, own signals."""
+    """Prepare a forked process: die with the parent, own process group, own signals."""
     _die_with(parent)
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)

@@ -1,4 +1,4 @@
-"""Which environment variables and words may be recorded, and with what hidden.
+"""Environment variables and words that may be recorded, and secrets that are masked in them.
 
 An allow-list, never a full dump: what is not about the launch, the network or the GPU stays out of
 facts, reports and support tickets.
@@ -74,7 +74,7 @@ def _text(value: str) -> str:
 
 
 def command_line(argv: Sequence[str]) -> str:
-    """Our own command line for the report: of a command behind `--` only its first word, as its
+    """Command line for the report: of a command after `--` only its first word, because its
     arguments may hold secrets.
     """
     at = argv.index("--") if "--" in argv else len(argv)

@@ -1,4 +1,4 @@
-"""Did you mean: a near miss of a name."""
+"""Suggestions for a misspelt name."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {  # what is wrong → content, and wo
         broken("ranks", 0, "launch", "sources", value=7),
         "report.ranks[0].launch is not",
     ),
-    "a rank of no host": (broken("ranks", 0, "host_id", value=7), "which is the id of no host"),
+    "a rank of no host": (broken("ranks", 0, "host_id", value=7), "but no host has that id"),
 }
 
 

@@ -28,7 +28,7 @@ def run(folder: Path, config: Any, *options: str) -> tuple[int, dict[str, Any]]:
         (None, "cannot read ds.json: No such file or directory"),
         ("{", "ds.json is not JSON"),
         ('["stage"]', "ds.json is not an object"),
-        ('{"stage": 1, "stage": 2}', 'the key "stage" stands there twice'),
+        ('{"stage": 1, "stage": 2}', 'the key "stage" is given twice'),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(

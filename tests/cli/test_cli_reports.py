@@ -77,7 +77,7 @@ def test_explain_prints_the_page_of_a_check():
 
 
 def test_explain_knows_the_engines_own():
-    assert "check: the engine itself" in program("explain", "rank-silent").stdout
+    assert "check: none: found by the engine" in program("explain", "rank-silent").stdout
 
 
 def test_show(saved):

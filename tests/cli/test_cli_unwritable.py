@@ -144,7 +144,7 @@ def test_a_run_whose_folders_are_full_is_no_success(there):
     assert left.splitlines() == ["fill", "report.json", "old"]
     assert done.stderr.splitlines() == [
         "nccl-doctor: the report was not saved: full/report.json: No space left on device",
-        "nccl-doctor: the own view was not saved: full/node0.json: No space left on device",
+        "nccl-doctor: the partial report was not saved: full/node0.json: No space left on device",
     ]
 
 
@@ -277,9 +277,7 @@ def test_a_disk_that_does_not_answer(there):
             first, *others = done.stderr.splitlines()
             assert first.endswith(": no answer within 5.0 s")
             assert len(others) == len(formats()) - 1
-            assert all(
-                line.endswith(": no answer before, and so not asked again") for line in others
-            )
+            assert all(line.endswith(": no answer before, so not tried again") for line in others)
         packed = ("report", "bundle", "GOOD", "--no-tools", "--output", f"{disk}/b.tar.gz")
         for redact, what in (((), "the map of the pseudonyms"), (("--no-redact",), "the bundle")):
             done = program(*packed, *redact, cwd=there)

@@ -36,11 +36,11 @@ BAD = {
     "run --timeout 5 --collective-timeout 9": "--collective-timeout 9 is longer than --timeout 5",
     "run --nnodes 0": "'0' is not a whole number, at least 1",
     "run --nnodes 1:4": "'1:4' is not a whole number, at least 1 (a range of nodes",
-    "run --nnodes 2": "--nnodes 2: give --master-addr, the name or address of node 0",
+    "run --nnodes 2": "--nnodes 2 needs --master-addr, the name or address of node 0",
     "run --node-rank 1": "--node-rank 1 is out of range for --nnodes 1",
     "run --node-rank -1": "'-1' is not a whole number, at least 0",
-    "run --nproc-per-node 0": "'0' is not auto, gpu, cpu or a number from 1",
-    "run --nproc-per-node tpu": "'tpu' is not auto, gpu, cpu or a number from 1",
+    "run --nproc-per-node 0": "'0' is not auto, gpu, cpu or a whole number from 1",
+    "run --nproc-per-node tpu": "'tpu' is not auto, gpu, cpu or a whole number from 1",
     "run --master-port 0": "'0' is not a whole number, 1 to 65535",
     "run --master-port 65536": "'65536' is not a whole number, 1 to 65535",
     "run --master-port 1_000": "'1_000' is not a whole number",
@@ -48,10 +48,10 @@ BAD = {
     "run --backend mpi": "'mpi' is not one of 'auto', 'nccl', 'gloo'",
     "run --level deep": "'deep' is not one of 'quick', 'standard', 'full'",
     "run --select rank": 'no check or finding code is named "rank"; did you mean "ranks"?',
-    "run --select ranks,": "'ranks,' holds an empty name",
+    "run --select ranks,": "'ranks,' contains an empty name",
     "run --ignore host-absnt": 'did you mean "host-absent"?',
     "run --select ranks --ignore ranks": "--select and --ignore leave no check to run",
-    "run --quiet -v": "--quiet and --verbose contradict each other",
+    "run --quiet -v": "--quiet and --verbose exclude each other",
     "run --json no/such/folder.json": "--json no/such/folder.json: the folder no/such does not",
     "run --json .": "--json .: a file name is needed, not a folder",
     "run --json=": "a file name is needed",
@@ -72,21 +72,21 @@ BAD = {
     "run --mesh dp=2 --select device_msh": 'did you mean "device_mesh"?',
     "run --frobnicate": "No such option '--frobnicate'",
     "run train.py": "Got unexpected extra argument",
-    "run --": "-- is followed by no command",
+    "run --": "no command after --",
     "run -- nosuch --nnodes 2": "-- nosuch: no such program in PATH",
     "run --nnodes 3 -- python -m torch.distributed.run --nnodes 2 train.py": "--nnodes 3: the "
-    "command says 2 (--nnodes); leave the option out",
+    "command has 2 (--nnodes); leave the option out",
     "run -- python -m torch.distributed.run --nnodes x train.py": "torchrun: --nnodes",
     "run --exit-profile zabbix": "'zabbix' is not one of 'native', 'slurm', 'npd', 'nagios'",
-    "run --redact-key k": "--redact-key is for --redact, which is not given",
+    "run --redact-key k": "--redact-key needs --redact",
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
-    "run --redact --redact-key /dev/null": "--redact-key /dev/null: it has to hold at least 8",
+    "run --redact --redact-key /dev/null": "--redact-key /dev/null: a key needs at least 8",
     "report issue nccl no.json": "cannot read no.json: No such file or directory",
     "report issue linux x": "'linux' is not one of 'deepspeed', 'nccl', 'pytorch'",
     "report issue nccl x --no-redact --redact-key k": "cannot read x: No such file",
     "report bundle no.json": "cannot read no.json: No such file or directory",
     "report bundle no.json --log no.log": "--log no.log: no such file",
-    "report show x --redact-key k": "--redact-key is for --redact, which is not given",
+    "report show x --redact-key k": "--redact-key needs --redact",
     "run --output-dir no/folder": "--output-dir no/folder: no such folder; create it",
     "run --nnodes 2 --node-rank 2 --master-addr a": "--node-rank 2 is out of range for --nnodes 2",
     "explain": "Missing argument 'CODE'",
@@ -100,7 +100,7 @@ BAD = {
     "report diff": "Missing argument 'OLD'",
     "report diff old.json": "Missing argument 'NEW'",
     "report diff no.json no.json": "cannot read no.json: No such file or directory",
-    "report diff - -": "OLD and NEW are both -: only one of them can have stdin",
+    "report diff - -": "OLD and NEW are both -: only one of them can be stdin",
     "report diff --format html a b": "'html' is not one of 'text', 'json'",
     "report merge": "Missing argument 'FILE...'",
     "report merge no.json": "cannot read no.json: No such file or directory",
@@ -134,8 +134,8 @@ def test_only_the_participant_that_writes_the_report_needs_its_folder():
 
 def test_flags_under_a_launcher_must_agree_with_it():
     words = error_of(program("run", "--nnodes", "3", "--master-port", "1", env=TORCHRUN))
-    assert "--nnodes 3: torchrun says 2" in words
-    assert "--master-port 1: torchrun says 29500" in words
+    assert "--nnodes 3: torchrun has 2" in words
+    assert "--master-port 1: torchrun has 29500" in words
 
 
 def test_without_a_command_there_is_help_and_no_success():

@@ -46,6 +46,6 @@ def test_the_folder_that_hosts_share(disk: Path, make_lab: Callable[..., Lab]) -
     )
     assert run.codes == [3, 3], str(run)
     for done in run.done:
-        assert f"the own view was not saved: {disk}" in done.stderr, str(run)
+        assert f"the partial report was not saved: {disk}" in done.stderr, str(run)
     assert len(run.leftovers) == 2, str(run)  # each host has asked once
     assert run.seconds < START_S + TOTAL_S + PATIENCE_S, str(run)

@@ -70,7 +70,7 @@ def srun_without_any_flag(cluster: Slurm) -> None:
 def a_flag_against_srun(cluster: Slurm) -> None:
     run = cluster.doctor(["-N2", "--ntasks-per-node=1"], "--nnodes", "3")
     assert run.codes == [2], str(run)
-    assert "--nnodes 3: srun says 2 (SLURM_" in run.done[0].stderr
+    assert "--nnodes 3: srun has 2 (SLURM_" in run.done[0].stderr
 
 
 def a_fault_on_one_host(cluster: Slurm) -> None:

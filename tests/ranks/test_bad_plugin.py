@@ -34,7 +34,7 @@ MISTAKES = {
     "cannot_judge": (FINE.replace("return ()", "raise KeyError('lost')"), "KeyError"),
     "cannot_look": (FINE.replace("return {}", "raise KeyError('lost')"), "raised"),
     "hangs": (FINE.replace("return {}", "import time; time.sleep(1000)"), "hung"),
-    "dies": (FINE.replace("return {}", "import os; os.kill(os.getpid(), 11)"), "died of SIGSEGV"),
+    "dies": (FINE.replace("return {}", "import os; os.kill(os.getpid(), 11)"), "died (SIGSEGV)"),
 }
 """Body of the check, and what is said of it."""
 FORGIVEN = FINE + "    def deadline(self, ctx): raise KeyError('lost')\n"

@@ -60,14 +60,14 @@ def test_a_report_that_cannot_be_put_there_is_still_told(tmp_path: Path, disk: P
     assert "PASS: 2 ranks on 1 host are fit to train" in done.stdout
     json, markdown = done.stderr.splitlines()  # one wait, and not for each file
     assert re.search(rf"not saved: {disk}/a.json: no answer within [\d.]+ s$", json)
-    assert markdown.endswith(f"not saved: {disk}/a.md: no answer before, and so not asked again")
+    assert markdown.endswith(f"not saved: {disk}/a.md: no answer before, so not tried again")
 
 
 def test_own_views_that_cannot_be_put_there_do_not_stop_the_run(tmp_path: Path, disk: Path) -> None:
     ranks, first = told(tmp_path, f"--output-dir={disk}")
     assert first.code == 3
     assert ranks.report()["verdict"] == "pass"
-    assert f"the own view was not saved: {disk}" in first.stderr
+    assert f"the partial report was not saved: {disk}" in first.stderr
     assert first.stderr.count("no answer") == 1
 
 

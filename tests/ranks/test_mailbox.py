@@ -69,7 +69,7 @@ def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
 def test_a_letter_that_does_not_come_is_a_timeout_not_a_loss(door: tuple[int, int]) -> None:
     box = connect(door[0])
     started = time.monotonic()
-    with pytest.raises(StoreTimeout, match="nothing under none"):
+    with pytest.raises(StoreTimeout, match="no value for none"):
         box.get("none", 0.3)
     assert 0.3 <= time.monotonic() - started < 1.5
     box.put("still", 1)

@@ -47,7 +47,7 @@ def test_the_page_holds_every_case_and_every_bar(accuracy: ModuleType) -> None:
     for case in (*corpus.faults, *corpus.healthy):
         assert case.title.replace("|", "\\|") in text
     assert "| 2 | none | 2.0 |" in text
-    assert "it said nothing within 60 s on 1" in text
+    assert "it printed nothing within 60 s on 1" in text
     assert "missed" not in text
 
 

@@ -146,11 +146,11 @@ def test_speeds_of_a_busy_machine_are_said_to_be():
 def test_what_makes_it_doubtful_is_noted():
     old, new = saved(World(2).cluster(), 9), saved(World(2, backend="nccl").cluster(), 2)
     assert compared(old, replace(new, redacted=True)).notes == (
-        "one of the reports is redacted and the other is not: no name in them agrees",
-        "the first report is the newer one",
+        "one of the reports is redacted and the other is not: their names do not match",
+        "the first report is newer than the second",
         "backend gloo → nccl",
     )
-    assert "both are reports of one run" in compared(old, old).notes
+    assert "both reports are of the same run" in compared(old, old).notes
 
 
 def test_a_check_that_became_unknown():

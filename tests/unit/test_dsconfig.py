@@ -29,8 +29,8 @@ ZERO3: dict[str, Any] = {"stage": 3}
     [
         ("{", "is not JSON"),
         ("[1]", "is not an object"),
-        ('{"a": 1, "a": 2}', 'the key "a" stands there twice'),
-        ('{"a": {"b": 1, "b": 1}}', 'the key "b" stands there twice'),
+        ('{"a": 1, "a": 2}', 'the key "a" is given twice'),
+        ('{"a": {"b": 1, "b": 1}}', 'the key "b" is given twice'),
         ("[" * 100_000, "is nested too deeply"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_silent_folder_costs_one_wait_and_others_none(tmp_path: Path) -> None:
         errands.send(silent, lambda: time.sleep(100) or b"")
     assert caught.value.strerror == "no answer within 2.0 s"
     for folder in (silent, silent / "below"):
-        with pytest.raises(TimeoutError, match="not asked again"):
+        with pytest.raises(TimeoutError, match="not tried again"):
             errands.send(folder, lambda: b"never run")
     assert errands.send(other, lambda: b"fine") == b"fine"
     assert time.monotonic() - started < PATIENCE_S + SLACK_S
@@ -89,7 +89,7 @@ def test_slow_is_not_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(errands, "PATIENCE_S", 1.0)
     assert errands.send(tmp_path, lambda: slow(6)) == b".done"
     errands.leave_by(time.monotonic() + 3.0)
-    with pytest.raises(TimeoutError, match=r"not done within 1\.\d s"):
+    with pytest.raises(TimeoutError, match=r"not finished within 1\.\d s"):
         errands.send(tmp_path, lambda: slow(100))
 
 

@@ -120,8 +120,8 @@ def test_a_variable_that_is_new_or_gone():
     old, new = ([{}] * 2, [{"NCCL_IB_TC": "106"}] * 2)
     check = (Environment(),)
     for before, now, words in (
-        (old, new, "NCCL_IB_TC not there → 106"),
-        (new, old, "NCCL_IB_TC 106 → not there"),
+        (old, new, "NCCL_IB_TC absent → 106"),
+        (new, old, "NCCL_IB_TC 106 → absent"),
     ):
         runs = [saved(environments.cluster_of(before), day, check) for day in range(1, 5)]
         found = held_against(environments.cluster_of(now), runs, check).findings

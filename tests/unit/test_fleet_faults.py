@@ -22,7 +22,7 @@ SSH_SAYS = {
     ),
     "ssh: connect to host nd1 port 22: Connection refused\r\n": (
         "port 22: Connection refused",
-        "start the ssh server there",
+        "start the ssh server on the host",
     ),
     "ssh: connect to host nd1 port 2222: Connection timed out": (
         "port 2222: Connection timed out",
@@ -55,7 +55,7 @@ SSH_SAYS = {
     ),
     "Connection timed out during banner exchange\nConnection to 1.2.3.4 port 22 timed out": (
         "Connection timed out during banner exchange",
-        "not an ssh server",
+        "another service on this port",
     ),
     "/root/.ssh/config: line 3: Bad configuration option: hots\n"
     "/root/.ssh/config: terminating, 1 bad configuration options": (
@@ -63,7 +63,7 @@ SSH_SAYS = {
         "correct the ssh configuration",
     ),
     "nd1: something new": ("the host: something new", "`ssh -v bob@nd1 true`"),
-    "": ("ssh ended with 255 and said nothing", "`ssh -v bob@nd1 true`"),
+    "": ("ssh ended with exit code 255 and printed nothing", "`ssh -v bob@nd1 true`"),
 }
 
 
@@ -115,7 +115,7 @@ BECAME = {
         {"code": 2, "stderr": "motd\nnccl-doctor: error: nccl-doctor.toml is not TOML: x\n"},
         CONFIG_BAD_VALUE,
         "nccl-doctor.toml is not TOML: x",
-        "correct there",
+        "correct on this host",
     ),
     "exit 2 of something else": (
         {"code": 2, "stderr": "sh: syntax error\n"},
@@ -126,7 +126,7 @@ BECAME = {
     "a log-in that hangs": (
         {"code": None, "stderr": "Welcome\n"},
         REMOTE_COMMAND_FAILED,
-        "the log-in had not come to an end after 0 s",
+        "the log-in was not complete after 0 s",
         "a home folder on a file server",
     ),
     "too late": (
@@ -144,7 +144,7 @@ BECAME = {
     "killed": (
         {"ready": True, "stderr": f"{MARKER}1\n"},
         RUN_INTERRUPTED,
-        "killed there, or the ssh connection was cut",
+        "killed on the host, or the ssh connection was cut",
         "",
     ),
 }  # fmt: skip
@@ -163,7 +163,7 @@ def test_the_one_file_that_is_not_there_is_asked_for():
     says = "/opt/python: can't open file '/x/d.pyz': [Errno 2] No such file or directory"
     (found,) = findings([failed(code=2, stderr=says)], ("/opt/python", "/x/d.pyz"))
     assert (found.kind, found.message) == (REMOTE_COMMAND_FAILED, f"exit 2: {says}")
-    assert found.fix == "put /x/d.pyz at the same path there"
+    assert found.fix == "put /x/d.pyz at the same path on the host"
 
 
 def test_one_finding_for_the_same_fault_of_many_hosts():

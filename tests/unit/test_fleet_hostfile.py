@@ -56,7 +56,7 @@ BAD = {
     "nd0 slots=20000": "slots is '20000'",
     "nd0 slots=": 'write "slots=8", without spaces',
     "nd0 slots = 8": 'write "slots=8", without spaces',
-    "nd0 slots=1 slots=2": "slots stands there twice",
+    "nd0 slots=1 slots=2": "slots is given twice",
     "nd0 max_slots=no": "max_slots is 'no'",
     "nd0 slts=8": '"slts=8" is not known; did you mean "slots"?',
     "nd0 8": '"8" is not known; write "nd0 slots=8"',
@@ -71,8 +71,8 @@ BAD = {
     "[fd00::7] slots=8": "it does not begin with a host name",
     "nd0,nd1 slots=8": "it does not begin with a host name",
     "\x00 slots=8": "it does not begin with a host name",
-    "nd0 slots=1\nnd1 slots=1\nND0 slots=1": 'line 3: "ND0" stands on line 1 already',
-    "nd0 slots=1\nbob@nd0 slots=1": 'line 2: "nd0" stands on line 1 already',
+    "nd0 slots=1\nnd1 slots=1\nND0 slots=1": 'line 3: "ND0" is already on line 1',
+    "nd0 slots=1\nbob@nd0 slots=1": 'line 2: "nd0" is already on line 1',
     f"{'x' * 200} slots=0": f'line 1: "{"x" * 59}…": slots is',
 }
 
@@ -105,7 +105,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read("/dev/zero")
     binary = tmp_path / "binary"
     binary.write_bytes(b"nd0 slots=1\n\xff\xfe")
-    with pytest.raises(HostfileError, match=r"not text \(byte 12\)"):
+    with pytest.raises(HostfileError, match=r"not UTF-8 text \(byte 12\)"):
         read(str(binary))
     large = tmp_path / "large"
     large.write_bytes(b"#" * (MAX_BYTES + 1))

@@ -13,7 +13,7 @@ def test_healthy():
     assert markdown.render(report_of()) == (
         "## ✅ nccl-doctor: PASS\n"
         "\n"
-        "Nothing was found that stops 4 ranks on 2 hosts; no collective was tried\n"
+        "No failure found for 4 ranks on 2 hosts; no collective was run\n"
         "\n"
         "checks: 1 passed · 2 hosts · 4 ranks · 3.5 s · exit code 0\n"
     )

@@ -180,7 +180,7 @@ def test_what_changed_is_said_with_its_place():
     assert changed.level is Severity.INFO
     assert changed.where == Where(hosts=("nd0", "nd1"))
     assert "torch 2.12.0 → 2.13.0" in changed.message
-    assert "DeepSpeed not there → 0.18" in changed.message
+    assert "DeepSpeed absent → 0.18" in changed.message
     assert "4 of 4 earlier runs" in changed.message
 
 
@@ -228,13 +228,13 @@ def test_reports_of_others_are_left_out_and_counted():
     ]
     (found,) = held_against(cluster, odd).findings
     assert found.code == "baseline-too-short"
-    assert found.message.startswith("1 earlier run in past; not used: 2 of this run, or of one")
+    assert found.message.startswith("1 earlier run in past; not used: 2 of this run, or dup")
     for words in (
         "1 of other hosts,",
         "1 of other hosts, or redacted",
-        "1 of another number of ranks",
+        "1 with another number of ranks",
         "1 with backend nccl",
-        "1 of one host's own view",
+        "1 partial, of one host",
         "1 of later runs",
     ):
         assert words in found.message

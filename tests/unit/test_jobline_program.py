@@ -52,7 +52,7 @@ def test_a_file_that_cannot_run_is_passed_over(cwd: Path):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "there is no command behind --"),
+        ("", "no command after --"),
         ("trochrun t.py", 'trochrun: no such program in PATH; did you mean "torchrun"?'),
         ("/nowhere/torchrun", "/nowhere/torchrun: no such file"),
         ("plain", "bin/plain: not executable; chmod +x it"),
@@ -60,10 +60,13 @@ def test_a_file_that_cannot_run_is_passed_over(cwd: Path):
         ("bin/", "bin/: a folder, not a program"),
         ("here.sh", "write ./here.sh"),
         ("exec torchrun", "exec: a word of the shell"),
-        ("A=1 torchrun", "A=1: not a program; write it in front of nccl-doctor, or behind env"),
+        (
+            "A=1 torchrun",
+            "A=1: a variable, not a program; write it before nccl-doctor",
+        ),
         ("env A=1 trochrun", 'did you mean "torchrun"?'),
         ("nice env -C more ./torchrun", "./torchrun: no such file"),
-        ("env", "no program behind env"),
+        ("env", "no program after env"),
         ("env PATH=more torchrun", "torchrun: no such program in PATH"),
         ("env -i torchrun", "torchrun: no such program in PATH"),
     ],

@@ -58,7 +58,7 @@ def test_a_launcher_behind_other_programs(spelling: str):
         ("python", None),
         ("./train", None),
         ("accelerate config", None),
-        ("hatch test torchrun", "hatch is not read through"),
+        ("hatch test torchrun", "hatch is not known here"),
         ("srun -N 2 train", "srun nccl-doctor run -- COMMAND"),
         (
             "srun -N 2 --export=ALL torchrun --nnodes 2 t.py",
@@ -67,10 +67,10 @@ def test_a_launcher_behind_other_programs(spelling: str):
         ("srun -n 8 python train.py --x torchrun", "srun -n 8 nccl-doctor run -- python …"),
         ("mpirun -np 8 env A=1 python t.py", "mpirun -np 8 env A=1 nccl-doctor run -- python …"),
         ("docker run --gpus all img torchrun t.py", "img nccl-doctor run -- torchrun …"),
-        ("nsys profile -o x torchrun t.py", "nsys is not read through"),
-        ("bash train.sh --nnodes 2", "what bash starts is not read"),
-        ("bash -c 'torchrun --nnodes 2 t.py'", "what bash starts is not read"),
-        ("./scripts/train.sh", "what train.sh starts is not read"),
+        ("nsys profile -o x torchrun t.py", "nsys is not known here"),
+        ("bash train.sh --nnodes 2", "the command that bash starts is not read"),
+        ("bash -c 'torchrun --nnodes 2 t.py'", "the command that bash starts is not read"),
+        ("./scripts/train.sh", "the command that train.sh starts is not read"),
     ],
 )
 def test_a_line_that_is_not_read(line: str, words: str | None):

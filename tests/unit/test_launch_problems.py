@@ -141,7 +141,7 @@ class TestBadValues:
         port = problem({**TORCHRUN, "MASTER_PORT": "0"}, "launch-bad-value")
         assert port.fix == "set MASTER_PORT to a whole number from 1 to 65535"
         rank = problem({**TORCHRUN, "RANK": "-1"}, "launch-bad-value")
-        assert rank.fix == "set RANK to a whole number not below 0"
+        assert rank.fix == "set RANK to a whole number of at least 0"
 
     def test_stripped_address_is_quoted(self) -> None:
         found = problem({**TORCHRUN, "MASTER_ADDR": "nd0; rm x "}, "launch-bad-value")

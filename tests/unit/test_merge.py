@@ -125,10 +125,10 @@ def test_without_the_coordinator_hosts_without_a_report_are_not_blamed():
     assert roots(merged) == {"addr-unresolvable": Where(hosts=("nd1",))}
     assert not any(0 in f.where.nodes or "nd0" in f.where.hosts for f in merged.findings)
     assert [host["reported"] for host in merged.hosts] == [True, True, False]
-    assert any("no report of it (node 0)" in check.reason for check in merged.checks)
+    assert any("no report from it (node 0)" in check.reason for check in merged.checks)
     silent = merge([report_of(own_view(HEALTHY, node)) for node in (1, 2)], REGISTRY)
     assert (silent.verdict, silent.exit_code) == ("unknown", 3)
-    assert "no report of node 0" in silent.summary
+    assert "no report from node 0" in silent.summary
 
 
 def test_nothing_that_ran_on_one_side_only_passes():
@@ -267,9 +267,9 @@ def test_of_two_own_views_of_one_host_the_newest_counts():
         ("2026-11-21T10:00:00+03:00", None),
         ("2026-11-21T07:05:00Z", None),
         ("2026-11-21T07:05:00", None),
-        ("2026-11-21T10:30:00+00:00", "started 3.5 h apart"),
-        ("yesterday", "started an unknown time apart"),
-        (None, "started an unknown time apart"),
+        ("2026-11-21T10:30:00+00:00", "the runs started 3.5 h apart"),
+        ("yesterday", "the runs started an unknown time apart"),
+        (None, "the runs started an unknown time apart"),
     ],
 )
 def test_reports_of_different_times_are_doubted(started: object, words: str | None):
@@ -307,7 +307,7 @@ def test_a_check_that_is_not_installed_here_keeps_its_failure_and_nothing_else()
 
 
 def test_no_report():
-    with pytest.raises(ValueError, match="there is no report to merge"):
+    with pytest.raises(ValueError, match="no report to merge"):
         merge([], REGISTRY)
 
 

@@ -42,13 +42,13 @@ def test_flags_that_agree():
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (Flags(nnodes=3), "--nnodes 3: torchrun says 2 (GROUP_WORLD_SIZE); leave the option out"),
-        (Flags(node_rank=0), "--node-rank 0: torchrun says 1; leave the option out"),
-        (Flags(nproc_per_node="8"), "--nproc-per-node 8: torchrun says 2; leave the option out"),
-        (Flags(master_addr="nd1"), "--master-addr nd1: torchrun says nd0; leave the option out"),
+        (Flags(nnodes=3), "--nnodes 3: torchrun has 2 (GROUP_WORLD_SIZE); leave the option out"),
+        (Flags(node_rank=0), "--node-rank 0: torchrun has 1; leave the option out"),
+        (Flags(nproc_per_node="8"), "--nproc-per-node 8: torchrun has 2; leave the option out"),
+        (Flags(master_addr="nd1"), "--master-addr nd1: torchrun has nd0; leave the option out"),
         (
             Flags(master_port=1234),
-            "--master-port 1234: torchrun says 29500 (MASTER_PORT); leave the option out",
+            "--master-port 1234: torchrun has 29500 (MASTER_PORT); leave the option out",
         ),
     ],
 )
@@ -63,7 +63,7 @@ def test_every_disagreement_is_named():
 def test_a_flag_that_would_be_ignored_in_silence():
     launch = Launch(launcher="srun", rank=0, world_size=2)
     (line,) = contradictions(Flags(master_addr="nd0"), launch)
-    assert line.startswith("--master-addr nd0: under srun this comes from the environment")
+    assert line.startswith("--master-addr nd0: under srun this value comes from the environment")
     assert line.endswith("export MASTER_ADDR=nd0 instead")
 
 

@@ -156,7 +156,7 @@ def test_of_a_finding_with_very_many_links_the_worst_hosts_are_shown():
     assert len(found.cells()) == 64 * 63
     section = found.section("links")
     assert section is not None
-    assert "99 links of 100 hosts; the 64 hosts with most of them" in section.text
+    assert "99 links of 100 hosts; shown: the 64 hosts with most of them" in section.text
 
 
 ODD = [

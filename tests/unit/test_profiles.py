@@ -110,7 +110,7 @@ class TestSlurm:
             "memory-failing",
         }
         page = (DOCS / "slurm.md").read_text(encoding="utf-8")
-        (named,) = re.findall(r"of a kind that drains, (.*?);", page)
+        (named,) = re.findall(r"whose code drains the host: (.*?)\. ", page)
         assert set(re.findall(r"`([\w-]+)`", named)) == found
 
 
@@ -230,10 +230,10 @@ def test_show_alone_exits_with_0(saved: Path) -> None:
 
 USAGE_ERRORS = {
     "run --frobnicate --exit-profile {}": "No such option",
-    "run --exit-profile {} --json -": "only one of them can have stdout",
-    "run --exit-profile {} -- true": "the exit code will be that of the command",
+    "run --exit-profile {} --json -": "only one of them can use stdout",
+    "run --exit-profile {} -- true": "the exit code is that of the command",
     "report show nosuch.json --exit-profile {}": "cannot read nosuch.json",
-    "report show --format json SAVED --exit-profile {}": "only one of them can have stdout",
+    "report show --format json SAVED --exit-profile {}": "only one of them can use stdout",
 }
 
 
@@ -260,7 +260,7 @@ def test_this_host_for_nagios_in_one_line_and_nothing_else() -> None:
     done = program("env", "--select", "temp_dir", "--exit-profile", "nagios")
     assert done.returncode == 0, done
     (line,) = done.stdout.splitlines()
-    assert line.startswith("NCCL-DOCTOR OK - Nothing stops this host by itself")
+    assert line.startswith("NCCL-DOCTOR OK - No failure found on this host alone")
 
 
 def test_the_profiles_are_frozen() -> None:

@@ -108,7 +108,7 @@ BROKEN = {
     "syntax": ("def (", "SyntaxError"),
     "raises": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
     "leaves": ("import sys\nsys.exit(3)", "SystemExit: 3"),
-    "empty": ("x = 1", "the module defines 0 checks; one is needed"),
+    "empty": ("x = 1", "the module defines 0 checks, not one"),
     "two": (good() + good("sun", "sun-down").replace("Moon", "Sun"), "defines 2 checks"),
     "imported only": ("from nccl_doctor.api import Check", "the module defines 0 checks"),
     "no name": (good().replace('name = "moon"', ""), "`name` is not a str"),
@@ -116,15 +116,15 @@ BROKEN = {
     "bad code": (good(code="Moon_Down"), "not kebab-case"),
     "bad layer": (good().replace("layer = Layer.HOST", 'layer = "host"'), "`layer` is not"),
     "no kinds": (good().replace("(KIND,)", "()"), "`kinds` is not a tuple"),
-    "kind twice": (good().replace("(KIND,)", "(KIND, KIND)"), "stands twice"),
+    "kind twice": (good().replace("(KIND,)", "(KIND, KIND)"), "is twice in"),
     "no judge": (good().replace("def judge", "def judges"), "`judge` is missing"),
     "no observe": (good().replace("def observe", "def look"), "`observe` is missing"),
     "no deadline": (good() + "    deadline_s = 0\n", "`deadline_s` is 0"),
-    "bad needs": (good() + '    needs = ("port",)\n', "`needs` holds"),
+    "bad needs": (good() + '    needs = ("port",)\n', "`needs` contains"),
     "needs arguments": (good() + "    def __init__(self, x): ...\n", "TypeError"),
-    "taken name": (good("ranks"), 'the check name "ranks" belongs to nccl-doctor'),
-    "taken code": (good(code="host-absent"), 'code "host-absent" belongs to check ranks'),
-    "engine's code": (good(code="check-broke"), '"check-broke" belongs to the engine'),
+    "taken name": (good("ranks"), 'the check name "ranks" is used by nccl-doctor'),
+    "taken code": (good(code="host-absent"), 'code "host-absent" is used by check ranks'),
+    "engine's code": (good(code="check-broke"), '"check-broke" is used by the engine'),
 }
 
 
@@ -157,7 +157,7 @@ def test_of_two_plug_ins_with_one_name_the_first_is_kept(install):
     assert found.origins["moon"] == "alpha 1.2"
     (problem,) = foreign(found)
     assert problem.message.startswith("beta 1.2 ")
-    assert 'the check name "moon" belongs to alpha 1.2' in problem.message
+    assert 'the check name "moon" is used by alpha 1.2' in problem.message
 
 
 def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
@@ -188,14 +188,14 @@ def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
     assert shelf.owners == {"moon-down": ("moon", "tide")}
     assert shelf.kinds["moon-down"] == (kind, shelf.checks["moon"])
     (problem,) = shelf.problems
-    assert 'code "moon-down" belongs to check moon' in problem.message
+    assert 'code "moon-down" is used by check moon' in problem.message
 
 
 def test_a_plug_in_may_not_find_what_built_in_checks_share(install):
     shared = good().replace("KIND = Kind(", "from nccl_doctor.api import ADDR_LOOPBACK as KIND #")
     install(shared, "moon_shared")
     (problem,) = foreign(registry.load())
-    assert 'the finding code "addr-loopback" belongs to check master_addr' in problem.message
+    assert 'the finding code "addr-loopback" is used by check master_addr' in problem.message
 
 
 # --- selection ---
@@ -264,7 +264,7 @@ def test_what_did_not_load_does_not_spoil_a_run_that_did_not_ask_for_it(install)
         ("ignore", "host-absnt", 'did you mean "host-absent"?'),
         ("select", "zzz", "`nccl-doctor checks` lists them"),
         ("select", "", 'is named ""'),
-        ("select", "check-broke", "the engine's own"),
+        ("select", "check-broke", "is a code of the engine"),
     ],
 )
 def test_unknown_names(option, name, words):

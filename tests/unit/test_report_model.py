@@ -172,7 +172,7 @@ def spoil(path: str, value: object) -> dict:
         ("hosts.0.facts.shm.alone.status", "fine", 'facts.shm.alone.status is "fine"'),
         ("hosts.0.facts.shm.alone", 3, "facts.shm.alone is a whole number"),
         ("hosts.0.facts.shm", 3, "facts.shm is a whole number, not an object"),
-        ("ranks.0.host_id", 99, "report.ranks[0].host_id is 99, which is the id of no host"),
+        ("ranks.0.host_id", 99, "report.ranks[0].host_id is 99, but no host has that id"),
         ("ranks.0.launch", {"problems": [1]}, "report.ranks[0].launch is not a launch record"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
     )
     assert done.stdout == "3\n"
     assert done.stderr == (
-        f"nccl-doctor: local rank 0 was killed by {name}: its report, if any, is not whole\n"
+        f"nccl-doctor: local rank 0 was killed by {name}: its report, if any, is incomplete\n"
     )
 
 

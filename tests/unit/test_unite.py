@@ -183,5 +183,5 @@ def merge_of(cluster: Cluster) -> Report:
 
 
 def test_nothing_to_unite():
-    with pytest.raises(ValueError, match="there is no report to merge"):
+    with pytest.raises(ValueError, match="no report to merge"):
         unite([])

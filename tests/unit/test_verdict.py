@@ -53,17 +53,13 @@ def report_of(*findings: Finding, problems=(), by_host=None, strict=False, **mor
 def test_healthy():
     report = report_of()
     assert (report.verdict, report.exit_code) == ("pass", 0)
-    assert (
-        report.summary == "Nothing was found that stops 4 ranks on 2 hosts; no collective was tried"
-    )
+    assert report.summary == "No failure found for 4 ranks on 2 hosts; no collective was run"
     assert report.findings == report.root_causes == ()
 
 
 def test_one_rank():
     report = report_of(hosts=("nd0",), nproc=1, by_host={"nd0": OK})
-    assert (
-        report.summary == "Nothing was found that stops 1 rank on 1 host; no collective was tried"
-    )
+    assert report.summary == "No failure found for 1 rank on 1 host; no collective was run"
 
 
 def test_a_failure():
@@ -102,7 +98,7 @@ def test_an_examination_that_was_not_completed_is_unknown(kind_, strict):
 def test_a_host_on_its_own_never_passes():
     report = report_of(complete=False)
     assert (report.verdict, report.exit_code) == ("unknown", 3)
-    assert "only one host's own view" in report.summary
+    assert "the partial report of one host" in report.summary
     assert report_of(Finding(HOST, "m", at("nd0")), complete=False).verdict == "fail"
 
 
@@ -110,7 +106,7 @@ def test_a_host_that_was_to_be_examined_alone_may_pass_but_is_not_called_fit():
     cluster = make_cluster(("nd0",), check="shm", by_host={"nd0": OK}, complete=False)
     report = through_json(conclude(cluster, [made_check("shm")], run=RUN, alone=True))
     assert (report.verdict, report.exit_code) == ("pass", 0)
-    assert report.summary == "Nothing stops this host by itself; no other host was met"
+    assert report.summary == "No failure found on this host alone; other hosts were not examined"
     risky = made_check("shm", finds=[Finding(RISK, "m")])
     report = through_json(conclude(cluster, [risky], run=RUN, alone=True))
     assert report.verdict == "warn"

@@ -1,4 +1,4 @@
-"""What has changed since it worked: one run beside another, or beside one's own earlier runs.
+"""Changes between runs: one run compared with another, or with earlier runs.
 
 History is reports and nothing else. Checks say what is worth comparing (`Check.figures`), so this
 room knows no check: `sheet` collects the figures of one run, `usual` says what earlier runs let one

@@ -1,4 +1,4 @@
-"""A saved report, judged again beside earlier ones. Pure."""
+"""Judging of a saved report, compared with earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _CODES = frozenset(kind.code for kind in HISTORY_KINDS)
 
 
 def judge_beside(saved: Report, registry: Registry, past: Past | None) -> Report:
-    """Judge the facts of a saved report again, beside earlier reports where there are any.
+    """Judge the facts of a saved report again, and compare it with earlier reports if there are
+    any.
 
     What an earlier comparison found gives way to this one; without one it stands.
 

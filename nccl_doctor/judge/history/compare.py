@@ -1,4 +1,4 @@
-"""One run beside one's own earlier runs: what is slower, and what else has changed. Pure."""
+"""Comparison of a run with earlier runs: what is slower, and what else has changed. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.model.findings import Confidence, Finding, Severity
 from nccl_doctor.model.kinds import BASELINE_SHORT, CHECK_BROKE, SETUP_CHANGED, SLOWER
 
 _SHOWN = 3
-"""Figures, or words, that a message holds; the evidence has more."""
+"""Most figures, or words, in a message; the evidence has more."""
 _KEPT = 20
 
 
@@ -106,7 +106,7 @@ def _meanwhile(words: Sequence[Word]) -> str:
     if not words:
         return ""
     more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return f"; changed meanwhile: {', '.join(map(str, words[:_SHOWN]))}{more}"
+    return f"; also changed: {', '.join(map(str, words[:_SHOWN]))}{more}"
 
 
 def _shown(change: Change) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _changed(words: Sequence[Word]) -> Iterator[Finding]:
         runs = min(word.runs for word in found)
         yield Finding(
             SETUP_CHANGED,
-            f"{said}{f' and {more} more' if more > 0 else ''}; so it was in {runs[0]} of "
-            f"{runs[1]} earlier runs",
+            f"{said}{f' and {more} more' if more > 0 else ''}; {runs[0]} of {runs[1]} earlier "
+            f"runs had the old value{'s' if len(found) > 1 else ''}",
             where,
             {
                 "changed": [

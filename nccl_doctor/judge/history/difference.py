@@ -1,4 +1,4 @@
-"""What two reports do not share: hosts, words, findings, checks and speeds. Pure."""
+"""Differences between two reports: hosts, words, findings, checks and speeds. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.model.kinds import HISTORY_KINDS
 from nccl_doctor.model.report import Report, cluster_of
 
 _COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
-"""What either run said of runs before it is no difference between the two."""
+"""Codes of comparisons with earlier runs, which are not differences between these two runs."""
 _RUN = ("id", "started", "backend", "level", "world_size", "nnodes", "launcher")
 
 
@@ -31,14 +31,14 @@ class Turn:
 
     @property
     def finding(self) -> Finding:
-        """As it is now, or else was."""
+        """The finding as it is now, or else as it was."""
         found = self.now or self.before
         assert found is not None
         return found
 
     @property
     def is_worse(self) -> bool:
-        """Whether a failure or a warning is new, graver or in more places; what another explains
+        """True if a failure or a warning is new, graver or in more places; what another explains
         does not count.
         """
         now = self.now
@@ -52,7 +52,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Difference:
-    """What two reports do not share; `old` and `new` say which they are.
+    """Differences between two reports; `old` and `new` identify them.
 
     `hosts` are (host, what was, what is), `checks` (check, status before, status now), None for
     what is not there. `speeds` are all numbers that both gave; that they are two runs only lets
@@ -71,7 +71,7 @@ class Difference:
 
     @property
     def is_worse(self) -> bool:
-        """Whether something is worse for certain: a finding that is new, graver or in more
+        """True if something is worse for certain: a finding that is new, graver or in more
         places, or a host that is gone. Speeds do not count.
         """
         return any(turn.is_worse for turn in self.turns) or any(
@@ -165,18 +165,18 @@ def _about(report: Report) -> dict[str, Any]:
 
 def _notes(old: Report, new: Report, before: Cluster, now: Cluster) -> Iterator[str]:
     if old.redacted != new.redacted:
-        yield "one of the reports is redacted and the other is not: no name in them agrees"
+        yield "one of the reports is redacted and the other is not: their names do not match"
     if old.run.get("id") == new.run.get("id"):
-        yield "both are reports of one run"
+        yield "both reports are of the same run"
     elif str(old.run.get("started", "")) > str(new.run.get("started", "")):
-        yield "the first report is the newer one"
+        yield "the first report is newer than the second"
     for name in ("backend", "level", "world_size", "nnodes"):
         values = old.run.get(name), new.run.get(name)
         if values[0] != values[1]:
             yield f"{name.replace('_', ' ')} {values[0]} → {values[1]}"
     for report, which in ((before, "first"), (now, "second")):
         if not report.complete:
-            yield f"the {which} report is one host's own view"
+            yield f"the {which} report is the partial report of one host"
 
 
 def _hosts(before: Cluster, now: Cluster) -> Iterator[tuple[str, str | None, str | None]]:

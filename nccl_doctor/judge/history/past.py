@@ -1,4 +1,4 @@
-"""Which of one's own earlier reports a run may be held against. Pure."""
+"""Selection of the earlier reports that a run is compared with. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report, cluster_of
 
 MOST = 20
-"""Earlier runs that are compared with, the newest."""
+"""Most earlier runs to compare with; the newest are used."""
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """What is kept of one earlier report: which run it was, and its figures."""
+    """Data kept of one earlier report: its run, and its figures."""
 
     file: str
     id: str
@@ -56,7 +56,7 @@ class Past:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def beside(self, cluster: Cluster, run: Mapping[str, Any]) -> Choice:
-        """Those of the same hosts, ranks and backend, that began before this run.
+        """Earlier runs of the same hosts, ranks and backend, that began before this run.
 
         Args:
             cluster: of this run.
@@ -68,7 +68,7 @@ class Past:
         for earlier in sorted(self.runs, key=lambda e: (e.started, e.file), reverse=True):
             reason = _unfit(cluster, run, earlier)
             if earlier.id in known:
-                reason = "of this run, or of one that is there already"
+                reason = "of this run, or duplicates"
             if not reason and len(used) == MOST:
                 reason = f"older than the newest {MOST}"
             if reason:
@@ -81,7 +81,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was taken, newest first, and how many files were not, by reason."""
+    """Earlier reports that are used, newest first, and the number of other files, by reason."""
 
     path: str
     used: tuple[Earlier, ...]
@@ -89,11 +89,11 @@ class Choice:
 
     @property
     def runs(self) -> list[str]:
-        """What tells the runs that were taken apart."""
+        """Ids of the runs that are used."""
         return [earlier.id for earlier in self.used]
 
     def in_words(self) -> str:
-        """How many were taken, and why others were not."""
+        """Number of runs that are used, and the reasons why others are not."""
         number = len(self.used)
         text = f"{number} earlier run{'' if number == 1 else 's'} in {self.path}"
         others = ", ".join(
@@ -116,11 +116,11 @@ def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
     """Why an earlier report does not count; empty if it does."""
     here, there = _names(cluster), earlier.hosts
     if not (earlier.complete and there):
-        return "of one host's own view"
+        return "partial, of one host"
     if not (here <= there or there <= here):
         return "of other hosts, or redacted" if earlier.redacted else "of other hosts"
     if earlier.world_size != cluster.world_size:
-        return "of another number of ranks"
+        return "with another number of ranks"
     if earlier.backend != cluster.backend:
         return f"with backend {earlier.backend}"
     if earlier.started > _text(run, "started"):

@@ -1,4 +1,4 @@
-"""Where it has become slower: many figures, few places. Pure."""
+"""Places that have become slower: many figures, few places. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nccl_doctor.toolkit.blame import blame_links
 Link = tuple[str, str]
 
 _APART = 3
-"""So many slower links, which no host explains, are named one by one; more of them in one."""
+"""Most slower links without a host to blame that get a finding each; more share one finding."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Slower:
 
     @property
     def confidence(self) -> Confidence:
-        """Of the surest figure."""
+        """Confidence of the surest figure."""
         return min(
             (each.confidence for each in self.changes if each.confidence),
             key=list(Confidence).index,
@@ -39,8 +39,8 @@ class Slower:
 
 
 def slower_places(judged: Sequence[Change]) -> list[Slower]:
-    """Fold figures that are worse by place; slow links at one end of which all are slow become a
-    host, where enough others show it (see `blame_links`).
+    """Places of figures that are worse; if all links at one end are slow, they become a host,
+    provided that enough others show it (see `blame_links`).
 
     Args:
         judged: every figure that earlier runs let one judge, good ones too.

@@ -1,4 +1,4 @@
-"""What earlier runs let one expect of a number, and how far out another one is. Pure."""
+"""Expected value of a number after earlier runs, and the distance of a new one from it. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from nccl_doctor.judge.history.sheet import Key, Sheet
 from nccl_doctor.model.findings import Confidence, Figure
 
 LEAST = 5
-"""So many earlier values are needed to judge; of fewer nobody can say how they scatter."""
+"""Least number of earlier values to judge; with fewer their spread is not known."""
 SURE = 8
-"""From so many on the cause may be called likely."""
+"""Least number of earlier values for the confidence `likely`."""
 SHARE = 0.1
-"""Less of a change than this is not worth a word, however steady the earlier runs were."""
+"""Least change that is reported, however steady the earlier runs were."""
 DEVIATIONS = 4.0
-"""So many standard deviations away; of normal noise, one value in thirty thousand is."""
+"""Least distance in standard deviations; of normal noise, one value in thirty thousand has it."""
 _NORMAL = 1.4826
 """Median absolute deviation → standard deviation, for normal noise."""
 _ONE_IN = 10
-"""Of the earlier runs, one in so many may have been as bad: then it is still news."""
+"""One in so many earlier runs may have been as bad; with more, the change is not reported."""
 _ALIKE = 3
-"""So many places with figures of one name have a spread in common."""
+"""Least number of places with figures of one name that share a spread."""
 _CLEAR = 1.5
-"""So many times as far out as is needed makes it likely."""
+"""Factor of the least distance from which a change is `likely`."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number beside what earlier runs gave.
+    """Number of this run, compared with the values of earlier runs.
 
     `before` is their median, or the one earlier value; `runs` how many there were; `spread` their
     standard deviation, estimated robustly. `busy`: a CPU was busy in this run or in the only other
@@ -57,12 +57,12 @@ class Change:
 
     @property
     def is_judged(self) -> bool:
-        """Whether earlier runs could tell a change from noise."""
+        """True if earlier runs could tell a change from noise."""
         return self.runs >= LEAST and not self.busy
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is worse than earlier runs explain."""
+        """True if it is worse than earlier runs explain."""
         return self.confidence is not None
 
     @property
@@ -72,7 +72,7 @@ class Change:
 
 
 def changes(now: Sheet, past: Sequence[Sheet]) -> list[Change]:
-    """Every number of this run of which earlier runs gave one too, in the same unit.
+    """Changes of all numbers of this run that earlier runs have too, in the same unit.
 
     Values that were measured while the machine was busy do not count.
     """

@@ -25,7 +25,7 @@ class Word:
     runs: tuple[int, int] = (1, 1)
 
     def __str__(self) -> str:
-        return f"{self.name} {self.before or 'not there'} → {self.now or 'not there'}"
+        return f"{self.name} {self.before or 'absent'} → {self.now or 'absent'}"
 
 
 def changed_words(now: Sheet, past: Sequence[Sheet]) -> list[Word]:
@@ -74,7 +74,7 @@ def _value(sheet: Sheet, key: Key) -> str | None:
 
 
 def _was_seen(sheet: Sheet, key: Key) -> bool:
-    """Whether the check looked there, so that what it did not name was not there."""
+    """True if the check observed this place, so that a missing word means absence."""
     if key in sheet.words:
         return True
     if key[0] in sheet.broken:

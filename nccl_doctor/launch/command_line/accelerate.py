@@ -98,7 +98,7 @@ class _Reading:
         return self._told.get(name) or (self._config.said(name) if self._config else None)
 
     def line(self) -> JobLine:
-        """What accelerate makes of it."""
+        """Record of the job as accelerate reads its command."""
         kind = self._kind()
         if kind == "elsewhere":
             return JobLine(notes=self._notes)
@@ -132,8 +132,8 @@ class _Reading:
             return _CHOSEN_BY_FILE.get(by_file, multi)
         if self._nnodes > 1:
             self._note(
-                "without --multi_gpu, accelerate starts several ranks only where it sees several "
-                "GPUs; elsewhere each machine trains alone: add --multi_gpu"
+                "without --multi_gpu, accelerate starts several ranks only on a machine with "
+                "several GPUs; any other machine trains alone: add --multi_gpu"
             )
         return "torchrun"  # as it does where it sees several GPUs
 
@@ -143,19 +143,23 @@ class _Reading:
         if said is None and self._config is None:
             return None
         if said is None or said.text.strip() == "-1":
-            raise JobLineError("neither --num_processes nor the configuration file says how many")
+            raise JobLineError(
+                "the number of processes is missing: give --num_processes, or set num_processes in "
+                "the configuration file"
+            )
         total = number(said, 1)
         multi = self._told.get("multi_gpu")
         if multi and total < 2:
             raise JobLineError(f"{multi.source} needs {said.source} of 2 or more, not {total}")
         if total < self._nnodes:
             raise JobLineError(
-                f"{said.source} {total} counts over all machines: it is less than "
+                f"{said.source} {total} is the number over all machines, and less than "
                 f"{self._machines.source} {self._nnodes}"
             )
         if total % self._nnodes:
             self._note(
-                f"{said.source} {total} is no multiple of {self._machines.source} {self._nnodes}: "
+                f"{said.source} {total} is not a multiple of {self._machines.source} "
+                f"{self._nnodes}: "
                 f"accelerate starts {total // self._nnodes} on each machine"
             )
         return Said(str(total // self._nnodes), said.source)
@@ -226,8 +230,8 @@ class _Reading:
         if hosts is None:
             raise JobLineError(
                 f"{self._machines.source} {self._nnodes} with DeepSpeed's launcher {chosen.text} "
-                "needs --deepspeed_hostfile: every machine would train alone; to start each "
-                f"machine by its own line, add --deepspeed_multinode_launcher {_HERE}"
+                "needs --deepspeed_hostfile; without it every machine trains alone. To run this "
+                f"command on each machine, add --deepspeed_multinode_launcher {_HERE}"
             )
         passed = {"hostfile": hosts, "master_port": self._meeting()[1]}
         if addr := self._say("main_process_ip"):
@@ -260,7 +264,7 @@ class _Reading:
         elif (said := self._say("num_processes")) and number(said, -1) > 1:
             self._note(
                 f"{said.source} {said.text}: without several GPUs accelerate starts one process "
-                "here, and mpirun or the environment has to number it"
+                "here, and needs mpirun or variables that give its rank"
             )
         draft.put("nproc_per_node", processes.text, processes.source)
         addr, port = self._meeting()

@@ -35,7 +35,7 @@ class Config:
 
 
 def default_path(environ: Mapping[str, str]) -> Path:
-    """Where accelerate looks when no file is named."""
+    """Path that accelerate reads if no file is given."""
     home = Path(environ.get("HOME") or "/")
     cache = environ.get("XDG_CACHE_HOME", "~/.cache")
     text = environ.get("HF_HOME", f"{cache}/huggingface")

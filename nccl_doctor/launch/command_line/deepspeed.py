@@ -1,4 +1,4 @@
-"""The `deepspeed` command: its flags, and which hosts of a hostfile they leave.
+"""The `deepspeed` command: its flags, and the hosts of a hostfile that they select.
 
 The rules are those of deepspeed/launcher/runner.py; a test holds the flags against the installed
 one.
@@ -40,11 +40,11 @@ FLAGS = Table(
 )
 
 HOSTFILE = "/job/hostfile"
-"""Read where it exists and no other is named."""
+"""Default hostfile, read if it exists."""
 LAUNCHERS = ("pdsh", "openmpi", "mpich", "impi", "slurm", "mvapich")
 _PORT = "29500"
 _ALL: frozenset[int] = frozenset()
-"""Slots of a host that a filter names without slots."""
+"""Slots of a host that a filter gives without slots."""
 
 
 def read(words: Sequence[str], cwd: Path) -> JobLine:
@@ -58,7 +58,7 @@ def read(words: Sequence[str], cwd: Path) -> JobLine:
 
 
 def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
-    """What deepspeed makes of its flags, whoever gave them.
+    """Record of the job as deepspeed reads its flags, from any source.
 
     Raises:
         JobLineError: as in `read`.
@@ -68,7 +68,7 @@ def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -
     port = told.get("master_port", Said(_PORT, DEFAULT))
     draft.put("master_port", number(port, 1, MAX_PORT), port.source)
     if "autotuning" in told:
-        draft.note(f"{told['autotuning'].source} starts many short jobs: examined as one")
+        draft.note(f"{told['autotuning'].source} starts many short jobs; one is examined")
     named = told.get("hostfile", Said(HOSTFILE, DEFAULT))
     if is_file(cwd / named.text):
         _many(draft, told, named, cwd)
@@ -76,7 +76,7 @@ def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -
         _alone(draft, told)
     else:
         raise JobLineError(
-            f"{named.source} {named.text}: no such file; deepspeed would go on with this host alone"
+            f"{named.source} {named.text}: no such file; deepspeed would use this host only"
         )
     return draft.done()
 
@@ -101,7 +101,7 @@ def _alone(draft: Draft, told: Told) -> None:
     if nodes and _count(nodes) > 1:
         raise JobLineError(f"{nodes.source} {nodes.text} needs a --hostfile that names the hosts")
     if (said := told.get("master_addr")) and said.text:
-        draft.note(f"{said.source} is not used without a hostfile: the job is this host alone")
+        draft.note(f"{said.source} is not used without a hostfile: the job uses this host only")
     if "no_ssh" in told:
         _no_ssh_rank(told, 1)
     for name in ("nnodes", "max_nnodes"):
@@ -142,7 +142,7 @@ def _many(draft: Draft, told: Told, named: Said, cwd: Path) -> None:
             )
     active = _active(told, entries)
     if not active:
-        raise JobLineError(f"{named.source} {named.text}: the filters leave no host")
+        raise JobLineError(f"{named.source} {named.text}: no host is left by the filters")
     draft.put("hostfile", named.text, named.source)
     draft.put("hosts", tuple(replace(host, slots=len(slots)) for host, slots in active))
     for name in ("nnodes", "max_nnodes"):
@@ -200,7 +200,7 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
         host, colon, numbers = part.partition(":")
         if host not in hosts:
             few = ", ".join(hosts[:5]) + (", …" if len(hosts) > 5 else "")
-            raise JobLineError(f"{said.source} {part!r}: the job has no such host, only {few}")
+            raise JobLineError(f"{said.source} {part!r}: the job has no such host; it has {few}")
         slots = [Said(item, f"{said.source} {part!r}: slot") for item in numbers.split(",")]
         found = frozenset(number(slot, 0) for slot in slots) if colon else _ALL
         wanted[host] = wanted.get(host, _ALL) | found
@@ -213,7 +213,7 @@ def _no_ssh_rank(told: Told, nnodes: int) -> int:
         raise JobLineError(f"{told['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")
     rank = number(told["node_rank"], 0)
     if rank >= nnodes:
-        hint = "there is no hostfile" if nnodes == 1 else f"the job has {nnodes} hosts"
+        hint = "no hostfile" if nnodes == 1 else f"the job has {nnodes} hosts"
         raise JobLineError(f"{told['node_rank'].source} {rank} is out of range: {hint}")
     return rank
 

@@ -89,20 +89,20 @@ def _notes(
     """One line for each unknown flag; JobLineError where it spoils the reading."""
     last = before[-1] if before else ""
     if script.lower() in _TRUTHS and last.startswith("-"):
-        raise JobLineError(f"{last} takes no value: {script!r} behind it is taken for the script")
+        raise JobLineError(f"{last} takes no value: {script!r} after it is taken for the script")
     notes = []
     for word in unknown:
         name, has_value, _ = word.partition("=")
         close = difflib.get_close_matches(name, known, 1, _TYPO)
         if close:
-            raise JobLineError(f'{name} is not a flag of it; did you mean "{close[0]}"?')
+            raise JobLineError(f'{name} is not a flag; did you mean "{close[0]}"?')
         if word == last and not has_value and not script.endswith(".py"):
             raise JobLineError(
                 f"{name} is not known here: {script!r} may be its value or the script; "
                 f"write {name}={script} if it is the value"
             )
         if name.startswith("-") and name != "--":
-            notes.append(f"{name} is not known here and was passed over")
+            notes.append(f"{name} is not known here; it is ignored")
     return notes
 
 
@@ -133,7 +133,7 @@ class _Parser(ArgumentParser):
         value = re.fullmatch(r"argument (\S+): expected one argument", message)
         if value:
             name = value[1].split("/")[0]
-            raise JobLineError(f"{name} has no value; is the shell variable behind it set?")
+            raise JobLineError(f"{name} has no value; is its shell variable set?")
         if message.startswith("the following arguments are required"):
-            raise JobLineError("there is no training script behind the flags")
+            raise JobLineError("no training script after the flags")
         raise JobLineError(message)

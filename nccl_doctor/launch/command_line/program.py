@@ -1,4 +1,4 @@
-"""Whether the program of a line is there, before anything is examined for its sake."""
+"""Test whether the program of a command exists, before anything is examined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> str | N
     Looks for its first word, and for the program that `env`, `numactl` and their like would become.
     """
     if not argv or not argv[0]:
-        return "there is no command behind --"
+        return "no command after --"
     try:
         told = send((cwd / argv[0]).parent, lambda: json.dumps(_which(argv, environ, cwd)).encode())
     except OSError as error:
@@ -58,7 +58,7 @@ def _missing(name: str, path: str, cwd: Path) -> str | None:
     if name in _SHELL_WORDS:
         return f"{name}: a word of the shell, not a program; leave it out"
     if re.match(r"[A-Za-z_]\w*=", name):
-        return f"{name}: not a program; write it in front of nccl-doctor, or behind env"
+        return f"{name}: a variable, not a program; write it before nccl-doctor, or after env"
     if (cwd / name).is_file():
         return f"{name}: no such program in PATH; write ./{name} for the file here"
     return f"{name}: no such program in PATH{suggest(name, _LIKELY)}"

@@ -1,4 +1,4 @@
-"""Which launcher a line starts, and what it says about the job."""
+"""The launcher in a command, and the topology of its job."""
 
 from __future__ import annotations
 

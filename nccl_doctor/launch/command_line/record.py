@@ -1,4 +1,4 @@
-"""What a line says about its job, and how it is put together."""
+"""Record of a job, as its command describes it, and how it is built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JobLineError(ValueError):
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there that a line names, or that its launcher would look for.
+    """True if a file is there that a line names, or that its launcher would look for.
 
     Raises:
         JobLineError: its disk does not answer.
@@ -29,7 +29,7 @@ def is_file(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class JobLine:
-    """The job that a line describes, as its launcher would understand it. None: not told.
+    """Job that a command describes, as its launcher would read it. None: not given.
 
     Defaults of the launcher stand here too, with the source `default`.
 
@@ -82,11 +82,11 @@ class Said(NamedTuple):
 
 
 Told = Mapping[str, Said]
-"""Flag, without hyphens in front and with underscores → what was said. A switch says nothing."""
+"""Flag, without hyphens in front and with underscores → its value. A switch has none."""
 
 
 class Draft:
-    """A `JobLine` in the making."""
+    """Builder of a `JobLine`."""
 
     def __init__(self, launcher: str, notes: tuple[str, ...] = ()) -> None:
         self._fields: dict[str, Any] = {"launcher": launcher}
@@ -94,7 +94,7 @@ class Draft:
         self._notes = list(notes)
 
     def put(self, name: str, value: Any, source: str = "") -> None:
-        """Set a field, and say what told it."""
+        """Set a field, with its source."""
         self._fields[name] = value
         if source:
             self._sources[name] = source
@@ -109,20 +109,20 @@ class Draft:
 
 
 DEFAULT = "default"
-"""Source of what nobody said, and the launcher takes."""
+"""Source of a value that is the launcher's default."""
 MAX_PORT = 65535
 _MANY = 10_000_000
 
 
 def number(said: Said, low: int, high: int = _MANY) -> int:
-    """A whole number as the launchers' `int()` reads it.
+    """Whole number, read as the launchers' `int()` does.
 
     Raises:
         JobLineError: it is none, or lies outside.
     """
     text = said.text.strip()
     if not text:
-        raise JobLineError(f"{said.source} is empty; is the shell variable behind it set?")
+        raise JobLineError(f"{said.source} is empty; is its shell variable set?")
     try:
         value = int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""torchrun, `python -m torch.distributed.run` and `.launch`: what they make of their flags.
+"""torchrun, `python -m torch.distributed.run` and `.launch`: how they read their flags.
 
 The rules are those of torch/distributed/run.py and of the rendezvous back ends that it chooses; a
 test holds the flags against the installed torch.
@@ -65,7 +65,7 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: Table = FLAGS)
 
 
 def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
-    """What torchrun makes of its flags, whoever gave them.
+    """Record of the job as torchrun reads its flags, from any source.
 
     Raises:
         JobLineError: as in `read`.
@@ -93,7 +93,7 @@ def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
     draft.put("nnodes", least, source)
     draft.put("max_nnodes", most, source)
     if least != most:
-        draft.note(f"{source} {least}:{most}: examined with {least} hosts, the fewest that start")
+        draft.note(f"{source} {least}:{most}: examined with {least} hosts, the smallest number")
     return draft.done()
 
 
@@ -115,7 +115,7 @@ def _put_nproc(draft: Draft, said: Said) -> None:
         close = difflib.get_close_matches(text, _WORDS, 1, 0.7)  # "xpu" is not that close to "gpu"
         if close:
             raise JobLineError(f'{said.source} {text!r} is not known; did you mean "{close[0]}"?')
-        draft.note(f"{said.source} {text}: only GPUs that speak CUDA or ROCm are counted here")
+        draft.note(f"{said.source} {text}: only GPUs with CUDA or ROCm are counted here")
     else:
         draft.put("nproc_per_node", str(number(said, 1)), said.source)
 
@@ -123,7 +123,7 @@ def _put_nproc(draft: Draft, said: Said) -> None:
 def _standalone(draft: Draft, told: Told, least: int) -> None:
     if least > 1:
         raise JobLineError(
-            f"{told['standalone'].source} is for one host, but {told['nnodes'].source} says "
+            f"{told['standalone'].source} is for one host, but {told['nnodes'].source} is "
             f"{told['nnodes'].text}: leave one out"
         )
     for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id"):
@@ -148,7 +148,7 @@ def _static(draft: Draft, told: Told, nnodes: int) -> None:
         if at is None:
             raise JobLineError(
                 f"{endpoint.source} {endpoint.text} has no port, and a static rendezvous has no "
-                f"default for it: write {endpoint.text}:{PORT}"
+                f"default port: write {endpoint.text}:{PORT}"
             )
         for said, used in ((told.get("master_addr"), host), (told.get("master_port"), str(at))):
             if said and said.text != used:
@@ -176,7 +176,7 @@ def _put_node_rank(draft: Draft, told: Told, nnodes: int) -> None:
     elif nnodes == 1:
         draft.put("node_rank", 0, DEFAULT)
     else:
-        draft.note("--node_rank is not given: torchrun takes every such host for node 0")
+        draft.note("--node_rank is not given: torchrun then uses node rank 0 on every host")
 
 
 def _dynamic(draft: Draft, told: Told, conf: Mapping[str, str], least: int, most: int) -> None:
@@ -189,13 +189,13 @@ def _dynamic(draft: Draft, told: Told, conf: Mapping[str, str], least: int, most
         draft.put("ranks_assigned", True, backend.source)
         said = told.get("node_rank")
         if said and number(said, 0):
-            draft.note(f"{said.source} is not used: {backend.text} gives the node ranks out")
+            draft.note(f"{said.source} is not used: {backend.text} assigns the node ranks")
     store = conf.get("store_type", "tcp").lower()
     if backend.text != "c10d" or store == "file":
         where = "the file" if backend.text == "c10d" else f"{backend.text} at"
         draft.note(
-            f"the hosts meet in {where} {endpoint.text or '(not told)'}, which is not examined: "
-            "give nccl-doctor itself --master-addr"
+            f"the rendezvous is in {where} {endpoint.text or '(not given)'}, which is not "
+            "examined: give --master-addr to nccl-doctor"
         )
         return
     if store != "tcp":
@@ -232,7 +232,7 @@ def _conf(told: Told) -> dict[str, str]:
 
 
 def parse_endpoint(said: Said, shown: str | None = None) -> tuple[str, int | None]:
-    """(host, port) of `host[:port]`, where an IPv6 host may stand in brackets; port None: not told.
+    """(host, port) of `host[:port]`; an IPv6 host may be in brackets; port None: not given.
 
     As torch reads it: what stands behind the last colon is the port, an empty text is this host.
 
@@ -249,9 +249,7 @@ def parse_endpoint(said: Said, shown: str | None = None) -> tuple[str, int | Non
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not host:
-        raise JobLineError(
-            f"{said.source} {shown!r} has no host; is the shell variable behind it set?"
-        )
+        raise JobLineError(f"{said.source} {shown!r} has no host; is its shell variable set?")
     if not re.fullmatch(r"[\w.:-]+", host):
         raise JobLineError(f"{said.source} {shown!r} does not begin with a host name or address")
     if not colon:

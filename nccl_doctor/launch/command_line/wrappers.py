@@ -96,7 +96,7 @@ def unwrap(argv: Sequence[str], cwd: Path) -> Unwrapped:
         else:
             return line
         if not line.words:
-            raise JobLineError(f"{shlex.join(argv)}: there is no program behind {name}")
+            raise JobLineError(f"{shlex.join(argv)}: no program after {name}")
     return line
 
 
@@ -108,15 +108,15 @@ def advice(words: Sequence[str], at: int | None = None, *, is_launcher: bool = F
     name = PurePath(words[0]).name if words else ""
     if name in _SHELLS or name.endswith((".sh", ".bash")):
         return (
-            f"what {name} starts is not read: put `nccl-doctor run --` in front of the launcher's "
-            "line in it"
+            f"the command that {name} starts is not read: put `nccl-doctor run --` before the "
+            "launcher in it"
         )
     if not is_launcher and name not in _ELSEWHERE:
         return ""
     front = shlex.join(words[:at] if at else words[:1])
     behind = shlex.join(words[at : at + 1]) if at else "COMMAND"
-    why = "starts tasks elsewhere" if name in _ELSEWHERE else "is not read through"
-    return f"{name} {why}: put nccl-doctor behind it: {front} nccl-doctor run -- {behind} …"
+    why = "starts tasks on other hosts" if name in _ELSEWHERE else "is not known here"
+    return f"{name} {why}: put nccl-doctor after it: {front} nccl-doctor run -- {behind} …"
 
 
 def _other_python(line: Unwrapped, words: Sequence[str]) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _other_python(line: Unwrapped, words: Sequence[str]) -> tuple[str, ...]:
     if not _WRAPPERS[PurePath(front[0]).name].subcommand:
         return ()
     line_behind = f"{shlex.join(front)} nccl-doctor run -- {' '.join(words[:1])} …"
-    return (f"{front[0]} may choose another torch than the one examined: {line_behind}",)
+    return (f"{front[0]} may use another torch than the one examined; better: {line_behind}",)
 
 
 def _behind(wrapper: _Wrapper, words: Sequence[str]) -> tuple[str, ...] | None:

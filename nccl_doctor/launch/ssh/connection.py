@@ -1,4 +1,5 @@
-"""One command on many hosts at once, by the system's ssh: started, told one word, heard to the end.
+"""One command on many hosts at once, by the ssh of the system: start, send the input, read all
+output.
 
 Nothing here knows what the commands do. Every ssh gets its own session, so that Ctrl-C reaches this
 process only; what runs on a host sees its standard input close when it is to end, also when this
@@ -23,11 +24,11 @@ from typing import IO
 
 STDOUT_MAX = 256 << 20
 STDERR_MAX = 64 << 10
-"""Bytes kept of one host: the beginning of what it answers, the end of what it complains."""
+"""Bytes kept of one host: the beginning of its stdout, the end of its stderr."""
 HANG_UP_S = 8.0
-"""For what runs on the hosts to say its last words after it was interrupted."""
+"""Time for the processes on the hosts to write their reports after an interrupt."""
 WORD_MAX = 60 << 10
-"""Fits into an empty pipe: writing it never blocks."""
+"""Largest input of a command: it fits into an empty pipe, so writing it never blocks."""
 
 _ALIVE_S, _ALIVE_COUNT = 5, 3
 _TICK_S = 0.05
@@ -82,7 +83,7 @@ def ssh_command(
 
 @dataclass(frozen=True)
 class Ended:
-    """How one command ended. `code` is None where it was still running at the deadline.
+    """Ending of one command. `code` is None if it was still running at the deadline.
 
     `ready` says that it had announced itself; `stderr` is the end of it.
     """
@@ -141,7 +142,7 @@ def converse(
     deadline: float,
     tick: Callable[[str], None] = lambda doing: None,
 ) -> Heard:
-    """Run commands at the same time, only from the main thread, and hear them to the end.
+    """Run commands at the same time, only from the main thread, and read all their output.
 
     Every command announces itself by a line on stderr that holds `marker`, and goes on when it has
     read one line. They are told together: when each of them is ready or has ended, or at the time
@@ -216,7 +217,7 @@ class _Conversation:
         )
 
     def told_have_ended(self) -> bool:
-        """Whether some were told, and all of them have ended."""
+        """True if some got their input, and all of these have ended."""
         told = [ssh for ssh in self.all if ssh.told]
         return bool(told) and all(ssh.seconds is not None for ssh in told)
 

@@ -1,4 +1,4 @@
-"""What the DeepSpeed launcher exports to other hosts: the job there sees no other variables.
+"""Variables that the DeepSpeed launcher exports to other hosts; the job there gets no others.
 
 Read from DeepSpeed 0.19: `deepspeed/launcher/runner.py` (main) and the exports of its CUDA
 accelerator. Variables by the beginning of their name, then the lines of .deepspeed_env, first of

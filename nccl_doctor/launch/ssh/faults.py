@@ -1,4 +1,4 @@
-"""Why a host could not be started on: from the end of its ssh to a finding, in ssh's own words.
+"""Findings about hosts where nccl-doctor could not be started, with the message of ssh.
 
 The phrases are those of OpenSSH's client (ssh.c, sshconnect.c, packet.c), the same since 7.x.
 """
@@ -22,7 +22,7 @@ from nccl_doctor.model.kinds import (
 )
 
 _SSH_EXIT = 255
-"""Of ssh itself; also where the command was killed by a signal."""
+"""Exit code of ssh itself; also of a command that was killed by a signal."""
 _NOT_FOUND = (126, 127)
 _USAGE = 2
 _WORDS_MAX = 240
@@ -36,29 +36,30 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: Connection refused)",
-        "start the ssh server there (`systemctl start ssh`), or name its port in ~/.ssh/config",
+        "start the ssh server on the host (`systemctl start ssh`), or set its port in "
+        "~/.ssh/config",
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: (?:Connection|Operation) timed out)",
-        "see whether the host is up (`ping {name}`) and whether a firewall drops the port",
+        "check that the host is up (`ping {name}`) and that no firewall drops the port",
     ),
     (
         r"connect to host \S+ (?P<words>port \d+: .*)",
-        "see whether the host is up and which way leads there: `ip route get {name}`",
+        "check that the host is up, and the route to it: `ip route get {name}`",
     ),
     (
         r"(?P<words>REMOTE HOST IDENTIFICATION HAS CHANGED)",
-        "find out why the host has another key; if it was reinstalled, `ssh-keygen -R {name}`, "
-        "then `ssh {to} true` once by hand",
+        "find out why the host key has changed; if the host was reinstalled, `ssh-keygen -R "
+        "{name}`, then `ssh {to} true` once by hand",
     ),
     (
         r"(?P<words>Host key verification failed)",
-        "`ssh {to} true` once by hand, and compare the key that it shows; or `ssh-keyscan {name} "
+        "`ssh {to} true` once by hand, and compare the key that ssh shows; or `ssh-keyscan {name} "
         ">> ~/.ssh/known_hosts`",
     ),
     (
         r"(?P<words>Permission denied \(.*\)|Too many authentication failures)",
-        "let the log-in work without a password: `ssh-copy-id {to}`, or load its key into the "
+        "make the log-in work without a password: `ssh-copy-id {to}`, or load the key into the "
         "ssh-agent",
     ),
     (
@@ -68,8 +69,9 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
     (
         r"(?P<words>(?:kex|ssh)_exchange_identification: .*"
         r"|Connection (?:closed|reset) by|Connection timed out during banner exchange)",
-        "read the ssh server's log there (`journalctl -u ssh`): it let nobody in; too many "
-        "sessions at once (MaxStartups), no memory left, or not an ssh server at all",
+        "read the ssh server's log on the host (`journalctl -u ssh`): it closed the connection; "
+        "possible causes are too many sessions at once (MaxStartups), no memory left, or another "
+        "service on this port",
     ),
 )
 
@@ -139,9 +141,9 @@ def _fault(one: Failed) -> _Fault:
     if ended.code is None and not ended.ready:
         return _Fault(
             REMOTE_COMMAND_FAILED,
-            f"the log-in had not come to an end after {ended.seconds:.0f} s",
-            "log in there by hand: a home folder on a file server that does not answer, or a "
-            "start-up script that waits, holds it",
+            f"the log-in was not complete after {ended.seconds:.0f} s",
+            "log in to the host by hand: a home folder on a file server that does not answer, or "
+            "a start-up script that waits, blocks the log-in",
         )
     if ended.code is None:
         return _Fault(RUN_INTERRUPTED, f"no report in time{_said(words)}")
@@ -153,12 +155,14 @@ def _fault(one: Failed) -> _Fault:
         return _Fault(CONFIG_BAD_VALUE, complaint[1])
     told = f"exit {ended.code}{_said(words)}"
     if ended.code in _NOT_FOUND:
-        fix = "install the same Python environment there, so that {python} exists"
+        fix = "install the same Python environment on the host, so that {python} exists"
         return _Fault(REMOTE_COMMAND_FAILED, told, fix)
     if re.search(r"No module named '?nccl_doctor", text):
-        return _Fault(REMOTE_COMMAND_FAILED, told, "`{python} -m pip install nccl-doctor` there")
+        return _Fault(
+            REMOTE_COMMAND_FAILED, told, "`{python} -m pip install nccl-doctor` on the host"
+        )
     if "can't open file" in text:
-        return _Fault(REMOTE_COMMAND_FAILED, told, "put {file} at the same path there")
+        return _Fault(REMOTE_COMMAND_FAILED, told, "put {file} at the same path on the host")
     return _Fault(REMOTE_COMMAND_FAILED, told, "run `ssh {to} {program} env`")
 
 
@@ -169,13 +173,14 @@ def _refused(one: Failed, words: str) -> _Fault:
         if found:
             more = found.groupdict().get("more", "")
             return _Fault(SSH_FAILED, found["words"] + more, fix)
-    return _Fault(SSH_FAILED, words or "ssh ended with 255 and said nothing", "`ssh -v {to} true`")
+    nothing = "ssh ended with exit code 255 and printed nothing"
+    return _Fault(SSH_FAILED, words or nothing, "`ssh -v {to} true`")
 
 
 def _lost(words: str) -> _Fault:
     if words:
         return _Fault(RUN_INTERRUPTED, f"the ssh connection was lost: {words}")
-    return _Fault(RUN_INTERRUPTED, "killed there, or the ssh connection was cut")
+    return _Fault(RUN_INTERRUPTED, "killed on the host, or the ssh connection was cut")
 
 
 def _last_words(one: Failed) -> str:

@@ -15,9 +15,9 @@ from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.suggest import suggest
 
 MAX_BYTES = 1 << 20
-"""Room for some ten thousand hosts; what is larger is another kind of file."""
+"""Largest hostfile: some ten thousand hosts."""
 MAX_RANKS = 10_000
-"""On one host; a larger number is a mistake."""
+"""Most ranks on one host; a larger number is a mistake."""
 
 _KEYS = ("slots", "max_slots", "max-slots", "slots_max", "slots-max")
 """Open MPI's limits are read by its own scheduler only: nothing here depends on them."""
@@ -32,7 +32,7 @@ class HostfileError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One host of the file: `name` as written there, without the user. `slots` None: not told."""
+    """One host of the file: `name` as written there, without the user. `slots` None: not given."""
 
     name: str
     slots: int | None
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def destination(self) -> str:
-        """What ssh is given."""
+        """Destination for ssh: `name` or `user@name`."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -56,11 +56,11 @@ def read(path: str) -> tuple[Entry, ...]:
     except OSError as error:
         raise HostfileError(f"--hostfile {path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:
-        raise HostfileError(f"--hostfile {path}: larger than {MAX_BYTES >> 20} MiB: no hostfile")
+        raise HostfileError(f"--hostfile {path}: larger than {MAX_BYTES >> 20} MiB, not a hostfile")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise HostfileError(f"--hostfile {path}: not text (byte {error.start})") from error
+        raise HostfileError(f"--hostfile {path}: not UTF-8 text (byte {error.start})") from error
     return parse(text, path)
 
 
@@ -84,7 +84,7 @@ def parse(text: str, path: str) -> tuple[Entry, ...]:
         first = entries.setdefault(entry.name.lower(), entry)
         if first is not entry:
             problems.append(
-                f'line {number}: "{entry.name}" stands on line {first.line} already; '
+                f'line {number}: "{entry.name}" is already on line {first.line}; '
                 "write one line with all its slots"
             )
     if problems:
@@ -144,7 +144,7 @@ def _entry(words: Sequence[str], number: int) -> Entry:
             raise ValueError(f"{key} is {value!r}, not a number from 1 to {MAX_RANKS}")
         if key == "slots":
             if slots is not None:
-                raise ValueError("slots stands there twice")
+                raise ValueError("slots is given twice")
             slots = int(value)
     return Entry(match["name"], slots, number, match["user"] or "")
 

@@ -1,4 +1,4 @@
-"""How this program is started once more: here, or on a host that has the same files."""
+"""Command that starts this program again: here, or on a host with the same files."""
 
 from __future__ import annotations
 

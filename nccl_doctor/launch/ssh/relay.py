@@ -1,4 +1,4 @@
-"""The other end of --hostfile: this process was started over ssh, and answers on its stdout.
+"""Other end of --hostfile: this process was started over ssh, and answers on its stdout.
 
 It announces itself, reads one line that says what to do, and from then on ends as soon as its
 standard input closes: then whoever asked is gone, or wants it to stop.
@@ -21,7 +21,7 @@ from nccl_doctor.launch.ssh import exports
 from nccl_doctor.model.options import Options
 
 MARKER = "nccl-doctor relay: ready, version "
-"""Begins the line on stderr by which the other end knows that it came through."""
+"""Begin of the line on stderr that shows the other end that this process has started."""
 
 _AGAIN_S = 1.0
 
@@ -32,7 +32,7 @@ def letter(options: Options, variables: Mapping[str, str]) -> str:
 
 
 def attend() -> Options:
-    """Announce this process, wait for the letter, take over its variables, and watch the line.
+    """Announce this process, wait for the options, set the variables, and watch the connection.
 
     Returns: the options of the run.
 

@@ -258,7 +258,7 @@ class _Ground:
         return out or {"": []}
 
     def is_gap(self, check: CheckResult, key: str) -> bool:
-        """Whether the check failed elsewhere, and has no whole answer from this host."""
+        """True if the check failed elsewhere, and has no whole answer from this host."""
         return check.status is Status.FAIL and (check.name, key) in self._gaps
 
     def _keys(self, finding: Finding) -> list[str]:

@@ -28,7 +28,7 @@ def render(report: Report) -> str:
 
 
 def sections(report: Report) -> list[str]:
-    """As `render`, in parts that can stand without those that follow; each ends in a newline."""
+    """Parts of `render`; each can be shown without those after it, and ends in a newline."""
     places = Places(report)
     mark = _MARKS.get(report.verdict, "")
     top = f"## {mark} nccl-doctor: {report.verdict.upper()}\n\n{prose(report.summary)}\n"
@@ -38,7 +38,7 @@ def sections(report: Report) -> list[str]:
 
 
 def prose(text: str) -> str:
-    """Words as themselves: no markup, no reference, nobody notified."""
+    """Text without markup: no formatting, no reference, no notification."""
     words = _SPECIAL.sub(r"\\\g<0>", safe(text)[:_LONGEST])
     return _REFERS.sub(r"\g<0><!-- -->", words)
 

@@ -34,7 +34,7 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield from _gauge(
         "info",
-        "Version of nccl-doctor that wrote this; always 1.",
+        "Version of nccl-doctor that wrote this file; always 1.",
         [({"version": str(report.tool.get("version", ""))}, 1)],
     )
     yield from _gauge(
@@ -50,7 +50,7 @@ def _lines(report: Report) -> Iterator[str]:
     codes = ", ".join(f"{number} {status.value}" for status, number in _STATUSES.items())
     yield from _gauge(
         "check_status",
-        f"What became of each check: {codes}.",
+        f"Status of each check: {codes}.",
         [
             (
                 {"check": check.name, "layer": check.layer.value, "scope": check.scope.value},
@@ -67,20 +67,22 @@ def _lines(report: Report) -> Iterator[str]:
     names = ("code", "layer", "severity", "root_cause")
     yield from _gauge(
         "findings",
-        "Findings of the last run, by code; root_cause: nothing else explains them.",
+        "Findings of the last run, by code; root_cause: not explained by another finding.",
         [(dict(zip(names, key, strict=True)), number) for key, number in sorted(found.items())],
     )
     for thing, items in (("hosts", report.hosts), ("ranks", report.ranks)):
         reported = sum(bool(item.get("reported")) for item in items)
         states = [({"state": "expected"}, len(items)), ({"state": "reported"}, reported)]
-        yield from _gauge(thing, f"{thing.capitalize()} that were to report, and did.", states)
+        yield from _gauge(thing, f"{thing.capitalize()}: expected, and reported.", states)
     started = _epoch(str(report.run.get("started", "")))
     if started is not None:
-        words = "When the last run started, in seconds since 1970."
+        words = "Start of the last run, in seconds since 1970."
         yield from _gauge("run_timestamp_seconds", words, [({}, started)])
     took = report.run.get("duration_s")
     if isinstance(took, (int, float)) and math.isfinite(took):
-        yield from _gauge("run_duration_seconds", "How long the last run took.", [({}, took)])
+        yield from _gauge(
+            "run_duration_seconds", "Duration of the last run, in seconds.", [({}, took)]
+        )
 
 
 def _gauge(name: str, words: str, samples: Iterable[Sample]) -> Iterator[str]:

@@ -33,7 +33,7 @@ def section(report: Report) -> Html:
     parts = [*_launch(report), *_checks(report)]
     search = element(
         "p",
-        element("label", "Show only what holds ", for_="filter"),
+        element("label", "Show only entries with ", for_="filter"),
         element("input", type="search", id="filter"),
         class_="script",
         hidden=True,
@@ -70,7 +70,7 @@ def _round(name: str, seen: Sequence[Seen]) -> Html:
     parts = [_outcome(same) for same in islice(alike.values(), _MOST_DIFFERENT)]
     if len(alike) > _MOST_DIFFERENT:
         left = len(alike) - _MOST_DIFFERENT
-        parts.append(element("p", f"and {left} different ones more (see the JSON report)"))
+        parts.append(element("p", f"and {left} more that differ (see the JSON report)"))
     if name == ALONE:
         return together(*parts)
     return together(element("h3", f"round {name}"), *parts)
@@ -99,7 +99,7 @@ def _outcome(same: Sequence[Seen]) -> Html:
         fold(key, element("pre", _text(record[key]))) for key in _LONG_TEXTS if record.get(key)
     ]
     if witness := mapping(record.get("witness")):
-        parts.append(fold("what it said of itself", _rows(in_order(witness))))
+        parts.append(fold("its state before it was stopped", _rows(in_order(witness))))
     steps = [(f"{step.at_s:.3f} s", step.name, step.group or "–") for step in same[0].steps]
     if steps:
         first = same[0].label if len(same) > 1 else ""
@@ -133,7 +133,7 @@ def _launch(report: Report) -> Iterator[Html]:
             shared_items = [item for item in items if not _OF_RANK.search(item[0])]
             parts.append(fold(who(places), _rows(items if len(ranks) == 1 else shared_items)))
         if len(alike) > _MOST_DIFFERENT:
-            parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} different ones more"))
+            parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} more that differ"))
         if parts:
             differing = f" ({len(alike)} different)" if len(alike) > 1 else ""
             yield fold(f"{title}{differing}", *parts)

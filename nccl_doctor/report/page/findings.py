@@ -19,7 +19,7 @@ _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?"}
 
 
 def header(report: Report) -> Html:
-    """The verdict, and of which run it is."""
+    """Header of the page: the verdict and the run."""
     mark = _MARKS.get(report.verdict, "?")
     badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
     run, tool = report.run, report.tool
@@ -50,7 +50,7 @@ def header(report: Report) -> Html:
 
 
 def sections(report: Report) -> Iterator[Html]:
-    """What to fix; what that explains, warnings, gaps and notes."""
+    """Sections of the page: what to fix; symptoms, warnings, gaps and notes."""
     places = Places(report)
     if report.root_causes:
         cards = [_card(places, group) for group in by_kind(report.root_causes)]

@@ -28,7 +28,7 @@ def section(report: Report) -> Html | None:
         bad = sum(_result(group) == "bad" for each in groups.values() for group in each)
         count = sum(map(len, groups.values()))
         told = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
-            f"{bad} of them bad" if bad else "none of them bad"
+            f"{bad} bad" if bad else "none bad"
         )
         more = len(rows) - _MOST
         rest = element("p", f"and {more} more lines") if more > 0 else None
@@ -37,7 +37,7 @@ def section(report: Report) -> Html | None:
 
 
 def groups_of(check: str, seen: Sequence[Seen]) -> list[list[Seen]]:
-    """Those of one round, of ranks that formed groups, in order of their lowest seat."""
+    """Groups of one round, in order of their lowest seat."""
     found: dict[int, list[Seen]] = {}
     for each in seen:
         if each.rank is not None and each.group is not None and each.status != "skipped":

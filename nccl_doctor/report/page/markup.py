@@ -38,7 +38,7 @@ def element(name: str, /, *children: object, **attributes: Attribute) -> Html:
 
 
 def together(*children: object) -> Html:
-    """Several children beside each other; as those of an element."""
+    """Several children in a row, as those of an element."""
     return Html(
         "".join(
             child if isinstance(child, Html) else escape(printable(str(child)), quote=True)
@@ -49,7 +49,7 @@ def together(*children: object) -> Html:
 
 
 def fold(summary: object, *children: object, is_open: bool = False, class_: str = "") -> Html:
-    """Children under a line that folds them away."""
+    """Children under a line that hides or shows them."""
     head = element("summary", summary)
     return element("details", head, *children, open=is_open, class_=class_ or None)
 

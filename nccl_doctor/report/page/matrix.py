@@ -26,7 +26,7 @@ _SPEED = {"latency-high", "link-slow", "link-lossy", "host-slow"}
 
 @dataclass(frozen=True)
 class View:
-    """One thing that a map can show: `letter` begins the classes of its cells and its scale."""
+    """Quantity that a map can show: `letter` begins the classes of its cells and its scale."""
 
     letter: str
     name: str
@@ -36,7 +36,7 @@ class View:
 
 @dataclass(frozen=True)
 class Map:
-    """Some hosts of a network, by position, and what the map is about."""
+    """Some hosts of a network, by position, with the title of the map."""
 
     title: str
     hosts: tuple[int, ...]
@@ -73,7 +73,7 @@ def maps_of(network: Network) -> list[Map]:
         inside = sum(pair[0] in chosen and pair[1] in chosen for pair in pairs)
         note = f"{len(pairs)} links of {len(often)} hosts"
         if inside < len(pairs):
-            note += f"; the {len(chosen)} hosts with most of them, and {inside} links between these"
+            note += f"; shown: the {len(chosen)} hosts with most of them, {inside} links"
         maps.append(Map(code, tuple(chosen), note))
     return maps
 
@@ -91,7 +91,7 @@ def _summary(network: Network) -> str:
     if network.usual_rate is not None:
         parts.append(f"usual bandwidth of one connection {show_rate(network.usual_rate)}")
     if len(network.hosts) > MOST_HOSTS:
-        parts.append("a map for each kind of finding, with the hosts that it names")
+        parts.append("one map for each kind of finding, with the hosts that it names")
     return "; ".join(parts) + "."
 
 
@@ -169,7 +169,10 @@ def _draw(network: Network, each: Map, views: Sequence[View], first: str, number
     )
     heat = element(
         "table",
-        element("caption", "Each row calls or sends, each column answers or receives."),
+        element(
+            "caption",
+            "Row: the host that calls or sends. Column: the host that answers or receives.",
+        ),
         element("thead", head),
         element("tbody", *rows),
         class_="heat" if written else "heat small",
@@ -216,7 +219,7 @@ def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) ->
 
 
 def _scales(network: Network) -> Html:
-    """What the colours say, in words."""
+    """Legend of the colours."""
     late = [f"up to {_LATE[0]:g} × the usual", *(f"more than {step:g} ×" for step in _LATE)]
     slow = [f"at least {_SLOW[0]:.0%} of the usual", *(f"less than {step:.0%}" for step in _SLOW)]
     lines = (
@@ -235,14 +238,12 @@ def _scales(network: Network) -> Html:
         )
         for name, _, items in lines
     ]
-    marked = element(
-        "p", element("b", "✗", class_="mark"), " named by a finding, with a frame round the cell"
-    )
-    return fold("What the colours say", *rows, marked, class_="legend")
+    marked = element("p", element("b", "✗", class_="mark"), " and a frame: named by a finding")
+    return fold("Meaning of the colours", *rows, marked, class_="legend")
 
 
 def _listed(network: Network) -> Iterator[Html]:
-    """The blamed links once more, as a table: for whoever cannot point at a cell."""
+    """Table of the blamed links, for readers who cannot point at a cell."""
     blamed = [link for _, link in sorted(network.links.items()) if link.blame]
     if not blamed:
         return

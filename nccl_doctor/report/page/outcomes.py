@@ -28,7 +28,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Seen:
-    """How one participant ended in one round of a check.
+    """Ending of one participant in one round of a check.
 
     `rank` is None where it spoke for its host; `record` is `Outcome.to_json()`, or whatever is
     there in its place.
@@ -42,33 +42,33 @@ class Seen:
 
     @property
     def label(self) -> str:
-        """Who it was."""
+        """Name of the participant."""
         return self.host if self.rank is None else f"rank {self.rank} on {self.host}"
 
     @property
     def status(self) -> str:
-        """Of the outcome; empty where there is none."""
+        """Status of the outcome; empty if there is none."""
         return str(self.record.get("status") or "")
 
     @property
     def is_good(self) -> bool:
-        """Finished, or had nothing to do."""
+        """True if it finished, or had nothing to do."""
         return self.status in ("ok", "skipped")
 
     @property
     def is_bad(self) -> bool:
-        """Went wrong. What could not be tried is neither good nor bad."""
+        """True if it failed. An outcome that could not be tested is neither good nor bad."""
         return self.status in ("raised", "hung", "died", "silent")
 
     @property
     def group(self) -> int | None:
-        """The lowest seat of its group; None where it observed alone."""
+        """Lowest seat of its group; None if it observed alone."""
         group = self.record.get("group")
         return group if isinstance(group, int) else None
 
     @property
     def took_s(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return number(self.record.get("duration_s"))
 
     @property
@@ -87,7 +87,7 @@ class Seen:
         )
 
     def in_words(self) -> str:
-        """How it ended."""
+        """Ending in words."""
         signal, code = self.record.get("signal"), self.record.get("exit_code")
         words = self.status or "not known"
         if self.status == "died":
@@ -134,12 +134,12 @@ def number(value: Any) -> float:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """What is no mapping becomes an empty one."""
+    """The value, or an empty mapping if it is none."""
     return value if isinstance(value, Mapping) else {}
 
 
 def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
-    """By name, as in a saved report: a page must not change by a trip through a file."""
+    """Items by name, as in a saved report: a page must not depend on a trip through a file."""
     return sorted(values.items(), key=lambda item: str(item[0]))
 
 

@@ -1,4 +1,4 @@
-"""Phases of every rank beside each other, and who waited for whom.
+"""Timeline of all ranks: their phases, and which ranks waited for which.
 
 Every rank has a clock of its own, which starts with its own part of a round. So nothing is said of
 who was earlier by the clock; who waited is told by how long each was inside the same step: the one
@@ -65,12 +65,12 @@ class Lane:
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything went wrong."""
+        """True if anything went wrong."""
         return any(row.is_bad for row in self.rows)
 
 
 def section(report: Report) -> Html | None:
-    """The section of the page; None where nobody did anything together."""
+    """Section of the page; None if no check observed together."""
     lanes = lanes_of(report)
     if not lanes:
         return None
@@ -81,17 +81,17 @@ def section(report: Report) -> Html | None:
             for kind, words in (
                 ("form", "forming a group"),
                 ("talk", "in a collective"),
-                ("work", "anything else"),
+                ("work", "other work"),
                 ("wait", "waiting for the others to sign in"),
-                ("stuck", "the step in which it ended badly"),
+                ("stuck", "the step that failed"),
             )
         ),
         class_="legend",
     )
     clock = element(
         "p",
-        "Seconds by each participant's own clock, from the beginning of its own part; clocks of "
-        "different participants do not start at the same moment.",
+        "Seconds since each participant began its part, by its own clock. Participants do not "
+        "begin at the same moment.",
         class_="aside",
     )
     left = _ROWS_OF_ALL
@@ -108,7 +108,7 @@ def section(report: Report) -> Html | None:
 
 
 def lanes_of(report: Report) -> list[Lane]:
-    """The roll call, then each round that was held together, those that went wrong first."""
+    """Lane of the sign-in, then one for each round that was held together, failed ones first."""
     rounds = [
         _round(check, name, seen)
         for check, rounds in outcomes_of(report).items()
@@ -187,7 +187,7 @@ def _is_joint(step: Step) -> bool:
 
 
 def waited(members: Sequence[Seen]) -> Iterator[str]:
-    """Who of one group waited for whom, in sentences; nothing is said where it cannot be told."""
+    """Sentences about which ranks of one group waited for which; none if that is not known."""
     if len(members) < 2 or any(len(each.steps) >= MOST_BREADCRUMBS for each in members):
         return
     inside = [_inside(each) for each in members]
@@ -210,10 +210,10 @@ def _hung(
     for key, here in last.items():
         behind = [i for i, each in enumerate(inside) if key not in each and not members[i].is_good]
         if len(here) == len(members):
-            yield f"All of them were in {_say(key)}: nobody is seen to be behind."
+            yield f"All of them were in {_say(key)}: no one is behind."
         elif behind:
             waiting, others = (who([members[i] for i in some]) for some in (here, behind))
-            yield f"{waiting} waited in {_say(key)}; not known to have come there: {others}."
+            yield f"{waiting} waited in {_say(key)}; not known to have reached it: {others}."
 
 
 def _lost_time(members: Sequence[Seen], inside: Sequence[dict[Key, float]]) -> Iterator[str]:
@@ -276,10 +276,10 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
     ]
     more = len(lane.rows) - len(rows)
     if more:
-        lines.append(element("p", f"and {more} more, none of them worse"))
+        lines.append(element("p", f"and {more} more, not worse than these"))
     bad = sum(row.is_bad for row in lane.rows)
     told = f"{lane.title}: {len(lane.rows)} participants, {span:.2f} s"
-    told += f", {bad} ended badly" if bad else ""
+    told += f", {bad} failed" if bad else ""
     remarks = [element("p", words, class_="remark") for words in lane.remarks]
     return fold(told, *remarks, *lines, is_open=lane.is_bad, class_="lane")
 

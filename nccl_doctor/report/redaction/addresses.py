@@ -47,7 +47,7 @@ _EXPLODED = re.compile(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}", re.IGNORECASE)
 
 
 def is_ip(text: str) -> bool:
-    """Whether a text is a numeric address, perhaps with a zone or the length of a prefix."""
+    """True if a text is a numeric address, perhaps with a zone or the length of a prefix."""
     try:
         ipaddress.ip_address(text.partition("/")[0].partition("%")[0])
     except ValueError:
@@ -143,7 +143,7 @@ class Addresses:
 
 
 def _leads_to_block(prefix: int, depth: int, version: int, width: int) -> bool:
-    """Whether a block begins further down: flipping the next bit would move it."""
+    """True if a block begins further down: flipping the next bit would move it."""
     return any(
         length > depth and base >> (width - depth) == prefix for base, length, _ in _BLOCKS[version]
     )

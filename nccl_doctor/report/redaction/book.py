@@ -12,7 +12,7 @@ _DIGITS = 8
 
 
 class Book:
-    """Makes pseudonyms, and keeps what they stand for.
+    """Maker of pseudonyms, with the real name of each.
 
     Args:
         key: whoever has it can try whether a pseudonym stands for a name that they guess. Books
@@ -50,7 +50,7 @@ class Book:
         """The private map: the key, and for each kind what every pseudonym stands for."""
         kinds = sorted(self._stand_for.items())
         return {
-            "what": "What the pseudonyms of a redacted report of nccl-doctor stand for. Keep it.",
+            "what": "Real names of the pseudonyms in a redacted report. Keep this file.",
             "key": self.key.hex(),
             "pseudonyms": {kind: dict(sorted(names.items())) for kind, names in kinds},
         }

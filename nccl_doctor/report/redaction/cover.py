@@ -1,4 +1,4 @@
-"""Give a report pseudonyms, and keep the private map of them: the only place that knows both.
+"""Pseudonyms for a report, and their private map; no other module knows both.
 
 The map stands beside what is given away, never inside, readable by its owner alone. It holds the
 key too: what is redacted beside the same map has the same pseudonyms.
@@ -19,11 +19,11 @@ from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.errands import send
 
 MAP = ".map.json"
-"""Behind the name of what is redacted."""
+"""Suffix of the map, after the name of the redacted file."""
 PRIVATE = ".private"
-"""In a folder that hosts share: a folder that its owner alone can read."""
+"""Subfolder of a shared folder that only its owner can read."""
 _LEAST = 8
-"""Bytes of a key file: less can be guessed."""
+"""Least number of bytes in a key file: fewer can be guessed."""
 
 
 class Cover:
@@ -58,7 +58,7 @@ class Cover:
         return redacted
 
     def text_of(self, report: Report) -> Text:
-        """What puts pseudonyms into texts that belong to a report; `keep` its book afterwards."""
+        """Text replacer for texts that belong to a report; `keep` its book afterwards."""
         text = known_of(report, Book(self.key))
         for name in self._kinds.get("host", {}).values():
             text.names.know_host(name)
@@ -98,7 +98,7 @@ def read_key(path: str) -> bytes:
     data = files.read(path)
     found = key_of_map(data.decode("utf-8", "replace")) or data.strip()
     if len(found) < _LEAST:
-        raise ValueError(f"it has to hold at least {_LEAST} characters that nobody can guess")
+        raise ValueError(f"a key needs at least {_LEAST} characters, and must be hard to guess")
     return found
 
 
@@ -145,7 +145,7 @@ def private_folder(folder: str | Path) -> Path:
 
 
 def map_beside(outputs: Mapping[str, str]) -> str | None:
-    """Where the map of a report belongs that is written to `outputs`; None where no file is."""
+    """Path of the map of a report that is written to `outputs`; None if no output is a file."""
     paths = [outputs.get("json", "-"), *outputs.values()]
     files = [path for path in paths if path != "-" and not path.startswith("/dev/")]
     return f"{files[0]}{MAP}" if files else None

@@ -29,7 +29,7 @@ _MOST_PIECES = 12
 
 
 def is_host_name(text: str) -> bool:
-    """Whether a text can be the name of a host: no number, no address, and not this host's own."""
+    """True if a text can be the name of a host: no number, no address, and not this host's own."""
     bare = text.rstrip(".")
     return (
         bool(_HOST.fullmatch(bare))
@@ -40,7 +40,7 @@ def is_host_name(text: str) -> bool:
 
 
 def is_public(name: str) -> bool:
-    """Whether a host belongs to nobody's cluster: documentation and sources that fixes refer to."""
+    """True if a host belongs to no cluster: documentation and sources that fixes refer to."""
     lower = name.lower()
     return any(lower == each or lower.endswith("." + each) for each in PUBLIC_DOMAINS)
 
@@ -102,11 +102,11 @@ class Names:
         return name if name in SYSTEM_USERS else self._book.pseudonym("user", name)
 
     def label(self, name: str) -> str:
-        """The pseudonym of a name that somebody chose: of a cluster, a queue, a job."""
+        """Pseudonym of a name that a user chose: of a cluster, a queue, a job."""
         return self._book.pseudonym("name", name)
 
     def knows_host(self, name: str) -> bool:
-        """Whether the record holds a host of this name, with or without its domain."""
+        """True if the record holds a host of this name, with or without its domain."""
         short = name.lower().partition(".")[0]
         return short in self._hosts or bool(_EC2.fullmatch(short)) or self._in_family(short)
 
@@ -136,7 +136,7 @@ class Names:
         return "".join(out)
 
     def _is_foreign_host(self, lower: str) -> bool:
-        """Whether a word with dots is a host's full name, though no such host is known."""
+        """True if a word with dots is a host's full name, though no such host is known."""
         _, dot, domain = lower.partition(".")
         if not dot:
             return bool(_EC2.fullmatch(lower))
@@ -179,11 +179,11 @@ class Names:
         return self.host(text)
 
     def _in_family(self, lower: str) -> bool:
-        """Whether it is like a known name, but for its numbers: `nd7`, where `nd0` is known."""
+        """True if it is like a known name, but for its numbers: `nd7`, where `nd0` is known."""
         return bool(self._families) and re.sub(r"\d+", "#", lower) in self._families
 
 
 def _is_domain(pieces: list[str]) -> bool:
-    """Whether what follows a host's name and a dot is a domain, and not the ending of a file."""
+    """True if what follows a host's name and a dot is a domain, and not the ending of a file."""
     last = pieces[-1].lower()
     return "_" not in pieces and last.isalpha() and len(last) > 1 and last not in ENDINGS

@@ -69,7 +69,7 @@ class Paths:
 
 
 def is_systems_own(path: str) -> bool:
-    """Whether a path is one that the operating system names."""
+    """True if a path is one that the operating system names."""
     if path.startswith("/usr/local") or ".." in path.split("/"):
         return False
     return any(path == root or path.startswith(root + "/") for root in LOCAL_ROOTS)

@@ -70,7 +70,7 @@ def redact(report: Report, key: bytes) -> tuple[Report, Book]:
 
 
 def known_of(report: Report, book: Book) -> Text:
-    """What replaces names in any text that belongs to a report, such as a log of the same run."""
+    """Text replacer for any text that belongs to a report, such as a log of the same run."""
     text = Text(book)
     for key, value in dict.fromkeys(_strings("", report.to_json())):  # ranks say much the same
         _learn(text, key, value)

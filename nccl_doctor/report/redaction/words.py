@@ -1,4 +1,4 @@
-"""Words that stay as they are: they name nobody, and a report cannot be read without them."""
+"""Words that are never replaced: they identify no one, and a report needs them to be readable."""
 
 from __future__ import annotations
 
