@@ -75,8 +75,8 @@ class GpuState(Check):
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The facts of `nccl_doctor.checks.gpu_state.gather`, and `p2p_off`: whether NCCL is set not to
-        copy directly between GPUs. Every call to the driver leaves a breadcrumb.
+        """The facts of `gather_gpus`, and `p2p_off`: whether NCCL is set not to copy directly
+        between GPUs. Every call to the driver leaves a breadcrumb.
         """
         found = gather_gpus(ctx.breadcrumb, left=ctx.left)
         return {**found, "p2p_off": _is_p2p_off(nccl_settings(ctx.env))}

@@ -22,8 +22,6 @@ from nccl_doctor.toolkit.forks import OURS
 from .gpu_kinds import GPU_BUSY
 from .trouble import Gpu, Trouble, is_readable
 
-OURS = "ncd:"
-"""Prefix of the names of our own processes."""
 _MPS = "nvidia-cuda-mps"
 _GIB = 1 << 30
 _SOME_BYTES = 2 * _GIB

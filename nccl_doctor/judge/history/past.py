@@ -68,7 +68,7 @@ class Past:
         for earlier in sorted(self.runs, key=lambda e: (e.started, e.file), reverse=True):
             reason = _unfit(cluster, run, earlier)
             if earlier.id in known:
-                reason = "of this run, or duplicates"
+                reason = "of this run, or of one that is there already"
             if not reason and len(used) == MOST:
                 reason = f"older than the newest {MOST}"
             if reason:
@@ -116,11 +116,11 @@ def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
     """Why an earlier report does not count; empty if it does."""
     here, there = _names(cluster), earlier.hosts
     if not (earlier.complete and there):
-        return "partial, of one host"
+        return "of one host's own view"
     if not (here <= there or there <= here):
         return "of other hosts, or redacted" if earlier.redacted else "of other hosts"
     if earlier.world_size != cluster.world_size:
-        return "with another number of ranks"
+        return "of another number of ranks"
     if earlier.backend != cluster.backend:
         return f"with backend {earlier.backend}"
     if earlier.started > _text(run, "started"):
