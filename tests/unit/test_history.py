@@ -228,13 +228,13 @@ def test_reports_of_others_are_left_out_and_counted():
     ]
     (found,) = held_against(cluster, odd).findings
     assert found.code == "baseline-too-short"
-    assert found.message.startswith("1 earlier run in past; not used: 2 of this run, or dup")
+    assert found.message.startswith("1 earlier run in past; not used: 2 of this run, or of one")
     for words in (
         "1 of other hosts,",
         "1 of other hosts, or redacted",
-        "1 with another number of ranks",
+        "1 of another number of ranks",
         "1 with backend nccl",
-        "1 partial, of one host",
+        "1 of one host's own view",
         "1 of later runs",
     ):
         assert words in found.message
