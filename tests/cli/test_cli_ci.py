@@ -82,7 +82,7 @@ def test_the_action_on_a_runner_that_is_fit(tmp_path: Path):
     }
     validate(json.loads((tmp_path / "nccl-doctor.json").read_text()))
     found = outcomes(tmp_path / "nccl-doctor.xml")
-    assert found["nccl_doctor.judge verdict"] == ""
+    assert found["nccl_doctor.verdict verdict"] == ""
     assert set(found.values()) == {""}
     assert "::error" not in done.stdout
     summary = (tmp_path / "summary.md").read_text()
@@ -107,7 +107,7 @@ def test_the_action_on_a_runner_with_too_few_gpus(tmp_path: Path):
     assert done.stdout.index("exit code 1") < done.stdout.index("::error")
     found = outcomes(tmp_path / told["junit"])
     assert found[f"device.backend_device backend_device[{host['host']}]"] == "failure"
-    assert found["nccl_doctor.judge verdict"] == "failure"
+    assert found["nccl_doctor.verdict verdict"] == "failure"
     assert "`gpu-missing`" in (tmp_path / "summary.md").read_text()
 
     # What the page says to make of the report, as a shell runs it.
@@ -163,7 +163,7 @@ def test_the_action_fails_closed(tmp_path: Path, case: str):
     assert told["verdict"] == ("fail" if code == 1 else "unknown")
     assert told["exit-code"] == str(code)
     kind = "failure" if code == 1 else "error"
-    assert outcomes(tmp_path / told["junit"])["nccl_doctor.judge verdict"] == kind
+    assert outcomes(tmp_path / told["junit"])["nccl_doctor.verdict verdict"] == kind
     assert "\n::error title=" in done.stdout
     mark = "❌" if code == 1 else "❓"
     assert (tmp_path / "summary.md").read_text().startswith(f"## {mark} nccl-doctor: ")
@@ -199,7 +199,7 @@ def test_the_lines_for_gitlab_and_jenkins_are_red_without_the_gpus(tmp_path: Pat
     codes = {"gpu-missing", "nccl-unavailable", "backend-device-mismatch"}  # what lacks is said
     assert codes & set(re.findall(r"\[([a-z-]+)\]", done.stdout))
     assert "::error" not in done.stdout, "GITHUB_ACTIONS is not set"
-    assert outcomes(tmp_path / "nccl-doctor.xml")["nccl_doctor.judge verdict"] == "failure"
+    assert outcomes(tmp_path / "nccl-doctor.xml")["nccl_doctor.verdict verdict"] == "failure"
     validate(json.loads((tmp_path / "nccl-doctor.json").read_text()))
 
 

@@ -12,6 +12,7 @@ from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.culprits import judge_groups
 from nccl_doctor.toolkit.groups.doing import MOST_ENTRIES, what_they_did
+from nccl_doctor.toolkit.groups.stacks import main_stack, signature
 from tests.support.clusters import make_cluster
 
 CRUMBS = (
@@ -107,6 +108,24 @@ def test_a_thousand_ranks_with_one_stack_are_one_line() -> None:
     assert [each["ranks"] for each in evidence["log"]] == ["0–999"]
     assert (evidence["collective"], evidence["sequence"]) == ("all_reduce", 3)
     assert size(evidence) < 4000
+
+
+def test_stacks_end_at_the_check_in_new_and_old_reports() -> None:
+    old = stack()
+    new = old
+    for before, now in (
+        ("nccl_doctor/mailbox.py", "nccl_doctor/gather/control_store.py"),
+        ("nccl_doctor/tools/groups", "nccl_doctor/toolkit/groups"),
+        ("checks/collectives.py", "checks/collectives/__init__.py"),
+        ("nccl_doctor/child.py", "nccl_doctor/observe/child.py"),
+        ("nccl_doctor/coordinator.py", "nccl_doctor/gather/coordinator.py"),
+    ):
+        assert before in new
+        new = new.replace(before, now)
+    for text in (old, new):
+        ((call, check),) = signature(text)
+        assert (call[0], check[0]) == ("all_reduce", "observe")
+        assert main_stack(text).count("\n") == 1
 
 
 def test_two_kinds_of_stacks_are_two_lines_the_larger_first() -> None:

@@ -67,14 +67,14 @@ def cases(report) -> dict[str, Case]:
         out[name] = (kind, "" if result is None else result.message)
     assert len(out) == read.tests >= 1
     assert (read.failures, read.errors, read.skipped) == tuple(counts.values())
-    verdict = out["nccl_doctor.judge verdict"][0]
+    verdict = out["nccl_doctor.verdict verdict"][0]
     assert verdict == {0: "", 1: "failure"}.get(report.exit_code, "error")
     return out
 
 
 def test_healthy():
     assert cases(report_of()) == {
-        "nccl_doctor.judge verdict": ("", ""),
+        "nccl_doctor.verdict verdict": ("", ""),
         "host.shm shm[nd0]": ("", ""),
         "host.shm shm[nd1]": ("", ""),
     }
@@ -84,7 +84,7 @@ def test_one_case_for_each_check_and_place():
     finding = Finding(SHM, "64 MiB", Where(hosts=("nd1",)), fix="mount it larger")
     report = report_of(finding, Finding(RISK, "so so", Where(hosts=("nd0",))), Finding(NOTE, "fyi"))
     assert cases(report) == {
-        "nccl_doctor.judge verdict": (
+        "nccl_doctor.verdict verdict": (
             "failure",
             "FAIL: 1 problem on 1 of 2 hosts: Title of shm-small",
         ),
@@ -190,9 +190,9 @@ def test_a_host_without_an_answer_does_not_pass_where_another_one_fails():
 
 def test_never_an_empty_suite():
     report = replace(report_of(), checks=(), findings=(), hosts=(), ranks=(), exit_code=3)
-    assert [*cases(report)] == ["nccl_doctor.judge verdict"]
+    assert [*cases(report)] == ["nccl_doctor.verdict verdict"]
     usage = replace(report_of(), exit_code=2, verdict="unknown")
-    assert cases(usage)["nccl_doctor.judge verdict"][0] == "error"
+    assert cases(usage)["nccl_doctor.verdict verdict"][0] == "error"
 
 
 def test_a_finding_of_no_check_has_a_case():

@@ -1,6 +1,6 @@
 """The report as JUnit XML, in the subset that Jenkins, GitLab and reporters for GitHub all read.
 
-A case is one check at one place, and one more case, `nccl_doctor.judge`, is the whole report: it
+A case is one check at one place, and one more case, `nccl_doctor.verdict`, is the whole report: it
 fails wherever the exit code is not 0, so that no reader takes for green what is not.
 """
 
@@ -132,7 +132,7 @@ def _verdict(report: Report) -> _Case:
     outcome = {0: "", 1: "failure"}.get(report.exit_code, "error")
     words = f"{report.verdict.upper()}: {report.summary}"
     return _Case(
-        "nccl_doctor.judge",
+        "nccl_doctor.verdict",
         "verdict",
         outcome=outcome,
         type=report.verdict,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
-_BOUNDARY = "nccl_doctor/observe/child.py"
+# The last two parts of the path: as it is here, and as it stands in reports made before.
+_BOUNDARIES = ("observe/child.py", "nccl_doctor/child.py")
 """Frames below it lead to the fork of this child, and differ between ranks."""
-_SERVANTS = ("nccl_doctor/gather/control_store.py", "groups/witness.py")
+_SERVANTS = ("gather/control_store.py", "nccl_doctor/mailbox.py", "groups/witness.py")
 """Our own threads that only watch."""
 _TORCH = "site-packages/"
 _MOST_FRAMES = 14
@@ -63,8 +64,10 @@ def _threads(stack: str) -> list[list[Frame]]:
 
 def _above(frames: list[Frame]) -> list[Frame]:
     """The calls of the check and all that it called."""
-    files = [file for _, file, _ in frames]
-    return frames[: files.index(_BOUNDARY)] if _BOUNDARY in files[1:] else frames
+    for at, (_, file, _) in enumerate(frames):
+        if at and file in _BOUNDARIES:
+            return frames[:at]
+    return frames
 
 
 def _short(path: str) -> str:
