@@ -57,8 +57,9 @@ accuracy: $(VENV)/.dev ## run the whole corpus of faults and write docs/accuracy
 	@scripts/lab_tools.sh
 	$(TEST_ENV) $(BIN)/python benchmarks/accuracy.py --write docs/accuracy.md $(ARGS)
 
-docs: $(VENV)/.doctor ## write the pages of docs/ that are made from the checks and from --help
+docs: $(VENV)/.dev ## write the pages of docs/ that are made from the checks and from --help
 	@$(BIN)/python scripts/docs.py
+	@$(BIN)/python scripts/architecture.py
 
 zipapp: $(VENV)/.dev ## write dist/nccl-doctor.pyz, one file that needs Python and torch only
 	@$(BIN)/python scripts/make_zipapp.py
