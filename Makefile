@@ -26,21 +26,18 @@ help: ## show this list
 doctor: $(VENV)/.doctor ## set up and examine this machine (one rank per GPU, or two gloo ranks)
 	@$(BIN)/nccl-doctor run $(ARGS)
 
-# Several at a time, but for what measures speed, and what shares a GPU.
-ALONE := tests/cli/test_cli_quick.py tests/lab/test_lab_links.py tests/ranks/test_group_speed.py tests/gpu
 test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --maxschedchunk 1 tests $(ALONE:%=--ignore %)
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" $(ALONE)
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --dist loadgroup --no-loadscope-reorder tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
 
-test-wide: $(VENV)/.dev ## tests that `make test` leaves out
+test-wide: $(VENV)/.dev ## what `make test` leaves out, and properties by many more examples
 	@scripts/lab_tools.sh
-	$(TEST_ENV) $(BIN)/python -m pytest -m wide tests $(ARGS)
+	$(TEST_ENV) EXAMPLES=deep $(BIN)/python -m pytest -m "wide or hypothesis" tests $(ARGS)
 
 # One after the other: they measure speed, and share the GPU's memory. All skipped is no success
 # where somebody says that there must be a GPU.

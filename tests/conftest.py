@@ -1,25 +1,50 @@
-"""The order in which several workers get the tests."""
+"""The order in which several workers get the tests, and how many examples a property gets."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import groupby
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A deadline would measure the machine. `make test-wide` looks deeper than `make test`.
+settings.register_profile("quick", settings(), max_examples=30, deadline=None)
+settings.register_profile("deep", settings(), max_examples=400, deadline=None)
+settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 
 _HEAVY = ("lab", "ranks")
 _SHARE = 0.9
 """Heavy tests are spread over so much of the others, so that no worker begins its last one late."""
+_ALONE = ("test_cli_quick", "test_lab_links", "test_group_speed")
+"""Modules that measure speed: nothing else runs beside them. What needs a GPU shares it."""
 
 
+def _is_alone(item: pytest.Item) -> bool:
+    return item.path.stem in _ALONE or item.path.parent.name == "gpu"
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the tests that start ranks and hosts, which wait more than they work, over the rest.
 
-    Side by side they would starve each other; between modules, so that fixtures are kept.
+    Side by side they would starve each other; between modules, so that fixtures are kept. The unit
+    tests of a module go to one worker, those that import torch too: each import costs seconds. What
+    has to be alone comes last.
     """
     if not hasattr(config, "workerinput"):
         return
-    heavy = [item for item in items if item.path.parent.name in _HEAVY]
-    light = [item for item in items if item.path.parent.name not in _HEAVY]
+    alone = [item for item in items if _is_alone(item)]
+    for item in alone:
+        item.add_marker(pytest.mark.xdist_group("alone"))
+    rest = [item for item in items if not _is_alone(item)]
+    heavy = [item for item in rest if item.path.parent.name in _HEAVY]
+    light = [item for item in rest if item.path.parent.name not in _HEAVY]
     modules = [list(group) for _, group in groupby(light, key=lambda item: item.path)]
     items.clear()
     given = 0
@@ -27,4 +52,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         due = min(len(heavy), round(len(heavy) * number / (_SHARE * len(modules))))
         items += heavy[given:due] + module
         given = due
-    items += heavy[given:]
+        for item in module:
+            if item.path.parent.name == "unit" and not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items += heavy[given:] + alone
+
+
+_LOCK = "NCCL_DOCTOR_TESTS_LOCK"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the file of `_locked`; workers inherit its name."""
+    if not hasattr(config, "workerinput"):
+        handle, os.environ[_LOCK] = tempfile.mkstemp(prefix="nccl-doctor-tests-")
+        os.close(handle)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        Path(os.environ.pop(_LOCK)).unlink(missing_ok=True)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let others run beside a test of a worker, or nobody."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    with _locked(alone=_is_alone(item)):
+        return (yield)
+
+
+@contextmanager
+def _locked(*, alone: bool) -> Iterator[None]:
+    """Whoever wants to be alone shuts the door first, so that nobody comes in while it waits.
+
+    Locks of fcntl(2) belong to one process: no child that a test leaves behind keeps them.
+    """
+    with Path(os.environ[_LOCK]).open("r+") as file:
+        door, room = (1, 0), (1, 1)  # length and start of what is locked
+        fcntl.lockf(file, fcntl.LOCK_EX, *door)
+        fcntl.lockf(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, *room)
+        fcntl.lockf(file, fcntl.LOCK_UN, *door)
+        yield

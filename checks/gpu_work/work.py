@@ -33,6 +33,8 @@ _LOOK_BATCHES = 4
 """Batches at once while the GPU's state is read: it must not become idle meanwhile."""
 _SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 18)}
 """Rows of a matrix; bytes that are copied within the device, and from and to the host."""
+_ROWS = {"cuda": 2048, "cpu": 256}
+"""Of matrices with a known product: large enough for every processor of the GPU to get a part."""
 _LEFT_ALONE = 4
 """No buffer takes more than the free memory divided by this."""
 _LEAST_FREE = 2 << 30
@@ -92,15 +94,17 @@ class DeviceWork:
         self._settle()
         return time.monotonic() - started
 
-    def products(self, size: int = 2048) -> list[dict[str, Any]]:
+    def products(self, size: int = 0) -> list[dict[str, Any]]:
         """Multiply matrices whose product is known, in float32 and in the half type.
 
-        Large enough for every processor of the GPU to get a part.
+        Args:
+            size: rows and columns; 0 for what suits the device.
 
         Returns: wrong results: `what` (the type), `count` of elements, `of`, `example`.
         """
         import torch
 
+        size = size or _ROWS[self._device.type]
         found = []
         for dtype in (torch.float32, self._half()):
             name = str(dtype).removeprefix("torch.")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.forkserver import READ_EARLY, Forked
+from tests.support.forkserver import Forked, read_early
 
 # A launcher's variables around the tests would be taken for the job's.
 CLEAN = {
@@ -34,7 +34,7 @@ def program(
     timeout_s: float = 60.0,
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    if not (more or any(name.startswith(READ_EARLY) for name in env or {})):
+    if not (more or read_early(env or {})):
         return _forked(arguments, {**CLEAN, **(env or {})}, cwd or Path.cwd(), timeout_s)
     return subprocess.run(
         [sys.executable, "-m", "nccl_doctor", *arguments],

@@ -52,9 +52,9 @@ def test_env_meets_nobody(tmp_path: Path):
 def test_a_report_that_cannot_be_saved_after_all_is_not_a_success(tmp_path: Path):
     saved = tmp_path / "saved.json"
     done = program("env", "--select", "ranks", "--json", str(saved), cwd=tmp_path)
-    assert done.returncode in (0, 3), done
+    assert done.returncode == 0, done
     done = program("report", "judge", str(saved), "--json", "/proc/nccl-doctor.json")
-    assert done.returncode in (2, 3)
+    assert done.returncode == 3
     (line,) = done.stderr.splitlines()
     assert "/proc/nccl-doctor.json" in line
 

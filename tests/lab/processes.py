@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tests.support.forkserver import READ_EARLY, Forked
+from tests.support.forkserver import Forked, read_early
 
 if TYPE_CHECKING:
     from tests.lab.hosts import Host
@@ -136,8 +136,7 @@ class Process:
     def _can_be_forked(self) -> bool:
         lab = self.host.lab
         told = {name: value for name, value in self.env.items() if lab.env.get(name) != value}
-        early = any(name.startswith(READ_EARLY) for name in told)
-        return self.argv[: len(_DOCTOR)] == _DOCTOR and not (early or lab.fresh)
+        return self.argv[: len(_DOCTOR)] == _DOCTOR and not (read_early(told) or lab.fresh)
 
     @property
     def inner_pid(self) -> str:

@@ -159,7 +159,7 @@ class Nodes:
         end = time.monotonic() + PATIENCE_S
         while not true():
             assert time.monotonic() < end, self.cluster.logs()
-            time.sleep(0.1)
+            time.sleep(0.3)  # some ask slurmctld, by a program
 
     def is_up(self, node: str) -> bool:
         state = self.cluster.state_of(node)

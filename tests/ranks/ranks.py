@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.forkserver import READ_EARLY, Forked
+from tests.support.forkserver import Forked, read_early
 from tests.support.reports import validate
 
 BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
@@ -105,8 +105,7 @@ class Ranks:
                 *self._extra.get(index, ()),
             ]
             out, err = self._outputs(index)
-            early = any(name.startswith(READ_EARLY) for name in changes)
-            if self._library_path or not (early or self._fresh):
+            if self._library_path or not (read_early(changes) or self._fresh):
                 self.processes[index] = Forked(
                     arguments,
                     env,

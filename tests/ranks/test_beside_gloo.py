@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
+
+from tests.support.forkserver import Forked
 
 WORLD = 3
 LIMIT_S = 60
@@ -32,19 +33,25 @@ os._exit(0)  # as probe children leave: gloo's threads may want the GIL once it 
 
 
 def test_every_rank_uses_its_groups_and_the_default_one_as_often(tmp_path: Path) -> None:
+    outputs = [tmp_path / f"{seat}.out" for seat in range(WORLD)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(seat), str(WORLD), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            text=True,
+        Forked(
+            [str(seat), str(WORLD), str(tmp_path / "store")],
+            dict(os.environ),
+            folder=tmp_path,
+            out=out,
+            err=out.with_suffix(".err"),
+            code=RANK,
         )
-        for seat in range(WORLD)
+        for seat, out in enumerate(outputs)
     ]
     try:
-        told = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+        for rank in ranks:
+            rank.wait(LIMIT_S)
     finally:
         for rank in ranks:
             rank.kill()
+    told = [out.read_text() for out in outputs]
     assert [rank.returncode for rank in ranks] == [0] * WORLD
     seen = [json.loads(text.splitlines()[-1]) for text in told]
     assert [len(facts["steps"]) for facts in seen] == [6, 4, 6]  # two or one, and the default one

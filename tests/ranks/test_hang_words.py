@@ -18,6 +18,8 @@ from nccl_doctor.toolkit.groups.witness import watch
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 DEADLINE_S = 6
 
 
@@ -27,8 +29,9 @@ def has_recorder() -> bool:
     return hasattr(torch._C._distributed_c10d, "_dump_fr_trace")
 
 
-@pytest.mark.skipif(not has_recorder(), reason="this torch records nothing of gloo")
 def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(tmp_path: Path) -> None:
+    if not has_recorder():
+        pytest.skip("this torch records nothing of gloo")
     ranks = Ranks(
         tmp_path,
         3,

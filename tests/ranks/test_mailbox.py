@@ -17,6 +17,8 @@ from nccl_doctor.gather import control_store, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.toolkit import forks
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 PREFIX = "test/"
 
 

@@ -14,6 +14,8 @@ from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.examine import PROTOCOL
 from tests.ranks.ranks import Ranks
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 OPTIONS = ("--join-timeout=3", "--timeout=40", "--collective-timeout=3")
 WAIT_S = 12 + 3 + 15 + 5  # start, join, the slack for a slow coordinator, leaving
 

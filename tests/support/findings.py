@@ -1,9 +1,10 @@
-"""What a check finds on a made-up cluster: code, place, and nobody else blamed."""
+"""What a check finds on a made-up cluster: code, place, and nobody else blamed; what it costs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Finding, Where
@@ -30,6 +31,23 @@ def only(check: Check, cluster: Cluster, code: str, **where: Sequence[Any]) -> F
     assert roots[0].where == expected
     assert all(f.explained_by in (None, code) for f in findings)
     return roots[0]
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions a piece of work calls: as many on a busy machine as on an idle one."""
+    count = 0
+
+    def see(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
 
 
 def everywhere(cluster: Cluster, seats: Iterable[int], **launch: Any) -> Cluster:

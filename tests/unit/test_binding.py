@@ -13,6 +13,8 @@ from nccl_doctor.api import Confidence
 from nccl_doctor.toolkit.groups import binding
 from nccl_doctor.toolkit.groups.binding import Binding, as_observed, binding_advice, binds
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 OFFICIAL = "2.13.0+cu130"
 
 

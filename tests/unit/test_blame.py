@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -11,11 +10,12 @@ from itertools import combinations, permutations
 from operator import or_
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nccl_doctor.model.findings import Confidence
 from nccl_doctor.toolkit.blame import blame_links, odd_ones_out
+from tests.support.findings import calls
 
 Pair = tuple[str, str]
 
@@ -239,7 +239,6 @@ def witnesses(case: Case, host: str, way: str) -> set[str]:
     return {b for a, b in case.failed if a == host and case.works(b, "in")}
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases(2, 6, missing=0.3))
 def test_few_hosts_are_blamed_as_by_trying_everything(case: Case) -> None:
     covers = every_smallest_cover(case)
@@ -261,7 +260,6 @@ def test_few_hosts_are_blamed_as_by_trying_everything(case: Case) -> None:
         assert len(blame.causes) == len(covers[0])
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases(2, 6, missing=0.3))
 def test_what_is_certain_is_what_was_broken(case: Case) -> None:
     blame = blame_links(case.tested, case.failed)
@@ -274,7 +272,6 @@ def test_what_is_certain_is_what_was_broken(case: Case) -> None:
     assert set(blame.links) == set().union(*links) - by_hosts
 
 
-@settings(max_examples=300, deadline=None)
 @given(cases(2, 6, missing=0.5))
 def test_the_confidence_of_a_link_says_which_of_its_ends_work(case: Case) -> None:
     for cause in blame_links(case.tested, case.failed).causes:
@@ -304,7 +301,6 @@ def test_the_causes_explain_what_failed_and_break_nothing_that_works(case: Case)
         assert broken_by(kind, cause.ends[0], cause.ends[-1], case.tested) <= case.failed
 
 
-@settings(max_examples=40, deadline=None)
 @given(cases(8, 200, missing=0.2))
 def test_many_hosts_are_blamed_exactly(case: Case) -> None:
     broken: dict[str, set[Pair]] = {}
@@ -336,12 +332,11 @@ def test_the_order_of_the_pairs_does_not_matter(case: Case, seed: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 150, 200])
-def test_two_hundred_hosts_take_no_time_to_speak_of(count: int) -> None:
+def test_the_work_for_two_hundred_hosts_grows_with_their_links(count: int) -> None:
     tested = list(permutations(range(200), 2))
     failed = [(a, b) for a, b in tested if a < count or b < count - 1]
-    started = time.process_time()
     blame = blame_links(tested, failed)
-    assert time.process_time() - started < 5
+    assert calls(lambda: blame_links(tested, failed)) < 60 * len(tested)
     assert len(blame.hosts) == (0 if count == 200 else count)
 
 

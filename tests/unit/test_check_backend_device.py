@@ -23,6 +23,8 @@ from nccl_doctor.api import (
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.gpu_facts import H100, cpu_facts, facts, gpu
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 module = importlib.import_module("nccl_doctor.checks.backend_device")
 check = module.BackendDevice()
 

@@ -19,6 +19,8 @@ from nccl_doctor.gather.control_store import RoundPeers
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = Clock()
 EPOCH = 1_800_000_000.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Severity
@@ -18,7 +18,6 @@ DEFAULTS = sorted(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.randoms(use_true_random=False),
     st.sampled_from(["nccl", "gloo"]),
@@ -38,7 +37,6 @@ def test_all_defaults_at_once_are_harmless() -> None:
     assert judge([dict(DEFAULTS)] * 2, nproc=2, torch="2.15.0", infiniband=True) == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.dictionaries(

@@ -16,6 +16,8 @@ from nccl_doctor.report.tables import is_table
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = GpuAffinity()
 NEAR, FAR = "0000:1b:00.0", "0000:9d:00.0"
 CPUS = {0: "0-31,64-95", 1: "32-63,96-127"}

@@ -27,6 +27,8 @@ from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import H200, cluster, measured, worked
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = GpuWork()
 MULTIPLY = "multiplying matrices on the GPU"
 

@@ -6,7 +6,7 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Confidence, Severity
@@ -22,13 +22,11 @@ def test_a_healthy_cluster_gives_nothing_and_needs_no_second_try(count: int) -> 
     assert [each.name for each in CHECK.plan(world.cluster())] == ["exchange"]
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(0, 1 << 30))
 def test_noise_of_forty_percent_raises_nothing(count: int, seed: int) -> None:
     assert World(count).noise(seed, 0.4).judge() == []
 
 
-@settings(deadline=None)
 @given(st.integers(2, 6), st.integers(0, 1 << 30))
 def test_the_noise_of_a_busy_machine_raises_nothing_loud(count: int, seed: int) -> None:
     world = World(count).noise(seed, 0.95)
@@ -368,7 +366,6 @@ def test_a_suspect_that_was_not_measured_again_is_not_blamed() -> None:
     assert world.judge() == []
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_one_random_fault_is_found_exactly(data: st.DataObject) -> None:
     count = data.draw(st.integers(4, 8))

@@ -15,6 +15,8 @@ from tests.support import findings
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.reports import RUN
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECKS = {check.name: check for check in registry.load().checks}
 CHECK, SOFTWARE = CHECKS["nccl_library"], CHECKS["software"]
 judge = partial(findings.judge, CHECK)

@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -22,6 +24,7 @@ from nccl_doctor.api import Cluster, Context, Finding, Launch, Skip, Untested, W
 from nccl_doctor.checks.port import Port
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
+from tests.support.forkserver import Forked
 
 CHECK = Port()
 AGENT = {"server": "agent", "bind_errno": None, "bind_error": ""}
@@ -97,12 +100,32 @@ def child(script: str) -> Iterator[int]:
 
 
 STORE = """
-import sys, time
+import time
 from torch.distributed import TCPStore
+time.sleep({after_s})
 store = TCPStore("127.0.0.1", {port}, is_master=True, wait_for_workers=False, use_libuv={libuv})
 print(store.port, flush=True)
 time.sleep(60)
 """
+
+
+@contextlib.contextmanager
+def store(port: int = 0, *, libuv: bool = True, after_s: int = 0) -> Iterator[IO[str]]:
+    """What a process that serves a store prints: its port, once it is there; killed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = Path(folder, "out")
+        os.mkfifo(pipe)
+        code = STORE.format(port=port, libuv=libuv, after_s=after_s)
+        null = Path(os.devnull)
+        process = Forked([], dict(os.environ), folder=null.parent, out=pipe, err=null, code=code)
+        try:
+            with pipe.open() as out:
+                yield out
+        finally:
+            process.kill()
+            process.wait(10)
+
+
 HTTP = """
 import http.server
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
@@ -114,7 +137,8 @@ server.serve_forever()
 @pytest.mark.parametrize("libuv", [True, False])
 @pytest.mark.parametrize("agent", [True, False])
 def test_a_store_is_recognised_at_once(libuv: bool, agent: bool):
-    with child(STORE.format(port=0, libuv=libuv)) as port:
+    with store(libuv=libuv) as out:
+        port = int(out.readline())
         found, took = observed(context(port, agent_store=agent, door=AGENT if agent else OTHER))
     assert found["knock"]["last"]["answer"] == "store"
     assert found["knock"]["knocks"] == 1
@@ -123,13 +147,8 @@ def test_a_store_is_recognised_at_once(libuv: bool, agent: bool):
 
 def test_a_store_that_comes_late_is_waited_for():
     port = free_port()
-    late = f"import time; time.sleep(1)\n{STORE.format(port=port, libuv=True)}"
-    process = subprocess.Popen([sys.executable, "-c", late], stdout=subprocess.DEVNULL)
-    try:
+    with store(port, after_s=1):
         found, _ = observed(context(port, join_timeout_s=30.0))
-    finally:
-        process.kill()
-        process.wait(timeout=10)
     assert found["knock"]["first"]["outcome"] == "refused"
     assert found["knock"]["last"]["answer"] == "store"
     assert (
@@ -217,8 +236,8 @@ def test_ipv6_is_tried_before_ipv4(host: str):
             pass
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    with child(STORE.format(port=0, libuv=True)) as port:  # a store listens on both families
-        found, _ = observed(context(port, host))
+    with store() as out:  # it listens on both families
+        found, _ = observed(context(int(out.readline()), host))
     assert found["knock"]["last"]["answer"] == "store"
 
 

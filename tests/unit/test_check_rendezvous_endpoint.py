@@ -14,6 +14,8 @@ from nccl_doctor.toolkit.c10d import endpoint_host, is_host_told, matches_machin
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = RendezvousEndpoint()
 
 

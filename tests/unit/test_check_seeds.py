@@ -15,6 +15,8 @@ from nccl_doctor.checks.seeds import Seeds
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = Seeds()
 
 

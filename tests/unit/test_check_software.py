@@ -15,6 +15,8 @@ from nccl_doctor.toolkit.versions import differences
 from tests.support import findings
 from tests.support.clusters import change_rank, make_cluster, outcome
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 CHECK = next(check for check in registry.load().checks if check.name == "software")
 judge = partial(findings.judge, CHECK)
 

@@ -59,10 +59,19 @@ def look(folder: Path) -> dict[str, Any]:
     return observe(StuckProcesses, proc=folder)
 
 
-def test_a_host_where_nothing_is_stuck_is_looked_at_once(proc: Path) -> None:
-    started = time.monotonic()
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of every pause between two looks, which are not spent."""
+    found: list[float] = []
+    monkeypatch.setattr(time, "sleep", found.append)
+    return found
+
+
+def test_a_host_where_nothing_is_stuck_is_looked_at_once(proc: Path, pauses: list[float]) -> None:
     assert look(proc) == {"seen": 3, "hidden": False, "stuck": [], "mounts": []}
-    assert time.monotonic() - started < 0.15
+    assert pauses == []
+    add(proc, 50, "python", "D", wchan="rpc_wait_bit_killable")
+    assert len(look(proc)["stuck"]) == len(pauses) == 1
 
 
 def test_processes_that_do_not_move_are_found_with_where_they_wait(proc: Path) -> None:
@@ -79,15 +88,14 @@ def test_processes_that_do_not_move_are_found_with_where_they_wait(proc: Path) -
     assert seen["mounts"] == [["/my home", "nfs4"]]
 
 
-def test_what_always_waits_or_is_young_is_left_out(proc: Path) -> None:
+def test_what_always_waits_or_is_young_is_left_out(proc: Path, pauses: list[float]) -> None:
     add(proc, 60, "kworker/3:1", "D", flags=KERNEL_THREAD, parent=2)
     add(proc, 61, "bash", "D", wchan="kernel_clone")
     add(proc, 62, "paused", "D", wchan="__refrigerator")
     add(proc, 63, "ls", "D", started=YOUNG)
     add(proc, 64, "gone", "Z")
-    started = time.monotonic()
     assert look(proc)["stuck"] == []
-    assert time.monotonic() - started < 0.15  # nor does anybody wait for these
+    assert pauses == []  # nor does anybody wait for these
 
 
 @pytest.mark.parametrize(
@@ -161,10 +169,7 @@ def test_files_that_are_torn_are_no_process(proc: Path, text: str) -> None:
 
 
 def test_this_machine() -> None:
-    started = time.monotonic()
-    seen = CHECK.observe(CONTEXT)
-    assert seen["seen"] > 1
-    assert time.monotonic() - started < 2.0
+    assert CHECK.observe(CONTEXT)["seen"] > 1
 
 
 # Whose fault it is --------------------------------------------------------------------------------

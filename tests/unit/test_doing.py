@@ -211,7 +211,6 @@ def test_what_ras_says_is_said_once() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"breadcrumbs": ()},
         {"breadcrumbs": ({"step": "all_reduce", "sequence": [1], "group": {"a": 1}},)},
         {"witness": {"recorder": "x", "ras": [1]}},
         {"witness": {"recorder": {"groups": [1, {"pending": {"sequence": "x"}}, None]}}},
@@ -224,8 +223,19 @@ def test_what_ras_says_is_said_once() -> None:
 )
 def test_a_damaged_report_breaks_nothing(fields: dict[str, Any]) -> None:
     made = attempt([hung(group(3, 2)), hung(**fields)])
-    json.dumps(what_they_did(made))
-    list(judge_groups({"world": [made]}))
+    told = json.loads(json.dumps(what_they_did(made)))
+    assert (told["collective"], told["sequence"], told["entered"]) == ("all_reduce", 3, "0–1")
+    assert sum(each["count"] for each in told["doing"]) == 2
+    (found,) = judge_groups({"world": [made]})
+    assert (found.code, found.where.ranks) == ("collective-hang", (0, 1))
+
+
+def test_one_that_left_no_breadcrumb_never_came() -> None:
+    made = attempt([hung(group(3, 2)), hung(breadcrumbs=())])
+    told = what_they_did(made)
+    assert (told["entered"], told["never_came"]) == ("0", "1")
+    (found,) = judge_groups({"world": [made]})
+    assert (found.code, found.where.ranks) == ("rank-frozen", (1,))
 
 
 # --- who lags ---

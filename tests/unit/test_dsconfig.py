@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.checks.deepspeed_config.arithmetic import MICRO, STEPS, TRAIN, batch_problems
@@ -15,6 +15,8 @@ from nccl_doctor.checks.deepspeed_config.keys import key_problems
 from nccl_doctor.checks.deepspeed_config.offload import offload_problems
 from nccl_doctor.checks.deepspeed_config.table import KINDS, Settings, table
 from nccl_doctor.cli.deepspeed_config import DsConfigError, read
+
+pytestmark = pytest.mark.xdist_group("torch")
 
 NEW = frozenset({"0.19.8"})
 OLD = frozenset({"0.15.4"})
@@ -255,7 +257,6 @@ INNER = ODD | st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3)
 VALUES = ODD | st.dictionaries(st.sampled_from(NAMES), INNER, max_size=4)
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5), st.integers(1, 64))
 def test_whatever_stands_there_is_judged(config: dict[str, Any], world: int) -> None:
     read_as = Settings(config, NEW)

@@ -12,6 +12,8 @@ from nccl_doctor.checks.deepspeed_config.arithmetic import MICRO, STEPS, TRAIN, 
 from nccl_doctor.checks.deepspeed_config.table import Problem, Settings
 from nccl_doctor.model.findings import Severity
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 
 def batch(
     config: dict[str, Any], world: int, mesh: tuple[tuple[str, int], ...] = ()

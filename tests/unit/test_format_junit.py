@@ -7,7 +7,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Where
@@ -232,9 +232,8 @@ def test_hostile_names_and_messages():
     assert len(found) > 2
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.text(st.characters(exclude_categories=()), max_size=40))
 def test_any_text_is_valid_xml(text):
     report = report_of()
     finding = Finding(SHM, text, Where(hosts=(text,)), fix=text, check="shm")
-    cases(replace(report, findings=(finding,), summary=text))
+    assert len(cases(replace(report, findings=(finding,), summary=text))) > 1

@@ -12,6 +12,8 @@ from nccl_doctor.checks.gpu_work.under_load import LoadReader, held_back, in_wor
 from nccl_doctor.checks.gpu_work.work import STRESS, DeviceWork
 from tests.nvml.stand_in import build, described, observe, uuid, write
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 HOT = 5
 """The GPU of the machine `throttled` that is too hot."""
 

@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Check, Confidence, Figure, Severity, Where
@@ -31,7 +31,6 @@ SLOWER = "slower-than-before"
 # --- noise ---
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.integers(3, 5), st.integers(5, 12), st.integers(0, 1 << 20), st.floats(0.0, 0.4))
 def test_noise_alone_gives_nothing(count, runs, seed, share):
     found = held_against(World(count).noise(seed, share).cluster(), noisy(count, runs, share, seed))
@@ -39,7 +38,6 @@ def test_noise_alone_gives_nothing(count, runs, seed, share):
     assert found.record["figures"] == 2 * count * (count - 1)
 
 
-@settings(deadline=None, max_examples=10)
 @given(st.integers(5, 12), st.integers(0, 1 << 20))
 def test_noise_of_two_hosts_gives_nothing_while_it_is_small(runs, seed):
     found = held_against(World(2).noise(seed, 0.05).cluster(), noisy(2, runs, 0.05, seed))
@@ -285,11 +283,10 @@ def test_a_plug_in_is_compared_too():
     assert "light −31 %: 70 lx, the median of 9 earlier runs is 101 lx" in found.message
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "bright", True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "bright"])
 def test_a_number_that_is_none_is_not_compared(value):
     runs = [saved(moon(nd0=100.0), day, [Moon()]) for day in range(1, 10)]
-    found = held_against(moon(nd0=value), runs, [Moon()])
-    assert all(each.code in (SLOWER,) and value is True for each in found.findings)
+    assert held_against(moon(nd0=value), runs, [Moon()]).findings == ()
 
 
 def test_figures_that_break_cost_that_check_and_are_named():

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.isolation import BAR_ROUNDS, MadeUp, random_cluster, rounds_to_name, tell
@@ -46,7 +46,6 @@ def test_everybody_takes_part_and_nobody_twice_in_a_round(count: int) -> None:
     assert story.named == cluster.truth
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**9), count=st.integers(3, 40))
 def test_one_fault_is_named_exactly(seed: int, count: int) -> None:
     for kind in ((1, 0), (0, 1)):
@@ -59,7 +58,6 @@ def test_one_fault_is_named_exactly(seed: int, count: int) -> None:
         assert not story.verdict.untold
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**9), count=st.integers(8, 40))
 def test_two_and_three_faults_are_all_named_and_nobody_else(seed: int, count: int) -> None:
     for kind in ((2, 0), (0, 2), (1, 1), (3, 0)):
@@ -67,7 +65,6 @@ def test_two_and_three_faults_are_all_named_and_nobody_else(seed: int, count: in
         assert tell(cluster).named == cluster.truth
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), count=st.integers(1, 12), nproc=st.integers(1, 3))
 def test_whatever_is_broken_it_ends_and_blames_no_place_that_never_failed(
     data: st.DataObject, count: int, nproc: int
@@ -98,7 +95,6 @@ def test_whatever_is_broken_it_ends_and_blames_no_place_that_never_failed(
         )
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 10**9), count=st.integers(4, 20), data=st.data())
 def test_untested_groups_never_make_it_blame_the_innocent(
     seed: int, count: int, data: st.DataObject

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import launch, run
 from torch.distributed.elastic.rendezvous import utils
@@ -17,6 +17,8 @@ from torch.distributed.elastic.rendezvous import utils
 from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed, read, torchrun
 from nccl_doctor.launch.command_line.flags import Table, read_flags
 from nccl_doctor.launch.command_line.record import Said
+
+pytestmark = pytest.mark.xdist_group("torch")
 
 
 class Refused(Exception):
@@ -108,7 +110,6 @@ TORCHRUN_WORDS = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
 @given(words=TORCHRUN_WORDS)
 def test_torchrun_reads_the_same(words: list[str]):
     parser = run.get_args_parser()
@@ -135,7 +136,6 @@ def test_torchrun_reads_the_same(words: list[str]):
             assert str(value) == said.text
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet="ab.-_:[]0129 %/", max_size=12))
 def test_an_endpoint_is_read_as_torch_reads_it(text: str):
     try:
@@ -168,7 +168,6 @@ PARTS = st.builds(
 FILTERS = st.lists(PARTS, min_size=1, max_size=3).map("@".join)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     flags=st.one_of(
         st.tuples(st.sampled_from(["include", "exclude"]), FILTERS).map(lambda pair: dict([pair])),

@@ -19,6 +19,8 @@ from nccl_doctor.toolkit.mesh import (
     spans,
 )
 
+pytestmark = pytest.mark.xdist_group("torch")
+
 SIZES = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 
 

@@ -5,7 +5,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -31,11 +30,10 @@ def test_a_number_is_an_ipv4_address_to_the_resolver():
 
 @pytest.mark.parametrize("name", ["no.such.host.invalid", "bad..label", "a" * 64])
 def test_a_name_that_cannot_be_resolved_leaves_the_reason(name: str):
-    started = time.monotonic()
     found = look_up(name, 4.0)
     assert found.answers == ()
     assert found.error
-    assert time.monotonic() - started < 4.5
+    assert not found.slow
 
 
 def test_an_error_is_asked_again_for_as_long_as_one_is_patient():

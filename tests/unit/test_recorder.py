@@ -97,14 +97,19 @@ def test_many_groups_and_large_names_stay_small_and_the_stuck_one_is_kept() -> N
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "entries"),
     [
-        {},
-        {"entries": None, "pg_status": []},
-        {"entries": [None, 1, "x", {}], "pg_status": {"0": None, "1": "x"}},
-        {"entries": [{"record_id": "a", "input_sizes": 3, "process_group": []}]},
-        {"entries": {"a": 1}, "pg_status": {"0": {"last_enqueued_collective": "many"}}},
+        ({}, []),
+        ({"entries": None, "pg_status": []}, []),
+        ({"entries": [None, 1, "x", {}], "pg_status": {"0": None, "1": "x"}}, [0, 0, 1]),
+        ({"entries": [{"record_id": "a", "input_sizes": 3, "process_group": []}]}, [1]),
+        ({"entries": {"a": 1}, "pg_status": {"0": {"last_enqueued_collective": "many"}}}, [0]),
     ],
 )
-def test_a_dump_of_another_shape_breaks_nothing(bad: dict[str, Any]) -> None:
-    json.dumps(summary([bad]))
+def test_a_dump_of_another_shape_says_nothing_of_its_groups(
+    bad: dict[str, Any], entries: list[int]
+) -> None:
+    groups = json.loads(json.dumps(summary([bad])))["groups"]
+    assert [group["entries"] for group in groups] == entries
+    for group in groups:
+        assert {group[name] for name in ("enqueued", "started", "completed", "pending")} == {None}

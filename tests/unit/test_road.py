@@ -26,7 +26,7 @@ def closed() -> Iterator[int]:
 def knocked(name: str, port: int, seconds: float, **how: Any) -> dict[str, Any]:
     started = time.monotonic()
     found = knock(name, port, started + seconds, **how)
-    assert time.monotonic() - started < seconds + 0.5
+    assert time.monotonic() - started < seconds + 3.0  # of a busy machine
     return found
 
 

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from nccl_doctor.toolkit.slurm import slurm_hosts
+from tests.support.findings import calls
 
 
 @pytest.mark.parametrize(
@@ -34,6 +33,5 @@ def test_what_is_no_list_has_no_hosts(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["n[0-999999999]", "n[0-9999]m[0-9999]o[0-9999]"])
 def test_a_list_longer_than_any_cluster_is_not_spelt_out(text: str) -> None:
-    started = time.monotonic()
     assert slurm_hosts(text) == ()
-    assert time.monotonic() - started < 5
+    assert calls(lambda: slurm_hosts(text)) < 1_000_000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Cluster
@@ -51,7 +51,6 @@ def test_what_observes_together_is_shown_only_those_that_met():
     assert alone.met is alone
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_lost_nobody_is_there_twice(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(2, 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.api import Finding, Layer, OutcomeStatus, Scope, Severity, Where
@@ -94,7 +94,6 @@ def contains(outer: Where, inner: Where) -> bool:
     return (outer | inner) == (outer | outer)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(found(), max_size=12), st.randoms(use_true_random=False))
 def test_folding_does_not_depend_on_order_and_is_done_once(findings, rng: random.Random):
     shuffled = list(findings)
@@ -106,7 +105,6 @@ def test_folding_does_not_depend_on_order_and_is_done_once(findings, rng: random
     assert fold([*fold(findings[:half]), *fold(findings[half:])]) == once
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(found(), max_size=12), clusters())
 def test_explaining_loses_nothing_and_always_ends(findings, made):
     cluster, _ = made
@@ -126,7 +124,6 @@ def test_explaining_loses_nothing_and_always_ends(findings, made):
             del causes[code]
 
 
-@settings(deadline=None, max_examples=60)
 @given(clusters())
 def test_a_verdict_never_says_more_than_was_seen(made):
     cluster, checks = made
