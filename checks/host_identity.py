@@ -46,6 +46,7 @@ from nccl_doctor.api import (
     Where,
     number_range,
 )
+from nccl_doctor.toolkit.host import mounts
 
 HOSTNAME = Kind(
     "hostname-duplicate",
@@ -155,8 +156,7 @@ def _inode(path: str) -> int | None:
 def _root_is_an_image() -> bool:
     """Whether the root file system is an image: its machine id is the same on every host."""
     try:
-        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        roots = [mount.kind for mount in mounts() if mount.folder == "/"]
     except OSError:
         return True
-    roots = [line.split()[2] for line in lines if line.split()[1:2] == ["/"]]
     return not roots or roots[-1] not in _DISK

@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Where,
     master_host,
 )
+from nccl_doctor.toolkit.host import TIME_WAIT, tcp_sockets
 
 LISTEN_BACKLOG_LOW = Kind(
     code="listen-backlog-low",
@@ -75,7 +76,6 @@ _LEAST = 4
 """Ports of a rank: a listener and a call to the store for torch, and the same for one group."""
 _WANTED = 32
 """Ports of a rank: NCCL listens for its bootstrap, proxy and network channels; each group again."""
-_TIME_WAIT = "06"
 
 
 class KernelLimits(Check):
@@ -115,14 +115,8 @@ class KernelLimits(Check):
         """Local ports of live sockets, and of those in TIME_WAIT."""
         held: set[int] = set()
         waiting: set[int] = set()
-        for table in ("tcp", "tcp6"):
-            try:
-                lines = (self.proc / "net" / table).read_text(encoding="ascii").splitlines()[1:]
-            except OSError:
-                continue
-            for words in map(str.split, lines):
-                ports = waiting if words[3] == _TIME_WAIT else held
-                ports.add(int(words[1].rpartition(":")[2], 16))
+        for one in tcp_sockets(self.proc.parent):
+            (waiting if one.state == TIME_WAIT else held).add(one.port)
         return held, waiting
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

@@ -65,6 +65,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.host import user_tasks
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
 
@@ -154,7 +155,7 @@ class Limits(Check):
             "locked": None if "ipc_lock" in capable else _limit(resource.RLIMIT_MEMLOCK)[0],
             "rdma": _rdma(ctx, self.root),
             "processes": processes,
-            "tasks": _tasks() if counts else None,
+            "tasks": (user_tasks() or None) if counts else None,
             "pids": cgroup_limits(self.root)["pids"],
             "addresses": _limit(resource.RLIMIT_AS)[0],
             "user_namespace": in_user_namespace(self.root),
@@ -193,18 +194,6 @@ def _limit(kind: int) -> tuple[int | None, int | None]:
         None if soft == resource.RLIM_INFINITY else soft,
         None if hard == resource.RLIM_INFINITY else hard,
     )
-
-
-def _tasks() -> int | None:
-    """Processes and threads of this process's user that can be seen."""
-    mine, count = Path("/proc/self").stat().st_uid, 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if process.stat().st_uid == mine:
-                count += sum(1 for _ in (process / "task").iterdir())
-        except OSError:  # gone by now
-            continue
-    return count or None
 
 
 def _rdma(ctx: Context, root: Path) -> list[str]:

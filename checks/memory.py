@@ -45,6 +45,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits, memory_kills
+from nccl_doctor.toolkit.host import available_memory
 
 MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",
@@ -77,7 +78,7 @@ class Memory(Check):
         the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
         """
         limits = cgroup_limits(self.root)
-        available = _available(self.root / "proc/meminfo")
+        available = available_memory(self.root)
         if available is None and limits["memory"] is None:
             raise Untested("neither /proc/meminfo nor a memory control group can be read")
         return {
@@ -116,17 +117,6 @@ class Memory(Check):
                 severity=severity,
                 confidence=Confidence.LIKELY,
             )
-
-
-def _available(meminfo: Path) -> int | None:
-    try:
-        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _mib(size: int) -> str:

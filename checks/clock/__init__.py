@@ -32,11 +32,9 @@ keep_alive_max_attempt); adjtimex(2); RFC 5905.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import (
@@ -55,6 +53,7 @@ from nccl_doctor.api import (
     host_labels,
     master_host,
 )
+from nccl_doctor.toolkit.host import ancestors, command_line
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
 
@@ -177,18 +176,8 @@ def _uses_c10d(ctx: Context) -> bool:
     launch = ctx.launch
     if launch.launcher != "torchrun":
         return bool(launch.node_rank) and launch.sources.get("node_rank") == "default"
-    process = os.getppid()
-    for _ in range(_ANCESTORS):
-        folder = Path(f"/proc/{process}")
-        try:
-            words = (folder / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        if _C10D.search(" ".join(words)):
-            return True
-        process = int(stat.rpartition(")")[2].split()[1])
-    return False
+    above = ancestors()[:_ANCESTORS]
+    return any(_C10D.search(" ".join(command_line(pid))) for pid in above)
 
 
 def _agreeing(clocks: Mapping[int, Offset]) -> tuple[int, ...]:

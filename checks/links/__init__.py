@@ -66,7 +66,7 @@ from nccl_doctor.api import (
     Where,
     host_labels,
 )
-from nccl_doctor.toolkit.cpu_wait import load_average
+from nccl_doctor.toolkit.host import load_average
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.interface_choice import survey
 from nccl_doctor.toolkit.peers.echo import scoped

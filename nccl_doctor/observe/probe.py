@@ -15,7 +15,6 @@ name look-ups; hence `doorkeeper` runs it in a process of its own).
 
 from __future__ import annotations
 
-import os
 import resource
 import select
 import time
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterable
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Job, Line
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
+from nccl_doctor.toolkit.host import open_descriptors
 
 __all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "run"]
 
@@ -150,5 +150,5 @@ def _room() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return AT_ONCE
-    free = limit - len(os.listdir("/proc/self/fd")) - _OWN_FILES
+    free = limit - open_descriptors() - _OWN_FILES
     return max(1, min(AT_ONCE, free // FILES))

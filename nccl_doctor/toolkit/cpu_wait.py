@@ -51,14 +51,6 @@ class CpuWatch:
         return time.monotonic(), spent, waited, resource.getrusage(who).ru_nivcsw
 
 
-def load_average() -> float | None:
-    """The load average of the last minute by /proc/loadavg; None if there is none."""
-    try:
-        return float(Path("/proc/loadavg").read_text().split()[0])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
 def was_starved(report: Mapping[str, Any] | None) -> bool:
     """Whether a thread lacked CPU time, so that its measurement cannot be trusted.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+NET_BIND_SERVICE = 10
 _BITS = {"ipc_lock": 14, "sys_admin": 21, "sys_resource": 24}
 _EVERY_USER = ["0", "0", "4294967295"]
 """Content of /proc/self/uid_map in the first user namespace."""
@@ -30,11 +31,20 @@ def privileges(root: Path = Path("/")) -> frozenset[str]:
     """
     if in_user_namespace(root):
         return frozenset()
+    found = {name for name, bit in _BITS.items() if has_capability(bit, root)}
+    return frozenset(found | ({"root"} if _status(root, "Uid").split()[:1] == ["0"] else set()))
+
+
+def has_capability(number: int, root: Path = Path("/")) -> bool:
+    """Whether this process has a capability in its own user namespace, by its number in
+    include/uapi/linux/capability.h.
+    """
+    return bool(int(_status(root, "CapEff").strip() or "0", 16) >> number & 1)
+
+
+def _status(root: Path, name: str) -> str:
     try:
         text = (root / "proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return frozenset()
-    lines = dict(line.partition(":")[::2] for line in text.splitlines())
-    mask = int(lines.get("CapEff", "").strip() or "0", 16)
-    found = {name for name, bit in _BITS.items() if mask >> bit & 1}
-    return frozenset(found | ({"root"} if lines.get("Uid", "").split()[:1] == ["0"] else set()))
+        return ""
+    return dict(line.partition(":")[::2] for line in text.splitlines()).get(name, "")

@@ -74,7 +74,7 @@ def proc(root: Path, **settings: str) -> Path:
         path = root / "sys/net" / name.replace("__", "/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (root / "net").mkdir()
+    (root / "net").mkdir(parents=True)
     rows = [(50001, "0A"), (50001, "01"), (50002, "06"), (50001, "06"), (80, "0A")]
     lines = [_ROW.format(port=port, state=state) for port, state in rows]
     (root / "net/tcp").write_text("\n".join(["  sl  local_address rem_address", *lines]))
@@ -83,11 +83,11 @@ def proc(root: Path, **settings: str) -> Path:
 
 def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = Context(launch=Launch(local_world_size=8), env={})
-    monkeypatch.setattr(KernelLimits, "proc", tmp_path)
+    monkeypatch.setattr(KernelLimits, "proc", tmp_path / "proc")
     with pytest.raises(Untested):
         CHECK.observe(context)
     proc(
-        tmp_path,
+        tmp_path / "proc",
         core__somaxconn="128\n",
         ipv4__tcp_abort_on_overflow="1\n",
         ipv4__ip_local_port_range="50000\t50009\n",

@@ -71,7 +71,8 @@ def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Untested):
         CHECK.observe(context)
     (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   2048 kB\n")
+    said = "MemTotal: 4096 kB\nMemFree: 99 kB\nMemAvailable:   2048 kB\n"
+    (tmp_path / "proc/meminfo").write_text(said)
     expected = {"group": None, "oom_kills": None, "available": 2 * MIB, "local_ranks": 4}
     expected["machine_kills"] = None
     assert CHECK.observe(context) == expected

@@ -24,7 +24,8 @@ Facts = dict[str, Any]
 
 
 def counts(root: Path, group: int | None, machine: int | None) -> Path:
-    fabrics.write(root, "proc/meminfo", "MemAvailable: 64000000 kB")
+    said = "MemTotal: 66000000 kB\nMemFree: 9000000 kB\nMemAvailable: 64000000 kB"
+    fabrics.write(root, "proc/meminfo", said)
     if group is not None:
         fabrics.write(root, "proc/self/cgroup", "0::/")
         fabrics.write(root, "sys/fs/cgroup/cgroup.controllers", "memory")

@@ -21,7 +21,8 @@ from nccl_doctor.checks.links.tcp_info import TcpInfo, tcp_info
 from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
 from nccl_doctor.checks.links.timetable import in_slots, tournament
 from nccl_doctor.checks.links.wire import Gate, Stalled, Wire, call
-from nccl_doctor.toolkit.cpu_wait import CpuWatch, load_average, was_starved
+from nccl_doctor.toolkit.cpu_wait import CpuWatch, was_starved
+from nccl_doctor.toolkit.host import load_average
 
 HOME = "127.0.0.1"
 SHORT = Pace(burst_s=0.02, calm_s=0.02, limit_s=2.0)

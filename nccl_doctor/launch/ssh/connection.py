@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import PurePath
 from typing import IO
 
+from nccl_doctor.toolkit.host import open_descriptors
+
 STDOUT_MAX = 256 << 20
 STDERR_MAX = 64 << 10
 """Bytes kept of one host: the beginning of its stdout, the end of its stderr."""
@@ -294,7 +296,7 @@ class _Conversation:
 def _make_room(files: int) -> None:
     """Let this process open that many files more, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = len(os.listdir("/proc/self/fd")) + files + _SPARE_FILES
+    wanted = open_descriptors() + files + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

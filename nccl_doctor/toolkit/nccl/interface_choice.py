@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.fabric.ports import SYSFS, rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
-from nccl_doctor.toolkit.net import ifaddrs
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
@@ -286,11 +286,7 @@ def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
 
 def subnet_prefixes() -> dict[str, int]:
     """Address of this host → length of its subnet prefix in bits."""
-    return {
-        entry.address: entry.prefix
-        for entry in ifaddrs.entries()
-        if entry.address and entry.prefix is not None
-    }
+    return {entry.address: entry.prefix for entry in host.addresses() if entry.prefix is not None}
 
 
 def has_infiniband(folder: Path = SYSFS) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nccl_doctor.toolkit.net import ifaddrs
+from nccl_doctor.toolkit import host
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,24 @@ class Interface:
 
 def interfaces() -> tuple[Interface, ...]:
     """Every interface of this network namespace."""
-    found: dict[str, list[ifaddrs.Entry]] = {}
+    found: dict[str, list[str]] = {}
     # Those that have IPv4 first: libraries skip entries without an address.
-    for entry in sorted(ifaddrs.entries(), key=lambda entry: entry.family):
-        found.setdefault(entry.name, []).append(entry)
-    return tuple(
-        Interface(
-            name=name,
-            addresses=tuple(entry.address for entry in entries if entry.address),
-            up=bool(entries[0].flags & ifaddrs.IFF_UP),
-            running=bool(entries[0].flags & ifaddrs.IFF_RUNNING),
-            loopback=bool(entries[0].flags & ifaddrs.IFF_LOOPBACK) or name == "lo",
-            mtu=ifaddrs.mtu(name),
-        )
-        for name, entries in found.items()
+    for entry in host.addresses():
+        found.setdefault(entry.interface, []).append(entry.address)
+    for name in host.interface_names():
+        found.setdefault(name, [])
+    return tuple(_interface(name, addresses) for name, addresses in found.items())
+
+
+def _interface(name: str, addresses: Iterable[str]) -> Interface:
+    flags = host.interface_flags(name)
+    return Interface(
+        name=name,
+        addresses=tuple(addresses),
+        up=bool(flags & host.IFF_UP),
+        running=bool(flags & host.IFF_RUNNING),
+        loopback=bool(flags & host.IFF_LOOPBACK) or name == "lo",
+        mtu=host.interface_mtu(name),
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.toolkit.host import LISTEN, TIME_WAIT, command_line, socket_process, tcp_sockets
+from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
+
 MAX_COMMAND = 120
-_CAP_NET_BIND_SERVICE = 10
-_LISTEN, _TIME_WAIT = "0A", "06"
 
 
 def port_range() -> tuple[int, int]:
@@ -34,11 +34,7 @@ def ephemeral_range(port: int) -> tuple[int, int] | None:
 def may_bind(port: int) -> bool:
     """Whether this process may bind the port: it is not a low one, or the process may bind them."""
     start = _read("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
-    status = dict(
-        line.split(":\t", 1) for line in _read("/proc/self/status").splitlines() if ":\t" in line
-    )
-    capable = int(status.get("CapEff", "0"), 16) >> _CAP_NET_BIND_SERVICE & 1
-    return port >= int(start) or bool(capable)
+    return port >= int(start) or has_capability(NET_BIND_SERVICE)
 
 
 def port_holder(port: int) -> dict[str, Any] | None:
@@ -47,25 +43,22 @@ def port_holder(port: int) -> dict[str, Any] | None:
     Returns: `state` (`listening` or `connected`), `uid`, `pid` (None if this user cannot see it)
     and `command`; None if no socket of this network namespace has the port.
     """
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for row in (line.split() for line in _read(table).splitlines()[1:]):
-            if int(row[1].rpartition(":")[2], 16) == port and row[3] != _TIME_WAIT:
-                found.append((row[3] != _LISTEN, row[7], row[9]))
+    found = [
+        (one.state != LISTEN, one.uid)
+        for one in tcp_sockets()
+        if one.port == port and one.state != TIME_WAIT
+    ]
     if not found:
         return None
-    connected, uid, inode = min(found)
-    held = {"state": "connected" if connected else "listening", "uid": int(uid)}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            mine = any(os.readlink(fd) == f"socket:[{inode}]" for fd in (process / "fd").iterdir())
-        except OSError:  # gone by now, or of another user
-            continue
-        if mine:
-            words = _read(str(process / "cmdline")).split("\0")[:3]
-            command = " ".join(" ".join(words).split())[:MAX_COMMAND]
-            return {**held, "pid": int(process.name), "command": command}
-    return {**held, "pid": None, "command": ""}
+    connected, uid = min(found)
+    pid = socket_process(port, listening=not connected)
+    words = [] if pid is None else command_line(pid)[:3]
+    return {
+        "state": "connected" if connected else "listening",
+        "uid": uid,
+        "pid": pid,
+        "command": " ".join(" ".join(words).split())[:MAX_COMMAND],
+    }
 
 
 _MESH_PORTS = (15001, 15006, 15021)
@@ -77,12 +70,7 @@ def mesh_proxy(env: Mapping[str, str]) -> str:
     told = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
     if told:
         return f"variable {told}"
-    listening = {
-        int(row[1].rpartition(":")[2], 16)
-        for table in ("/proc/net/tcp", "/proc/net/tcp6")
-        for row in (line.split() for line in _read(table).splitlines()[1:])
-        if row[3] == _LISTEN
-    }
+    listening = {one.port for one in tcp_sockets() if one.state == LISTEN}
     there = [port for port in _MESH_PORTS if port in listening]
     return f"a listener on port {there[0]}" if there else ""
 

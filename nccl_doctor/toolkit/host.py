@@ -1,0 +1,222 @@
+"""The system of this host: addresses, sockets, processes, memory, mounts, open files, load.
+
+For `observe` only. It comes from psutil, and nothing else in nccl-doctor imports psutil: what a
+check needs more of it goes here. psutil is imported at the first call, so `--help` does not pay for
+it. What `root` is given is read below that folder, as below `Context.root`.
+
+By hand is what psutil does not say, or says at a price that a check may not pay:
+
+* flags and MTU of an interface: `psutil.net_if_stats` also asks every driver for its speed, which
+  on a sick NIC takes long or fails, and then says nothing of the others; it knows no labels.
+* the table of sockets: psutil does not say whose a socket is, and for each one looks through the
+  open files of every process.
+* mapped files (`nccl_doctor.toolkit.libraries`): psutil reads `smaps`, for which the kernel walks
+  all pages: 0.2 to 0.6 s in a process with torch, in place of 1 ms.
+* state and wait channel of a process (`nccl_doctor.observe`, check `stuck_processes`): psutil gives
+  words in place of the kernel's letters and has no flags and no wait channel.
+* limits (`resource`) and file systems (`os.statvfs`): Python has them.
+* control groups, ARP, capabilities: `nccl_doctor.toolkit.cgroup`, `.privileges`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path("/")
+IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
+_SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
+LISTEN, TIME_WAIT = "0A", "06"
+"""States of a `Socket`, as the kernel writes them (include/net/tcp_states.h)."""
+
+
+class Address(NamedTuple):
+    """An address of an interface, numeric and without a zone.
+
+    `prefix` is the length of its subnet prefix in bits, None where there is none.
+    """
+
+    interface: str
+    address: str
+    prefix: int | None
+
+
+class Socket(NamedTuple):
+    """A TCP socket of this network namespace: local port, state, and the user that owns it."""
+
+    port: int
+    state: str
+    uid: int
+
+
+class Mount(NamedTuple):
+    """A mounted file system; `options` are separated by commas."""
+
+    folder: str
+    kind: str
+    options: str
+
+
+# Interfaces ---------------------------------------------------------------------------------------
+
+
+def addresses() -> list[Address]:
+    """IPv4 addresses, then IPv6 addresses, each in the order of getifaddrs(3), by which NCCL and
+    gloo choose.
+
+    An address with a label (`eth0:1`) has the label for its interface.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    found = [
+        (entry.family, Address(name, entry.address.partition("%")[0], _prefix(entry.netmask)))
+        for name, entries in _psutil().net_if_addrs().items()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return [address for _, address in sorted(found, key=lambda pair: pair[0])]
+
+
+def interface_names() -> list[str]:
+    """Names of all interfaces, with an address or without, up or down.
+
+    Raises:
+        OSError: the kernel does not say.
+    """
+    return [name for _, name in socket.if_nameindex()]
+
+
+def interface_flags(name: str) -> int:
+    """IFF_UP, IFF_RUNNING and the other flags of netdevice(7); 0 where there is no such interface.
+
+    IFF_RUNNING: administratively up, and with a carrier.
+    """
+    return int(_ask_interface(name, _SIOCGIFFLAGS, "H"))
+
+
+def interface_mtu(name: str) -> int:
+    """Bytes that an interface takes in one packet; 0 where there is no such interface."""
+    return int(_ask_interface(name, _SIOCGIFMTU, "i"))
+
+
+def _ask_interface(name: str, question: int, form: str) -> int:
+    request = struct.pack("16s24x", os.fsencode(name)[:15])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            answer = fcntl.ioctl(sock, question, request)
+    except OSError:
+        return 0
+    return int(struct.unpack_from(form, answer, 16)[0])
+
+
+def _prefix(netmask: str | None) -> int | None:
+    if not netmask:
+        return None
+    return int(ipaddress.ip_address(netmask.partition("%")[0])).bit_count()
+
+
+# Sockets ------------------------------------------------------------------------------------------
+
+
+def tcp_sockets(root: Path = ROOT) -> Iterator[Socket]:
+    """Every TCP socket of this network namespace; none where that cannot be read."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (root / "proc/net" / table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for words in map(str.split, lines):
+            yield Socket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]))
+
+
+def socket_process(port: int, *, listening: bool) -> int | None:
+    """Process id of who holds a TCP port; None where this user cannot see it."""
+    psutil = _psutil()
+    for one in psutil.net_connections("tcp"):
+        mine = one.laddr and one.laddr.port == port and one.pid is not None
+        if mine and (one.status == psutil.CONN_LISTEN) == listening:
+            return int(one.pid)
+    return None
+
+
+# Processes ----------------------------------------------------------------------------------------
+
+
+def command_line(pid: int, root: Path = ROOT) -> list[str]:
+    """Words of the command of a process; empty where it is gone or may not be seen."""
+    psutil = _psutil(root)
+    try:
+        return list(psutil.Process(pid).cmdline())
+    except (psutil.Error, OSError):
+        return []
+
+
+def ancestors(root: Path = ROOT) -> list[int]:
+    """Process ids of those that started this process: its parent, the parent of that, and so on."""
+    psutil = _psutil(root)
+    try:
+        return [process.pid for process in psutil.Process().parents()]
+    except (psutil.Error, OSError):
+        return []
+
+
+def user_tasks(root: Path = ROOT) -> int:
+    """Processes and threads of this process's user, by its real id, that can be seen."""
+    psutil, mine, count = _psutil(root), os.getuid(), 0
+    for process in psutil.process_iter():
+        try:
+            with process.oneshot():
+                count += process.num_threads() if process.uids().real == mine else 0
+        except (psutil.Error, OSError):  # gone by now
+            continue
+    return count
+
+
+def open_descriptors() -> int:
+    """How many files this process has open, sockets and pipes too."""
+    return int(_psutil().Process().num_fds())
+
+
+# The machine --------------------------------------------------------------------------------------
+
+
+def available_memory(root: Path = ROOT) -> int | None:
+    """Bytes that a program can get without swapping; None where that cannot be read."""
+    try:
+        return int(_psutil(root).virtual_memory().available)
+    except (OSError, KeyError):  # KeyError: a table without what every kernel has in it
+        return None
+
+
+def mounts(root: Path = ROOT) -> list[Mount]:
+    """Mounted file systems, the last of one folder lies on top.
+
+    Raises:
+        OSError: that cannot be read.
+    """
+    found = _psutil(root).disk_partitions(all=True)
+    return [Mount(each.mountpoint, each.fstype, each.opts) for each in found]
+
+
+def load_average() -> float | None:
+    """Processes that wanted to run in the last minute; None where the kernel does not say."""
+    try:
+        return float(_psutil().getloadavg()[0])
+    except OSError:
+        return None
+
+
+def _psutil(root: Path = ROOT) -> Any:
+    import psutil
+
+    # "//proc" for the real one: psutil takes the mounts of "/proc" from /etc/mtab, which an image
+    # may have as a file of its own.
+    psutil.PROCFS_PATH = f"{root}/proc"
+    return psutil
