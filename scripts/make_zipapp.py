@@ -1,17 +1,21 @@
-"""Put nccl-doctor and its pure Python dependencies into one file: make_zipapp.py [FILE]
+"""Put nccl-doctor and its dependencies into one file: make_zipapp.py [FILE]
 
 Torch is found where the file runs. What goes in is read from pyproject.toml, as for a wheel; the
 dependencies are those installed beside the Python that runs this, in the versions of
-constraints-dev.txt. The same sources give the same bytes.
+constraints-dev.txt. psutil is compiled: its wheels for all processors come from the package index,
+once, into build/wheels. The same sources give the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import zipapp
 import zipfile
 from collections.abc import Iterator
@@ -28,6 +32,16 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path("dist", "nccl-doctor.pyz")
 FOUND_THERE = {"torch"}
 """Dependencies that stay outside: they belong to the job."""
+WHEELS = Path("build", "wheels")
+PSUTIL = {
+    "aarch64": "b0726cecd84f9474419d67252add4ac0cd9811b04d61123054b9fb6f57df6e9e",
+    "x86_64": "076a2d2f923fd4821644f5ba89f059523da90dc9014e85f8e45a5774ca5bc6f9",
+}
+"""Processor, as `platform.machine` names it → SHA-256 of psutil's wheel, of the version pinned.
+
+Its one file that is compiled serves every Python from 3.6 on (stable ABI).
+"""
+FINDER = Path("scripts", "zipapp_psutil.py")
 _KEPT = (".py", "py.typed", "METADATA")
 _LICENCES = re.compile(r"\.dist-info/(licenses/|LICEN[CS]E|COPYING|NOTICE)")
 
@@ -41,6 +55,10 @@ if sys.version_info < (3, 10):
         % (sys.version_info[0], sys.version_info[1], sys.executable)
     )
     sys.exit(2)
+
+from zipapp_psutil import carry
+
+carry()
 
 from nccl_doctor.__main__ import main
 
@@ -56,7 +74,8 @@ def contents(root: Path) -> dict[str, bytes]:
     """Name in the archive → bytes, of everything.
 
     Raises:
-        Refused: a dependency is not installed, or in another version than the one pinned.
+        Refused: a dependency is not installed, or in another version than the one pinned, or
+            psutil cannot be had for a processor.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     pins = pins_of((root / "constraints-dev.txt").read_text(encoding="utf-8"))
@@ -65,7 +84,10 @@ def contents(root: Path) -> dict[str, bytes]:
         found[name] = path.read_bytes()
     for requirement in project["project"]["dependencies"]:
         name = re.split(r"[^\w.-]", requirement)[0]
-        if name not in FOUND_THERE:
+        if name == "psutil":
+            found[FINDER.name] = (root / FINDER).read_bytes()
+            found |= files_of_psutil(root / WHEELS, pins[name])
+        elif name not in FOUND_THERE:
             found |= files_of(name, pins.get(name))
     return found
 
@@ -74,7 +96,10 @@ def own_files(root: Path, setuptools: dict[str, Any]) -> Iterator[tuple[Path, st
     """(file, name in the archive) of the modules and the data that a wheel would hold."""
     for package in setuptools["packages"]:
         inside = package.replace(".", "/")
-        folder = root / setuptools["package-dir"].get(package, inside)
+        folder = root / inside
+        for name, moved in setuptools["package-dir"].items():
+            if f"{package}.".startswith(f"{name}."):
+                folder = root / moved / package[len(name) + 1 :].replace(".", "/")
         patterns = ["*.py", *setuptools["package-data"].get(package, ())]
         for path in (path for pattern in patterns for path in folder.glob(pattern)):
             yield path, f"{inside}/{path.relative_to(folder).as_posix()}"
@@ -102,6 +127,53 @@ def files_of(name: str, pinned: str | None) -> dict[str, bytes]:
     if not any(file.name == "__init__.py" for file in kept):
         raise Refused(f"{name}: its sources are not known to be installed")
     return {file.as_posix(): Path(str(file.locate())).read_bytes() for file in kept}
+
+
+def files_of_psutil(folder: Path, version: str) -> dict[str, bytes]:
+    """Modules and licence, which all its wheels have alike, and from each what is compiled.
+
+    Raises:
+        Refused: as for `contents`.
+    """
+    found = {}
+    for machine, digest in PSUTIL.items():
+        with zipfile.ZipFile(wheel_of_psutil(folder, version, machine, digest)) as wheel:
+            for name in wheel.namelist():
+                if name.endswith(".so"):
+                    found[f"carried/{machine}/{Path(name).name}"] = wheel.read(name)
+                elif name.endswith(_KEPT) or _LICENCES.search(name):
+                    found[f"carried/{name}"] = wheel.read(name)
+    return found
+
+
+def wheel_of_psutil(folder: Path, version: str, machine: str, digest: str) -> Path:
+    """The wheel in the folder, fetched by pip where it is not there yet.
+
+    Raises:
+        Refused: as for `contents`.
+    """
+    target = folder / f"psutil-{version}-{machine}.whl"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as fresh:
+            command = ["download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+            command += ["--platform", f"manylinux2014_{machine}", "--abi", "abi3"]
+            command += ["--dest", fresh, f"psutil=={version}"]
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", "--disable-pip-version-check", *command],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            wheels = list(Path(fresh).iterdir())
+            if not wheels:
+                last = (done.stderr.strip().splitlines() or ["nothing was fetched"])[-1]
+                raise Refused(f"psutil {version} for {machine}: {last}")
+            wheels[0].replace(target)
+    found = hashlib.sha256(target.read_bytes()).hexdigest()
+    if found != digest:
+        raise Refused(f"{target}: SHA-256 {found}, make_zipapp.py says {digest}")
+    return target
 
 
 def pins_of(constraints: str) -> dict[str, str]:

@@ -70,16 +70,35 @@ def test_it_holds_what_a_wheel_would_and_what_that_requires(pyz: Path) -> None:
         for path in (ROOT / "nccl_doctor").rglob("*")
         if path.is_file() and path.parent.name != "__pycache__"
     }
-    tree |= {f"nccl_doctor/checks/{path.name}" for path in (ROOT / "checks").glob("*.py")}
+    tree |= {
+        f"nccl_doctor/{path.relative_to(ROOT).as_posix()}"
+        for path in (ROOT / "checks").rglob("*")
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
     assert {name for name in names if name.startswith("nccl_doctor/")} == tree
-    others = {name.split("/")[0] for name in names} - {"nccl_doctor", "__main__.py", "LICENSE"}
+    ours = {"nccl_doctor", "__main__.py", "LICENSE", "carried", "zipapp_psutil.py"}
+    others = {name.split("/")[0] for name in names} - ours
     assert {name for name in others if "." not in name} == {"click", "tabulate", "tomli"}
     assert {name for name in others if "." in name} == {
         f"{name}-{held_version(names, name)}.dist-info" for name in ("click", "tabulate", "tomli")
     }
     for name in ("click", "tabulate", "tomli"):
         assert any(re.match(rf"{name}-.*/licenses/LICENSE", each) for each in names)
-    assert not [name for name in names if name.endswith((".so", ".pyc"))]
+    assert not [name for name in names if name.endswith(".pyc")]
+
+
+def test_it_carries_psutil_for_two_processors(pyz: Path) -> None:
+    held = zipfile.ZipFile(pyz)
+    carried = {name for name in held.namelist() if name.startswith("carried/")}
+    compiled = {name: held.read(name) for name in carried if name.endswith(".so")}
+    machine = {name: int.from_bytes(data[18:20], "little") for name, data in compiled.items()}
+    assert machine == {  # e_machine of ELF: EM_X86_64, EM_AARCH64
+        "carried/x86_64/_psutil_linux.abi3.so": 62,
+        "carried/aarch64/_psutil_linux.abi3.so": 183,
+    }
+    pinned = re.search(r"^psutil==(.*)$", (ROOT / "constraints-dev.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert {"carried/psutil/__init__.py", f"carried/psutil-{pinned[1]}.dist-info/LICENSE"} < carried
 
 
 def held_version(names: list[str], name: str) -> str:
@@ -96,6 +115,18 @@ def test_a_dependency_that_is_not_the_pinned_one_is_refused(script: ModuleType) 
         script.files_of("never-was", "1")
     with pytest.raises(script.Refused, match=r"constraints-dev\.txt says None"):
         script.files_of("click", None)
+
+
+def test_a_wheel_that_is_another_one_or_cannot_be_had_is_refused(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "psutil-1-x86_64.whl").write_bytes(b"another")
+    with pytest.raises(script.Refused, match=r"SHA-256 [0-9a-f]+, make_zipapp\.py says 00"):
+        script.wheel_of_psutil(tmp_path, "1", "x86_64", "00")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(script.Refused, match=r"psutil 1 for aarch64: .*No matching distribution"):
+        script.wheel_of_psutil(tmp_path, "1", "aarch64", "00")
+    assert [path.name for path in tmp_path.iterdir()] == ["psutil-1-x86_64.whl"]
 
 
 def test_no_half_file_where_it_cannot_be_written(tmp_path: Path) -> None:
@@ -145,9 +176,14 @@ def test_it_says_what_the_module_says(words: tuple[str, ...], python: Path, pyz:
 
 
 def test_what_lies_beside_the_code_is_read(python: Path, pyz: Path, tmp_path: Path) -> None:
-    """Tables, style sheet, issue form; and facts without psutil: `env` fails on no check."""
-    report = tmp_path / "report.json"
-    done = run(python, pyz, "env", "--json", report, env={"NCCL_DEBGU": "INFO"})
+    """Tables, style sheet, issue form; and facts by the psutil that it carries: `env` fails on no
+    check, and leaves nothing.
+    """
+    report, temporary = tmp_path / "report.json", tmp_path / "temporary"
+    temporary.mkdir()
+    told = {"NCCL_DEBGU": "INFO", "TMPDIR": str(temporary)}
+    done = run(python, pyz, "env", "--json", report, env=told)
+    assert list(temporary.iterdir()) == []
     read = json.loads(report.read_text())
     found = {finding["code"] for finding in read["findings"]}
     assert {"torch-missing", "env-unknown-variable"} <= found, done
@@ -160,6 +196,62 @@ def test_what_lies_beside_the_code_is_read(python: Path, pyz: Path, tmp_path: Pa
     again = json.loads(judged.stdout)
     assert judged.returncode == done.returncode == again["exit_code"]
     assert [f["code"] for f in again["findings"]] == [f["code"] for f in read["findings"]]
+
+
+REFUSED = """
+def memfd_create(name, flags=0):
+    raise PermissionError(13, "Permission denied")
+os.memfd_create = memfd_create
+"""
+IMPORT = """
+import os, sys
+{before}
+sys.path.insert(0, {pyz!r})
+import zipapp_psutil
+zipapp_psutil.carry()
+assert "psutil" not in sys.modules
+import psutil
+works = psutil.Process().ppid() == os.getppid()
+print(psutil.__file__, os.listdir(os.environ["TMPDIR"]), works, flush=True)
+print([os.readlink(f"/proc/self/fd/{{fd}}") for fd in os.listdir("/proc/self/fd")
+       if int(fd) > 2 and os.path.lexists(f"/proc/self/fd/{{fd}}")], flush=True)
+if os.fork() == 0:
+    print(bool(psutil.net_if_addrs()), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("before", ["", REFUSED])
+def test_what_is_compiled_is_loaded_and_gone(
+    before: str, python: Path, pyz: Path, tmp_path: Path
+) -> None:
+    """From memory; where the system refuses that, from a folder of this user alone."""
+    code = IMPORT.format(before=before, pyz=str(pyz))
+    done = run(python, "-c", code, env={"TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    said, opened, child = done.stdout.splitlines()
+    assert said == f"{pyz}/carried/psutil/__init__.py [] True"
+    assert "memfd" not in opened
+    assert child == "True"
+
+
+def test_the_psutil_that_is_installed_comes_first(pyz: Path, folder: Path, tmp_path: Path) -> None:
+    python = make_venv(folder / "with-psutil", ["psutil"])
+    code = IMPORT.format(before="", pyz=str(pyz))
+    done = run(python, "-c", code, env={"TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert str(pyz) not in done.stdout
+
+
+def test_a_processor_that_it_has_nothing_for_is_left_to_what_is_installed(
+    python: Path, pyz: Path, tmp_path: Path
+) -> None:
+    before = "import platform\nplatform.machine = lambda: 'riscv64'"
+    code = IMPORT.format(before=before, pyz=str(pyz))
+    done = run(python, "-c", code, env={"TMPDIR": str(tmp_path)})
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'psutil'"
+    assert run(python, pyz, "explain", "peer-blocked").returncode == 0
 
 
 def test_a_plug_in_is_found(python: Path, pyz: Path, tmp_path: Path) -> None:
