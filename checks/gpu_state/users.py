@@ -89,7 +89,7 @@ def outcomes_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank
     for rank in cluster.ranks_on(host):
         found = rank.facts.get(check, {}).get(ALONE)
         if found is not None:
-            yield rank, Outcome.from_json(found)
+            yield rank, found
 
 
 def facts_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, Mapping[str, Any]]]:

@@ -10,7 +10,15 @@ from typing import Any
 
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import placed
-from nccl_doctor.model.cluster import Cluster, Host, Outcome, Rank
+from nccl_doctor.model.cluster import (
+    Cluster,
+    Facts,
+    Host,
+    Outcome,
+    OutcomeStatus,
+    Rank,
+    facts_from_json,
+)
 from nccl_doctor.model.findings import Scope
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
@@ -38,7 +46,7 @@ class Ledger:
         self._signed_in_s: dict[int, float] = {}
         self._layout: Layout | None = None
         self._late: set[int] = set()
-        self._facts: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+        self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -69,7 +77,7 @@ class Ledger:
                 letter = {**letter, "launch": launch.to_json()}
         self._letters[seat] = letter
         self._signed_in_s[seat] = after_s
-        for check, rounds in letter.get("facts", {}).items():
+        for check, rounds in facts_from_json(letter.get("facts", {})).items():
             self._facts[seat].setdefault(check, {}).update(rounds)
 
     def lay_out(self, layout: Layout) -> None:
@@ -82,7 +90,7 @@ class Ledger:
 
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
-        self._facts[seat].setdefault(check, {})[round_name] = outcome.to_json()
+        self._facts[seat].setdefault(check, {})[round_name] = outcome
 
     def token(self, seat: int) -> str:
         """Random value by which a participant recognises its own sign-in."""
@@ -112,7 +120,7 @@ class Ledger:
         With `complete` False nobody else is expected: one participant's partial report.
         """
         hosts: dict[str, Host] = {}
-        facts_of: dict[str, dict[str, Any]] = defaultdict(dict)
+        facts_of: dict[str, dict[str, dict[str, Outcome]]] = defaultdict(dict)
         keys = {}
         for seat, letter in sorted(self._letters.items(), key=_by_local_rank):
             keys[seat] = self._host_key(letter)
@@ -225,13 +233,13 @@ def _by_local_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
     return -(letter["launch"].get("local_rank") or 0), -seat
 
 
-def _last_breadcrumb(facts: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _last_breadcrumb(facts: Facts) -> str | None:
     """The last step of the last outcome that did not end well, else of the last at all."""
     steps = [
-        (outcome["status"] != "ok", str(outcome["breadcrumbs"][-1]["step"]))
+        (outcome.status is not OutcomeStatus.OK, outcome.last_step)
         for rounds in facts.values()
         for outcome in rounds.values()
-        if outcome.get("breadcrumbs")
+        if outcome.breadcrumbs
     ]
     bad = [step for is_bad, step in steps if is_bad]
     chosen = bad or [step for _, step in steps]

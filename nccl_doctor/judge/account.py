@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nccl_doctor.judge.checks import in_words, view_for
 from nccl_doctor.judge.place import host_where, is_of_a_group, rank_where
 from nccl_doctor.model.check import Check, Skip
-from nccl_doctor.model.cluster import ALONE, Cluster, OutcomeStatus, Rank
+from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Scope, Where, number_range
 
 _WORDS = {
@@ -119,25 +118,22 @@ class Account:
                 self._outcome(unit, name, outcome)
         return held
 
-    def _outcome(self, unit: int, name: str, outcome: Mapping[str, Any]) -> None:
-        status = OutcomeStatus(outcome["status"])
-        reason = str(outcome.get("reason", "")).strip()
+    def _outcome(self, unit: int, name: str, outcome: Outcome) -> None:
+        reason = outcome.reason.strip()
         if reason.startswith("Traceback"):  # its last line says it; the whole stands in the facts
             reason = reason.splitlines()[-1]
         reason = " ".join(reason.split())
-        self._took[name] = max(self._took[name], float(outcome.get("duration_s", 0.0)))
-        if status is OutcomeStatus.OK:
+        self._took[name] = max(self._took[name], outcome.duration_s)
+        if outcome.status is OutcomeStatus.OK:
             self.tested[unit] = self.labels.get(unit, str(unit))
-        elif status is OutcomeStatus.SKIPPED:
+        elif outcome.status is OutcomeStatus.SKIPPED:
             self.skips.append(reason)
         else:
-            crumbs = outcome.get("breadcrumbs") or ()
-            step = crumbs[-1].get("step") if crumbs else None
-            text = _WORDS[status]
-            if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and step:
-                text += f" in {step}"
-            if outcome.get("signal"):
-                text += f" ({outcome['signal']})"
+            text = _WORDS[outcome.status]
+            if outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and outcome.last_step:
+                text += f" in {outcome.last_step}"
+            if outcome.signal:
+                text += f" ({outcome.signal})"
             self._gap(unit, name, f"{text}: {reason}" if reason else text)
 
     def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:

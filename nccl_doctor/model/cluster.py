@@ -118,8 +118,28 @@ def _text(data: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-Facts = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""check name → round name → `Outcome.to_json()`."""
+Facts = Mapping[str, Mapping[str, Outcome]]
+"""check name → round name → outcome."""
+
+
+def facts_to_json(facts: Facts) -> dict[str, Any]:
+    """As in the report and in what a participant signs in with."""
+    return {
+        check: {name: outcome.to_json() for name, outcome in rounds.items()}
+        for check, rounds in facts.items()
+    }
+
+
+def facts_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Outcome]]:
+    """Inverse of `facts_to_json`.
+
+    Raises:
+        ValueError: as `Outcome.from_json`.
+    """
+    return {
+        check: {name: Outcome.from_json(outcome) for name, outcome in rounds.items()}
+        for check, rounds in data.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -280,21 +300,24 @@ class Cluster:
             grouped.setdefault(rank.host.id, []).append(rank)
         return {host: tuple(ranks) for host, ranks in grouped.items()}
 
+    def observed(self) -> Iterator[tuple[Rank, Facts]]:
+        """(observer, facts) in order of rank; those of a host under the rank that speaks for it."""
+        for rank in self.present:
+            yield rank, rank.facts
+            if self.first_on(rank.host) is rank:
+                yield rank, rank.host.facts
+
     def evidence(self, check: str, round_name: str | None = None) -> tuple[Evidence, ...]:
         """Every outcome of a check, host-scope and rank-scope alike, in order of rank.
 
         Host-scope facts come once per host, under the rank that speaks for it.
         """
-        found: list[Evidence] = []
-        for rank in self.present:
-            sources = [rank.facts]
-            if self.first_on(rank.host) is rank:
-                sources.append(rank.host.facts)
-            for facts in sources:
-                for name, outcome in facts.get(check, {}).items():
-                    if round_name in (None, name):
-                        found.append(Evidence(rank, name, Outcome.from_json(outcome)))
-        return tuple(found)
+        return tuple(
+            Evidence(rank, name, outcome)
+            for rank, facts in self.observed()
+            for name, outcome in facts.get(check, {}).items()
+            if round_name in (None, name)
+        )
 
     def facts(
         self, check: str, round_name: str = ALONE

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus, Rank
+from nccl_doctor.model.cluster import (
+    Cluster,
+    Facts,
+    Host,
+    OutcomeStatus,
+    Rank,
+    facts_from_json,
+    facts_to_json,
+)
 from nccl_doctor.model.findings import (
     CheckResult,
     Confidence,
@@ -121,7 +129,7 @@ def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
             "joined": host.joined,
             "key": host.key,
             "addresses": list(host.addresses),
-            "facts": _facts_json(host.facts),
+            "facts": facts_to_json(host.facts),
         }
         for host in cluster.hosts
     ]
@@ -140,7 +148,7 @@ def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
             "env": dict(rank.env),
             "pid": rank.pid,
             "signed_in_s": rank.signed_in_s,
-            "facts": _facts_json(rank.facts),
+            "facts": facts_to_json(rank.facts),
         }
         for rank in cluster.ranks
     ]
@@ -196,13 +204,6 @@ def _job(data: Mapping[str, Any]) -> Job:
         return Job.from_json(data)
     except (TypeError, ValueError) as error:
         raise ValueError(f"report.run.job is not a job record: {error!r}") from error
-
-
-def _facts_json(facts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Json:
-    return {
-        check: {name: dict(outcome) for name, outcome in rounds.items()}
-        for check, rounds in facts.items()
-    }
 
 
 def _finding_json(finding: Finding) -> Json:
@@ -367,7 +368,7 @@ def _launch(path: str, data: Mapping[str, Any]) -> Launch:
         raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
 
 
-def _facts(node: _Node) -> Mapping[str, Any]:
+def _facts(node: _Node) -> Facts:
     facts = node.get("facts", dict, {})
     for check, rounds in facts.items():
         place = _Node(f"{node.path}.facts.{check}", rounds)
@@ -378,4 +379,4 @@ def _facts(node: _Node) -> Mapping[str, Any]:
             outcome.get("breadcrumbs", list, [])
             outcome.get("reason", str, "")
             outcome.get("duration_s", float, 0.0)
-    return facts
+    return facts_from_json(facts)

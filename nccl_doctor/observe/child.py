@@ -198,7 +198,7 @@ class Child:
         told = self._told
         common: dict[str, Any] = {
             "breadcrumbs": tuple(told.breadcrumbs),
-            "duration_s": self.busy_s,
+            "duration_s": round(self.busy_s, 4),
         }
         result = told.result
         if result is not None and "facts" in result:

@@ -121,7 +121,7 @@ def _gpus(cluster: Cluster) -> str:
         first = cluster.first_on(host)
         for facts in [] if first is None else [first.facts.get("backend_device", {})]:
             for outcome in facts.values():
-                devices = outcome.get("facts", {}).get("devices") or ()
+                devices = outcome.facts.get("devices") or ()
                 names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
                 told = ", ".join(f"{count} x {name}" for name, count in names.items())
                 kinds[told or "none"] += 1

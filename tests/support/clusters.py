@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.model.cluster import ALONE, Cluster, Host, Outcome, OutcomeStatus, Rank
+from nccl_doctor.model.cluster import (
+    ALONE,
+    Cluster,
+    Facts,
+    Host,
+    Outcome,
+    OutcomeStatus,
+    Rank,
+    facts_from_json,
+    facts_to_json,
+)
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.launch import Launch
 
 
-def outcome(value: Mapping[str, Any] | Outcome) -> dict[str, Any]:
-    if isinstance(value, Outcome):
-        return value.to_json()
-    return Outcome(OutcomeStatus.OK, facts=dict(value)).to_json()
+def outcome(value: Mapping[str, Any] | Outcome) -> Outcome:
+    return value if isinstance(value, Outcome) else Outcome(OutcomeStatus.OK, facts=dict(value))
 
 
 def make_cluster(
@@ -111,3 +120,8 @@ def change_rank(
             rank = replace(rank, **fields)
         ranks.append(rank)
     return replace(cluster, ranks=tuple(ranks))
+
+
+def reread(facts: Facts) -> Facts:
+    """As re-read from a saved report: lists, and text for keys."""
+    return facts_from_json(json.loads(json.dumps(facts_to_json(facts))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.links import Links
-from tests.support.clusters import make_cluster, outcome
+from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge
 
 CHECK = Links()
@@ -109,7 +108,7 @@ class World:
                 rounds["confirm"] = outcome(self._facts(name, AGAIN, again))
             if name in self.silent:
                 rounds = {key: outcome(Outcome(OutcomeStatus.SILENT)) for key in rounds}
-            hosts.append(replace(host, facts=json.loads(json.dumps({"links": rounds}))))
+            hosts.append(replace(host, facts=reread({"links": rounds})))
         ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
         return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -11,7 +10,7 @@ from typing import Any
 from nccl_doctor.api import ALONE, Cluster, Finding, Outcome
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
-from tests.support.clusters import make_cluster, outcome
+from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge
 
 DROPPED = {"outcome": "dropped", "detail": "no answer", "duration_s": 3.0}
@@ -119,8 +118,7 @@ class World:
             if name in self.rules:
                 rounds["rules"] = outcome(self.rules[name])
             facts = {"firewall": rounds, "interfaces": {ALONE: outcome(self.facts[name])}}
-            # As re-read from a saved report: lists, and text for keys.
-            hosts.append(replace(host, facts=json.loads(json.dumps(facts))))
+            hosts.append(replace(host, facts=reread(facts)))
         ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
         return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
 

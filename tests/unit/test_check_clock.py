@@ -59,7 +59,7 @@ def cluster(errors: Sequence[float], delay_s: float = 0.05, seed: int = 1, **mor
 def change(made: Cluster, host: int, **fields: Any) -> Cluster:
     """Other facts of one host."""
     hosts = {h.id: h for h in made.hosts}
-    now = hosts[host].facts["clock"]["all"]["facts"]
+    now = hosts[host].facts["clock"]["all"].facts
     hosts[host] = replace(hosts[host], facts={"clock": {"all": outcome({**now, **fields})}})
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     return replace(made, hosts=tuple(hosts.values()), ranks=ranks)

@@ -57,12 +57,10 @@ def add_round(
     and `alone` is one of single ranks.
     """
     other = cluster_of(by_rank, name)
-    if alone:
-        for rank in other.ranks:
-            rank.facts["collectives"][name]["group"] = rank.seat
-    if name == "each-host":
-        for rank in other.ranks:
-            rank.facts["collectives"][name]["group"] = 2 * rank.host.id
+    for rank in other.ranks if alone or name == "each-host" else ():
+        group = rank.seat if alone else 2 * rank.host.id
+        rounds = rank.facts["collectives"]
+        rounds[name] = replace(rounds[name], group=group)
     facts = {
         rank.seat: {
             "collectives": {
@@ -260,7 +258,7 @@ class Held:
         for rank in self.cluster.ranks:
             if rank.seat in group:
                 took_s = 1.0 if outcome.status is OutcomeStatus.OK else round_.deadline_s
-                done = replace(outcome, group=min(group), duration_s=took_s).to_json()
+                done = replace(outcome, group=min(group), duration_s=took_s)
                 rounds = {**rank.facts.get("collectives", {}), round_.name: done}
                 rank = replace(rank, facts={"collectives": rounds})
             ranks.append(rank)

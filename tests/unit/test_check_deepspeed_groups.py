@@ -42,7 +42,7 @@ def cluster_of(
             value = outcomes[seat]
             if not isinstance(value, Outcome):
                 value = Outcome(OutcomeStatus.OK, facts=dict(value))
-            facts[name] = replace(value, group=0).to_json()
+            facts[name] = replace(value, group=0)
         cluster = change_rank(cluster, seat, facts={CHECK.name: facts})
     return cluster
 
@@ -133,8 +133,7 @@ class TestBinding:
         facts = stack(deepspeed="0.19.8", bound_device_id=None, size=1)
         cluster = make_cluster(("nd0",), 1, backend="nccl", job=WEIGHT_SYNC, world_size=4)
         rounds = {
-            name: Outcome(OutcomeStatus.OK, facts=facts, group=0).to_json()
-            for name in (IMPORT, WRAPS, OWN)
+            name: Outcome(OutcomeStatus.OK, facts=facts, group=0) for name in (IMPORT, WRAPS, OWN)
         }
         (found,) = judge(CHECK, change_rank(cluster, 0, facts={CHECK.name: rounds}))
         assert found.level is Severity.WARN
@@ -149,7 +148,7 @@ class TestBinding:
 
     def test_a_side_group_that_worked_here_is_no_warning(self) -> None:
         cluster = seen(own=True)
-        good = Outcome(OutcomeStatus.OK, facts={"bound_device_id": "cuda:0"}, group=0).to_json()
+        good = Outcome(OutcomeStatus.OK, facts={"bound_device_id": "cuda:0"}, group=0)
         for rank in cluster.ranks:
             facts = {**rank.facts, "side_group": {"bound": good}}
             cluster = change_rank(cluster, rank.seat, facts=facts)

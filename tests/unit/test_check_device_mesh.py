@@ -74,7 +74,7 @@ def with_round(cluster: Cluster, name: str, told: Told) -> Cluster:
         outcome = own if isinstance(own, Outcome) else Outcome(OutcomeStatus.OK, facts=dict(own))
         rounds = {
             **rank.facts.get("device_mesh", {}),
-            name: replace(outcome, group=0).to_json(),
+            name: replace(outcome, group=0),
         }
         cluster = change_rank(cluster, rank.seat, facts={"device_mesh": rounds})
     return cluster

@@ -101,7 +101,7 @@ def test_a_driver_that_does_not_start_is_said_once() -> None:
     hung = stuck(DRIVER, None)
     made = cluster({2: hung})
     only(CHECK, made, "gpu-unhealthy", hosts=["nd0"], ranks=[2])
-    other = {"backend_device": {ALONE: hung.to_json()}}
+    other = {"backend_device": {ALONE: hung}}
     facts = {**made.ranks[2].facts, **other}
     assert judge(CHECK, change_rank(made, 2, facts=facts)) == []
 

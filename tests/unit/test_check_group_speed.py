@@ -46,7 +46,7 @@ def measured(
 
 
 def told(cluster: Cluster, name: str, group: int, seat: int, facts: dict[str, Any]) -> Cluster:
-    outcome = Outcome(OutcomeStatus.OK, facts=facts, group=group).to_json()
+    outcome = Outcome(OutcomeStatus.OK, facts=facts, group=group)
     ranks = []
     for rank in cluster.ranks:
         if rank.seat == seat:

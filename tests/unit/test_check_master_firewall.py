@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
 from nccl_doctor.checks.master_firewall import MasterFirewall
 from nccl_doctor.checks.port import Port
-from tests.support.clusters import make_cluster, outcome, shut_out
+from tests.support.clusters import make_cluster, outcome, reread, shut_out
 from tests.support.findings import judge, only
 from tests.support.knocks import facts, tried
 
@@ -65,8 +65,7 @@ def world(
             found["port"] = {"alone": outcome(knocked("connected", "self"))}
             seen = {"address": "192.168.77.1", "port": 29500, "rules": served}
             found["master_firewall"] = {"alone": outcome(seen)}
-        # As re-read from a saved report.
-        hosts[host.id] = replace(host, facts=json.loads(json.dumps(found)))
+        hosts[host.id] = replace(host, facts=reread(found))
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     return shut_out(replace(made, hosts=tuple(hosts.values()), ranks=ranks), *out)
 

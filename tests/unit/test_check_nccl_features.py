@@ -63,7 +63,7 @@ def with_round(
         for seats, ends in groups.items():
             if rank.seat in seats:
                 end = ends[rank.seat] if isinstance(ends, dict) else ends
-                facts.setdefault(check, {})[name] = replace(end, group=min(seats)).to_json()
+                facts.setdefault(check, {})[name] = replace(end, group=min(seats))
         ranks.append(replace(rank, facts=facts))
     return replace(cluster, ranks=tuple(ranks))
 

@@ -27,7 +27,7 @@ from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.echo import Listeners
 from tests.support import fabrics
-from tests.support.clusters import make_cluster, outcome
+from tests.support.clusters import make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.peers import DROPPED, NO_ROUTE, OK, REFUSED, stuck
 
@@ -103,7 +103,7 @@ class World:
                 "rails": {ALONE: outcome({"rails": self.rails[name]})},
                 "rail_reach": {"matrix": outcome({"rails": self.rails[name], "calls": calls})},
             }
-            hosts.append(replace(host, facts=json.loads(json.dumps(seen))))
+            hosts.append(replace(host, facts=reread(seen)))
         ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
         return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
 

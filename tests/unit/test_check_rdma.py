@@ -285,7 +285,7 @@ def test_efa_is_no_verbs_port_for_nccl(tmp_path: Path) -> None:
 
 def test_a_security_group_may_stop_efa() -> None:
     have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")
-    hung = Outcome(OutcomeStatus.HUNG, reason="all_reduce").to_json()
+    hung = Outcome(OutcomeStatus.HUNG, reason="all_reduce")
     made = cluster(have, have)
     ranks = tuple(replace(r, facts={"collectives": {"world": hung}}) for r in made.ranks)
     found = only(CHECK, replace(made, ranks=ranks), "efa-maybe-blocked", hosts=["nd0", "nd1"])

@@ -121,7 +121,7 @@ class TestUnconfigured:
 def test_a_security_group_may_show_as_an_error(ending: Outcome, is_efa: bool) -> None:
     def ended(one: dict[str, Any]) -> Cluster:
         made = cluster(one, one)
-        first = replace(made.ranks[0], facts={"collectives": {"world": ending.to_json()}})
+        first = replace(made.ranks[0], facts={"collectives": {"world": ending}})
         return replace(made, ranks=(first, *made.ranks[1:]))
 
     have = host(port("rdmap0s0", link="Unknown", wanted=False), road="efa")

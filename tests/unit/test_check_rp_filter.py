@@ -11,7 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.rp_filter import RpFilter
-from tests.support.clusters import outcome
+from tests.support.clusters import outcome, reread
 from tests.support.findings import judge, only
 from tests.support.peers import DROPPED, REFUSED, World
 
@@ -30,7 +30,7 @@ def cluster(world: World, **by_host: Any) -> Cluster:
     for host in made.hosts:
         seen = by_host.get(host.name or "", {"shared": {}})
         facts = {**host.facts, "rp_filter": {"alone": outcome(seen)}}
-        hosts[host.id] = replace(host, facts=json.loads(json.dumps(facts)))
+        hosts[host.id] = replace(host, facts=reread(facts))
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     return replace(made, hosts=tuple(hosts.values()), ranks=ranks)
 

@@ -11,7 +11,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity
 from nccl_doctor.checks.environment import Environment
 from nccl_doctor.checks.timeouts import Timeouts
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.unit.test_waits import facts, of_deepspeed, variables
 
@@ -194,8 +194,7 @@ def both(value: str, load_s: float | None, name: str = "DEEPSPEED_TIMEOUT") -> l
             "deepspeed": True,
             "infiniband": False,
         }
-        outcome = {"status": "ok", "facts": environment}
-        made = change_rank(made, seat, facts={"environment": {"alone": outcome}})
+        made = change_rank(made, seat, facts={"environment": {"alone": outcome(environment)}})
     both = [*judge(CHECK, made), *judge(Environment(), made)]
     found = [f for f in both if f.code == "timeout-too-short" and name in f.message]
     assert all(f.where.hosts == ("nd1",) for f in found)

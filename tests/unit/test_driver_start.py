@@ -139,6 +139,6 @@ def test_a_slow_driver_is_not_taken_for_a_binding_that_hangs() -> None:
     )  # fmt: skip
     for rank in cluster.ranks:
         late = stuck(SETTING, "D") if rank.seat == 1 else stuck(ENTERED)
-        facts = {**rank.facts["side_group"], "bound": replace(late, group=0).to_json()}
+        facts = {**rank.facts["side_group"], "bound": replace(late, group=0)}
         cluster = change_rank(cluster, rank.seat, facts={"side_group": facts})
     only(CHECKS["side_group"], cluster, "gpu-not-started", hosts=["nd0"], ranks=[1])

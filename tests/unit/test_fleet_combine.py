@@ -15,7 +15,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats import json as json_format
-from tests.support.clusters import make_cluster
+from tests.support.clusters import make_cluster, outcome
 from tests.support.reports import RUN, through_json
 
 CHECKS = registry.load(["ranks"])
@@ -40,7 +40,7 @@ def refused(host: str) -> Ended:
 
 def facts(cluster: Cluster) -> Cluster:
     """With what `ranks` observes: nothing that its judge needs beyond the launch records."""
-    ok = {"ranks": {"alone": {"status": "ok", "facts": {}, "duration_s": 0.0}}}
+    ok = {"ranks": {"alone": outcome({})}}
     ranks = tuple(replace(r, facts=ok) if r.reported else r for r in cluster.ranks)
     return replace(cluster, ranks=ranks)
 

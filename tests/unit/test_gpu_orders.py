@@ -73,7 +73,7 @@ def test_the_host_with_another_order_is_named_with_its_ranks() -> None:
 
 def test_a_host_without_the_variable_takes_them_as_they_come() -> None:
     made = cluster(STRAIGHT, STRAIGHT, (3, 2, 1, 0))
-    unset = made.ranks[0].facts[CHECK.name][ALONE]["facts"] | {"visible": {}}
+    unset = made.ranks[0].facts[CHECK.name][ALONE].facts | {"visible": {}}
     for seat in range(4):
         mine = {**unset, "device": seat}
         made = change_rank(made, seat, facts={CHECK.name: {ALONE: outcome(mine)}})
@@ -120,7 +120,7 @@ def test_other_gpus_are_not_another_order() -> None:
     assert judge(CHECK, cluster((0, 1), (2, 3), (1, 2))) == []
     by_uuid = cluster(STRAIGHT, TURNED)
     for rank in by_uuid.ranks:
-        mine = rank.facts[CHECK.name][ALONE]["facts"]
+        mine = rank.facts[CHECK.name][ALONE].facts
         named = ",".join(device["uuid"] for device in mine["devices"])
         mine = {**mine, "visible": {"CUDA_VISIBLE_DEVICES": named}}
         by_uuid = change_rank(by_uuid, rank.seat, facts={CHECK.name: {ALONE: outcome(mine)}})

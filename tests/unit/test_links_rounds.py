@@ -36,7 +36,7 @@ from tests.support.findings import judge
 def broken(world: World, *rounds: tuple[str, Outcome], **fields: Any) -> Cluster:
     """The same cluster, with collectives that ended so on every rank."""
     cluster = world.cluster(**fields)
-    facts = {"collectives": {name: how.to_json() for name, how in rounds}}
+    facts = {"collectives": dict(rounds)}
     return replace(cluster, ranks=tuple(replace(rank, facts=facts) for rank in cluster.ranks))
 
 
@@ -72,7 +72,7 @@ def test_a_lossy_link_explains_what_hangs_on_it(
 
 def test_a_collective_of_other_hosts_does_not_hang_on_the_link() -> None:
     cluster = broken(World(3).lossy(both("nd0", "nd1")))
-    hung = {"collectives": {"each-host": HUNG.to_json()}}
+    hung = {"collectives": {"each-host": HUNG}}
     ranks = tuple(
         replace(rank, facts=hung) if rank.host.name == "nd2" else rank for rank in cluster.ranks
     )

@@ -11,7 +11,7 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Severity, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import network_of
-from tests.support.clusters import make_cluster
+from tests.support.clusters import make_cluster, reread
 from tests.support.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
 from tests.support.reports import kind
 
@@ -112,15 +112,15 @@ def test_large_packets_are_lost_in_the_direction_that_stood_still():
     found = network_of(report_of(measured(3)))
     assert all(link.reach == "ok" for link in found.links.values())
     cluster = measured(3)
-    facts = json.loads(json.dumps(cluster.hosts[0].facts))
-    facts["firewall"]["matrix"]["facts"]["peers"]["2"][0]["attempts"] = [stuck, stuck]
+    facts = reread(cluster.hosts[0].facts)
+    facts["firewall"]["matrix"].facts["peers"]["2"][0]["attempts"] = [stuck, stuck]
     hosts = (replace(cluster.hosts[0], facts=facts), *cluster.hosts[1:])
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
     found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)))
     assert found.links[1, 0].words == "large packets are lost"
     assert found.links[0, 1].reach == ""
     # Once is not enough to say that a call fails.
-    facts["firewall"]["matrix"]["facts"]["peers"]["2"][0]["attempts"] = [stuck]
+    facts["firewall"]["matrix"].facts["peers"]["2"][0]["attempts"] = [stuck]
     hosts = (replace(cluster.hosts[0], facts=facts), *cluster.hosts[1:])
     found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)))
     assert found.links[1, 0].reach == "ok"

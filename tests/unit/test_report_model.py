@@ -61,7 +61,7 @@ def rich_cluster() -> Cluster:
         backend="auto",
         last_breadcrumb="barrier",
     )
-    return change_rank(cluster, 2, rank=0, facts={"gpu": {"alone": died.to_json()}})
+    return change_rank(cluster, 2, rank=0, facts={"gpu": {"alone": died}})
 
 
 def report_of(cluster: Cluster, *checks) -> Report:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.api import Finding, Layer, OutcomeStatus, Scope, Severity, Where
+from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
 from nccl_doctor.judge.causes import explain, fold
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
@@ -66,12 +66,12 @@ def clusters(draw):
         )
         for name in names
     ]
-    statuses = st.sampled_from((None, *["ok"] * 8, *(status.value for status in OutcomeStatus)))
+    statuses = st.sampled_from((None, *[OutcomeStatus.OK] * 8, *OutcomeStatus))
     for check in checks:
         for rank in cluster.present:
             status = draw(statuses)
             if status is not None:
-                facts = {check.name: {"alone": {"status": status, "duration_s": 0.1}}}
+                facts = {check.name: {"alone": Outcome(status, duration_s=0.1)}}
                 seat = rank.seat
                 if check.scope is Scope.RANK:
                     mine = {**cluster.ranks[seat].facts, **facts}
@@ -152,8 +152,9 @@ def test_a_verdict_never_says_more_than_was_seen(made):
         if result.status is Status.PASS:
             units = cluster.hosts if check.scope is Scope.HOST else cluster.ranks
             for unit in units:
-                alone = unit.facts.get(check.name, {}).get("alone", {})
-                assert alone.get("status") in ("ok", "skipped"), "somebody is not accounted for"
+                alone = unit.facts.get(check.name, {}).get("alone")
+                assert alone is not None, "somebody is not accounted for"
+                assert alone.status in (OutcomeStatus.OK, OutcomeStatus.SKIPPED)
             assert result.tested
     unexplained_fail = [
         f for f in report.findings if f.level is Severity.FAIL and not f.explained_by
