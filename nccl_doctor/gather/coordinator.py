@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
-from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, ParticipantResult, Run, hold
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.partial_reports import PartialReports
@@ -30,11 +30,13 @@ GOODBYE_S = 3.0
 class Coordinator:
     """Conducts one run; the participant in it that is rank 0 takes part as any other."""
 
-    def __init__(self, run: Run, box: ControlStore, ledger: Ledger, views: PartialReports) -> None:
+    def __init__(
+        self, run: Run, box: ControlStore, evidence: EvidenceLog, views: PartialReports
+    ) -> None:
         self._run = run
         self._views = views
         self._box = box
-        self._ledger = ledger
+        self._evidence = evidence
         self._number = 0
         self._silent: set[int] = set()
 
@@ -46,7 +48,7 @@ class Coordinator:
         """
         run = self._run
         run.nonce = secrets.token_hex(8)
-        roll = Join(run, self._box, self._ledger)
+        roll = Join(run, self._box, self._evidence)
         roll.call()
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
@@ -55,7 +57,7 @@ class Coordinator:
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
         nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
-        report = run.judge(self._ledger, complete=True, views=self._views.of(nodes, VIEWS_S))
+        report = run.judge(self._evidence, complete=True, views=self._views.of(nodes, VIEWS_S))
         return ParticipantResult(report.exit_code, report, finish=self._send_home)
 
     # -- rounds ---------------------------------------------------------------------------------
@@ -78,7 +80,7 @@ class Coordinator:
             return ()
 
     def _cluster(self) -> Cluster:
-        return self._ledger.cluster(self._run.options, self._run.backend)
+        return self._evidence.cluster(self._run.options, self._run.backend)
 
     def _hold(self, check: Check, round_: Round) -> None:
         """Hold one round: order it, take part, wait for all evidence, note who does not answer."""
@@ -123,7 +125,7 @@ class Coordinator:
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
         outcome = replace(outcome, group=group)
-        self._ledger.record(seat, check.name, round_.name, outcome)
+        self._evidence.record(seat, check.name, round_.name, outcome)
 
     def _note_untested(
         self, group: Sequence[int], out: Iterable[int], check: Check, round_: Round, reason: str
@@ -171,13 +173,13 @@ class Coordinator:
         box.put(f"order/{self._number}", {"finish": code})
         byes = [
             f"bye/{seat}"
-            for seat in self._ledger.seats
+            for seat in self._evidence.seats
             if seat not in self._silent and seat != self._run.seat
         ]
         if byes:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
-        seats = [f"seat/{seat}" for seat in self._ledger.seats]
+        seats = [f"seat/{seat}" for seat in self._evidence.seats]
         box.forget(["coordinators", "server", "seats", "layout", "roster", *orders, *seats, *byes])
 
 

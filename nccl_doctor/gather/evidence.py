@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
 
+from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import placed
-from nccl_doctor.model.cluster import (
-    Cluster,
-    Facts,
-    Host,
-    Outcome,
-    OutcomeStatus,
-    Rank,
-    facts_from_json,
-)
+from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Scope
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
 
 
-class Ledger:
-    """Sign-in messages of the participants, by seat. The coordinator has all; a participant that
-    lost it has its own only.
-
-    A letter is `{"token", "pid", "launch", "env", "device", "backend", "host":
-    {"name", "key", "addresses"}, "facts": {check: {round: outcome}}}`.
+class EvidenceLog:
+    """Participants that signed in and what each observed, by seat. The coordinator has all; a
+    participant that lost it has its own only.
     """
 
     def __init__(
@@ -42,7 +31,7 @@ class Ledger:
         self._launch = launch
         self._scopes = scopes
         self._environ = environ
-        self._letters: dict[int, Mapping[str, Any]] = {}
+        self._signed_in: dict[int, SignIn] = {}
         self._signed_in_s: dict[int, float] = {}
         self._layout: Layout | None = None
         self._late: set[int] = set()
@@ -51,41 +40,39 @@ class Ledger:
     @property
     def seats(self) -> tuple[int, ...]:
         """Seats that have signed in, in time."""
-        return tuple(seat for seat in self._letters if seat not in self._late)
+        return tuple(seat for seat in self._signed_in if seat not in self._late)
 
     def knows(self, seat: int) -> bool:
-        """True if the message of a seat was received, in time or late."""
-        return seat in self._letters
+        """True if the sign-in of a seat was received, in time or late."""
+        return seat in self._signed_in
 
-    def sign_in(self, seat: int, letter: Mapping[str, Any], after_s: float) -> None:
-        """Record the sign-in message of a participant, `after_s` seconds after the sign-in began.
+    def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
+        """Record the sign-in of a participant, `after_s` seconds after signing in began.
 
         A rank that its host forked once it had its place came when its host came. A host that comes
-        when all places have been given does not join: its letter is its partial report.
+        when all places have been given does not join: its facts are its partial report.
         """
-        launch = Launch.from_json(letter["launch"])
+        launch = who.launch
         if launch.launcher == OWN and launch.local_rank:
-            key = self._host_key(letter)
             came = (
-                self._signed_in_s[s] for s, o in self._letters.items() if self._host_key(o) == key
+                self._signed_in_s[s] for s, one in self._signed_in.items() if one.host == who.host
             )
             after_s = min(came, default=after_s)
         elif launch.launcher == OWN and self._layout is not None:
             self._late.add(seat)
             if launch.node_rank is not None and launch.node_rank < len(self._layout.nodes):
-                launch = placed(launch, self._layout.nodes[launch.node_rank])
-                letter = {**letter, "launch": launch.to_json()}
-        self._letters[seat] = letter
+                who = replace(who, launch=placed(launch, self._layout.nodes[launch.node_rank]))
+        self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
-        for check, rounds in facts_from_json(letter.get("facts", {})).items():
+        for check, rounds in who.facts.items():
             self._facts[seat].setdefault(check, {}).update(rounds)
 
     def lay_out(self, layout: Layout) -> None:
         """Take the places that the hosts were given, and with them the ranks that are expected."""
         self._layout = layout
         for seat, place in layout.seats.items():
-            launch = placed(Launch.from_json(self._letters[seat]["launch"]), place)
-            self._letters[seat] = {**self._letters[seat], "launch": launch.to_json()}
+            who = self._signed_in[seat]
+            self._signed_in[seat] = replace(who, launch=placed(who.launch, place))
         self._launch = replace(self._launch, world_size=layout.world_size)
 
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
@@ -94,20 +81,20 @@ class Ledger:
 
     def token(self, seat: int) -> str:
         """Random value by which a participant recognises its own sign-in."""
-        return str(self._letters[seat]["token"])
+        return self._signed_in[seat].token
 
     def launches(self) -> Mapping[int, Launch]:
         """Launch record of each participant, by seat."""
-        return {seat: Launch.from_json(self._letters[seat]["launch"]) for seat in self.seats}
+        return {seat: self._signed_in[seat].launch for seat in self.seats}
 
     def backends(self) -> list[tuple[str, str | None]]:
         """Backend option of each participant, and the device that it would use."""
-        letters = (self._letters[seat] for seat in self.seats)
-        return [(letter.get("backend", ""), letter["device"]) for letter in letters]
+        here = (self._signed_in[seat] for seat in self.seats)
+        return [(who.backend, who.device) for who in here]
 
     def ranks_here(self) -> set[int]:
         """Distinct ranks that have signed in."""
-        claimed = (letter["launch"].get("rank") for letter in self._letters.values())
+        claimed = (who.launch.rank for who in self._signed_in.values())
         return {rank for rank in claimed if rank is not None}
 
     def missing(self) -> list[int]:
@@ -119,29 +106,26 @@ class Ledger:
 
         With `complete` False nobody else is expected: one participant's partial report.
         """
-        hosts: dict[str, Host] = {}
-        facts_of: dict[str, dict[str, dict[str, Outcome]]] = defaultdict(dict)
-        keys = {}
-        for seat, letter in sorted(self._letters.items(), key=_by_local_rank):
-            keys[seat] = self._host_key(letter)
+        hosts: dict[Hashable, Host] = {}
+        facts_of: dict[Hashable, dict[str, dict[str, Outcome]]] = defaultdict(dict)
+        for seat, who in sorted(self._signed_in.items(), key=_by_local_rank):
             for check, rounds in self._facts[seat].items():
                 if self._scopes.get(check) is Scope.HOST:
-                    facts_of[keys[seat]].setdefault(check, {}).update(rounds)
-        in_order = sorted(self._letters.items(), key=_by_rank)
-        for seat, letter in in_order:
-            key = keys[seat]
-            if key not in hosts:
-                hosts[key] = Host(
+                    facts_of[who.host].setdefault(check, {}).update(rounds)
+        in_order = sorted(self._signed_in.items(), key=_by_rank)
+        for seat, who in in_order:
+            if who.host not in hosts:
+                hosts[who.host] = Host(
                     id=len(hosts),
-                    name=letter["host"]["name"],
-                    node_rank=letter["launch"].get("node_rank"),
+                    name=who.host_name,
+                    node_rank=who.launch.node_rank,
                     reported=True,
-                    addresses=tuple(letter["host"]["addresses"]),
-                    facts=facts_of[key],
+                    addresses=who.addresses,
+                    facts=facts_of[who.host],
                     joined=complete and seat not in self._late,
-                    key=_digest(letter["host"]["key"]),
+                    key=_digest(who.host_key),
                 )
-        ranks = [self._rank(seat, hosts[keys[seat]]) for seat, _ in in_order]
+        ranks = [self._rank(seat, who, hosts[who.host]) for seat, who in in_order]
         absent_hosts: tuple[Host, ...] = ()
         if complete:
             absent_hosts, absent = self._absent(tuple(hosts.values()))
@@ -160,27 +144,19 @@ class Ledger:
             job=options.job,
         )
 
-    @staticmethod
-    def _host_key(letter: Mapping[str, Any]) -> str:
-        # Two node ranks on one machine are two hosts to the job (and a finding to the judge); but
-        # a node rank that was only derived may be wrong, and must not split a machine.
-        told = Launch.from_json(letter["launch"]).told("node_rank")
-        return f"{letter['host']['key']}|{told}"
-
-    def _rank(self, seat: int, host: Host) -> Rank:
-        letter = self._letters[seat]
+    def _rank(self, seat: int, who: SignIn, host: Host) -> Rank:
         facts = self._facts[seat]
         return Rank(
             seat=seat,
-            rank=letter["launch"].get("rank"),
-            local_rank=letter["launch"].get("local_rank"),
+            rank=who.launch.rank,
+            local_rank=who.launch.local_rank,
             host=host,
             reported=True,
-            launch=Launch.from_json(letter["launch"]),
-            env=letter["env"],
-            device=letter["device"],
-            backend=letter.get("backend", ""),
-            pid=letter["pid"],
+            launch=who.launch,
+            env=who.env,
+            device=who.device,
+            backend=who.backend,
+            pid=who.pid,
             signed_in_s=round(self._signed_in_s[seat], 3),
             last_breadcrumb=_last_breadcrumb(facts),
             facts={c: r for c, r in facts.items() if self._scopes.get(c) is not Scope.HOST},
@@ -197,7 +173,7 @@ class Ledger:
             ((host.node_rank, host.name or "") for host in hosts),
         )
         ranks = []
-        seat = max(self._letters, default=-1)
+        seat = max(self._signed_in, default=-1)
         for rank in self.missing():
             node, local = self._home_of(rank)
             host = known.get(node) if node is not None else None
@@ -221,16 +197,15 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-def _by_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
-    seat, letter = item
-    rank = letter["launch"].get("rank")
-    return (-1 if rank is None else rank), seat
+def _by_rank(item: tuple[int, SignIn]) -> tuple[int, int]:
+    seat, who = item
+    return (-1 if who.launch.rank is None else who.launch.rank), seat
 
 
-def _by_local_rank(item: tuple[int, Mapping[str, Any]]) -> tuple[int, int]:
+def _by_local_rank(item: tuple[int, SignIn]) -> tuple[int, int]:
     """Higher local ranks first, so that the rank that speaks for a host overwrites the others."""
-    seat, letter = item
-    return -(letter["launch"].get("local_rank") or 0), -seat
+    seat, who = item
+    return -(who.launch.local_rank or 0), -seat
 
 
 def _last_breadcrumb(facts: Facts) -> str | None:

@@ -5,7 +5,6 @@ Every `observe` runs in a probe child; what comes back is an outcome, however th
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
-from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.history import Past, compare
 from nccl_doctor.judge.merge_clusters import unite
-from nccl_doctor.launch import identity
 from nccl_doctor.launch.host_launch import become, placed
 from nccl_doctor.model.check import Check, Context
-from nccl_doctor.model.cluster import ALONE, Outcome
+from nccl_doctor.model.cluster import ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Finding, Round, Scope
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
@@ -30,7 +28,6 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report, cluster_of
 from nccl_doctor.observe import probe
 from nccl_doctor.registry import Registry
-from nccl_doctor.toolkit.masking import allowed
 
 PROTOCOL = "nccl-doctor/1"
 SETTLE_S = 5.0
@@ -101,18 +98,18 @@ class Run:
 
     def judge(
         self,
-        ledger: Ledger,
+        evidence: EvidenceLog,
         *,
         complete: bool,
         alone: bool = False,
         extra: Sequence[Finding] = (),
         views: Sequence[Report] = (),
     ) -> Report:
-        """Report from the content of a ledger; `alone`: no other participant was expected.
+        """Report from the evidence so far; `alone`: no other participant was expected.
 
         `views` are what hosts say of themselves that did not sign in.
         """
-        cluster = ledger.cluster(self.options, self.backend, complete=complete)
+        cluster = evidence.cluster(self.options, self.backend, complete=complete)
         if views:
             cluster = unite([cluster, *map(cluster_of, views)])
         skipped = {
@@ -155,29 +152,8 @@ class ParticipantResult:
     finish: Callable[[int], None] = field(default=lambda code: None)
 
 
-def introduce(run: Run) -> dict[str, Any]:
-    """Sign-in message of a participant that has not observed anything yet (see `Ledger`)."""
-    return {
-        "token": secrets.token_hex(8),
-        "pid": os.getpid(),
-        "launch": run.launch.to_json(),
-        "env": allowed(run.environ),
-        "device": "cuda" if identity.num_gpus(run.environ) else "cpu",
-        "backend": run.options.backend,
-        "host": {
-            "name": identity.host_name(),
-            "key": identity.host_key(),
-            "addresses": list(identity.host_addresses()),
-        },
-        "facts": {},
-    }
-
-
-def examine_alone(run: Run) -> dict[str, dict[str, Any]]:
-    """Observe all that needs no peer, at once.
-
-    Returns: the facts, as in the letter that this participant signs in with.
-    """
+def examine_alone(run: Run) -> Facts:
+    """Observe all that needs no peer, at once."""
     speaks_for_host = run.launch.local_rank in (0, None)
     checks = [
         check
@@ -202,10 +178,7 @@ def examine_alone(run: Run) -> dict[str, dict[str, Any]]:
     for job in jobs:
         job.heard = run.progress.hear
     outcomes = probe.run(jobs, run.progress.tick)
-    return {
-        check.name: {ALONE: outcome.to_json()}
-        for check, outcome in zip(checks, outcomes, strict=True)
-    }
+    return {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
 
 
 def _patience(check: Check, context: Context) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
-from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, Run, take_place
+from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
@@ -29,10 +30,10 @@ _PAUSES_S = (0.002, 0.05)
 class Join:
     """Sign-in phase of one run, on the coordinator."""
 
-    def __init__(self, run: Run, box: ControlStore, ledger: Ledger) -> None:
+    def __init__(self, run: Run, box: ControlStore, evidence: EvidenceLog) -> None:
         self._run = run
         self._box = box
-        self._ledger = ledger
+        self._evidence = evidence
         self._opened = 0.0
 
     def call(self) -> None:
@@ -57,16 +58,16 @@ class Join:
             heads = 0
 
         def missing() -> set[int]:
-            return awaited - self._ledger.ranks_here()
+            return awaited - self._evidence.ranks_here()
 
         self._wait(
             until,
             # Heads are counted too: of hosts that claim one node rank, all ranks are to sign in.
-            lambda: not missing() and len(self._ledger.seats) >= heads,
+            lambda: not missing() and len(self._evidence.seats) >= heads,
             lambda: f"ranks {number_range(sorted(missing()))}",
         )
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
-        run.backend = backend_of_all(self._ledger.backends(), run.backend)
+        run.backend = backend_of_all(self._evidence.backends(), run.backend)
         roster = {"nonce": run.nonce, "backend": run.backend, "next_s": SETTLE_S + OPERATION_S}
         self._box.put("roster", {**roster, "tokens": self._tokens()})
 
@@ -74,9 +75,9 @@ class Join:
         """Seats that signed in after the end of the sign-in: they took no part, but each is a fact
         (a duplicate, for example).
         """
-        before = set(self._ledger.seats)
+        before = set(self._evidence.seats)
         self._admit()
-        return set(self._ledger.seats) - before
+        return set(self._evidence.seats) - before
 
     def _call_hosts(self, until: float) -> Layout:
         run = self._run
@@ -101,7 +102,7 @@ class Join:
             waited_s = round(time.monotonic() - run.started, 1)
             run.options = replace(run.options, join_timeout_s=waited_s)
         layout = lay_out(self._claims(), nnodes)
-        self._ledger.lay_out(layout)
+        self._evidence.lay_out(layout)
         places = {str(seat): vars(place) for seat, place in layout.seats.items()}
         self._box.put(
             "layout",
@@ -114,7 +115,7 @@ class Join:
         """Of every host that is here, the coordinator's first."""
         claims = [
             Claim(seat, launch.node_rank, launch.nnodes or 1, launch.local_world_size or 1)
-            for seat, launch in self._ledger.launches().items()
+            for seat, launch in self._evidence.launches().items()
             if launch.launcher == OWN
         ]
         return sorted(claims, key=lambda claim: (claim.seat != self._run.seat, claim.seat))
@@ -130,12 +131,12 @@ class Join:
             pause = min(pause * 1.3, longest)
 
     def _admit(self) -> None:
-        """Take the letters that have come since the last look."""
+        """Take the sign-ins that have come since the last look."""
         seats = range(self._box.add("seats", 0))
-        awaited = {f"seat/{seat}": seat for seat in seats if not self._ledger.knows(seat)}
+        awaited = {f"seat/{seat}": seat for seat in seats if not self._evidence.knows(seat)}
         for key in self._box.wait(awaited, 0.0) if awaited else ():
-            letter = self._box.get(key, OPERATION_S)
-            self._ledger.sign_in(awaited[key], letter, time.monotonic() - self._opened)
+            who = SignIn.from_json(self._box.get(key, OPERATION_S))
+            self._evidence.sign_in(awaited[key], who, time.monotonic() - self._opened)
 
     def _tokens(self) -> dict[str, str]:
-        return {str(seat): self._ledger.token(seat) for seat in self._ledger.seats}
+        return {str(seat): self._evidence.token(seat) for seat in self._evidence.seats}

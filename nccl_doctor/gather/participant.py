@@ -13,12 +13,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
-from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     PROTOCOL,
     SETTLE_S,
@@ -26,11 +26,11 @@ from nccl_doctor.gather.examine import (
     Run,
     examine_alone,
     hold,
-    introduce,
     round_from,
     take_place,
 )
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.launch import identity
@@ -60,8 +60,8 @@ class Participant:
         self._run = run
         self._write = write
         self._scopes = {check.name: check.scope for check in run.registry.checks}
-        self._ledger = Ledger(run.launch, self._scopes, run.environ)
-        self._letter: dict[str, Any] = {}
+        self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
+        self._token = ""
         self._is_second = False
         self._box: ControlStore | None = None
         self._views = PartialReports(
@@ -108,11 +108,12 @@ class Participant:
 
     def _take_part(self) -> ParticipantResult:
         run = self._run
-        self._letter = introduce(run)
-        self._ledger.sign_in(run.seat, self._letter, 0.0)
+        who = introduce(run.launch, run.environ, run.options.backend)
+        self._token = who.token
+        self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
-        self._letter = {**self._letter, "facts": examine_alone(run)}
-        self._ledger.sign_in(run.seat, self._letter, 0.0)
+        who = replace(who, facts=examine_alone(run))
+        self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
@@ -125,14 +126,14 @@ class Participant:
             )
         self._box = box
         run.seat = box.add("seats", 1) - 1
-        box.put(f"seat/{run.seat}", self._letter)
+        box.put(f"seat/{run.seat}", who.to_json())
         # From here on facts name participants by their seats: this one must not stand at another's.
-        self._ledger = Ledger(run.launch, self._scopes, run.environ)
-        self._ledger.sign_in(run.seat, self._letter, 0.0)
+        self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
+        self._evidence.sign_in(run.seat, who, 0.0)
         if run.launch.rank == 0:
             self._is_second = self._is_second or box.add("coordinators", 1) > 1
         if run.launch.rank == 0 and not self._is_second:
-            return Coordinator(run, box, self._ledger, self._views).conduct()
+            return Coordinator(run, box, self._evidence, self._views).conduct()
         return self._follow(box)
 
     def _speaks_for_host(self) -> bool:
@@ -164,11 +165,11 @@ class Participant:
         # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
         # others cannot, and it is the one to say so. Unless another rank 0 serves there.
         own = ControlStore("127.0.0.1", port, timeout_s=patience, prefix=prefix)
-        own.put("server", self._letter["token"])
+        own.put("server", self._token)
         if not identity.is_this_host(master):
             with contextlib.suppress(StoreLost, StoreTimeout):
                 other = ControlStore(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
-                if other.get("server", SHORT_ROAD_S) != self._letter["token"]:
+                if other.get("server", SHORT_ROAD_S) != self._token:
                     self._is_second = True
                     return other
         return own
@@ -189,7 +190,7 @@ class Participant:
                     f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
-            if letter["tokens"].get(str(run.seat)) != self._letter["token"]:
+            if letter["tokens"].get(str(run.seat)) != self._token:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
@@ -226,7 +227,7 @@ class Participant:
             reason = f"no check {name} here: version, plug-ins or --select differ from rank 0"
             return Outcome(OutcomeStatus.UNTESTED, reason=reason)
         outcome = hold(self._run, box, check, round_)
-        self._ledger.record(self._run.seat, check.name, round_.name, outcome)
+        self._evidence.record(self._run.seat, check.name, round_.name, outcome)
         return outcome
 
     # -- leaving alone --------------------------------------------------------------------------
@@ -239,13 +240,13 @@ class Participant:
         road = self._broken_road()
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
-        report = self._run.judge(self._ledger, complete=False, extra=extra)
+        report = self._run.judge(self._evidence, complete=False, extra=extra)
         return ParticipantResult(report.exit_code, report, aside=self._is_aside())
 
     def _leave_view(self) -> None:
         """Leave what is known so far in the folder that the hosts share, if there is one."""
         if self._speaks_in_folder():
-            report = self._run.judge(self._ledger, complete=False)
+            report = self._run.judge(self._evidence, complete=False)
             self._views.write(self._run.launch.node_rank, report)  # said once, when it leaves
 
     def _leave_last_view(self, departure: ParticipantResult) -> bool:
@@ -256,7 +257,7 @@ class Participant:
         if not self._speaks_in_folder():
             return True
         run = self._run
-        report = departure.report or run.judge(self._ledger, complete=False)
+        report = departure.report or run.judge(self._evidence, complete=False)
         problem = self._views.leave(run.launch.node_rank, report, heard=not departure.aside)
         if problem:
             sys.stderr.write(f"nccl-doctor: {problem}\n")
@@ -269,7 +270,7 @@ class Participant:
 
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""
-        cluster = self._ledger.cluster(self._run.options, self._run.backend, complete=False)
+        cluster = self._evidence.cluster(self._run.options, self._run.backend, complete=False)
         findings, _ = judge_all(cluster, self._run.registry.checks)
         found = [f for f in findings if f.level is Severity.FAIL and f.kind.layer in _ROAD]
         return min(found, key=lambda f: f.kind.layer.order, default=None)
@@ -281,7 +282,7 @@ class Participant:
         """What is known so far, as a report: the guardian ends this process."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
-        report = self._run.judge(self._ledger, complete=coordinates, extra=[stopped])
+        report = self._run.judge(self._evidence, complete=coordinates, extra=[stopped])
         departure = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
         return self._write(departure)
 

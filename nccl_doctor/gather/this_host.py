@@ -7,10 +7,11 @@ import sys
 import time
 from dataclasses import replace
 
-from nccl_doctor.gather.evidence import Ledger
-from nccl_doctor.gather.examine import Run, examine_alone, introduce
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.examine import Run, examine_alone
 from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.run import leave_unable, prepare
+from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.model.options import Options
@@ -36,11 +37,12 @@ def examine_here(options: Options) -> Report:
     run.progress.say("importing torch")
     import_torch()
     scopes = {check.name: check.scope for check in run.registry.checks}
-    ledger = Ledger(run.launch, scopes, environ)
-    ledger.sign_in(0, {**introduce(run), "facts": examine_alone(run)}, 0.0)
+    evidence = EvidenceLog(run.launch, scopes, environ)
+    who = introduce(run.launch, environ, options.backend)
+    evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
     guardian.dismiss()
     run.progress.clear()
-    return run.judge(ledger, complete=False, alone=True)
+    return run.judge(evidence, complete=False, alone=True)
 
 
 def _no_report(reason: str, run: Run) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from nccl_doctor.gather.evidence import Ledger
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
@@ -79,11 +80,9 @@ def test_pods_that_have_the_names_of_their_machines() -> None:
 
 def test_an_absent_host_has_its_name() -> None:
     launch = Launch("srun", 0, 6, 0, 2, 0, 3, "gpu07", 29500)
-    ledger = Ledger(launch, {}, SLURM)
-    host = {"name": "gpu07", "key": "k", "addresses": []}
-    letter = {"token": "t", "pid": 1, "launch": launch.to_json(), "env": {}, "device": None}
-    ledger.sign_in(0, {**letter, "host": host, "facts": {}}, 0.0)
-    cluster = ledger.cluster(Options(), "gloo")
+    log = EvidenceLog(launch, {}, SLURM)
+    log.sign_in(0, SignIn("t", 1, launch, "gpu07", "k"), 0.0)
+    cluster = log.cluster(Options(), "gloo")
     assert [(h.name, h.node_rank, h.reported) for h in cluster.hosts] == [
         ("gpu07", 0, True),
         ("gpu08", 1, False),

@@ -1,0 +1,92 @@
+"""What a participant says of itself when it signs in; it crosses the store as JSON."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.launch import identity
+from nccl_doctor.model.cluster import Facts, facts_from_json, facts_to_json
+from nccl_doctor.model.launch import Launch
+from nccl_doctor.toolkit.masking import allowed
+
+
+@dataclass(frozen=True)
+class SignIn:
+    """One participant: who it is, where it runs, and what it observed alone.
+
+    `token` is random: by it a participant recognises its own sign-in. `host_key` tells machines
+    apart (`identity.host_key`). The rest is as in `Rank`.
+    """
+
+    token: str
+    pid: int
+    launch: Launch
+    host_name: str
+    host_key: str
+    addresses: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    device: str | None = None
+    backend: str = ""
+    facts: Facts = field(default_factory=dict)
+
+    @property
+    def host(self) -> tuple[str, int | None]:
+        """What is the same for all participants of one host of the job.
+
+        Two node ranks on one machine are two hosts to the job (and a finding to the judge); but a
+        node rank that was only derived may be wrong, and must not split a machine.
+        """
+        return self.host_key, self.launch.told("node_rank")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "token": self.token,
+            "pid": self.pid,
+            "launch": self.launch.to_json(),
+            "env": dict(self.env),
+            "device": self.device,
+            "backend": self.backend,
+            "host": {
+                "name": self.host_name,
+                "key": self.host_key,
+                "addresses": list(self.addresses),
+            },
+            "facts": facts_to_json(self.facts),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SignIn:
+        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
+        host = data["host"]
+        return cls(
+            token=data["token"],
+            pid=data["pid"],
+            launch=Launch.from_json(data["launch"]),
+            host_name=host["name"],
+            host_key=host["key"],
+            addresses=tuple(host["addresses"]),
+            env=data["env"],
+            device=data["device"],
+            backend=data.get("backend", ""),
+            facts=facts_from_json(data.get("facts", {})),
+        )
+
+
+def introduce(launch: Launch, environ: Mapping[str, str], backend: str) -> SignIn:
+    """The sign-in of this process, before it has looked at anything."""
+    return SignIn(
+        token=secrets.token_hex(8),
+        pid=os.getpid(),
+        launch=launch,
+        host_name=identity.host_name(),
+        host_key=identity.host_key(),
+        addresses=identity.host_addresses(),
+        env=allowed(environ),
+        device="cuda" if identity.num_gpus(environ) else "cpu",
+        backend=backend,
+    )

@@ -1,0 +1,91 @@
+"""What a coordinator makes of the sign-ins of hosts of the own launcher."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.launch.host_launch import host_launch
+from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.layout import Claim, lay_out
+from nccl_doctor.model.options import Flags, Options
+
+
+def sign_in(node: int, nproc: int, **launch: Any) -> SignIn:
+    flags = Flags(nnodes=3, node_rank=node, master_addr="nd0", nproc_per_node=str(nproc))
+    return SignIn(
+        token=f"token of {node}",
+        pid=100 + node,
+        launch=replace(host_launch(flags, nproc), **launch),
+        host_name=f"nd{node}",
+        host_key=f"key {node}",
+        device="cpu",
+    )
+
+
+def called(*came: tuple[int, int]) -> EvidenceLog:
+    """A roll call that was closed when these hosts (node rank, ranks) had come."""
+    first = sign_in(*came[0])
+    flags = Flags(nnodes=3, node_rank=0, master_addr="nd0")
+    log = EvidenceLog(host_launch(flags, came[0][1]), {}, {})
+    claims = []
+    for seat, (node, nproc) in enumerate(came):
+        log.sign_in(seat, sign_in(node, nproc) if seat else first, float(seat))
+        claims.append(Claim(seat, node, 3, nproc))
+    log.lay_out(lay_out(claims, 3))
+    return log
+
+
+def ranks_of(cluster: Cluster) -> list[tuple[int | None, str, bool]]:
+    return [(rank.rank, rank.host.label, rank.reported) for rank in cluster.ranks]
+
+
+def test_absent_ranks_are_those_of_absent_hosts_and_of_siblings() -> None:
+    log = called((0, 2), (2, 2))
+    assert log.ranks_here() == {0, 4}
+    assert ranks_of(log.cluster(Options(), "gloo")) == [
+        (0, "nd0", True),
+        (4, "nd2", True),
+        (1, "nd0", False),
+        (2, "node 1", False),
+        (3, "node 1", False),
+        (5, "nd2", False),
+    ]
+
+
+def test_a_host_that_comes_after_the_places_were_given_does_not_join() -> None:
+    log = called((0, 2), (2, 2))
+    log.sign_in(7, sign_in(1, 2), 61.0)
+    assert log.knows(7)
+    assert log.seats == (0, 1)
+    cluster = log.cluster(Options(), "gloo")
+    assert {host.name: host.joined for host in cluster.hosts} == {
+        "nd0": True,
+        "nd1": False,
+        "nd2": True,
+    }
+    # Its ranks have the numbers that its place would have given them.
+    assert [(rank.rank, rank.reported) for rank in cluster.ranks if rank.host.name == "nd1"] == [
+        (2, True),
+        (3, False),
+    ]
+
+
+def test_ranks_that_a_host_forked_came_with_their_host() -> None:
+    log = called((0, 2), (1, 2), (2, 2))
+    log.sign_in(3, sign_in(1, 2, rank=3, local_rank=1), 9.5)
+    cluster = log.cluster(Options(), "gloo")
+    came = {rank.rank: rank.signed_in_s for rank in cluster.present}
+    assert came == {0: 0.0, 2: 1.0, 3: 1.0, 4: 2.0}
+
+
+def test_a_sign_in_is_the_same_after_its_way_through_the_store() -> None:
+    ends = {
+        "clock": {ALONE: Outcome(OutcomeStatus.OK, {"offset_s": 0.1}, duration_s=0.25)},
+        "port": {ALONE: Outcome(OutcomeStatus.HUNG, breadcrumbs=({"step": "connect"},))},
+    }
+    who = replace(sign_in(1, 2), env={"NCCL_DEBUG": "INFO"}, addresses=("10.0.0.2",), facts=ends)
+    assert SignIn.from_json(json.loads(json.dumps(who.to_json()))) == who
