@@ -19,11 +19,11 @@ from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.model.job import GROUPS
 
 if TYPE_CHECKING:
-    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import Fleet
     from nccl_doctor.judge.history import Past
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.options import Flags, Options
+    from nccl_doctor.model.report import ParticipantResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -233,7 +233,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu
-    from nccl_doctor.report.output import leave, relay
+    from nccl_doctor.report.output import leave, leave_unable, relay
 
     def write(departure: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -241,16 +241,16 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
         return leave(departure, launch, options)
 
     try:
-        return examine(options, flags, write, past)
+        return examine(options, flags, write, lambda why: leave_unable(why, options), past)
     except NoGpu as error:
         raise click.UsageError(str(error), ctx) from error
 
 
 def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     """Exit code after examining the cluster of a hostfile."""
-    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
+    from nccl_doctor.model.report import ParticipantResult
     from nccl_doctor.report.output import leave
 
     try:
@@ -285,6 +285,7 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     """
     options = options_of(ctx, given, first=True)
     from nccl_doctor.gather.this_host import examine_here
+    from nccl_doctor.report.output import leave_unable
 
-    report = examine_here(options)
+    report = examine_here(options, lambda why: leave_unable(why, options))
     sys.exit(give(report, options.outputs, options))

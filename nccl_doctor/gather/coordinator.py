@@ -13,13 +13,14 @@ from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import SETTLE_S, ParticipantResult, Run, hold
+from nccl_doctor.gather.examine import SETTLE_S, Run, hold
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity
+from nccl_doctor.model.report import ParticipantResult
 
 VIEWS_S = 2.5
 """Time to wait for partial reports of absent hosts: these give up when the sign-in ends."""

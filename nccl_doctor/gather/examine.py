@@ -138,20 +138,6 @@ class Run:
         )
 
 
-@dataclass(frozen=True)
-class ParticipantResult:
-    """End of a participant: its report (None: the coordinator has it), and its exit code.
-
-    `aside` marks the partial report of a participant that is not the coordinator: it must not
-    replace the report. `finish` tells the others, and must be called once the report is written.
-    """
-
-    code: int
-    report: Report | None = None
-    aside: bool = False
-    finish: Callable[[int], None] = field(default=lambda code: None)
-
-
 def examine_alone(run: Run) -> Facts:
     """Observe all that needs no peer, at once."""
     speaks_for_host = run.launch.local_rank in (0, None)

@@ -22,7 +22,6 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     PROTOCOL,
     SETTLE_S,
-    ParticipantResult,
     Run,
     examine_alone,
     hold,
@@ -39,6 +38,7 @@ from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Place
+from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
 
 SHORT_ROAD_S = 2.0

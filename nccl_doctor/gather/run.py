@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
-from nccl_doctor.gather.examine import ParticipantResult, Run
+from nccl_doctor.gather.examine import Run
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.watchdog import Watchdog
@@ -28,14 +28,17 @@ from nccl_doctor.launch.host_launch import (
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Flags, Options
-from nccl_doctor.report.profiles import unable
+from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit.masking import command_line
+
+_NO_RANK = "while importing torch: no rank was started"
 
 
 def run(
     options: Options,
     flags: Flags,
     write: Callable[[ParticipantResult, Launch], int],
+    give_up: Callable[[str], int],
     past: Past | None = None,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
@@ -44,6 +47,7 @@ def run(
         options: what to do; the coordinator's hold for all.
         flags: topology asked for on the command line, used where nothing launched this process.
         write: prints and saves what a participant has to say as it leaves; returns its exit code.
+        give_up: says why there is no report; returns the exit code.
         past: earlier reports that the coordinator holds this run against.
 
     Returns: the exit code. Never later than `options.timeout_s` after it was called.
@@ -62,7 +66,7 @@ def run(
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(prepare(options, found, environ, started, past), write)
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
-    guardian = Watchdog(started + options.timeout_s, lambda why: _no_report(why, options))
+    guardian = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
     guardian.dismiss()
     is_master = bool(flags.any_node_rank) and (
@@ -123,20 +127,3 @@ def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> 
         return write(departure, run_.launch)
 
     return Participant(run_, leave).run()
-
-
-def _no_report(reason: str, options: Options) -> int:
-    words = f"{reason} while importing torch: no rank was started"
-    sys.stderr.write(f"nccl-doctor: {words}\n")
-    return leave_unable(options, words)
-
-
-def leave_unable(options: Options, words: str) -> int:
-    """The exit code of a run without a report; who reads a line on stdout is given one."""
-    told = unable(options.exit_profile, words)
-    if told is None:
-        return 3
-    if told.line:
-        sys.stdout.write(f"{told.line}\n")
-        sys.stdout.flush()
-    return told.code

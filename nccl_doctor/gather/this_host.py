@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import Run, examine_alone
+from nccl_doctor.gather.examine import examine_alone
 from nccl_doctor.gather.participant import import_torch
-from nccl_doctor.gather.run import leave_unable, prepare
+from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.launch.detect import detect
@@ -25,15 +25,16 @@ whole deadline.
 """
 
 
-def examine_here(options: Options) -> Report:
+def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     """Observe everything that needs no other host, and judge it as the report of one host.
 
-    Ends the process, with exit code 3, if it is interrupted or takes longer than `TIMEOUT_S`.
+    Ends the process if it is interrupted or takes longer than `TIMEOUT_S`: `give_up` says why there
+    is no report, and returns the exit code.
     """
     options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
     run = prepare(options, detect(environ), environ, time.monotonic())
-    guardian = Watchdog(run.deadline, lambda reason: _no_report(reason, run))
+    guardian = Watchdog(run.deadline, lambda why: give_up(f"{why} while {run.progress.doing}"))
     run.progress.say("importing torch")
     import_torch()
     scopes = {check.name: check.scope for check in run.registry.checks}
@@ -43,9 +44,3 @@ def examine_here(options: Options) -> Report:
     guardian.dismiss()
     run.progress.clear()
     return run.judge(evidence, complete=False, alone=True)
-
-
-def _no_report(reason: str, run: Run) -> int:
-    words = f"{reason} while {run.progress.doing}"
-    sys.stderr.write(f"nccl-doctor: {words}\n")
-    return leave_unable(run.options, words)

@@ -6,10 +6,9 @@ newer rules: `cluster_of` is the inverse of `record`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from nccl_doctor.model.cluster import (
     Cluster,
@@ -33,13 +32,12 @@ from nccl_doctor.model.findings import (
     Where,
 )
 from nccl_doctor.model.job import Job
+from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
 
 SCHEMA_VERSION = "1"
 VERDICTS = ("pass", "warn", "fail", "unknown")
 
-T = TypeVar("T")
-E = TypeVar("E", bound=Enum)
 Json = dict[str, Any]
 
 
@@ -87,7 +85,7 @@ class Report:
         Raises:
             ValueError: this is not a report of a known schema version; says where it goes wrong.
         """
-        root = _Node("report", data)
+        root = Node("report", data)
         version = root.get("schema_version", str)
         if version != SCHEMA_VERSION:
             raise ValueError(
@@ -100,7 +98,7 @@ class Report:
         exit_code = root.get("exit_code", int)
         if exit_code not in range(4):
             raise ValueError(f"report.exit_code is {exit_code}, not one of 0, 1, 2, 3")
-        _Node("report.run", root.get("run", dict)).get("options", dict, {})
+        Node("report.run", root.get("run", dict)).get("options", dict, {})
         report = cls(
             verdict=verdict,
             exit_code=exit_code,
@@ -116,6 +114,20 @@ class Report:
         )
         cluster_of(report)
         return report
+
+
+@dataclass(frozen=True)
+class ParticipantResult:
+    """How a participant leaves: with whose report (None: the coordinator has it), and what code.
+
+    `aside` marks the own view of one that is not the coordinator: it must not take the place of the
+    report. `finish` tells the others, and must be called once the report is written.
+    """
+
+    code: int
+    report: Report | None = None
+    aside: bool = False
+    finish: Callable[[int], None] = field(default=lambda code: None)
 
 
 def record(cluster: Cluster) -> tuple[list[Json], list[Json]]:
@@ -176,13 +188,13 @@ def cluster_of(report: Report) -> Cluster:
     Raises:
         ValueError: the report does not hold a whole cluster; says what is wrong.
     """
-    run = _Node("report.run", dict(report.run))
+    run = Node("report.run", dict(report.run))
     hosts = tuple(
-        _host(_Node(f"report.hosts[{i}]", dict(host))) for i, host in enumerate(report.hosts)
+        _host(Node(f"report.hosts[{i}]", dict(host))) for i, host in enumerate(report.hosts)
     )
     by_id = {host.id: host for host in hosts}
     ranks = tuple(
-        _rank(_Node(f"report.ranks[{i}]", dict(rank)), by_id) for i, rank in enumerate(report.ranks)
+        _rank(Node(f"report.ranks[{i}]", dict(rank)), by_id) for i, rank in enumerate(report.ranks)
     )
     return Cluster(
         world_size=run.get("world_size", int),
@@ -210,75 +222,12 @@ def _finding_json(finding: Finding) -> Json:
     return {**finding.to_json(), "why": finding.kind.why, "drains": finding.kind.drains}
 
 
-class _Node:
-    """One object of the report, with its path, so that an error can say where it is."""
-
-    def __init__(self, path: str, data: Any) -> None:
-        if not isinstance(data, Mapping):
-            raise ValueError(f"{path} is {_type(data)}, not an object")
-        self.path = path
-        self.data = data
-
-    def get(self, key: str, what: type[T], *default: T) -> T:
-        """A value of the right type; a missing one takes the default, where there is one."""
-        if key not in self.data and default:
-            return default[0]
-        value = self._value(key)
-        if what is float and isinstance(value, int) and not isinstance(value, bool):
-            return value  # type: ignore[return-value]
-        if not isinstance(value, what) or (what is int and isinstance(value, bool)):
-            raise ValueError(f"{self.path}.{key} is {_type(value)}, not {_NAMES[what]}")
-        return value
-
-    def maybe(self, key: str, what: type[T]) -> T | None:
-        """Value of the right type, as `get`; null and a missing value are None."""
-        return None if self.data.get(key) is None else self.get(key, what)
-
-    def choice(self, key: str, what: type[E]) -> E:
-        """A member of an enumeration of strings."""
-        value = self.get(key, str)
-        try:
-            return what(value)
-        except ValueError:
-            known = ", ".join(str(item.value) for item in what)
-            raise ValueError(f'{self.path}.{key} is "{value}", not one of {known}') from None
-
-    def each(self, key: str, make: Callable[[_Node], T]) -> tuple[T, ...]:
-        """Every item of a list of objects."""
-        items = self.get(key, list)
-        return tuple(make(_Node(f"{self.path}.{key}[{i}]", item)) for i, item in enumerate(items))
-
-    def many(self, key: str, what: type[T]) -> tuple[T, ...]:
-        """A list of plain values of one type; absence is the empty one."""
-        items: Sequence[Any] = self.get(key, list, [])
-        return tuple(_Node(self.path, {f"{key}[]": item}).get(f"{key}[]", what) for item in items)
-
-    def _value(self, key: str) -> Any:
-        if key not in self.data:
-            raise ValueError(f'{self.path} has no "{key}"')
-        return self.data[key]
-
-
-_NAMES: Mapping[Any, str] = {
-    str: "a text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
-
-
-def _type(value: Any) -> str:
-    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
-
-
-def _plain(node: _Node) -> Mapping[str, Any]:
+def _plain(node: Node) -> Mapping[str, Any]:
     return node.data
 
 
-def _finding(node: _Node) -> Finding:
-    where = _Node(f"{node.path}.where", node.get("where", dict))
+def _finding(node: Node) -> Finding:
+    where = Node(f"{node.path}.where", node.get("where", dict))
     links = where.get("links", list, [])
     if not all(
         isinstance(link, list) and len(link) == 2 and all(isinstance(end, str) for end in link)
@@ -312,7 +261,7 @@ def _finding(node: _Node) -> Finding:
     )
 
 
-def _check(node: _Node) -> CheckResult:
+def _check(node: Node) -> CheckResult:
     return CheckResult(
         name=node.get("name", str),
         layer=node.choice("layer", Layer),
@@ -324,7 +273,7 @@ def _check(node: _Node) -> CheckResult:
     )
 
 
-def _host(node: _Node) -> Host:
+def _host(node: Node) -> Host:
     return Host(
         id=node.get("id", int),
         name=node.maybe("host", str),
@@ -337,7 +286,7 @@ def _host(node: _Node) -> Host:
     )
 
 
-def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
+def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
         raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
@@ -362,18 +311,18 @@ def _rank(node: _Node, hosts: Mapping[int, Host]) -> Rank:
 def _launch(path: str, data: Mapping[str, Any]) -> Launch:
     try:
         launch = Launch.from_json(data)
-        _Node(f"{path}.launch", data).get("sources", dict, {})
+        Node(f"{path}.launch", data).get("sources", dict, {})
         return launch
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
 
 
-def _facts(node: _Node) -> Facts:
+def _facts(node: Node) -> Facts:
     facts = node.get("facts", dict, {})
     for check, rounds in facts.items():
-        place = _Node(f"{node.path}.facts.{check}", rounds)
+        place = Node(f"{node.path}.facts.{check}", rounds)
         for name in rounds:
-            outcome = _Node(f"{place.path}.{name}", place.get(name, dict))
+            outcome = Node(f"{place.path}.{name}", place.get(name, dict))
             outcome.choice("status", OutcomeStatus)
             outcome.get("facts", dict, {})
             outcome.get("breadcrumbs", list, [])

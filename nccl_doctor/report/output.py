@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from nccl_doctor.model.options import Options
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert, summary
-from nccl_doctor.report.profiles import tell
+from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.redaction.cover import MAP, Cover, key_in, map_beside
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
@@ -23,7 +23,6 @@ from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import write_whole
 
 if TYPE_CHECKING:
-    from nccl_doctor.gather.examine import ParticipantResult
     from nccl_doctor.model.launch import Launch
 
 _PIPE_WIDTH = 100
@@ -161,6 +160,17 @@ def leave(departure: ParticipantResult, launch: Launch, options: Options) -> int
         return code_of(report, options, departure.code)
     outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
     return give(report, options, outputs, departure.code, said=said, aside=departure.aside)
+
+
+def leave_unable(reason: str, options: Options) -> int:
+    """The exit code of a run without a report; who reads a line on stdout is given one."""
+    _complain(reason)
+    told = unable(options.exit_profile, reason)
+    if told is None:
+        return 3
+    if told.line:
+        _put(sys.stdout, f"{told.line}\n")
+    return told.code
 
 
 def give(

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Confidence, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
-from nccl_doctor.gather.examine import ParticipantResult
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Options
-from nccl_doctor.model.report import Report
+from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.report.formats import termination
 from nccl_doctor.report.output import leave
 from tests.support.clusters import make_cluster

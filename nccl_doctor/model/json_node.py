@@ -1,0 +1,73 @@
+"""Reads JSON from elsewhere: every value is of the type that is asked for, or there is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+class Node:
+    """One object, with its path in the document, so that an error can say where it is."""
+
+    def __init__(self, path: str, data: Any) -> None:
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{path} is {_type(data)}, not an object")
+        self.path = path
+        self.data = data
+
+    def get(self, key: str, what: type[T], *default: T) -> T:
+        """A value of the right type; a missing one takes the default, where there is one."""
+        if key not in self.data and default:
+            return default[0]
+        value = self._value(key)
+        if what is float and isinstance(value, int) and not isinstance(value, bool):
+            return value  # type: ignore[return-value]
+        if not isinstance(value, what) or (what is int and isinstance(value, bool)):
+            raise ValueError(f"{self.path}.{key} is {_type(value)}, not {_NAMES[what]}")
+        return value
+
+    def maybe(self, key: str, what: type[T]) -> T | None:
+        """As `get`, but null and absence are None."""
+        return None if self.data.get(key) is None else self.get(key, what)
+
+    def choice(self, key: str, what: type[E]) -> E:
+        """A member of an enumeration of strings."""
+        value = self.get(key, str)
+        try:
+            return what(value)
+        except ValueError:
+            known = ", ".join(str(item.value) for item in what)
+            raise ValueError(f'{self.path}.{key} is "{value}", not one of {known}') from None
+
+    def each(self, key: str, make: Callable[[Node], T]) -> tuple[T, ...]:
+        """Every item of a list of objects."""
+        items = self.get(key, list)
+        return tuple(make(Node(f"{self.path}.{key}[{i}]", item)) for i, item in enumerate(items))
+
+    def many(self, key: str, what: type[T]) -> tuple[T, ...]:
+        """A list of plain values of one type; absence is the empty one."""
+        items: Sequence[Any] = self.get(key, list, [])
+        return tuple(Node(self.path, {f"{key}[]": item}).get(f"{key}[]", what) for item in items)
+
+    def _value(self, key: str) -> Any:
+        if key not in self.data:
+            raise ValueError(f'{self.path} has no "{key}"')
+        return self.data[key]
+
+
+_NAMES: Mapping[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+def _type(value: Any) -> str:
+    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
