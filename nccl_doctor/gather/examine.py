@@ -25,7 +25,7 @@ from nccl_doctor.model.findings import Finding, Round, Scope
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, Place
 from nccl_doctor.model.options import Options
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.observe import probe
 from nccl_doctor.registry import Registry
 
@@ -111,7 +111,7 @@ class Run:
         """
         cluster = evidence.cluster(self.options, self.backend, complete=complete)
         if views:
-            cluster = unite([cluster, *map(cluster_of, views)])
+            cluster = unite([cluster, *(view.cluster for view in views)])
         skipped = {
             check.name: f"needs --level {check.level.value}"
             for check in self.registry.checks

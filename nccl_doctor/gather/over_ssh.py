@@ -169,12 +169,12 @@ def combine(
             strict=options.strict,
         )
     merged = merge(reports, checks)
-    names = {node: entry.name for node, entry in enumerate(fleet.entries)}
+    names: dict[int | None, str] = {node: entry.name for node, entry in enumerate(fleet.entries)}
     known = replace(
         merged,
         run={**merged.run, **run},
         findings=(*merged.findings, *problems),
-        hosts=tuple(_named(host, names) for host in merged.hosts),
+        cluster=_named(merged.cluster, names),
     )
     return judge_again(known, checks)
 
@@ -209,9 +209,7 @@ def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable
     """Why nothing is known of some hosts, as far as it can be told from here."""
     if heard.interrupted:
         yield Finding(RUN_INTERRUPTED, f"received {heard.interrupted}")
-    there = {
-        host.get("node_rank") for report in reports for host in report.hosts if host.get("reported")
-    }
+    there = {host.node_rank for report in reports for host in report.cluster.hosts if host.reported}
     yield from faults.findings(
         (
             faults.Failed(entry.name, entry.name, entry.destination, ended)
@@ -227,10 +225,14 @@ def _was_stopped(ended: Ended) -> bool:
     return ended.ready or ended.code is None
 
 
-def _named(host: Mapping[str, Any], names: Mapping[Any, str]) -> Mapping[str, Any]:
+def _named(cluster: Cluster, names: Mapping[int | None, str]) -> Cluster:
     """A host that nobody has heard of has at least the name that the hostfile gives it."""
-    name = host["host"] or names.get(host["node_rank"])
-    return {**host, "host": name}
+    hosts = {
+        host.id: replace(host, name=host.name or names.get(host.node_rank))
+        for host in cluster.hosts
+    }
+    ranks = (replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    return replace(cluster, hosts=tuple(hosts.values()), ranks=tuple(ranks))
 
 
 def _nobody(fleet: Fleet, options: Options) -> Cluster:

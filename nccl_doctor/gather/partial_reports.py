@@ -96,7 +96,9 @@ class PartialReports:
         until = time.monotonic() + patience_s
         while True:
             found = self._read(nodes, self._folder)
-            told = [view for view in found.values() if any(host["facts"] for host in view.hosts)]
+            told = [
+                each for each in found.values() if any(host.facts for host in each.cluster.hosts)
+            ]
             if len(told) == len(nodes) or time.monotonic() > until or self._folder is None:
                 self._forget(found)
                 return [found[node] for node in sorted(found)]
@@ -111,9 +113,9 @@ class PartialReports:
 
     def _path(self, folder: Path, node: int, report: Report) -> Path:
         """Where a host's view belongs: aside, where another host's lies under that node rank."""
-        mine, there = report.hosts[0], self._read([node], folder).get(node)
-        if there is not None and there.hosts and there.hosts[0].get("key") != mine.get("key"):
-            return folder / f"node{node}.{mine['host']}.json"
+        mine, there = report.cluster.hosts[0], self._read([node], folder).get(node)
+        if there is not None and there.cluster.hosts and there.cluster.hosts[0].key != mine.key:
+            return folder / f"node{node}.{mine.name}.json"
         return folder / f"node{node}.json"
 
     def _read(self, nodes: Collection[int], folder: Path | None) -> dict[int, Report]:

@@ -13,10 +13,11 @@ from nccl_doctor.judge.silent_ranks import silent_ranks
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.cluster_json import run_to_json
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES
 from nccl_doctor.model.launch import MALFORMED
-from nccl_doctor.model.report import Report, cluster_of, record, run_of
+from nccl_doctor.model.report import Report
 
 if TYPE_CHECKING:
     from nccl_doctor.registry import Registry
@@ -61,17 +62,15 @@ def conclude(
     heard = alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
     verdict = _verdict(findings, results, strict=strict, complete=heard)
     roots = root_causes(findings)
-    hosts, ranks = record(cluster)
     return Report(
         verdict=verdict,
         exit_code=_exit_code(cluster, verdict, roots),
         summary=summary(cluster, verdict, roots, results, alone=alone),
-        run={**run, **run_of(cluster), "alone": alone},
+        run={**run, **run_to_json(cluster), "alone": alone},
+        cluster=cluster,
         root_causes=tuple(roots),
         findings=tuple(findings),
         checks=tuple(results),
-        hosts=tuple(hosts),
-        ranks=tuple(ranks),
         tool={"name": "nccl-doctor", "version": __version__},
     )
 
@@ -95,7 +94,7 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         if finding.check not in here or finding.code in ENGINE_CODES - {CHECK_BROKE.code}
     ]
     return conclude(
-        cluster_of(saved),
+        saved.cluster,
         registry.checks,
         run=saved.run,
         problems=kept,

@@ -20,7 +20,7 @@ from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit.hosts import road_to_master
 
@@ -48,7 +48,7 @@ def merge(
     """
     _refuse(reports)
     parts = sorted(reports, key=_started, reverse=True)  # of one host twice, the newest counts
-    clusters = [cluster_of(part) for part in parts]
+    clusters = [part.cluster for part in parts]
     cluster = unite(clusters)
     roads = _Roads(cluster, registry)
     kept = [

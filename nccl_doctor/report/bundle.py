@@ -117,8 +117,8 @@ def named_logs(report: Report) -> list[Path]:
     """
     named = {
         (variable, value)
-        for rank in report.ranks
-        for variable, value in (rank.get("env") or {}).items()
+        for rank in report.cluster.ranks
+        for variable, value in rank.env.items()
         if variable in _DUMPS and isinstance(value, str) and value
     }
     found: list[Path] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from nccl_doctor.model.cluster import ALONE
+from nccl_doctor.model.cluster import ALONE, Facts, OutcomeStatus
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.tables import cell_text, is_table
@@ -55,28 +55,29 @@ def render(report: Report, *, width: int = 100, ascii: bool = False) -> str:
 
 def _sections(report: Report) -> Iterator[Section]:
     order = [check.name for check in report.checks]
-    for host in islice(report.hosts, _MOST):
-        name = _text(host.get("host") or f"node {host.get('node_rank')}")
-        yield f"host {name}", _rows({"addresses": host.get("addresses")}.items())
-        yield from _outcomes(_table(host.get("facts")), order, {})
-        ranks = [rank for rank in report.ranks if rank.get("host_id") == host.get("id")]
+    cluster = report.cluster
+    for host in islice(cluster.hosts, _MOST):
+        name = _text(host.label)
+        yield f"host {name}", _rows({"addresses": host.addresses}.items())
+        yield from _outcomes(host.facts, order, {})
+        ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
         for rank in islice(ranks, _MOST):
-            of_rank = "" if len(report.ranks) == 1 else f" of rank {_text(rank.get('rank'))}"
-            launch = _table(rank.get("launch"))
+            of_rank = "" if len(cluster.ranks) == 1 else f" of rank {_text(rank.rank)}"
+            launch = rank.launch.to_json() if rank.launch else {}
             yield f"launch{of_rank}", _launch(launch)
-            env = sorted(_table(rank.get("env")).items())
+            env = sorted(rank.env.items())
             yield f"environment{of_rank}", [(_text(key), _text(value)) for key, value in env]
-            for title, rows in _outcomes(_table(rank.get("facts")), order, launch):
+            for title, rows in _outcomes(rank.facts, order, launch):
                 yield f"{title}{of_rank}", rows
         if len(ranks) > _MOST:
             yield f"and {len(ranks) - _MOST} more ranks on {name}", [("", "see --json -")]
-    if len(report.hosts) > _MOST:
-        yield f"and {len(report.hosts) - _MOST} more hosts", [("", "see --json -")]
+    if len(cluster.hosts) > _MOST:
+        yield f"and {len(cluster.hosts) - _MOST} more hosts", [("", "see --json -")]
 
 
 def _launch(launch: Mapping[str, Any]) -> list[Row]:
     """Each field that somebody told, and which variable it was."""
-    sources = _table(launch.get("sources"))
+    sources = launch.get("sources", {})
     rows = [("launcher", _text(launch.get("launcher")))] if launch else []
     for name in Launch.__dataclass_fields__:
         if name in sources:
@@ -84,20 +85,16 @@ def _launch(launch: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _outcomes(
-    facts: Mapping[str, Any], order: list[str], launch: Mapping[str, Any]
-) -> Iterator[Section]:
+def _outcomes(facts: Facts, order: list[str], launch: Mapping[str, Any]) -> Iterator[Section]:
     """One section per outcome, in the order of the report's checks."""
     others = sorted(set(facts) - set(order))
     for check in [*order, *others]:
-        for name, outcome in sorted(_table(facts.get(check)).items()):
+        for name, outcome in sorted(facts.get(check, {}).items()):
             title = _text(check) if name == ALONE else f"{_text(check)}, round {_text(name)}"
-            outcome = _table(outcome)
-            status = _text(outcome.get("status"))
-            if status != "ok":
-                yield title, [(status, _text(outcome.get("reason")))]
+            if outcome.status is not OutcomeStatus.OK:
+                yield title, [(outcome.status.value, _text(outcome.reason or None))]
                 continue
-            items = _table(outcome.get("facts")).items()
+            items = outcome.facts.items()
             yield title, _rows((k, v) for k, v in items if k not in launch or launch[k] != v)
 
 
@@ -164,10 +161,6 @@ def _text(value: Any) -> str:
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, (str, list, tuple, Mapping)) and not value)
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _cut(text: str, width: int) -> str:

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import code, prose
 from nccl_doctor.report.places import MOST_PLACES, Places
 
@@ -52,7 +52,7 @@ def fill(form: str, report: Report) -> str:
 
 
 def _fields(report: Report) -> dict[str, str]:
-    cluster = cluster_of(report)
+    cluster = report.cluster
     software = {name: _most(cluster, "software", name) for name in _VERSIONS}
     loaded = _most(cluster, "nccl_library", "loaded", "version")
     nccl = loaded or software["nccl"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from nccl_doctor.model.cluster import Host, OutcomeStatus
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.peers.matrix import job_roles
@@ -122,8 +123,8 @@ class Network:
 
 def network_of(report: Report) -> Network:
     """The map of a report: its hosts in their order, then those that only findings know."""
-    hosts = list(report.hosts)
-    names = [str(host.get("host") or f"node {host.get('node_rank')}") for host in hosts]
+    hosts = report.cluster.hosts
+    names = [host.label for host in hosts]
     for finding in report.findings:
         names += [end for link in finding.where.links for end in link if end not in names]
     labels = _unique(names, hosts)
@@ -150,7 +151,7 @@ def network_of(report: Report) -> Network:
             for place in places.get(name, ()):
                 codes = blamed.setdefault(place, [])
                 codes += [cause.code] if cause.code not in codes else []
-    absent = frozenset(i for i, host in enumerate(hosts) if not host.get("reported"))
+    absent = frozenset(i for i, host in enumerate(hosts) if not host.reported)
     return Network(labels, links, {i: tuple(codes) for i, codes in blamed.items()}, absent)
 
 
@@ -171,13 +172,11 @@ def show_rate(rate: float | None) -> str:
     return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
 
 
-def _unique(names: list[str], hosts: list[Mapping[str, Any]]) -> tuple[str, ...]:
+def _unique(names: list[str], hosts: Sequence[Host]) -> tuple[str, ...]:
     """Hosts that share a name are told apart by their node rank, or their place."""
     often = Counter(names)
     return tuple(
-        name
-        if often[name] == 1
-        else f"{name} (node {hosts[i].get('node_rank', i) if i < len(hosts) else i})"
+        name if often[name] == 1 else f"{name} (node {hosts[i].node_rank if i < len(hosts) else i})"
         for i, name in enumerate(names)
     )
 
@@ -200,14 +199,10 @@ class _Known:
     """What the checks `firewall` and `links` measured, by the positions of the hosts."""
 
     def __init__(self, report: Report) -> None:
-        self._hosts = report.hosts
-        by_id = {host.get("id"): place for place, host in enumerate(report.hosts)}
-        self._of_seat = {
-            str(rank.get("seat")): by_id[rank.get("host_id")]
-            for rank in report.ranks
-            if rank.get("host_id") in by_id
-        }
-        self._backend = str(report.run.get("backend") or "")
+        self._hosts = report.cluster.hosts
+        by_id = {host.id: place for place, host in enumerate(self._hosts)}
+        self._of_seat = {str(rank.seat): by_id[rank.host.id] for rank in report.cluster.ranks}
+        self._backend = report.cluster.backend
         self.reach: dict[Pair, tuple[str, str]] = {}
         self.speed: dict[Pair, Link] = {}
         for pair, reach, words in self._calls():
@@ -283,9 +278,9 @@ def _better(choose: Any, *values: float | None) -> float | None:
     return best
 
 
-def _facts(host: Mapping[str, Any], check: str, round_name: str) -> Mapping[str, Any] | None:
-    outcome = _mapping(_mapping(_mapping(host.get("facts")).get(check)).get(round_name))
-    return _mapping(outcome.get("facts")) if outcome.get("status") == "ok" else None
+def _facts(host: Host, check: str, round_name: str) -> Mapping[str, Any] | None:
+    outcome = host.facts.get(check, {}).get(round_name)
+    return outcome.facts if outcome is not None and outcome.status is OutcomeStatus.OK else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -16,17 +16,14 @@ class Places:
     """Places of a report's findings in words: `ranks 8–15 on node3`, `nd1 → nd0`."""
 
     def __init__(self, report: Report) -> None:
-        names = {host.get("id"): host.get("host") for host in report.hosts}
         self._host_of: dict[int, set[str]] = defaultdict(set)
         self._nodes: dict[str, set[int]] = defaultdict(set)
-        for rank in report.ranks:
-            number = rank.get("rank")
-            name = names.get(rank.get("host_id")) or rank.get("host")
-            if number is not None and name:
-                self._host_of[number].add(str(name))
-        for host in report.hosts:
-            if host.get("host") and host.get("node_rank") is not None:
-                self._nodes[str(host["host"])].add(host["node_rank"])
+        for rank in report.cluster.ranks:
+            if rank.rank is not None and rank.host.name:
+                self._host_of[rank.rank].add(rank.host.name)
+        for host in report.cluster.hosts:
+            if host.name and host.node_rank is not None:
+                self._nodes[host.name].add(host.node_rank)
 
     def say(self, where: Where) -> str:
         """One place, as short as it can be said."""

@@ -125,7 +125,7 @@ def _headline(report: Report, code: int, *, titles: bool = False) -> str:
 def _what(report: Report, finding: Finding) -> str:
     """Code and hosts; without hosts if only one host was examined."""
     hosts = finding.where.hosts
-    if not hosts or len(report.hosts) < 2:
+    if not hosts or len(report.cluster.hosts) < 2:
         return finding.code
     return f"{finding.code} on {', '.join(hosts[:3])}" + (
         f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""

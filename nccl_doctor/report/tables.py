@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nccl_doctor.model.cluster import Facts
 from nccl_doctor.model.report import Report
 
 _MOST = 40
@@ -46,9 +47,10 @@ def is_table(value: Any) -> bool:
 def tables_of(report: Report) -> Iterator[Table]:
     """Every table of a report, in the order of its checks; one that hosts share comes once."""
     found: dict[str, dict[Any, list[str]]] = {}
-    for place in (*report.hosts, *report.ranks):
-        name = str(place.get("host") or f"node {place.get('node_rank')}")
-        for check, key, table in _of_facts(place.get("facts")):
+    places = [(host.label, host.facts) for host in report.cluster.hosts]
+    places += [(rank.host.label, rank.facts) for rank in report.cluster.ranks]
+    for name, facts in places:
+        for check, key, table in _of_facts(facts):
             same = found.setdefault(check, {}).setdefault((key, *_frozen(table)), [])
             if name not in same:
                 same.append(name)
@@ -96,13 +98,12 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     return widths
 
 
-def _of_facts(facts: Any) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    for check, rounds in facts.items() if isinstance(facts, Mapping) else ():
-        for outcome in rounds.values() if isinstance(rounds, Mapping) else ():
-            inner = outcome.get("facts") if isinstance(outcome, Mapping) else None
-            for key, value in inner.items() if isinstance(inner, Mapping) else ():
+def _of_facts(facts: Facts) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    for check, rounds in facts.items():
+        for outcome in rounds.values():
+            for key, value in outcome.facts.items():
                 if is_table(value):
-                    yield str(check), str(key), value
+                    yield check, str(key), value
 
 
 def _frozen(table: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -6,8 +6,8 @@ import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.links import LEGEND
@@ -291,8 +291,8 @@ def counts(report: Report) -> str:
         Status.SKIPPED: "skipped",
     }
     told = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
-    hosts = _reported(report.hosts, "hosts")
-    ranks = _reported(report.ranks, "ranks")
+    hosts = _reported(report.cluster.hosts, "hosts")
+    ranks = _reported(report.cluster.ranks, "ranks")
     took = report.run.get("duration_s")
     parts = [f"checks: {', '.join(told) or 'none'}", hosts, ranks]
     if isinstance(took, (int, float)):
@@ -307,8 +307,8 @@ def _baseline(page: _Page, report: Report) -> None:
         page.line(told["text"], first="baseline: ", rest="  ")
 
 
-def _reported(items: Sequence[Mapping[str, Any]], thing: str) -> str:
-    here = sum(bool(item.get("reported")) for item in items)
+def _reported(items: Sequence[Host | Rank], thing: str) -> str:
+    here = sum(item.reported for item in items)
     if here == len(items):
         return f"{here} {thing if here != 1 else thing[:-1]}"
     return f"{here} of {len(items)} {thing}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 
-from nccl_doctor.api import Cluster, Finding, Layer, Outcome, OutcomeStatus, Severity, Where
+from nccl_doctor.api import Cluster, Finding, Layer, Level, Outcome, OutcomeStatus, Severity, Where
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
@@ -21,7 +21,8 @@ _VOID = ("meta", "link", "input", "br")
 PORT = kind("port-shut", Layer.PORT)
 SLOW = kind("road-slow", Layer.SPEED, Severity.WARN)
 NOTE = kind("a-note", Layer.ROUTE, Severity.INFO)
-EMPTY = Report(verdict="unknown", exit_code=3, summary="", run={})
+NOBODY = Cluster(0, 0, "gloo", Level.STANDARD, (), ())
+EMPTY = Report(verdict="unknown", exit_code=3, summary="", run={}, cluster=NOBODY)
 
 
 @dataclass

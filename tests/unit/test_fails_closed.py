@@ -109,11 +109,11 @@ def test_it_is_not_green(case: str):
 @pytest.mark.parametrize("case", [case for case in NOT_GREEN if case.startswith("7 of 8")])
 def test_a_runner_with_7_of_8_gpus_is_named_as_such(case: str):
     report = NOT_GREEN[case][0]()
-    (host,) = report.hosts
+    (host,) = report.cluster.hosts
     for form in formats():
         if form != "prometheus":  # which holds no message
             assert "7 visible GPUs" in renderer(form)(report), form
-            assert str(host["host"]) in renderer(form)(report), form
+            assert str(host.name) in renderer(form)(report), form
     assert 'code="gpu-missing"' in renderer("prometheus")(report)
 
 

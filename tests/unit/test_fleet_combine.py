@@ -78,7 +78,7 @@ def test_a_host_that_cannot_be_reached_explains_its_absence():
         "host-absent": (("nd1",), "ssh-failed"),
     }
     assert report.root_causes[0].message == "port 22: Connection refused"
-    assert [host["host"] for host in report.hosts] == ["nd0", "nd1"]
+    assert [host.name for host in report.cluster.hosts] == ["nd0", "nd1"]
     assert {check.name: check.status.value for check in report.checks} == {"ranks": "fail"}
 
 
@@ -108,14 +108,17 @@ def test_where_the_coordinator_cannot_be_reached_the_own_views_are_the_report():
     report = of(refused("nd0"), ended(3, answer(mine)))
     assert (report.verdict, report.exit_code) == ("fail", 1)
     assert [(f.code, f.where.hosts) for f in report.root_causes] == [("ssh-failed", ("nd0",))]
-    assert {host["host"]: host["reported"] for host in report.hosts} == {"nd0": False, "nd1": True}
+    assert {host.name: host.reported for host in report.cluster.hosts} == {
+        "nd0": False,
+        "nd1": True,
+    }
 
 
 def test_nobody_can_be_reached():
     report = of(refused("nd0"), refused("nd1"))
     assert (report.verdict, report.exit_code) == ("fail", 1)
     assert [(f.code, f.where.hosts) for f in report.root_causes] == [("ssh-failed", ("nd0", "nd1"))]
-    assert not any(host["reported"] for host in report.hosts)
+    assert not any(host.reported for host in report.cluster.hosts)
     assert not [check for check in report.checks if check.status.value == "pass"]
 
 

@@ -124,7 +124,7 @@ def test_without_the_coordinator_hosts_without_a_report_are_not_blamed():
     merged = merge(views, REGISTRY)
     assert roots(merged) == {"addr-unresolvable": Where(hosts=("nd1",))}
     assert not any(0 in f.where.nodes or "nd0" in f.where.hosts for f in merged.findings)
-    assert [host["reported"] for host in merged.hosts] == [True, True, False]
+    assert [host.reported for host in merged.cluster.hosts] == [True, True, False]
     assert any("no report from it (node 0)" in check.reason for check in merged.checks)
     silent = merge([report_of(own_view(HEALTHY, node)) for node in (1, 2)], REGISTRY)
     assert (silent.verdict, silent.exit_code) == ("unknown", 3)
@@ -190,14 +190,14 @@ def test_a_merged_report_can_be_judged_and_merged_again():
     for other in (judge_again(merged, REGISTRY), again):
         assert other.to_json()["findings"] == merged.to_json()["findings"]
         assert other.verdict == merged.verdict
-    assert [host["host"] for host in again.hosts] == [host["host"] for host in merged.hosts]
+    assert [h.name for h in again.cluster.hosts] == [h.name for h in merged.cluster.hosts]
 
 
 def test_one_report_alone_and_twice():
     (seen,) = parts(HEALTHY)
     once, twice = merge([seen], REGISTRY), merge([seen, seen], REGISTRY)
     assert once.findings == twice.findings == seen.findings
-    assert once.hosts == twice.hosts == seen.hosts
+    assert once.cluster.hosts == twice.cluster.hosts == seen.cluster.hosts
     assert once.verdict == seen.verdict
 
 
@@ -231,7 +231,7 @@ def test_what_the_engine_said_of_one_host_stays():
 def test_a_host_that_came_in_and_then_lost_rank_0_says_so_still():
     merged = merge([report_of(HEALTHY), report_of(own_view(HEALTHY, 1))], REGISTRY)
     assert "coordinator-lost" in {f.code for f in merged.findings}
-    assert merged.hosts == report_of(HEALTHY).hosts
+    assert merged.cluster.hosts == HEALTHY.hosts
 
 
 def test_an_old_view_of_a_host_that_came_in_is_left_out_and_doubted():

@@ -27,7 +27,7 @@ def page() -> Page:
 def test_a_cell_for_every_link(page):
     report = broken()
     cells = page.cells()
-    names = [str(host["host"]) for host in report.hosts]
+    names = [host.name for host in report.cluster.hosts]
     assert set(cells) == set(permutations(names, 2))
     blamed = {
         (a, b) for f in report.findings if f.level is not Severity.INFO for a, b in f.where.links

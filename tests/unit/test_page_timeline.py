@@ -197,7 +197,7 @@ def test_every_fact_is_there():
     text = section.text
     leaves = [
         leaf
-        for place in (*report.hosts, *report.ranks)
+        for place in (*report.to_json()["hosts"], *report.to_json()["ranks"])
         for key in ("facts", "launch", "env")
         for leaf in leaves_of(place.get(key) or {})
     ]

@@ -12,7 +12,7 @@ from nccl_doctor.api import Finding, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.report import github, issue, profiles
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
@@ -34,7 +34,7 @@ REGISTRY = registry.load()
 
 def changed(report):
     """The same cluster in another run, without any finding and with one host gone."""
-    cluster = cluster_of(report)
+    cluster = report.cluster
     hosts = (cluster.hosts[0], replace(cluster.hosts[1], reported=False))
     made = conclude(replace(cluster, hosts=hosts), [], run={**report.run, "id": "other"})
     return replace(made, redacted=report.redacted)
@@ -94,27 +94,27 @@ def test_it_is_a_report_like_any_other():
 
 def test_places_still_match():
     (found,) = REDACTED.findings
-    first, second = (str(host["host"]) for host in REDACTED.hosts)
+    first, second = (host.name for host in REDACTED.cluster.hosts)
     assert found.where.hosts == (first,)
     assert found.where.links == ((first, second),)
     assert second.split(".")[0] in found.message  # the short name of the same host
     assert set(found.evidence["hosts"]) == {first, second.split(".")[0]}
-    env = REDACTED.ranks[0]["env"]
+    env = REDACTED.cluster.ranks[0].env
     assert env["MASTER_ADDR"].split(".")[0] == first == env["SLURM_JOB_NODELIST"].split(",")[0]
-    assert str(REDACTED.hosts[1]["addresses"][0]) in found.message
+    assert REDACTED.cluster.hosts[1].addresses[0] in found.message
 
 
 def test_networks_still_hold_their_addresses():
     import ipaddress
 
-    facts = REDACTED.hosts[0]["facts"]["made"]["alone"]["facts"]
+    facts = REDACTED.cluster.hosts[0].facts["made"]["alone"].facts
     for address, network in zip(facts["addresses"], facts["subnets"], strict=True):
         assert ipaddress.ip_address(address) in ipaddress.ip_network(network)
 
 
 def test_the_map_gives_every_name_back():
     names = BOOK.to_json()["pseudonyms"]
-    first = str(REDACTED.hosts[0]["host"])
+    first = REDACTED.cluster.hosts[0].name
     assert names["host"][first] == "gandalf"
     assert "10.20.30.42" in names["ipv4"].values()
     assert "frodo" in names["user"].values()
@@ -124,7 +124,7 @@ def test_the_map_gives_every_name_back():
 def test_the_same_key_gives_the_same_and_another_key_another():
     assert redact(PLAIN, KEY)[0] == REDACTED
     other = redact(PLAIN, b"another key")[0]
-    assert other.hosts[0]["host"] != REDACTED.hosts[0]["host"]
+    assert other.cluster.hosts[0].name != REDACTED.cluster.hosts[0].name
     assert other.run["redacted_with"] != REDACTED.run["redacted_with"]
 
 
@@ -161,7 +161,7 @@ def test_redacted_views_are_merged_if_their_key_is_one():
     both = merge([redact(seen, KEY)[0], redact(view, KEY)[0]], NO_CHECKS)
     assert both.redacted
     assert [found.code for found in both.findings] == [found.code for found in one.findings]
-    assert len(both.hosts) == len(one.hosts)
+    assert len(both.cluster.hosts) == len(one.cluster.hosts)
     with pytest.raises(ValueError, match="redacted with different keys"):
         merge([redact(seen, KEY)[0], redact(view, b"another key")[0]], NO_CHECKS)
 
@@ -172,10 +172,11 @@ def test_a_host_named_like_a_word_of_the_report_breaks_nothing(name):
     check = made_check("port", finds=[finding])
     cluster = make_cluster((name, "nd1"), check="port", by_host={name: {"port": 1}})
     redacted, _ = redact(conclude(cluster, [check], run=RUN), KEY)
-    assert redacted.hosts[0]["host"] != name
-    assert redacted.findings[0].where.hosts == (redacted.hosts[0]["host"],)
-    assert list(redacted.hosts[0]["facts"]["port"]) == ["alone"]
-    assert redacted.hosts[0]["facts"]["port"]["alone"]["facts"] == {"port": 1}
+    host = redacted.cluster.hosts[0]
+    assert host.name != name
+    assert redacted.findings[0].where.hosts == (host.name,)
+    assert list(host.facts["port"]) == ["alone"]
+    assert host.facts["port"]["alone"].facts == {"port": 1}
     assert [result.name for result in redacted.checks] == ["port"]
     validate(redacted.to_json())
 

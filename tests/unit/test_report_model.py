@@ -12,9 +12,10 @@ import pytest
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Scope, Severity, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.cluster_json import hosts_to_json, ranks_to_json, run_to_json
 from nccl_doctor.model.findings import Level
 from nccl_doctor.model.launch import LaunchProblem
-from nccl_doctor.model.report import Report, cluster_of, record, run_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
 from tests.support.clusters import change_rank, make_cluster
@@ -84,17 +85,16 @@ def full_report() -> Report:
 
 def test_the_cluster_comes_back_exactly():
     cluster = rich_cluster()
-    assert cluster_of(report_of(cluster)) == cluster
-    assert cluster_of(through_json(report_of(cluster))) == cluster
+    assert through_json(report_of(cluster)).cluster == cluster
 
 
 def test_every_field_of_a_cluster_is_recorded():
-    told = {*run_of(rich_cluster()), "hosts", "ranks"}
+    told = {*run_to_json(rich_cluster()), "hosts", "ranks"}
     assert told == set(Cluster.__dataclass_fields__)
 
 
 def test_records_refer_to_each_other():
-    hosts, ranks = record(rich_cluster())
+    hosts, ranks = hosts_to_json(rich_cluster()), ranks_to_json(rich_cluster())
     assert [host["host"] for host in hosts] == ["nd0", "nd1", None]
     assert {rank["host_id"] for rank in ranks} == {host["id"] for host in hosts}
 

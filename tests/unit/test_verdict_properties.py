@@ -136,7 +136,7 @@ def test_a_verdict_never_says_more_than_was_seen(made):
             and contains(out.where, finding.where)
             for out in report.findings
         )
-    assert [rank["seat"] for rank in report.ranks] == [rank.seat for rank in cluster.ranks]
+    assert [rank.seat for rank in report.cluster.ranks] == [rank.seat for rank in cluster.ranks]
     failed = any(f.level is Severity.FAIL for f in report.findings)
     assert (report.verdict == "fail") == failed
     assert (report.exit_code == 0) == (report.verdict in ("pass", "warn"))

@@ -32,7 +32,7 @@ def view(host: str, *, facts: bool = True, **fields: Any) -> Report:
 def test_what_one_host_writes_another_reads(tmp_path: Path) -> None:
     assert PartialReports(str(tmp_path), 10).write(3, view("nd3")) == ""
     (found,) = PartialReports(str(tmp_path), 10).of([2, 3], 0.0)
-    assert found.hosts[0]["host"] == "nd3"
+    assert found.cluster.hosts[0].name == "nd3"
     assert [path.name for path in tmp_path.iterdir()] == ["node3.json"]
 
 
@@ -93,7 +93,7 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
     one, other = (PartialReports(str(tmp_path), 10, redact=True) for _ in range(2))
     assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
     (heard,) = one.of([1], 0.0)
-    assert heard.hosts[0]["host"] == "bilbo", "hosts hear each other by their real names"
+    assert heard.cluster.hosts[0].name == "bilbo", "hosts hear each other by their real names"
     assert one.leave(0, view("gandalf"), heard=True) == ""
     assert other.leave(1, view("bilbo"), heard=False) == ""
     assert stat.S_IMODE((tmp_path / ".private").stat().st_mode) == 0o700
@@ -109,7 +109,7 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
     assert "bilbo" not in "".join(texts)
     both = merge([Report.from_json(json.loads(text)) for text in texts], registry.load(["ranks"]))
     assert both.redacted
-    assert len(both.hosts) == 2
+    assert len(both.cluster.hosts) == 2
     names = json.loads((tmp_path / ".private" / "node1.json.map.json").read_text())["pseudonyms"]
     (host,) = json.loads(texts[1])["hosts"]
     assert names["host"] == {host["host"]: "bilbo"}
@@ -122,7 +122,7 @@ def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
     assert files_in(tmp_path)[".private/node3.json"] == 0o600
     assert "gandalf" not in (tmp_path / "node3.json").read_text()
     (heard,) = PartialReports(str(tmp_path), 10, redact=True).of([3], 0.0)
-    assert heard.hosts[0]["host"] == "gandalf"
+    assert heard.cluster.hosts[0].name == "gandalf"
     assert ".private/node3.json" not in files_in(tmp_path)
 
 

@@ -9,7 +9,7 @@ from nccl_doctor.judge.history.compare import compare
 from nccl_doctor.judge.history.past import Past
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import CHECK_BROKE, HISTORY_KINDS
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 
 _CODES = frozenset(kind.code for kind in HISTORY_KINDS)
@@ -26,7 +26,7 @@ def judge_beside(saved: Report, registry: Registry, past: Past | None) -> Report
     """
     if past is None:
         return judge_again(saved, registry)
-    found = compare(cluster_of(saved), registry.checks, past, saved.run)
+    found = compare(saved.cluster, registry.checks, past, saved.run)
     kept = tuple(finding for finding in saved.findings if not _is_compared(finding))
     run = {**saved.run, "baseline": dict(found.record)}
     return judge_again(replace(saved, run=run, findings=(*kept, *found.findings)), registry)

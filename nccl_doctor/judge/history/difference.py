@@ -14,7 +14,7 @@ from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding, Severity, Where
 from nccl_doctor.model.kinds import HISTORY_KINDS
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 
 _COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
 """Codes of comparisons with earlier runs, which are not differences between these two runs."""
@@ -132,7 +132,7 @@ class Difference:
 
 def difference(old: Report, new: Report, checks: Sequence[Check]) -> Difference:
     """Compare two reports; the checks installed here say what of their facts is worth it."""
-    before, now = cluster_of(old), cluster_of(new)
+    before, now = old.cluster, new.cluster
     sheets = sheet_of(before, checks), sheet_of(now, checks)
     speeds = changes(sheets[1], [sheets[0]])
     # A number that was measured on a busy machine is no earlier value; here it is shown as such.

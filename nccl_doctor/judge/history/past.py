@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.judge.history.sheet import Sheet, sheet_of
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.report import Report, cluster_of
+from nccl_doctor.model.report import Report
 
 MOST = 20
 """Most earlier runs to compare with; the newest are used."""
@@ -33,7 +33,7 @@ class Earlier:
     @classmethod
     def of(cls, file: str, report: Report, checks: Sequence[Check]) -> Earlier:
         """Read from a report; what no check here has figures of is forgotten."""
-        cluster = cluster_of(report)
+        cluster = report.cluster
         return cls(
             file=file,
             id=_text(report.run, "id"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from xml.etree import ElementTree
 
+from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places, some
@@ -73,15 +74,14 @@ def render(report: Report) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
+_GOOD = (OutcomeStatus.OK, OutcomeStatus.SKIPPED)
 _ELEMENTS = ("failure", "error", "skipped")
 
 
 def _origin(report: Report) -> dict[str, str]:
     """When and where: a time without its zone, as Ant writes it, and rank 0's host."""
     started = _TIME.match(str(report.run.get("started", "")))
-    first = [
-        str(rank["host"]) for rank in report.ranks if rank.get("rank") == 0 and rank.get("host")
-    ]
+    first = [rank.host.name for rank in report.cluster.ranks if rank.rank == 0 and rank.host.name]
     return {
         **({"timestamp": started[0]} if started else {}),
         **({"hostname": _clean(first[0])} if first else {}),
@@ -146,7 +146,7 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
     found: dict[str, list[Finding]] = defaultdict(list)
     for finding in report.findings:
         found[finding.check].append(finding)
-    strict = bool(_table(report.run.get("options")).get("strict"))
+    strict = bool((report.run.get("options") or {}).get("strict"))
     for check in report.checks:
         classname = f"{check.layer.value}.{check.name}"
         findings = found[check.name]
@@ -229,21 +229,16 @@ class _Ground:
         self.places = Places(report)
         self._of_rank: dict[str, list[str]] = defaultdict(list)
         self._gaps: set[tuple[str, str]] = set()
-        names = {host.get("id"): _label(host) for host in report.hosts}
-        for host in report.hosts:
-            self._look(_label(host), host)
-        for rank in report.ranks:
-            name = names.get(rank.get("host_id")) or _label(rank)
-            number = rank.get("rank")
-            self._of_rank[f"seat {rank.get('seat')}" if number is None else str(number)].append(
-                name
-            )
-            self._look(name, rank)
+        for host in report.cluster.hosts:
+            self._look(host.label, host.facts)
+        for rank in report.cluster.ranks:
+            unit = f"seat {rank.seat}" if rank.rank is None else str(rank.rank)
+            self._of_rank[unit].append(rank.host.label)
+            self._look(rank.host.label, rank.facts)
 
-    def _look(self, name: str, place: Mapping[str, Any]) -> None:
-        for check, rounds in _table(place.get("facts")).items():
-            outcomes = (_table(outcome) for outcome in _table(rounds).values())
-            if any(outcome.get("status") not in ("ok", "skipped") for outcome in outcomes):
+    def _look(self, name: str, facts: Facts) -> None:
+        for check, rounds in facts.items():
+            if any(outcome.status not in _GOOD for outcome in rounds.values()):
                 self._gaps.add((check, name))
 
     def cases(self, check: CheckResult, findings: Iterable[Finding]) -> dict[str, list[Finding]]:
@@ -269,11 +264,3 @@ class _Ground:
         links = [] if hosts or nodes else [f"{start} → {end}" for start, end in where.links]
         keys = list(dict.fromkeys([*hosts, *nodes, *links]))
         return keys or [", ".join(some(where.devices or where.interfaces))]
-
-
-def _label(place: Mapping[str, Any]) -> str:
-    return str(place.get("host") or f"node {place.get('node_rank')}")
-
-
-def _table(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -70,8 +70,8 @@ def _lines(report: Report) -> Iterator[str]:
         "Findings of the last run, by code; root_cause: not explained by another finding.",
         [(dict(zip(names, key, strict=True)), number) for key, number in sorted(found.items())],
     )
-    for thing, items in (("hosts", report.hosts), ("ranks", report.ranks)):
-        reported = sum(bool(item.get("reported")) for item in items)
+    for thing, items in (("hosts", report.cluster.hosts), ("ranks", report.cluster.ranks)):
+        reported = sum(item.reported for item in items)
         states = [({"state": "expected"}, len(items)), ({"state": "reported"}, reported)]
         yield from _gauge(thing, f"{thing.capitalize()}: expected, and reported.", states)
     started = _epoch(str(report.run.get("started", "")))

@@ -8,11 +8,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from nccl_doctor.model.cluster import ALONE
+from nccl_doctor.model.cluster import ALONE, Rank
 from nccl_doctor.model.findings import CheckResult
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
-from nccl_doctor.report.page.outcomes import Seen, host_names, in_order, mapping, outcomes_of, who
+from nccl_doctor.report.page.outcomes import (
+    Seen,
+    in_order,
+    mapping,
+    outcomes_of,
+    ranks_in_words,
+    who,
+)
 from nccl_doctor.report.tables import cell_text, is_table
 
 _MOST_DIFFERENT = 64
@@ -78,7 +85,7 @@ def _round(name: str, seen: Sequence[Seen]) -> Html:
 
 def _identity(seen: Seen) -> str:
     """Equal for those that have the same to show, however long it took them."""
-    kept = {key: value for key, value in seen.record.items() if key not in _OWN}
+    kept = {key: value for key, value in seen.outcome.to_json().items() if key not in _OWN}
     return dump(kept)
 
 
@@ -86,7 +93,7 @@ _OWN = ("duration_s", "breadcrumbs", "group")
 
 
 def _outcome(same: Sequence[Seen]) -> Html:
-    record = same[0].record
+    record = same[0].outcome.to_json()
     took = sorted(seen.took_s for seen in same)
     span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"
     title = f"{who(list(same))}: {same[0].in_words()}, {span}"
@@ -108,30 +115,25 @@ def _outcome(same: Sequence[Seen]) -> Html:
 
 
 def _launch(report: Report) -> Iterator[Html]:
-    names = host_names(report)
-    hosts = [
-        (names[host.get("id")], ", ".join(map(str, host.get("addresses") or ())) or "–")
-        for host in islice(report.hosts, _MOST_ITEMS)
-    ]
-    if hosts:
-        yield fold(f"Hosts ({len(report.hosts)})", table(("host", "addresses"), hosts))
-    if report.ranks:
-        yield _seats(report, names)
-    for title, key in (("Launch", "launch"), ("Environment", "env")):
-        alike: dict[str, list[Mapping[str, Any]]] = {}
-        for rank in report.ranks:
-            if value := mapping(rank.get(key)):
+    hosts, ranks = report.cluster.hosts, report.cluster.ranks
+    told = [(host.label, ", ".join(host.addresses) or "–") for host in hosts[:_MOST_ITEMS]]
+    if told:
+        yield fold(f"Hosts ({len(hosts)})", table(("host", "addresses"), told))
+    if ranks:
+        yield _seats(ranks)
+    launches = [rank.launch.to_json() if rank.launch else {} for rank in ranks]
+    for title, values in (("Launch", launches), ("Environment", [rank.env for rank in ranks])):
+        alike: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
+        for rank, value in zip(ranks, values, strict=True):
+            if value:
                 shared = {name: each for name, each in value.items() if not _OF_RANK.search(name)}
-                alike.setdefault(dump(shared), []).append(rank)
+                alike.setdefault(dump(shared), []).append((_number(rank), value))
         parts = []
-        for ranks in islice(alike.values(), _MOST_DIFFERENT):
-            places = [
-                Seen("", "", names.get(rank.get("host_id"), ""), _number(rank.get("rank")), {})
-                for rank in ranks
-            ]
-            items = in_order(mapping(ranks[0].get(key)))
+        for same in islice(alike.values(), _MOST_DIFFERENT):
+            items = in_order(same[0][1])
             shared_items = [item for item in items if not _OF_RANK.search(item[0])]
-            parts.append(fold(who(places), _rows(items if len(ranks) == 1 else shared_items)))
+            who_has_it = ranks_in_words([number for number, _ in same])
+            parts.append(fold(who_has_it, _rows(items if len(same) == 1 else shared_items)))
         if len(alike) > _MOST_DIFFERENT:
             parts.append(element("p", f"and {len(alike) - _MOST_DIFFERENT} more that differ"))
         if parts:
@@ -139,30 +141,30 @@ def _launch(report: Report) -> Iterator[Html]:
             yield fold(f"{title}{differing}", *parts)
 
 
-def _seats(report: Report, names: Mapping[Any, str]) -> Html:
+def _seats(ranks: Sequence[Rank]) -> Html:
     """Which rank is where."""
     rows = (
         (
-            rank.get("rank"),
-            names.get(rank.get("host_id")),
-            mapping(rank.get("launch")).get("node_rank"),
-            rank.get("local_rank"),
-            rank.get("pid"),
-            rank.get("device"),
+            rank.rank,
+            rank.host.label,
+            rank.launch.node_rank if rank.launch else None,
+            rank.local_rank,
+            rank.pid,
+            rank.device,
         )
-        for rank in islice(report.ranks, _MOST_RANKS)
+        for rank in ranks[:_MOST_RANKS]
     )
     told = (["–" if cell is None else _text(cell) for cell in row] for row in rows)
-    more = len(report.ranks) - _MOST_RANKS
+    more = len(ranks) - _MOST_RANKS
     return fold(
-        f"Ranks ({len(report.ranks)})",
+        f"Ranks ({len(ranks)})",
         table(("rank", "host", "node", "local rank", "pid", "device"), told),
         element("p", f"and {more} more (see the JSON report)") if more > 0 else None,
     )
 
 
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) else -1
+def _number(rank: Rank) -> int:
+    return -1 if rank.rank is None else rank.rank
 
 
 def _rows(items: Iterable[tuple[Any, Any]], depth: int = 0) -> Html:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import Finding, Severity, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.facts import value_of
@@ -30,8 +30,8 @@ def header(report: Report) -> Html:
         ("launcher", run.get("launcher")),
         ("backend", run.get("backend")),
         ("level", run.get("level")),
-        ("ranks", _of(report.ranks)),
-        ("hosts", _of(report.hosts)),
+        ("ranks", _of(report.cluster.ranks)),
+        ("hosts", _of(report.cluster.hosts)),
         ("exit code", report.exit_code),
         ("by", " ".join(str(each) for each in (tool.get("name"), tool.get("version")) if each)),
         ("names", "redacted: stable pseudonyms" if report.redacted else None),
@@ -171,6 +171,6 @@ def _gaps(report: Report) -> Iterator[Html]:
         yield element("section", title, element("ul", *items), id="gaps")
 
 
-def _of(items: Sequence[Mapping[str, Any]]) -> str:
-    here = sum(bool(item.get("reported")) for item in items)
+def _of(items: Sequence[Host | Rank]) -> str:
+    here = sum(item.reported for item in items)
     return str(here) if here == len(items) else f"{here} of {len(items)}"

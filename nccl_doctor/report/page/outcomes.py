@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from nccl_doctor.model.cluster import Facts, Outcome
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.report import Report
 
@@ -30,15 +31,14 @@ class Step:
 class Seen:
     """Ending of one participant in one round of a check.
 
-    `rank` is None where it spoke for its host; `record` is `Outcome.to_json()`, or whatever is
-    there in its place.
+    `rank` is None where it spoke for its host.
     """
 
     check: str
     round: str
     host: str
     rank: int | None
-    record: Mapping[str, Any]
+    outcome: Outcome
 
     @property
     def label(self) -> str:
@@ -47,8 +47,8 @@ class Seen:
 
     @property
     def status(self) -> str:
-        """Status of the outcome; empty if there is none."""
-        return str(self.record.get("status") or "")
+        """Status of the outcome."""
+        return self.outcome.status.value
 
     @property
     def is_good(self) -> bool:
@@ -63,18 +63,16 @@ class Seen:
     @property
     def group(self) -> int | None:
         """Lowest seat of its group; None if it observed alone."""
-        group = self.record.get("group")
-        return group if isinstance(group, int) else None
+        return self.outcome.group if isinstance(self.outcome.group, int) else None
 
     @property
     def took_s(self) -> float:
         """Duration in seconds."""
-        return number(self.record.get("duration_s"))
+        return number(self.outcome.duration_s)
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """Its breadcrumbs, in their order."""
-        crumbs = self.record.get("breadcrumbs")
         return tuple(
             Step(
                 str(crumb.get("step")),
@@ -82,16 +80,14 @@ class Seen:
                 "sequence" in crumb,
                 number(crumb.get("at_s")),
             )
-            for crumb in (crumbs if isinstance(crumbs, (list, tuple)) else ())
-            if isinstance(crumb, Mapping)
+            for crumb in self.outcome.breadcrumbs
         )
 
     def in_words(self) -> str:
         """Ending in words."""
-        signal, code = self.record.get("signal"), self.record.get("exit_code")
-        words = self.status or "not known"
+        words = self.status
         if self.status == "died":
-            words += f" ({signal or f'exit code {code}'})"
+            words += f" ({self.outcome.signal or f'exit code {self.outcome.exit_code}'})"
         if not self.is_good and (steps := self.steps):
             words += f" in {steps[-1].name}"
         return words
@@ -105,22 +101,19 @@ def outcomes_of(report: Report) -> dict[str, dict[str, list[Seen]]]:
     return {check: dict(in_order(rounds)) for check, rounds in found.items() if rounds}
 
 
-def host_names(report: Report) -> dict[Any, str]:
-    """Id of each host → what to call it."""
-    return {
-        host.get("id"): str(host.get("host") or f"node {host.get('node_rank')}")
-        for host in report.hosts
-    }
-
-
 def who(places: list[Seen], most: int = 4) -> str:
     """Several participants, in a few words."""
     ranks = [seen.rank for seen in places if seen.rank is not None]
     if ranks:
-        return f"rank{'s' if len(set(ranks)) > 1 else ''} {number_range(ranks)}"
+        return ranks_in_words(ranks)
     names = list(dict.fromkeys(seen.host for seen in places))
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0–2, 5`."""
+    return f"rank{'s' if len(set(ranks)) > 1 else ''} {number_range(ranks)}"
 
 
 def number(value: Any) -> float:
@@ -144,15 +137,12 @@ def in_order(values: Mapping[Any, T]) -> list[tuple[Any, T]]:
 
 
 def _every(report: Report) -> Iterator[Seen]:
-    names = host_names(report)
-    places: list[tuple[str, int | None, Mapping[str, Any]]] = [
-        (names[host.get("id")], None, host) for host in report.hosts
+    places: list[tuple[str, int | None, Facts]] = [
+        (host.label, None, host.facts) for host in report.cluster.hosts
     ]
-    for rank in report.ranks:
-        label = rank.get("rank")
-        name = names.get(rank.get("host_id")) or str(rank.get("host"))
-        places.append((name, label if isinstance(label, int) else -1, rank))
-    for name, label, place in places:
-        for check, rounds in mapping(place.get("facts")).items():
-            for round_name, record in mapping(rounds).items():
-                yield Seen(str(check), str(round_name), name, label, mapping(record))
+    for rank in report.cluster.ranks:
+        places.append((rank.host.label, -1 if rank.rank is None else rank.rank, rank.facts))
+    for name, number_of, facts in places:
+        for check, rounds in facts.items():
+            for round_name, outcome in rounds.items():
+                yield Seen(check, round_name, name, number_of, outcome)

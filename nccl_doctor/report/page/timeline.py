@@ -119,17 +119,16 @@ def lanes_of(report: Report) -> list[Lane]:
 
 
 def _roll_call(report: Report) -> Iterator[Lane]:
-    ranks = [rank for rank in report.ranks if rank.get("reported")]
-    if len(report.ranks) < 2:
+    every = report.cluster.ranks
+    ranks = [rank for rank in every if rank.reported]
+    if len(every) < 2:
         return
-    last = max((number(rank.get("signed_in_s")) for rank in ranks), default=0.0)
-    names = {host.get("id"): host.get("host") for host in report.hosts}
+    last = max((number(rank.signed_in_s) for rank in ranks), default=0.0)
     rows, slowest = [], []
-    for rank in report.ranks:
-        name = names.get(rank.get("host_id"))
-        label = f"rank {rank.get('rank')}" + (f" on {name}" if name else "")
-        at = number(rank.get("signed_in_s"))
-        if not rank.get("reported"):
+    for rank in every:
+        label = f"rank {rank.rank}" + (f" on {rank.host.name}" if rank.host.name else "")
+        at = number(rank.signed_in_s)
+        if not rank.reported:
             patience = max(last, number(report.run.get("join_timeout_s")))
             gone = Phase("never signed in", 0.0, patience, "stuck")
             rows.append(Row(label, (gone,), "never signed in", True))
@@ -139,7 +138,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
         phases = (Phase("until it signed in", 0.0, at, "work"), Phase("waiting", at, last, "wait"))
         rows.append(Row(label, phases, f"signed in after {at:.2f} s"))
     remarks = []
-    first = min((number(rank.get("signed_in_s")) for rank in ranks), default=0.0)
+    first = min((number(rank.signed_in_s) for rank in ranks), default=0.0)
     if last - first >= _WAITED_S:
         named = ", ".join(slowest[:3])
         remarks.append(f"The others waited up to {last - first:.1f} s for {named} to sign in.")

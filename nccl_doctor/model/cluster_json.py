@@ -1,0 +1,167 @@
+"""A cluster as the report holds it: the only place that writes and reads this JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor.model.cluster import (
+    Cluster,
+    Facts,
+    Host,
+    OutcomeStatus,
+    Rank,
+    facts_from_json,
+    facts_to_json,
+)
+from nccl_doctor.model.findings import Level
+from nccl_doctor.model.job import Job
+from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.launch import Launch
+
+Json = dict[str, Any]
+
+
+def hosts_to_json(cluster: Cluster) -> list[Json]:
+    """`hosts` of the report."""
+    return [
+        {
+            "id": host.id,
+            "host": host.name,
+            "node_rank": host.node_rank,
+            "reported": host.reported,
+            "joined": host.joined,
+            "key": host.key,
+            "addresses": list(host.addresses),
+            "facts": facts_to_json(host.facts),
+        }
+        for host in cluster.hosts
+    ]
+
+
+def ranks_to_json(cluster: Cluster) -> list[Json]:
+    """`ranks` of the report."""
+    return [
+        {
+            "seat": rank.seat,
+            "rank": rank.rank,
+            "local_rank": rank.local_rank,
+            "host": rank.host.name,
+            "host_id": rank.host.id,
+            "device": rank.device,
+            "backend": rank.backend,
+            "reported": rank.reported,
+            "last_breadcrumb": rank.last_breadcrumb,
+            "launch": None if rank.launch is None else rank.launch.to_json(),
+            "env": dict(rank.env),
+            "pid": rank.pid,
+            "signed_in_s": rank.signed_in_s,
+            "facts": facts_to_json(rank.facts),
+        }
+        for rank in cluster.ranks
+    ]
+
+
+def run_to_json(cluster: Cluster) -> Json:
+    """The part of `run` that a cluster knows, and needs again to be judged."""
+    return {
+        "world_size": cluster.world_size,
+        "nnodes": cluster.nnodes,
+        "backend": cluster.backend,
+        "level": cluster.level.value,
+        "join_timeout_s": cluster.join_timeout_s,
+        "collective_timeout_s": cluster.collective_timeout_s,
+        "complete": cluster.complete,
+        "expected": dict(cluster.expected),
+        "job": cluster.job.to_json(),
+    }
+
+
+def cluster_from_json(report: Node) -> Cluster:
+    """The cluster of a report, from its `run`, `hosts` and `ranks`.
+
+    Raises:
+        ValueError: it is not whole; says what is wrong.
+    """
+    run = Node(f"{report.path}.run", report.get("run", dict))
+    hosts = report.each("hosts", _host)
+    by_id = {host.id: host for host in hosts}
+    ranks = report.each("ranks", lambda node: _rank(node, by_id))
+    return Cluster(
+        world_size=run.get("world_size", int),
+        nnodes=run.get("nnodes", int),
+        backend=run.get("backend", str),
+        level=run.choice("level", Level),
+        hosts=hosts,
+        ranks=ranks,
+        join_timeout_s=run.get("join_timeout_s", float, 60.0),
+        collective_timeout_s=run.get("collective_timeout_s", float, 20.0),
+        complete=run.get("complete", bool, True),
+        expected=run.get("expected", dict, {}),
+        job=_job(run.get("job", dict, {})),
+    )
+
+
+def _job(data: Mapping[str, Any]) -> Job:
+    try:
+        return Job.from_json(data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"report.run.job is not a job record: {error!r}") from error
+
+
+def _host(node: Node) -> Host:
+    return Host(
+        id=node.get("id", int),
+        name=node.maybe("host", str),
+        node_rank=node.maybe("node_rank", int),
+        reported=node.get("reported", bool),
+        addresses=node.many("addresses", str),
+        facts=_facts(node),
+        joined=node.get("joined", bool, True),
+        key=node.get("key", str, ""),
+    )
+
+
+def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
+    host_id = node.get("host_id", int)
+    if host_id not in hosts:
+        raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
+    launch = node.maybe("launch", dict)
+    return Rank(
+        seat=node.get("seat", int),
+        rank=node.maybe("rank", int),
+        local_rank=node.maybe("local_rank", int),
+        host=hosts[host_id],
+        reported=node.get("reported", bool),
+        launch=None if launch is None else _launch(node.path, launch),
+        env=node.get("env", dict, {}),
+        device=node.maybe("device", str),
+        backend=node.get("backend", str, ""),
+        pid=node.maybe("pid", int),
+        signed_in_s=node.get("signed_in_s", float, 0.0),
+        last_breadcrumb=node.maybe("last_breadcrumb", str),
+        facts=_facts(node),
+    )
+
+
+def _launch(path: str, data: Mapping[str, Any]) -> Launch:
+    try:
+        launch = Launch.from_json(data)
+        Node(f"{path}.launch", data).get("sources", dict, {})
+        return launch
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
+
+
+def _facts(node: Node) -> Facts:
+    facts = node.get("facts", dict, {})
+    for check, rounds in facts.items():
+        place = Node(f"{node.path}.facts.{check}", rounds)
+        for name in rounds:
+            outcome = Node(f"{place.path}.{name}", place.get(name, dict))
+            outcome.choice("status", OutcomeStatus)
+            outcome.get("facts", dict, {})
+            outcome.get("breadcrumbs", list, [])
+            outcome.get("reason", str, "")
+            outcome.get("duration_s", float, 0.0)
+    return facts_from_json(facts)
