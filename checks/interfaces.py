@@ -48,6 +48,7 @@ from nccl_doctor.api import (
     Kind,
     Layer,
     Rank,
+    Setup,
     Severity,
     Where,
     host_labels,
@@ -131,6 +132,12 @@ class Interfaces(Check):
                 nic = entry["interface"]
                 said = f"{entry['address']}, MTU {mtu.get(nic)}"
                 yield Figure(f"interface {nic}", said, Where(hosts=(rank.host.label,)))
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """The interfaces that the job would use."""
+        for rank, facts in cluster.facts(self.name):
+            for entry in facts.get("listen") or ():
+                yield Setup("interface", entry, rank.host.id)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on each host's choices, then on differences between hosts."""

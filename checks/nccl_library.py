@@ -49,6 +49,7 @@ from nccl_doctor.api import (
     Layer,
     Rank,
     Scope,
+    Setup,
     Severity,
     Skip,
     Untested,
@@ -131,6 +132,12 @@ class NcclLibrary(Check):
             yield from _collides(rank, facts)
             if facts["loaded"]:
                 yield from _replaced(cluster, rank, facts, differs=rank.seat in alone)
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """The version of the loaded library."""
+        for rank, facts in cluster.facts(self.name):
+            if facts.get("loaded"):
+                yield Setup("nccl loaded", facts["loaded"]["version"], rank.host.id)
 
 
 def _version(facts: Mapping[str, Any]) -> str | None:

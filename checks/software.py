@@ -47,6 +47,7 @@ from nccl_doctor.api import (
     Layer,
     Rank,
     Scope,
+    Setup,
     Severity,
     number_range,
     place_of,
@@ -125,6 +126,13 @@ class Software(Check):
                 {"ranks": sides},
                 severity=_severity(cluster, odd),
             )
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """Every version."""
+        for rank, facts in cluster.facts(self.name):
+            for name in ("torch", "cuda", "rocm", "nccl", "python", "driver", "deepspeed"):
+                if facts.get(name):
+                    yield Setup(name, facts[name], rank.host.id)
 
 
 def _installed(name: str) -> str | None:

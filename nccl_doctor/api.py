@@ -7,6 +7,7 @@ A check is a class with two methods and a few constants, in one file of `checks/
   deadline; whatever it does, it cannot hurt the run.
 * `judge(cluster)` is a pure function from everybody's facts to findings.
 * `figures(cluster)`, optional: values worth comparing with other runs; pure as well.
+* `sections(cluster)`, optional: links for the map of the network, and what issue forms ask for.
 * `plan(cluster)`, only for checks that observe *together*: which participants meet in which round.
 
 An unexpected error is left to the engine: an exception in `observe` or `judge` makes the check
@@ -41,6 +42,9 @@ from nccl_doctor.model.findings import number_range as number_range
 from nccl_doctor.model.job import Job as Job
 from nccl_doctor.model.launch import Launch as Launch
 from nccl_doctor.model.launch import LaunchProblem as LaunchProblem
+from nccl_doctor.model.sections import HostLink as HostLink
+from nccl_doctor.model.sections import Section as Section
+from nccl_doctor.model.sections import Setup as Setup
 from nccl_doctor.toolkit.blame import Cause as Cause
 from nccl_doctor.toolkit.blame import LinkBlame as LinkBlame
 from nccl_doctor.toolkit.blame import Odd as Odd

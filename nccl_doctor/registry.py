@@ -89,6 +89,11 @@ def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
     return shelf.choose(frozenset(select), frozenset(ignore))
 
 
+def installed() -> tuple[Check, ...]:
+    """Every check that can be used, by layer, then name."""
+    return load().checks
+
+
 def page(check: Check) -> str:
     """The check's own page: the docstring of its module, or else of its class."""
     module = inspect.getmodule(type(check))

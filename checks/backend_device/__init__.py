@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     Layer,
     OutcomeStatus,
     Scope,
+    Setup,
     Severity,
     Where,
     odd_ones_out,
@@ -198,6 +199,16 @@ class BackendDevice(Check):
             if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
                 found = found.replaced(explained_by="gpu-lost")
             yield found
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """Models of GPUs and how many of each, as the first rank of a host sees them."""
+        for host in cluster.present_hosts:
+            first = cluster.first_on(host)
+            for outcome in () if first is None else first.facts.get(self.name, {}).values():
+                devices = outcome.get("facts", {}).get("devices") or ()
+                names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
+                told = ", ".join(f"{count} x {name}" for name, count in names.items())
+                yield Setup("gpus", told or "none", host.id)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.evidence(self.name, ALONE))

@@ -51,6 +51,7 @@ from nccl_doctor.api import (
     Confidence,
     Context,
     Finding,
+    HostLink,
     Kind,
     Layer,
     Round,
@@ -77,6 +78,7 @@ from .culprits import (
     suspects,
     what_rules_say,
 )
+from .shown import links_of
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -183,6 +185,10 @@ class Firewall(Check):
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
+
+    def sections(self, cluster: Cluster) -> Iterator[HostLink]:
+        """Which hosts reach which."""
+        return links_of(cluster, self.name)
 
 
 # Observing ----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ from nccl_doctor.api import (
     Context,
     Figure,
     Finding,
+    HostLink,
     Kind,
     Layer,
     Level,
@@ -71,6 +72,7 @@ from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.interface_choice import survey
 from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.matrix import job_roles
+from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
@@ -217,6 +219,22 @@ class Links(Check):
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings that both tries confirm."""
         return _Judge(cluster).findings()
+
+    def sections(self, cluster: Cluster) -> Iterator[HostLink]:
+        """What each try measured."""
+        for round_name in (_FIRST, _AGAIN):
+            for host, partner, record in by_partner(cluster, self.name, round_name, "sent"):
+                sent = mapping(record)
+                if sent and "problem" not in sent:
+                    stood = sent.get("stalled") in ("echo", "burst")
+                    yield HostLink(
+                        host.id,
+                        partner.id,
+                        rtt_us=number(sent.get("rtt_us")),
+                        rate=0.0 if stood else number(sent.get("rate")),
+                        segments=int(number(sent.get("segments")) or 0),
+                        lost=int(number(sent.get("lost")) or 0),
+                    )
 
 
 def _timetable(seats: Sequence[int], level: Level) -> list[list[tuple[int, int]]]:

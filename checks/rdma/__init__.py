@@ -66,6 +66,7 @@ from nccl_doctor.api import (
     Layer,
     Outcome,
     OutcomeStatus,
+    Setup,
     Severity,
     Skip,
     Where,
@@ -193,6 +194,12 @@ class Rdma(Check):
                 words = (port["state"], port["link"], port["rate"])
                 said = ", ".join(str(word) for word in words if word)
                 yield Figure(f"RDMA port {port['device']}:{port['port']}", said, where)
+
+    def sections(self, cluster: Cluster) -> Iterator[Setup]:
+        """Every port."""
+        for rank, facts in cluster.facts(self.name):
+            for port in facts.get("ports") or ():
+                yield Setup("RDMA port", port, rank.host.id)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on hosts that cannot use their ports, then on those that differ from others."""

@@ -55,6 +55,7 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
 
     FILE may be - for stdin. Names are replaced by pseudonyms; FILE.map.json holds the real names.
     """
+    from nccl_doctor.registry import installed
     from nccl_doctor.report.issue import fill, form_of
 
     saved = read_report(file)
@@ -62,7 +63,7 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     if cover is not None:
         saved = cover.of_report(saved)
         _write_map(cover)
-    click.echo(fill(form_of(project), saved), nl=False)
+    click.echo(fill(form_of(project), saved, installed), nl=False)
 
 
 @click.command(
@@ -193,12 +194,14 @@ def _learn(text: Text, pieces: Sequence[Piece]) -> None:
 
 
 def _pack(packed: Bundle, saved: Report, pieces: Sequence[Piece], text: Text | None = None) -> None:
+    from nccl_doctor.registry import installed
     from nccl_doctor.report.bundle import by_line
     from nccl_doctor.report.formats import renderer
     from nccl_doctor.report.text import render
 
     packed.add("report.json", renderer("json")(saved), "nccl-doctor report show --format json")
-    packed.add("report.txt", render(saved, verbose=True), "nccl-doctor report show -v")
+    told = render(saved, verbose=True, checks=installed)
+    packed.add("report.txt", told, "nccl-doctor report show -v")
     for piece in pieces:
         if text is None:
             packed.add(piece.name, piece.data, piece.what)

@@ -233,12 +233,13 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu
+    from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
 
     def write(departure: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
             return relay(departure, launch)
-        return leave(departure, launch, options)
+        return leave(departure, launch, options, installed)
 
     try:
         return examine(options, flags, write, lambda why: leave_unable(why, options), past)
@@ -251,13 +252,14 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.report import ParticipantResult
+    from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave
 
     try:
         report = run_on_hosts(fleet, options, past)
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
-    return leave(ParticipantResult(report.exit_code, report), Launch(), options)
+    return leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)
 
 
 @click.command(

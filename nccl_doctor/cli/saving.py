@@ -184,7 +184,8 @@ def give(
     Returns: the exit code of the report, or `code` if given, translated by the exit profile; 3 if
         something could not be written.
     """
+    from nccl_doctor.registry import installed
     from nccl_doctor.report.output import give
 
     start = saved.exit_code if code is None else code
-    return give(saved, options, outputs, start, made_of=made_of)
+    return give(saved, options, outputs, start, made_of=made_of, checks=installed)

@@ -15,6 +15,7 @@ from nccl_doctor.model.cluster import ALONE, Cluster
 from nccl_doctor.model.findings import Figure, Finding, Kind, Layer, Level, Round, Scope
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.sections import Section
 
 
 class Skip(Exception):
@@ -167,5 +168,15 @@ class Check:
 
         The facts may be those of an older version of the check; an exception then costs only the
         check's own figures of that run.
+        """
+        return ()
+
+    def sections(self, cluster: Cluster) -> Iterable[Section]:
+        """What maps of the network and issue forms show, from facts alone, as `judge`.
+
+        Asked for when a report is rendered, so the facts may be those of an older version of the
+        check, and names in them pseudonyms; what it raises costs no more than what it did not yet
+        yield. A table needs no section: a fact `{"columns": [...], "rows": [[...], ...]}` is shown
+        as one.
         """
         return ()

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
 
 from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.formats.markdown import code, prose
 from nccl_doctor.report.places import MOST_PLACES, Places
+from nccl_doctor.report.sections import Checks, no_checks, sections_of
 
 UNKNOWN = "_(please fill in)_"
 _NONE = "_(not in the report)_"
@@ -43,18 +45,23 @@ def form_of(project: str) -> str:
     return files(__package__).joinpath(f"issues/{project}.md").read_text(encoding="utf-8")
 
 
-def fill(form: str, report: Report) -> str:
+def fill(form: str, report: Report, checks: Checks = no_checks) -> str:
     """A form with what the report knows in it, as Markdown.
 
-    Whatever was observed stands in code, where nothing is markup and nobody is notified.
+    Whatever was observed stands in code, where nothing is markup and nobody is notified. The
+    `checks` are asked for what the form wants to know of software and hardware.
     """
-    return Template(form).substitute(_fields(report))
+    return Template(form).substitute(_fields(report, checks))
 
 
-def _fields(report: Report) -> dict[str, str]:
+def _fields(report: Report, checks: Checks) -> dict[str, str]:
     cluster = report.cluster
-    software = {name: _most(cluster, "software", name) for name in _VERSIONS}
-    loaded = _most(cluster, "nccl_library", "loaded", "version")
+    setup: dict[str, list[Setup]] = {}
+    for each in sections_of(report, checks):
+        if isinstance(each, Setup):
+            setup.setdefault(each.name, []).append(each)
+    software = {name: _most(setup.get(name, ())) for name in _VERSIONS}
+    loaded = _most(setup.get("nccl loaded", ()))
     nccl = loaded or software["nccl"]
     cuda = software["cuda"]
     title = report.root_causes[0].kind.title if report.root_causes else report.summary
@@ -72,8 +79,8 @@ def _fields(report: Report) -> dict[str, str]:
         "backend": code(cluster.backend),
         "scale": f"{cluster.world_size} ranks on {cluster.nnodes} "
         f"host{'s' if cluster.nnodes != 1 else ''}",
-        "gpus": _gpus(cluster),
-        "network": _network(cluster),
+        "gpus": _gpus(setup.get("gpus", ())),
+        "network": _network(setup),
         "settings": _settings(cluster),
         "findings": _findings(report),
         "logs": _logs(cluster),
@@ -84,24 +91,14 @@ def _fields(report: Report) -> dict[str, str]:
 
 
 _VERSIONS = ("torch", "cuda", "rocm", "nccl", "python", "driver", "deepspeed")
+_NETWORK = ("RDMA port", "interface")
+"""Names of `Setup`s."""
 
 
-def _outcomes(cluster: Cluster, check: str) -> Iterator[Mapping[str, Any]]:
-    for item in cluster.evidence(check):
-        if item.outcome.status is OutcomeStatus.OK:
-            yield item.outcome.facts
-
-
-def _most(cluster: Cluster, check: str, *keys: str) -> str:
-    """What most observers say of one fact; empty where nobody says anything."""
-    said: Counter[str] = Counter()
-    for facts in _outcomes(cluster, check):
-        value: Any = facts
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and value:
-            said[value] += 1
-    return said.most_common(1)[0][0] if said else ""
+def _most(said: Sequence[Setup]) -> str:
+    """What most of them say; empty where nobody says anything."""
+    texts = Counter(each.value for each in said if isinstance(each.value, str) and each.value)
+    return texts.most_common(1)[0][0] if texts else ""
 
 
 def _impact(report: Report) -> str:
@@ -114,29 +111,20 @@ def _impact(report: Report) -> str:
     return f"-- Please specify -- {UNKNOWN}"
 
 
-def _gpus(cluster: Cluster) -> str:
-    """Models and how many of each a host has, from the ranks of one host, where hosts are alike."""
-    kinds: Counter[str] = Counter()
-    for host in cluster.present_hosts:
-        first = cluster.first_on(host)
-        for facts in [] if first is None else [first.facts.get("backend_device", {})]:
-            for outcome in facts.values():
-                devices = outcome.facts.get("devices") or ()
-                names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
-                told = ", ".join(f"{count} x {name}" for name, count in names.items())
-                kinds[told or "none"] += 1
+def _gpus(said: Sequence[Setup]) -> str:
+    """Models and how many of each a host has, where hosts are alike once."""
+    kinds = Counter(str(each.value) for each in said)
     lines = [f"{told} on {count} host{'s' if count > 1 else ''}" for told, count in kinds.items()]
     return ", ".join(map(code, lines[:MOST_PLACES])) or _NONE
 
 
-def _network(cluster: Cluster) -> str:
+def _network(setup: Mapping[str, Sequence[Setup]]) -> str:
     """Interfaces that NCCL and gloo would use, and ports of RDMA, of the first host that tells."""
     parts: list[str] = []
-    for check, key in (("rdma", "ports"), ("interfaces", "listen")):
-        for items in (facts.get(key) for facts in _outcomes(cluster, check)):
-            if isinstance(items, list) and items:
-                parts += [_inline(item) for item in items[:MOST_PLACES]]
-                break
+    for name in _NETWORK:
+        said = setup.get(name, ())
+        of_first = [each for each in said if each.host == said[0].host]
+        parts += [_inline(each.value) for each in of_first[:MOST_PLACES]]
     return "; ".join(map(code, parts)) or _NONE
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Network, Pair, network_of
+from nccl_doctor.report.sections import Checks, no_checks
 
 _LEAST, _MOST = 3, 16
 """Hosts; of two, the finding itself says it all."""
@@ -15,13 +16,16 @@ _LABEL = (8, 24)
 _INDENT = "  "
 
 
-def lay_out(report: Report, width: int, safe: Callable[[str], str]) -> list[str]:
+def lay_out(
+    report: Report, width: int, safe: Callable[[str], str], checks: Checks = no_checks
+) -> list[str]:
     """Lines of at most `width` columns; none where no link is blamed, or where it does not fit.
 
     Args:
         report: whose unexplained failures and warnings may name links.
         width: columns of the terminal.
         safe: what makes text from elsewhere fit for a terminal.
+        checks: asked what they measured, where there is a matrix.
     """
     open_codes = {
         finding.code: finding.level
@@ -30,7 +34,7 @@ def lay_out(report: Report, width: int, safe: Callable[[str], str]) -> list[str]
     }
     if not open_codes:
         return []
-    network = network_of(report)
+    network = network_of(report, checks)
     count = len(network.hosts)
     if not _LEAST <= count <= _MOST:
         return []

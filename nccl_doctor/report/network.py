@@ -1,40 +1,27 @@
 """Known facts about the link between every two hosts: the data of network maps. Pure.
 
-Facts of checks are read by their names, and whatever of them is not there, or is not as this
-version knows it, is not known.
+Checks say what was measured (`HostLink`), findings say what is blamed.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
-from nccl_doctor.model.cluster import Host, OutcomeStatus
+from nccl_doctor.model.cluster import Host
 from nccl_doctor.model.findings import Severity
 from nccl_doctor.model.report import Report
-from nccl_doctor.toolkit.peers.matrix import job_roles
+from nccl_doctor.model.sections import HostLink
+from nccl_doctor.report.sections import Checks, no_checks, sections_of
 
 Pair = tuple[int, int]
 """Positions of (the host that calls or sends, the other one) in `Network.hosts`."""
 
-_ENOUGH = 2
-"""A call that failed once only is not known to fail."""
-_MILD = "mtu"
-_WORDS = {
-    "dropped": "no answer",
-    "refused": "connection refused",
-    "rejected": "rejected by a firewall",
-    "unreachable": "no route",
-    "no-neighbour": "no host has the address",
-    "own-address": "the caller has the same address",
-    "intercepted": "something else answers",
-    "mtu": "large packets are lost",
-}
+_BADNESS = ("", "ok", "impaired", "failed")
+"""Of several results the worse one counts: the job uses that network path too."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +108,11 @@ class Network:
         return None
 
 
-def network_of(report: Report) -> Network:
-    """The map of a report: its hosts in their order, then those that only findings know."""
+def network_of(report: Report, checks: Checks = no_checks) -> Network:
+    """The map of a report: its hosts in their order, then those that only findings know.
+
+    `checks` are asked what they measured; without them only what findings blame is known.
+    """
     hosts = report.cluster.hosts
     names = [host.label for host in hosts]
     for finding in report.findings:
@@ -131,17 +121,10 @@ def network_of(report: Report) -> Network:
     places: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):
         places[name].append(place)
-    known = _Known(report)
-    links: dict[Pair, Link] = {}
-    for a, b in known.pairs():
-        reach, words = known.reach.get((a, b), ("", ""))
-        links[a, b] = replace(
-            known.speed.get((a, b), Link("", "")),
-            start=labels[a],
-            end=labels[b],
-            reach=reach,
-            words=words,
-        )
+    links = {
+        (a, b): replace(link, start=labels[a], end=labels[b])
+        for (a, b), link in sorted(_measured(report, checks).items())
+    }
     for pair, codes in _blamed_links(report, places).items():
         link = links.get(pair) or Link(labels[pair[0]], labels[pair[1]])
         links[pair] = replace(link, blame=tuple(codes))
@@ -195,106 +178,25 @@ def _blamed_links(report: Report, places: Mapping[str, list[int]]) -> dict[Pair,
     return {pair: codes for pair, codes in found.items() if codes}
 
 
-class _Known:
-    """What the checks `firewall` and `links` measured, by the positions of the hosts."""
-
-    def __init__(self, report: Report) -> None:
-        self._hosts = report.cluster.hosts
-        by_id = {host.id: place for place, host in enumerate(self._hosts)}
-        self._of_seat = {str(rank.seat): by_id[rank.host.id] for rank in report.cluster.ranks}
-        self._backend = report.cluster.backend
-        self.reach: dict[Pair, tuple[str, str]] = {}
-        self.speed: dict[Pair, Link] = {}
-        for pair, reach, words in self._calls():
-            # Of several results the worse one: it is a road that the job takes too.
-            if _badness(reach, words) > _badness(*self.reach.get(pair, ("", ""))):
-                self.reach[pair] = reach, words
-        for round_name in ("exchange", "confirm"):
-            for place, partner, record in self._records("links", round_name, "sent"):
-                self._measure((place, partner), record)
-
-    def pairs(self) -> list[Pair]:
-        """Everything that was tried."""
-        return sorted({*self.reach, *self.speed})
-
-    def _records(self, check: str, round_name: str, key: str) -> Iterator[tuple[int, int, Any]]:
-        """(host, partner, record) of facts that are keyed by the partner's seat.
-
-        A partner that was lost in the same round says nothing about the road to it.
-        """
-        facts = {
-            place: found
-            for place, host in enumerate(self._hosts)
-            if (found := _facts(host, check, round_name)) is not None
-        }
-        for place, found in facts.items():
-            for seat, record in _mapping(found.get(key)).items():
-                partner = self._of_seat.get(str(seat))
-                if partner is not None and partner != place and partner in facts:
-                    yield place, partner, record
-
-    def _calls(self) -> Iterator[tuple[Pair, str, str]]:
-        for place, partner, entries in self._records("firewall", "matrix", "peers"):
-            theirs = _facts(self._hosts[partner], "firewall", "matrix") or {}
-            wanted = job_roles(self._backend, theirs.get("nccl_data") == "sockets")
-            calls = [entry for entry in _list(entries) if isinstance(entry, Mapping)]
-            job = [call for call in calls if wanted & set(map(str, _list(call.get("roles"))))]
-            for call in job or calls:
-                attempts = [each for each in _list(call.get("attempts")) if _mapping(each)]
-                if not attempts:
-                    continue
-                outcome = str(attempts[-1].get("outcome"))
-                if outcome == "ok":
-                    yield (place, partner), "ok", ""
-                elif outcome == "own-address" or len(attempts) >= _ENOUGH:
-                    back = outcome == _MILD and attempts[-1].get("stalled") == "download"
-                    pair = (partner, place) if back else (place, partner)
-                    yield pair, "failed", _WORDS.get(outcome, outcome)
-
-    def _measure(self, pair: Pair, record: Any) -> None:
-        record = _mapping(record)
-        if not record or "problem" in record:
-            return
-        stood = record.get("stalled") in ("echo", "burst")
-        old = self.speed.get(pair, Link("", ""))
-        self.speed[pair] = replace(
-            old,
-            rtt_us=_better(min, old.rtt_us, _number(record.get("rtt_us"))),
-            rate=_better(max, old.rate, 0.0 if stood else _number(record.get("rate"))),
-            segments=old.segments + int(_number(record.get("segments")) or 0),
-            lost=old.lost + int(_number(record.get("lost")) or 0),
-        )
+def _measured(report: Report, checks: Checks) -> dict[Pair, Link]:
+    """What the checks know of each link, by the positions of its hosts; nobody blames it yet."""
+    place_of = {host.id: place for place, host in enumerate(report.cluster.hosts)}
+    found: dict[Pair, list[HostLink]] = {}
+    for each in sections_of(report, checks):
+        if isinstance(each, HostLink) and {each.start, each.end} <= place_of.keys():
+            found.setdefault((place_of[each.start], place_of[each.end]), []).append(each)
+    return {pair: _united(same) for pair, same in found.items()}
 
 
-def _badness(reach: str, words: str) -> int:
-    if reach != "failed":
-        return 1 if reach else 0
-    return 2 if words == _WORDS[_MILD] else 3
-
-
-def _better(choose: Any, *values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    best: float | None = choose(known) if known else None
-    return best
-
-
-def _facts(host: Host, check: str, round_name: str) -> Mapping[str, Any] | None:
-    outcome = host.facts.get(check, {}).get(round_name)
-    return outcome.facts if outcome is not None and outcome.status is OutcomeStatus.OK else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) and value >= 0 else None
-    except OverflowError:  # JSON knows whole numbers of any size
-        return None
+def _united(same: Sequence[HostLink]) -> Link:
+    worst = max(same, key=lambda each: _BADNESS.index(each.reach))
+    return Link(
+        "",
+        "",
+        reach="failed" if worst.reach == "impaired" else worst.reach,
+        words=worst.words,
+        rtt_us=min((each.rtt_us for each in same if each.rtt_us is not None), default=None),
+        rate=max((each.rate for each in same if each.rate is not None), default=None),
+        segments=sum(each.segments for each in same),
+        lost=sum(each.lost for each in same),
+    )

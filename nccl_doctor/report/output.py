@@ -17,6 +17,7 @@ from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert, summary
 from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.redaction.cover import MAP, Cover, key_in, map_beside
+from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
 from nccl_doctor.toolkit.errands import send
@@ -29,13 +30,13 @@ _PIPE_WIDTH = 100
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
-def save(report: Report, form: str, path: str) -> None:
+def save(report: Report, form: str, path: str, checks: Checks = no_checks) -> None:
     """Write a report in one format; `-` is stdout. A reader sees the old file or the whole new one.
 
     Raises:
         OSError: the folder is not there or not writable, or the disk is full.
     """
-    rendered = renderer(form)(report)
+    rendered = renderer(form, checks)(report)
     if path == "-":
         _put(sys.stdout, rendered)
         return
@@ -96,7 +97,9 @@ def covered(
     return Covered(redacted, tuple(said))
 
 
-def print_report(report: Report, options: Options, stream: TextIO) -> None:
+def print_report(
+    report: Report, options: Options, stream: TextIO, checks: Checks = no_checks
+) -> None:
     """Print the report for people; width, colour and marks as the stream can take them.
 
     Under the report of a host that was examined by itself (`env`) stand its facts.
@@ -112,20 +115,23 @@ def print_report(report: Report, options: Options, stream: TextIO) -> None:
         verbose=options.verbosity > 0,
         quiet=options.quiet,
         ascii=plain,
+        checks=checks,
     )
     if report.run.get("alone") is True and not options.quiet:
         text += "\n" + render_facts(report, width=width, ascii=plain)
     _put(stream, inert(text) if options.github else text)
 
 
-def say(report: Report, options: Options, stream: TextIO, code: int) -> int:
+def say(
+    report: Report, options: Options, stream: TextIO, code: int, checks: Checks = no_checks
+) -> int:
     """Print the report for people, or the one line that the system of the exit profile reads.
 
     Returns: the exit code, which is `code` as that system writes it.
     """
     told = tell(report, options.exit_profile, code)
     if told is None:
-        print_report(report, options, stream)
+        print_report(report, options, stream, checks)
         return code
     if told.line:
         _put(stream, f"{told.line}\n")
@@ -138,7 +144,9 @@ def code_of(report: Report, options: Options, code: int) -> int:
     return code if told is None else told.code
 
 
-def leave(departure: ParticipantResult, launch: Launch, options: Options) -> int:
+def leave(
+    departure: ParticipantResult, launch: Launch, options: Options, checks: Checks = no_checks
+) -> int:
     """Print and save the report of a participant at its end; returns its exit code.
 
     The coordinator's report goes to stdout and to the output files. The partial report of a host
@@ -159,7 +167,9 @@ def leave(departure: ParticipantResult, launch: Launch, options: Options) -> int
         _complain(f"rank {launch.rank}: {' '.join(told) or report.verdict.upper()}")
         return code_of(report, options, departure.code)
     outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
-    return give(report, options, outputs, departure.code, said=said, aside=departure.aside)
+    return give(
+        report, options, outputs, departure.code, said=said, aside=departure.aside, checks=checks
+    )
 
 
 def leave_unable(reason: str, options: Options) -> int:
@@ -182,6 +192,7 @@ def give(
     made_of: str = "-",
     said: Sequence[str] = (),
     aside: bool = False,
+    checks: Checks = no_checks,
 ) -> int:
     """Write a report where it was asked for, and print it unless stdout is taken.
 
@@ -196,6 +207,7 @@ def give(
         made_of: the file that the report comes from, which the map then belongs beside.
         said: what else to say on stderr; names in it become pseudonyms too.
         aside: the report is the partial report of one host, and goes to stderr.
+        checks: asked what they have to show beside their findings.
 
     Returns: the exit code, in the words of the exit profile.
     """
@@ -210,7 +222,7 @@ def give(
         _complain(words)
     lost = bool(seen.problem)
     for form, path in outputs.items():
-        if problem := _saved(report, form, path):
+        if problem := _saved(report, form, path, checks):
             _complain(
                 _unprinted(report, problem)
                 if path == "-"
@@ -220,7 +232,7 @@ def give(
     code = max(code, 3) if lost else code
     try:
         if aside or "-" not in outputs.values():
-            made = say(report, options, sys.stderr if aside else sys.stdout, code)
+            made = say(report, options, sys.stderr if aside else sys.stdout, code, checks)
         else:
             made = code_of(report, options, code)
         annotate(report, options, outputs, aside=aside)
@@ -236,10 +248,10 @@ def _unprinted(report: Report, problem: str) -> str:
     return f"the report was not printed: {problem}; the verdict is {verdict}"
 
 
-def _saved(report: Report, form: str, path: str) -> str:
+def _saved(report: Report, form: str, path: str, checks: Checks) -> str:
     """Write a report in one format; returns what went wrong, or the empty string."""
     try:
-        save(report, form, path)
+        save(report, form, path, checks)
     except OSError as error:
         return error.strerror or str(error)
     except Exception as error:  # one format that breaks must not cost the others

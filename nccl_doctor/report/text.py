@@ -13,6 +13,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
+from nccl_doctor.report.sections import Checks, no_checks
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
@@ -45,6 +46,7 @@ def render(
     verbose: bool = False,
     quiet: bool = False,
     ascii: bool = False,
+    checks: Checks = no_checks,
 ) -> str:
     """The report as text that ends in a newline.
 
@@ -55,6 +57,7 @@ def render(
         verbose: also the table of checks, facts that are tables, and what is only worth knowing.
         quiet: only the verdict and what to fix.
         ascii: write nothing but ASCII.
+        checks: asked what they measured, where a link is blamed.
     """
     page = _Page(max(width, MIN_WIDTH), color)
     places = Places(report)
@@ -62,7 +65,7 @@ def render(
     for group in by_kind(report.root_causes):
         _root_cause(page, places, group, quiet)
     if not quiet:
-        _links(page, report)
+        _links(page, report, checks)
         _explained(page, places, report)
         _warnings(page, places, report)
         _not_tested(page, report)
@@ -178,8 +181,8 @@ def _short(page: _Page, places: Places, mark: str, finding: Finding, text: str) 
     page.line(f"{finding.code}{f' ({where})' if where else ''}: {text}", first=f"  {mark} ")
 
 
-def _links(page: _Page, report: Report) -> None:
-    lines = lay_out_links(report, page.width, safe)
+def _links(page: _Page, report: Report, checks: Checks) -> None:
+    lines = lay_out_links(report, page.width, safe, checks)
     if lines:
         page.heading("Links between hosts")
         page.line(LEGEND, first="  ")

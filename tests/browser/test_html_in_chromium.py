@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
 from tests.browser.chromium import OPTIONS, TIME_LIMIT_S, browser, environment
 from tests.support.pages import broken, hostile
@@ -94,8 +95,8 @@ class Seen:
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     command = browser()
     folder: Path = tmp_path_factory.mktemp("browser")
-    (folder / "broken.html").write_text(render(broken()), "utf-8")
-    (folder / "hostile.html").write_text(render(hostile()), "utf-8")
+    (folder / "broken.html").write_text(render(broken(), installed), "utf-8")
+    (folder / "hostile.html").write_text(render(hostile(), installed), "utf-8")
     (folder / "frames.html").write_text(FRAMES, "utf-8")
     picture = folder / "picture.png"
     done = subprocess.run(

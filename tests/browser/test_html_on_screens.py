@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.api import Finding, Where
+from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
 from tests.browser.chromium import Chromium, Tab
 from tests.support.clusters import make_cluster
@@ -97,7 +98,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "many": report_of(make_cluster(hosts, 1), link),
     }
     for name, report in made.items():
-        (folder / f"{name}.html").write_text(render(report), "utf-8")
+        (folder / f"{name}.html").write_text(render(report, installed), "utf-8")
     return folder
 
 

@@ -269,14 +269,20 @@ def odd_reports() -> Iterator[Report]:
 
 def test_every_renderer_bears_whatever_is_read():
     plain = Report.from_json(json.loads(SAVED))
+
+    def checks():
+        return REGISTRY.checks
+
     ways = {
-        **{form: renderer(form) for form in formats()},
-        "text": lambda report: report_text.render(report, verbose=True),
+        **{form: renderer(form, checks) for form in formats()},
+        "text": lambda report: report_text.render(report, verbose=True, checks=checks),
         "facts": facts.render,
         "github": github.commands,
         "github summary": github.summary,
         **{
-            f"issue {name}": lambda report, name=name: issue.fill(issue.form_of(name), report)
+            f"issue {name}": lambda report, name=name: issue.fill(
+                issue.form_of(name), report, checks
+            )
             for name in issue.projects()
         },
         "redact": lambda report: renderer("json")(redact(report, b"a key of the test")[0]),

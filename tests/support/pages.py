@@ -10,6 +10,7 @@ from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
+from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
 from tests.support import exchanges, peers
 from tests.support.clusters import make_cluster, outcome
@@ -89,7 +90,7 @@ class Page(HTMLParser):
 
 
 def page_of(report: Report) -> Page:
-    html = render(report)
+    html = render(report, installed)
     assert html.isascii()
     assert html.startswith("<!doctype html>\n")
     return Page(html.removeprefix("<!doctype html>\n"))

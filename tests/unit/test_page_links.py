@@ -10,6 +10,7 @@ import pytest
 
 from nccl_doctor.api import Finding, Layer, Severity, Where
 from nccl_doctor.model.report import Report
+from nccl_doctor.registry import installed
 from nccl_doctor.report.network import network_of
 from tests.support.clusters import make_cluster, reread
 from tests.support.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
@@ -109,20 +110,20 @@ def test_what_is_only_worth_knowing_blames_no_link():
 
 def test_large_packets_are_lost_in_the_direction_that_stood_still():
     stuck = {"outcome": "mtu", "detail": "", "stalled": "download"}
-    found = network_of(report_of(measured(3)))
+    found = network_of(report_of(measured(3)), installed)
     assert all(link.reach == "ok" for link in found.links.values())
     cluster = measured(3)
     facts = reread(cluster.hosts[0].facts)
     facts["firewall"]["matrix"].facts["peers"]["2"][0]["attempts"] = [stuck, stuck]
     hosts = (replace(cluster.hosts[0], facts=facts), *cluster.hosts[1:])
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
-    found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)))
+    found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)), installed)
     assert found.links[1, 0].words == "large packets are lost"
     assert found.links[0, 1].reach == ""
     # Once is not enough to say that a call fails.
     facts["firewall"]["matrix"].facts["peers"]["2"][0]["attempts"] = [stuck]
     hosts = (replace(cluster.hosts[0], facts=facts), *cluster.hosts[1:])
-    found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)))
+    found = network_of(report_of(replace(cluster, hosts=hosts, ranks=ranks)), installed)
     assert found.links[1, 0].reach == "ok"
 
 
@@ -216,6 +217,6 @@ def test_a_record_of_another_version_is_not_known():
                 record.update(rtt_us="fast", rate=None, segments=[], lost=-3)
         for entries in host["facts"]["firewall"]["matrix"]["facts"]["peers"].values():
             entries[0] = {"roles": None, "attempts": [{"outcome": "teleported"}] * 2}
-    found = network_of(Report.from_json(data))
+    found = network_of(Report.from_json(data), installed)
     assert {link.words for link in found.links.values()} == {"teleported"}
     assert all(link.rtt_us is None and not link.lost for link in found.links.values())

@@ -13,6 +13,7 @@ from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
 from nccl_doctor.judge.merge_reports import merge
 from nccl_doctor.model.report import Report
+from nccl_doctor.registry import installed
 from nccl_doctor.report import github, issue, profiles
 from nccl_doctor.report.difference import render as render_diff
 from nccl_doctor.report.facts import render as render_facts
@@ -41,8 +42,8 @@ def changed(report):
 
 
 RENDERED = {
-    **{name: renderer(name) for name in formats()},
-    "text": lambda report: render_text(report, verbose=True),
+    **{name: renderer(name, installed) for name in formats()},
+    "text": lambda report: render_text(report, verbose=True, checks=installed),
     "text, quiet": lambda report: render_text(report, quiet=True, ascii=True),
     "facts": render_facts,
     "annotations": github.commands,

@@ -8,6 +8,7 @@ from nccl_doctor.api import Finding, Layer, Where
 from nccl_doctor.cli.bundle import PROJECTS
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.registry import installed
 from nccl_doctor.report.issue import UNKNOWN, fill, form_of, projects
 from tests.support.clusters import make_cluster
 from tests.support.planted import secret_report
@@ -48,7 +49,7 @@ def test_the_forms_that_there_are():
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_every_field_of_the_form_is_there_and_filled(project):
-    words = fill(form_of(project), report())
+    words = fill(form_of(project), report(), installed)
     at = [words.index(field) for field in FIELDS[project]]
     assert at == sorted(at)
     for told in ("2.13.0+cu129", "2.27.5", "570.86.15", "4 ranks on 2 hosts", "collective-hang"):
@@ -68,18 +69,18 @@ def test_the_impact_in_the_words_of_the_form():
         "rank-crashed": "Application crash",
         "made-up": "-- Please specify --",
     }.items():
-        assert f"impacting you?\n\n{impact}" in fill(form_of("nccl"), report(code))
+        assert f"impacting you?\n\n{impact}" in fill(form_of("nccl"), report(code), installed)
 
 
 def test_nothing_that_was_observed_is_markup():
-    words = fill(form_of("pytorch"), report())
+    words = fill(form_of("pytorch"), report(), installed)
     assert "`it hung | <b>@someone</b>`" in words
 
 
 def test_the_log_of_a_stuck_rank():
     log = "nd0:1:2 [0] NCCL INFO x\nnd0:1:2 [0] NCCL WARN Call to connect timed out\n```\n\x1b[31m"
     stuck = Outcome(OutcomeStatus.HUNG, log_tail=log, stack='File "x.py", line 3')
-    words = fill(form_of("nccl"), _stuck(stuck))
+    words = fill(form_of("nccl"), _stuck(stuck), installed)
     assert "First `NCCL WARN`: `nd0:1:2 [0] NCCL WARN Call to connect timed out`" in words
     assert "````text\n" in words
     assert "\x1b" not in words
@@ -93,5 +94,5 @@ def _stuck(outcome):
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_report_that_knows_little(project):
     empty = conclude(make_cluster(absent_nodes=(0, 1)), [], run={**RUN, "command": ""})
-    assert "not in the report" in fill(form_of(project), empty)
-    assert fill(form_of(project), secret_report())
+    assert "not in the report" in fill(form_of(project), empty, installed)
+    assert fill(form_of(project), secret_report(), installed)

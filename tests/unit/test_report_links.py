@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.api import Finding, Where
+from nccl_doctor.registry import installed
 from nccl_doctor.report import text
 from nccl_doctor.report.links import lay_out
 from tests.support.clusters import make_cluster
@@ -14,7 +15,7 @@ ONE = Finding(PORT, "shut", Where(links=(("nd1", "nd2"),)))
 
 
 def matrix(report, width: int = 80) -> list[str]:
-    return lay_out(report, width, text.safe)
+    return lay_out(report, width, text.safe, installed)
 
 
 def test_where_a_link_is_blamed():
@@ -30,11 +31,11 @@ def test_where_a_link_is_blamed():
 
 def test_it_stands_below_what_to_fix_but_not_in_a_quiet_report():
     report = broken()
-    out = text.render(report)
+    out = text.render(report, checks=installed)
     assert out.index("fix ") < out.index("Links between hosts") < out.index("checks: ")
     assert "  nd1  ✓   ·   ✗   ✓\n" in out
-    assert "Links between hosts" not in text.render(report, quiet=True)
-    plain = text.render(report, ascii=True)
+    assert "Links between hosts" not in text.render(report, quiet=True, checks=installed)
+    plain = text.render(report, ascii=True, checks=installed)
     assert plain.isascii()
     assert "  nd1  +   -   x   +\n" in plain
 

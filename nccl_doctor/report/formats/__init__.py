@@ -1,15 +1,20 @@
 """Formats that a report is written in: one file each, and a new one is one new file.
 
 A format is a module with `render(report) -> str`, a pure function; its name is the name of the
-option (`--json PATH`) and of `report show --format`.
+option (`--json PATH`) and of `report show --format`. One that shows what checks have beside their
+findings has a second parameter, `checks`.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+from nccl_doctor.report.sections import Checks, no_checks
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -20,7 +25,8 @@ def formats() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def renderer(name: str) -> Callable[[Report], str]:
-    """The function that renders a report in one format."""
-    render: Callable[[Report], str] = importlib.import_module(f"{__name__}.{name}").render
-    return render
+def renderer(name: str, checks: Checks = no_checks) -> Callable[[Report], str]:
+    """The function that renders a report in one format, which may ask the `checks`."""
+    render: Callable[..., str] = importlib.import_module(f"{__name__}.{name}").render
+    asks = "checks" in inspect.signature(render).parameters
+    return partial(render, checks=checks) if asks else render

@@ -10,9 +10,10 @@ from importlib.resources import files
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.page import facts, findings, groups, matrix, timeline
 from nccl_doctor.report.page.markup import Html, element, together
+from nccl_doctor.report.sections import Checks, no_checks
 
 
-def render(report: Report) -> str:
+def render(report: Report, checks: Checks = no_checks) -> str:
     """One page, ASCII only: the verdict and what to fix first, everything else below.
 
     Style and script stand in the page, and the page itself forbids the browser to load or send
@@ -38,7 +39,7 @@ def render(report: Report) -> str:
     main = element(
         "main",
         *findings.sections(report),
-        matrix.section(report),
+        matrix.section(report, checks),
         timeline.section(report),
         groups.section(report),
         findings.checks(report),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.network import Link, Network, Pair, network_of, show_latency, show_rate
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
+from nccl_doctor.report.sections import Checks
 
 MOST_HOSTS = 64
 """Hosts of a whole map; of more, each finding has a map of the hosts at the ends of its links."""
@@ -43,9 +44,9 @@ class Map:
     note: str = ""
 
 
-def section(report: Report) -> Html | None:
+def section(report: Report, checks: Checks) -> Html | None:
     """The section of the page; None where there is no link to speak of."""
-    network = network_of(report)
+    network = network_of(report, checks)
     if len(network.hosts) < 2:
         return None
     views = _views(network)

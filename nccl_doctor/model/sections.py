@@ -1,0 +1,60 @@
+"""What a check can show beside its findings: links between hosts, and how hosts are set up.
+
+Checks yield them (`Check.sections`); maps of the network and issue forms are made of them. They are
+never saved: whoever renders a report asks the checks that are installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What a check knows of one direction between two hosts, for the map of links.
+
+    A check may yield several of one link, and so may several checks: the worst reach counts, the
+    best time and rate, and all segments together.
+
+    Attributes:
+        start: `id` of the host that calls or sends.
+        end: `id` of the other host.
+        reach: `ok`; `impaired`: small packets arrive, but not all; `failed`; or the empty string
+            where nobody tried.
+        words: how it failed, in a few words.
+        rtt_us: round-trip time in microseconds, None where not measured.
+        rate: bytes per second, 0 where it stood still, None where not measured.
+        segments, lost: of TCP, sent and lost.
+    """
+
+    start: int
+    end: int
+    reach: Literal["", "ok", "impaired", "failed"] = ""
+    words: str = ""
+    rtt_us: float | None = None
+    rate: float | None = None
+    segments: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One thing that a host or a rank has, for issue forms.
+
+    Attributes:
+        name: what it is. The forms ask for software (`torch`, `cuda`, `rocm`, `nccl`,
+            `nccl loaded`, `python`, `driver`, `deepspeed`), for `gpus`, `RDMA port` and
+            `interface`; what has another name they do not show.
+        value: a version or a description; or a table, of which what is not empty is shown.
+        host: `id` of the host.
+    """
+
+    name: str
+    value: str | Mapping[str, Any]
+    host: int
+
+
+Section = HostLink | Setup
+"""What `Check.sections` yields."""
