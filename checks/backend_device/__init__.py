@@ -205,7 +205,7 @@ class BackendDevice(Check):
         for host in cluster.present_hosts:
             first = cluster.first_on(host)
             for outcome in () if first is None else first.facts.get(self.name, {}).values():
-                devices = outcome.get("facts", {}).get("devices") or ()
+                devices = outcome.facts.get("devices") or ()
                 names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
                 told = ", ".join(f"{count} x {name}" for name, count in names.items())
                 yield Setup("gpus", told or "none", host.id)

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 
 
 def facts_of(host: Host, check: str, round_name: str) -> Mapping[str, Any] | None:
     """What a check saw on a host in one round; None where that did not end well."""
-    outcome = mapping(mapping(mapping(host.facts).get(check)).get(round_name))
-    return mapping(outcome.get("facts")) if outcome.get("status") == "ok" else None
+    outcome = host.facts.get(check, {}).get(round_name)
+    return outcome.facts if outcome is not None and outcome.status is OutcomeStatus.OK else None
 
 
 def by_partner(
