@@ -40,8 +40,7 @@ import ctypes
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -87,11 +86,10 @@ class DriverLibraries(Check):
     scope = Scope.RANK
     cost = "seconds"  # the libraries that it loads may crash the process
     kinds = (DRIVER_MISMATCH, DIFFERS)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Load the libraries. Returns: `kernel` (module version), `loaded` (table of libraries)."""
-        kernel = host_gpus(self.root)["driver"]
+        kernel = host_gpus(ctx.root)["driver"]
         if kernel is None:
             raise Skip("no NVIDIA kernel module is loaded")
         for name in _NAMES:

@@ -41,8 +41,7 @@ ABI/testing/sysfs-kernel-iommu_groups; NVIDIA/nccl issues 257, 606, 631 and 1737
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -115,7 +114,6 @@ class GpuDirect(Check):
     name = "gpu_direct"
     layer = Layer.DEVICE
     kinds = (MISSING, IOMMU, ACS, UNREAD)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read modules, IOMMU groups and bridges.
@@ -126,21 +124,21 @@ class GpuDirect(Check):
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
-        gpus = host_gpus(self.root)
+        gpus = host_gpus(ctx.root)
         if not (gpus["nodes"] or gpus["proc"]):
             raise Skip("no NVIDIA GPU here")
-        settings = nccl_settings(ctx.env)
+        settings = nccl_settings(ctx.env, root=ctx.root)
         hca = settings[HCA].value if HCA in settings else ""
         ctx.breadcrumb("read GPUs, NICs and bridges in /sys")
         ports = [
             port
-            for port in rdma_ports(self.root / "sys/class/infiniband")
+            for port in rdma_ports(ctx.root / "sys/class/infiniband")
             if port["state"] == "ACTIVE" and not rdma_off(settings)
             if rdma_admits(hca, port["device"], int(port["port"]))
         ]
         if not ports and count_gpus(gpus) < 2:
             raise Skip("one GPU, and no active RDMA port")
-        facts = read_gpu_direct(self.root)
+        facts = read_gpu_direct(ctx.root)
         if not (facts["gpus_on_pci"] or ports):
             raise Untested(f"{count_gpus(gpus)} GPUs here, but /sys/bus/pci shows none of them")
         road, why = gpu_direct_road(facts, settings)

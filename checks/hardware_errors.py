@@ -44,8 +44,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -89,7 +88,6 @@ class HardwareErrors(Check):
     kinds = (PCIE_ERRORS, MEMORY_FAILING, MEMORY_ERRORS)
     level = Level.STANDARD
     together = True
-    root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round: every host that had something to read at the start, by itself."""
@@ -103,7 +101,7 @@ class HardwareErrors(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`devices` of `pcie_errors` and `controllers` of `memory_errors`, read at `at_s`."""
         ctx.breadcrumb("read error counts of PCIe devices and memory controllers in /sys")
-        devices, controllers = pcie_errors(self.root)["devices"], memory_errors(self.root)
+        devices, controllers = pcie_errors(ctx.root)["devices"], memory_errors(ctx.root)
         if not devices and not controllers:
             raise Untested("the counts that were there at the start are gone")
         return {"at_s": time.monotonic(), "devices": devices, "controllers": controllers}

@@ -92,10 +92,10 @@ class HostIdentity(Check):
         (a container, a diskless host).
         """
         return {
-            "machine_id": _line("/etc/machine-id"),
-            "boot_id": _line("/proc/sys/kernel/random/boot_id"),
-            "netns": _inode("/proc/self/ns/net"),
-            "image": "KUBERNETES_SERVICE_HOST" in ctx.env or _root_is_an_image(),
+            "machine_id": _line(ctx.root / "etc/machine-id"),
+            "boot_id": _line(ctx.root / "proc/sys/kernel/random/boot_id"),
+            "netns": _inode(ctx.root / "proc/self/ns/net"),
+            "image": "KUBERNETES_SERVICE_HOST" in ctx.env or _root_is_an_image(ctx.root),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -138,25 +138,25 @@ def _place(hosts: Iterable[Host]) -> Where:
     return Where(hosts=tuple(sorted({host.label for host in hosts})))
 
 
-def _line(path: str) -> str | None:
+def _line(path: Path) -> str | None:
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace").strip()
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return None
     return None if text in ("", "uninitialized") else text
 
 
-def _inode(path: str) -> int | None:
+def _inode(path: Path) -> int | None:
     try:
         return os.stat(path).st_ino
     except OSError:
         return None
 
 
-def _root_is_an_image() -> bool:
+def _root_is_an_image(root: Path) -> bool:
     """Whether the root file system is an image: its machine id is the same on every host."""
     try:
-        roots = [mount.kind for mount in mounts() if mount.folder == "/"]
+        roots = [mount.kind for mount in mounts(root) if mount.folder == "/"]
     except OSError:
         return True
     return not roots or roots[-1] not in _DISK

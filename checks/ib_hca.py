@@ -36,8 +36,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -104,7 +103,6 @@ class IbHca(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     kinds = (UNMATCHED, PORT_DOWN, OVERMATCH)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`hca`: the value, and its `origin`; `net`: the value of NCCL_NET; `ports`: [device, port,
@@ -114,7 +112,7 @@ class IbHca(Check):
         if HCA not in settings or not HcaList.parse(settings[HCA].value).entries:
             raise Skip(f"{HCA} is not set")
         ctx.breadcrumb("read /sys/class/infiniband")
-        ports = rdma_ports(self.root / "sys/class/infiniband")
+        ports = rdma_ports(ctx.root / "sys/class/infiniband")
         return {
             "hca": settings[HCA].value,
             "origin": settings[HCA].origin,

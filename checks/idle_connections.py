@@ -31,8 +31,7 @@ Kernel documentation, networking/nf_conntrack-sysctl; NVIDIA/nccl issue 1619.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -67,11 +66,10 @@ class IdleConnections(Check):
     name = "idle_connections"
     layer = Layer.PORT
     kinds = (IDLE_FORGOTTEN,)
-    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`established_s`: seconds after which an idle connection is forgotten."""
-        file = self.proc / "sys/net/netfilter/nf_conntrack_tcp_timeout_established"
+        file = ctx.root / "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"
         try:
             return {"established_s": int(file.read_text(encoding="ascii"))}
         except (OSError, ValueError) as error:

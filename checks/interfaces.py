@@ -122,7 +122,7 @@ class Interfaces(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The choices, and the interfaces to choose from."""
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-        return survey(ctx.env)
+        return survey(ctx.env, root=ctx.root)
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The interfaces that the job would use."""

@@ -38,7 +38,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -76,16 +76,15 @@ class IpcNamespaces(Check):
     layer = Layer.HOST
     scope = Scope.RANK
     kinds = (IPC_NAMESPACE_SPLIT,)
-    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`host`: a digest of what NCCL identifies the host by; inodes of the namespaces and the
         device of /dev/shm, None for what cannot be read.
         """
         seen = {
-            "ipc": _inode(self.proc / "self/ns/ipc"),
-            "pid": _inode(self.proc / "self/ns/pid"),
-            "shm": _device(Path("/dev/shm")),
+            "ipc": _inode(ctx.root / "proc/self/ns/ipc"),
+            "pid": _inode(ctx.root / "proc/self/ns/pid"),
+            "shm": _device(ctx.root / "dev/shm"),
         }
         if all(value is None for value in seen.values()):
             raise Untested("/proc/self/ns and /dev/shm cannot be read")
@@ -93,12 +92,12 @@ class IpcNamespaces(Check):
 
     def _host(self, ctx: Context) -> str:
         """Digest of the host's identity, which need not be readable."""
-        told = nccl_settings(ctx.env).get("NCCL_HOSTID")
+        told = nccl_settings(ctx.env, root=ctx.root).get("NCCL_HOSTID")
         name = told.value if told is not None else ""
         if not name:
             name = socket.gethostname()
             with suppress(OSError):
-                name += (self.proc / "sys/kernel/random/boot_id").read_text(encoding="ascii")
+                name += (ctx.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return hashlib.sha256(name.encode()).hexdigest()[:12]
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -84,16 +84,15 @@ class KernelLimits(Check):
     name = "kernel_limits"
     layer = Layer.PORT
     kinds = (LISTEN_BACKLOG_LOW, PORTS_EXHAUSTED)
-    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`range`: lowest and highest port; `taken`: how many of them sockets hold, `time_wait`:
         how many of these are only in TIME_WAIT; `reserved`: how many are reserved. None for what
         cannot be read.
         """
-        ipv4 = self.proc / "sys/net/ipv4"
+        ipv4 = ctx.root / "proc/sys/net/ipv4"
         ports = _words(ipv4 / "ip_local_port_range")
-        backlog = _words(self.proc / "sys/net/core/somaxconn")
+        backlog = _words(ctx.root / "proc/sys/net/core/somaxconn")
         if len(ports) != 2 and not backlog:
             raise Untested("the kernel's network settings cannot be read")
         facts: dict[str, Any] = {
@@ -104,20 +103,12 @@ class KernelLimits(Check):
         }
         if facts["range"]:
             low, high = facts["range"]
-            held, waiting = self._sockets()
+            held, waiting = _sockets(ctx.root)
             inside = range(low, high + 1)
             facts["taken"] = sum(port in inside for port in held | waiting)
             facts["time_wait"] = sum(port in inside for port in waiting - held)
             facts["reserved"] = _reserved(_words(ipv4 / "ip_local_reserved_ports"), inside)
         return facts
-
-    def _sockets(self) -> tuple[set[int], set[int]]:
-        """Local ports of live sockets, and of those in TIME_WAIT."""
-        held: set[int] = set()
-        waiting: set[int] = set()
-        for one in tcp_sockets(self.proc.parent):
-            (waiting if one.state == TIME_WAIT else held).add(one.port)
-        return held, waiting
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on the queue of rank 0's host, and on the ports of all hosts."""
@@ -178,3 +169,12 @@ def _words(path: Path) -> list[str]:
         return path.read_text(encoding="ascii", errors="replace").split()
     except OSError:
         return []
+
+
+def _sockets(root: Path) -> tuple[set[int], set[int]]:
+    """Local ports of live sockets, and of those in TIME_WAIT."""
+    held: set[int] = set()
+    waiting: set[int] = set()
+    for one in tcp_sockets(root):
+        (waiting if one.state == TIME_WAIT else held).add(one.port)
+    return held, waiting

@@ -45,8 +45,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -136,7 +135,6 @@ class Limits(Check):
     name = "limits"
     layer = Layer.HOST
     kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
@@ -145,7 +143,7 @@ class Limits(Check):
         user namespace other than the first, where capabilities lift no limit.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
-        capable = privileges(self.root)
+        capable = privileges(ctx.root)
         processes = _limit(resource.RLIMIT_NPROC)[0]
         # The kernel does not count processes of root or of users with these capabilities.
         counts = processes is not None and not capable & {"root", "sys_admin", "sys_resource"}
@@ -153,12 +151,12 @@ class Limits(Check):
             "files": soft,
             "files_hard": hard,
             "locked": None if "ipc_lock" in capable else _limit(resource.RLIMIT_MEMLOCK)[0],
-            "rdma": _rdma(ctx, self.root),
+            "rdma": _rdma(ctx),
             "processes": processes,
-            "tasks": (user_tasks() or None) if counts else None,
-            "pids": cgroup_limits(self.root)["pids"],
+            "tasks": (user_tasks(ctx.root) or None) if counts else None,
+            "pids": cgroup_limits(ctx.root)["pids"],
             "addresses": _limit(resource.RLIMIT_AS)[0],
-            "user_namespace": in_user_namespace(self.root),
+            "user_namespace": in_user_namespace(ctx.root),
             "local_ranks": ctx.launch.local_world_size or 1,
         }
 
@@ -196,11 +194,11 @@ def _limit(kind: int) -> tuple[int | None, int | None]:
     )
 
 
-def _rdma(ctx: Context, root: Path) -> list[str]:
-    if ctx.backend != "nccl" or not any((root / "dev/infiniband").glob("uverbs*")):
+def _rdma(ctx: Context) -> list[str]:
+    if ctx.backend != "nccl" or not any((ctx.root / "dev/infiniband").glob("uverbs*")):
         return []
-    settings = nccl_settings(ctx.env)
-    ports = admitted(settings, rdma_ports(root / "sys/class/infiniband"))
+    settings = nccl_settings(ctx.env, root=ctx.root)
+    ports = admitted(settings, rdma_ports(ctx.root / "sys/class/infiniband"))
     return sorted({name.partition(":")[0] for name in choose_road(settings, ports).ports})
 
 

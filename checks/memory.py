@@ -29,8 +29,7 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -71,19 +70,18 @@ class Memory(Check):
     name = "memory"
     layer = Layer.HOST
     kinds = (MEMORY_LIMIT_LOW,)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Sizes in bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on
         the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
         """
-        limits = cgroup_limits(self.root)
-        available = available_memory(self.root)
+        limits = cgroup_limits(ctx.root)
+        available = available_memory(ctx.root)
         if available is None and limits["memory"] is None:
             raise Untested("neither /proc/meminfo nor a memory control group can be read")
         return {
             "group": limits["memory"],
-            **memory_kills(self.root),
+            **memory_kills(ctx.root),
             "available": available,
             "local_ranks": ctx.launch.local_world_size or 1,
         }

@@ -34,8 +34,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Skip, Where
 from nccl_doctor.toolkit.memory_errors import by_module, memory_errors, memory_risen, module_names
@@ -51,12 +50,11 @@ class MemoryErrors(Check):
     name = "memory_errors"
     layer = Layer.HOST
     kinds = (MEMORY_ERRORS,)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`controllers` of `memory_errors`, read at `at_s`, seconds of this host's clock."""
         ctx.breadcrumb("read error counts in /sys/devices/system/edac")
-        controllers = memory_errors(self.root)
+        controllers = memory_errors(ctx.root)
         if not controllers:
             raise Skip("no EDAC driver counts memory errors on this host")
         return {"at_s": time.monotonic(), "controllers": controllers}

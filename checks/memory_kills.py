@@ -31,8 +31,7 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.events) and cgroup-v1/memory
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -70,7 +69,6 @@ class MemoryKills(Check):
     kinds = (KILLED,)
     level = Level.STANDARD
     together = True
-    root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round, each host alone."""
@@ -80,7 +78,7 @@ class MemoryKills(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`oom_kills` of the control group and `machine_kills`: counts, or None."""
-        kills = memory_kills(self.root)
+        kills = memory_kills(ctx.root)
         if set(kills.values()) == {None}:
             raise Untested("the kernel does not count such kills here")
         return kills

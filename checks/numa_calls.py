@@ -42,7 +42,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -100,7 +100,6 @@ class NumaCalls(Check):
     name = "numa_calls"
     layer = Layer.HOST
     kinds = (BLOCKED, EMPTY)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`refused`: name of the error of get_mempolicy, None if it works or is not known on this
@@ -109,14 +108,14 @@ class NumaCalls(Check):
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
+        settings = nccl_settings(ctx.env, root=ctx.root)
         for name in (ASKED, "NCCL_CUMEM_ENABLE"):
             if name in settings and settings[name].value == "0":
                 raise Skip(f"{name}=0: NCCL makes no NUMA calls")
         return {
             "refused": _refused(),
-            "empty": _empty_nodes(self.root / "sys"),
-            "driver": host_gpus(self.root)["driver"],
+            "empty": _empty_nodes(ctx.root / "sys"),
+            "driver": host_gpus(ctx.root)["driver"],
             "asked": ASKED in settings and settings[ASKED].value == "1",
         }
 

@@ -39,8 +39,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Severity, Skip, Where
 from nccl_doctor.toolkit.pcie_errors import pcie_errors, pcie_outliers
@@ -53,12 +52,11 @@ class PcieErrors(Check):
     name = "pcie_errors"
     layer = Layer.DEVICE
     kinds = (PCIE_ERRORS,)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`devices` of `pcie_errors`, read at `at_s`, seconds of this host's monotonic clock."""
         ctx.breadcrumb("read error counters of PCIe devices in /sys/bus/pci/devices")
-        seen = pcie_errors(self.root)
+        seen = pcie_errors(ctx.root)
         if not seen["devices"]:
             raise Skip(seen["why_not"])
         return {"at_s": time.monotonic(), "devices": seen["devices"]}

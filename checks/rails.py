@@ -44,8 +44,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -104,13 +103,12 @@ class Rails(Check):
     name = "rails"
     layer = Layer.ROUTE
     kinds = (ORDER, SLOTS, NAMES)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """As `rails_of` returns; `table`: the rails as text; `hca`: the value of NCCL_IB_HCA."""
         settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
-        found = rails_of(settings, self.root)
+        found = rails_of(settings, ctx.root)
         if not found["rails"]:
             raise Skip("no InfiniBand or RoCE port that NCCL may use")
         columns = ["rail", "port", "slot", "NUMA node", "state", "network"]

@@ -41,8 +41,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -95,7 +94,6 @@ class RdmaErrors(Check):
     kinds = (RISING, FULL)
     level = Level.STANDARD
     together = True
-    root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round, each host alone."""
@@ -111,7 +109,7 @@ class RdmaErrors(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`counters`, read at `at_s`; `before`: the first reading, if this round read twice."""
         ctx.breadcrumb("read error counters in /sys/class/infiniband")
-        before = error_counters(self.root)
+        before = error_counters(ctx.root)
         if not before:
             raise Skip("no RDMA device here")
         if not any(before.values()):
@@ -120,7 +118,7 @@ class RdmaErrors(Check):
         pause_s = min(float(ctx.params.get("pause_s", 0.0)), ctx.left() / 2)
         if pause_s > 0:
             time.sleep(pause_s)
-            now = error_counters(self.root)
+            now = error_counters(ctx.root)
             facts = {"at_s": time.monotonic(), "counters": now, "before": before}
             facts["pause_s"] = pause_s
         return facts

@@ -40,8 +40,7 @@ NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE); NCCL src/transport/net_ib/connect.cc; 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -106,7 +105,6 @@ class RoceGids(Check):
     name = "roce_gids"
     layer = Layer.ROUTE
     kinds = (EMPTY, MISSING, DIFFERS)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`ports`: from `gid_tables`, the active ports that NCCL's settings allow; `fixed`: the
@@ -117,7 +115,7 @@ class RoceGids(Check):
         hca = settings[HCA].value if HCA in settings else ""
         ports = [
             port
-            for port in gid_tables(self.root)
+            for port in gid_tables(ctx.root)
             if port["state"] == "ACTIVE" and rdma_admits(hca, port["device"], int(port["port"]))
         ]
         if not ports:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -67,21 +67,20 @@ class RpFilter(Check):
     name = "rp_filter"
     layer = Layer.ROUTE
     kinds = (RP_FILTER_STRICT,)
-    folder: ClassVar[Path] = Path("/proc/sys/net/ipv4/conf")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`shared`: network with more than one interface → [interface, address, filter], in the
         order of the interfaces.
         """
         prefixes = subnet_prefixes()
-        everywhere = self._filter("all")
+        everywhere = _filter("all", ctx.root)
         networks: dict[str, list[list[Any]]] = {}
         for nic in interfaces():
             for address in nic.addresses if nic.running and not nic.loopback else ():
                 if ":" in address or address not in prefixes:
                     continue
                 net = ipaddress.ip_network(f"{address}/{prefixes[address]}", strict=False)
-                entry = [nic.name, address, max(everywhere, self._filter(nic.name))]
+                entry = [nic.name, address, max(everywhere, _filter(nic.name, ctx.root))]
                 networks.setdefault(str(net), []).append(entry)
         return {
             "shared": {
@@ -90,12 +89,6 @@ class RpFilter(Check):
                 if len({nic for nic, _, _ in entries}) > 1
             }
         }
-
-    def _filter(self, interface: str) -> int:
-        try:
-            return int((self.folder / interface / "rp_filter").read_text())
-        except (OSError, ValueError):
-            return 0
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """A warning for each such network; a failure if calls to such an address got no answer."""
@@ -122,3 +115,10 @@ class RpFilter(Check):
                     severity=Severity.FAIL if lost else None,
                     confidence=Confidence.LIKELY,
                 )
+
+
+def _filter(interface: str, root: Path) -> int:
+    try:
+        return int((root / f"proc/sys/net/ipv4/conf/{interface}/rp_filter").read_text())
+    except (OSError, ValueError):
+        return 0

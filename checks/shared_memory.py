@@ -42,7 +42,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -113,9 +113,6 @@ class SharedMemory(Check):
     name = "shared_memory"
     layer = Layer.HOST
     kinds = (SHM_TOO_SMALL, SHM_STALE)
-    folder: ClassVar[Path] = Path("/dev/shm")
-    root: ClassVar[Path] = Path("/")
-    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the
@@ -124,11 +121,11 @@ class SharedMemory(Check):
         has open; `sees_all`: whether all processes of the machine are visible.
         """
         ranks = ctx.launch.local_world_size or 1
-        needed = _needed(ctx, self.root / "dev")
+        needed = _needed(ctx, ctx.root / "dev")
         least = min(needed, ranks * _SMALLEST)
         facts: dict[str, Any] = {"size": None, "free": None, "needed": needed, "least": least}
         try:
-            room = os.statvfs(self.folder)
+            room = os.statvfs(ctx.root / "dev/shm")
         except OSError as error:
             went_wrong = _words(error)
             facts |= {"error": went_wrong, "least_error": went_wrong}
@@ -137,15 +134,15 @@ class SharedMemory(Check):
         facts["error"] = facts["least_error"] = self._try(ctx, needed)
         if facts["error"] and least < needed:
             facts["least_error"] = self._try(ctx, least)
-        stale = _stale(self.folder, self.proc)
-        return {**facts, "stale": stale, "sees_all": _sees_all(self.proc)}
+        stale = _stale(ctx.root / "dev/shm", ctx.root / "proc")
+        return {**facts, "stale": stale, "sees_all": _sees_all(ctx.root / "proc")}
 
     def _try(self, ctx: Context, size: int) -> str:
         """The error of an allocation, or empty."""
-        went_wrong = _no_memory(cgroup_limits(self.root)["memory"], size)
+        went_wrong = _no_memory(cgroup_limits(ctx.root)["memory"], size)
         if not went_wrong:
             ctx.breadcrumb("allocating shared memory", bytes=max(size, 1))
-            went_wrong = _allocate(self.folder, max(size, 1))
+            went_wrong = _allocate(ctx.root / "dev/shm", max(size, 1))
         return went_wrong
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
@@ -201,7 +198,7 @@ class SharedMemory(Check):
 def _needed(ctx: Context, dev: Path) -> int:
     """The minimum of bytes that the ranks of this host need."""
     ranks = ctx.launch.local_world_size or 1
-    settings = nccl_settings(ctx.env)
+    settings = nccl_settings(ctx.env, root=ctx.root)
     disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
     if ctx.backend != "nccl" or disabled:
         return 0

@@ -88,7 +88,7 @@ class Software(Check):
             "torch_git": torch.version.git_version,
             **{name.lower(): _installed(name.lower()) for name in PACKAGES},
             "python": platform.python_version(),
-            "driver": host_gpus()["driver"],
+            "driver": host_gpus(ctx.root)["driver"],
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

@@ -179,7 +179,7 @@ class BackendDevice(Check):
         """Build and GPUs as this rank sees them, in the shapes of
         `nccl_doctor.toolkit.gpu.devices`; `device` is the index of the one that it would take.
         """
-        build, on_host, local = torch_build(), host_gpus(), ctx.launch.local_rank
+        build, on_host, local = torch_build(), host_gpus(ctx.root), ctx.launch.local_rank
         seen = see_gpus(
             build,
             lambda call: ctx.breadcrumb(DRIVER_STEP, call=call, gpus=count_gpus(on_host)),

@@ -176,8 +176,8 @@ def _uses_c10d(ctx: Context) -> bool:
     launch = ctx.launch
     if launch.launcher != "torchrun":
         return bool(launch.node_rank) and launch.sources.get("node_rank") == "default"
-    above = ancestors()[:_ANCESTORS]
-    return any(_C10D.search(" ".join(command_line(pid))) for pid in above)
+    above = ancestors(ctx.root)[:_ANCESTORS]
+    return any(_C10D.search(" ".join(command_line(pid, ctx.root))) for pid in above)
 
 
 def _agreeing(clocks: Mapping[int, Offset]) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -135,7 +135,6 @@ class Cpus(Check):
     layer = Layer.HOST
     scope = Scope.RANK
     kinds = (CPU_LIMIT_LOW, CPU_DIFFERS, CPU_HELD_LOW, GOVERNOR_DIFFERS)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read the CPUs of this rank and their limits.
@@ -146,15 +145,15 @@ class Cpus(Check):
         `clock`: from `read_governors`.
         """
         mine = sorted(os.sched_getaffinity(0))
-        limits = cgroup_limits(self.root)
+        limits = cgroup_limits(ctx.root)
         return {
             "affinity": number_range(mine),
             "count": len(mine),
             "allowed": limits["cpuset"] or os.cpu_count() or len(mine),
             "quota": limits["cpus"],
             "machine": os.uname().machine,
-            "vendor": _vendor(self.root),
-            "clock": read_governors(mine, self.root),
+            "vendor": _vendor(ctx.root),
+            "clock": read_governors(mine, ctx.root),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

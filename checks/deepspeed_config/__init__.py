@@ -142,7 +142,7 @@ class DeepspeedConfig(Check):
         config = ctx.job.deepspeed_config
         if config is None:
             raise Skip("--deepspeed-config is not given")
-        return gather_deepspeed(config, ctx.env, ctx.breadcrumb)
+        return gather_deepspeed(config, ctx.env, ctx.breadcrumb, ctx.root)
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each problem."""

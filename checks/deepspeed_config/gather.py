@@ -25,7 +25,10 @@ _LIBAIO = ("libaio.so", "libaio.so.1", "libaio.so.1t64")
 
 
 def gather_deepspeed(
-    config: Mapping[str, Any], env: Mapping[str, str], before: Callable[[str], None]
+    config: Mapping[str, Any],
+    env: Mapping[str, str],
+    before: Callable[[str], None],
+    root: Path = Path("/"),
 ) -> dict[str, Any]:
     """Facts of this host: `deepspeed` (version or None), `offload` (None where nothing offloads).
 
@@ -33,16 +36,17 @@ def gather_deepspeed(
         config: of DeepSpeed.
         env: the environment of the job.
         before: called with the name of each step that may hang, before the step.
+        root: the folder below which /proc is read.
     """
     settings = Settings(config)
     offload = None
     if offloads(settings):
-        offload = _look_at_offload(env, nvme_paths(settings), before)
+        offload = _look_at_offload(env, nvme_paths(settings), before, root)
     return {"deepspeed": _version(), "offload": offload}
 
 
 def _look_at_offload(
-    env: Mapping[str, str], paths: Iterable[str], before: Callable[[str], None]
+    env: Mapping[str, str], paths: Iterable[str], before: Callable[[str], None], root: Path
 ) -> dict[str, Any]:
     """Look for tools, limits and folders that offloading needs.
 
@@ -59,12 +63,13 @@ def _look_at_offload(
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     compiler = env.get("CXX", "c++").split()[:1]
     search = env.get("PATH")
+    free = soft == resource.RLIM_INFINITY or "ipc_lock" in privileges(root)
     return {
         "ops": _built(),
         "ninja": bool(find_spec("ninja") or shutil.which("ninja", path=search)),
         "compiler": bool(compiler and shutil.which(compiler[0], path=search)),
         "libaio": _has_libaio(env),
-        "locked": None if soft == resource.RLIM_INFINITY or "ipc_lock" in privileges() else soft,
+        "locked": None if free else soft,
         "paths": folders,
     }
 

@@ -157,10 +157,10 @@ class Environment(Check):
         """
         ctx.breadcrumb("reading NCCL's configuration files")
         return {
-            **gather_variables(ctx.env),
+            **gather_variables(ctx.env, root=ctx.root),
             **_versions(),
             "deepspeed": find_spec("deepspeed") is not None,
-            "infiniband": has_infiniband(),
+            "infiniband": has_infiniband(ctx.root),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

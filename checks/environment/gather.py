@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.masking import allowed
-from nccl_doctor.toolkit.nccl.conf import ETC_CONF, conf_faults, nccl_settings
+from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
 from nccl_doctor.toolkit.variables.table import Table, table
 
 from .no_proxy import is_proxied
@@ -18,7 +18,7 @@ SET = "(set)"
 
 
 def gather_variables(
-    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
 ) -> dict[str, Any]:
     """Facts, as plain data, on variables that are in the table or under its prefixes.
 
@@ -32,7 +32,7 @@ def gather_variables(
     known = table()
     variables: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
-    settings = nccl_settings(env, home, etc)
+    settings = nccl_settings(env, home, root)
     for name, setting in sorted(settings.items()):
         row = known.variables.get(name)
         if row is None:
@@ -47,7 +47,7 @@ def gather_variables(
         # A secret in the table is masked there as well.
         shown = allowed({name: value}).get(name, value)
         variables[name] = {"value": shown, "origin": setting.origin, "line": setting.line}
-    for each in conf_faults(env, home, etc):
+    for each in conf_faults(env, home, root):
         if not each.name or each.name in known.variables or known.library_of(each.name):
             faults.append(_fault(each.path, each.line, each.name, each.fault))
     return {

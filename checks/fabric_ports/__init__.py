@@ -43,8 +43,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -126,7 +125,6 @@ class FabricPorts(Check):
     name = "fabric_ports"
     layer = Layer.ROUTE
     kinds = (MISSING, FABRIC, RATE, MTU, FIRMWARE, PCI)
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read the devices and their error counters.
@@ -136,7 +134,7 @@ class FabricPorts(Check):
         """
         settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
-        devices = rdma_devices(self.root)
+        devices = rdma_devices(ctx.root)
         if not devices:
             raise Skip("no RDMA device here")
         hca = settings[HCA].value if HCA in settings else ""
@@ -146,7 +144,7 @@ class FabricPorts(Check):
         return {
             "at_s": time.monotonic(),
             "devices": devices,
-            "counters": error_counters(self.root),
+            "counters": error_counters(ctx.root),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

@@ -196,14 +196,14 @@ class Firewall(Check):
 
 def _observe_matrix(ctx: Context) -> Mapping[str, Any]:
     ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-    choice = survey(ctx.env)
+    choice = survey(ctx.env, root=ctx.root)
     doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
     ctx.breadcrumb("listening", addresses=list(doors))
     with Listeners(list(doors)) as listeners:
         peers = hold_calls(ctx, listeners, doors, call_others)
     return {
         "nccl_data": choice["nccl_data"],
-        "port_range": list(port_range()),
+        "port_range": list(port_range(ctx.root)),
         "peers": peers,
         "not_bound": listeners.failed,
     }
@@ -218,7 +218,7 @@ def _observe_rules(ctx: Context) -> Mapping[str, Any]:
         "reason": rules.reason,
         "managers": list(rules.managers),
         "drops": rules.dropping(),
-        "hits": follow_pairs(rules, pairs, ctx.seat, interfaces(), port_range()),
+        "hits": follow_pairs(rules, pairs, ctx.seat, interfaces(), port_range(ctx.root)),
     }
 
 

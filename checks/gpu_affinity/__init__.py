@@ -41,8 +41,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -86,7 +85,6 @@ class GpuAffinity(Check):
     cost = "seconds"
     kinds = (FAR, NIC_FAR, NIC_PAIRS)
     deadline_s = 45.0  # as long as a driver may take to start
-    root: ClassVar[Path] = Path("/")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The place of this rank's GPU; see `look`."""
@@ -103,18 +101,16 @@ class GpuAffinity(Check):
         address = pci_address(own["index"])
         if address is None:
             raise Untested("the driver does not report the PCI address of the GPU")
-        return self.look(own["uuid"], address, os.sched_getaffinity(0), ctx.env)
+        return self.look(own["uuid"], address, os.sched_getaffinity(0), ctx)
 
-    def look(
-        self, uuid: str | None, address: str, mine: set[int], env: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def look(self, uuid: str | None, address: str, mine: set[int], ctx: Context) -> dict[str, Any]:
         """Look up what is near the GPU at this PCI address.
 
         Returns: `uuid`, `address`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of
         the rank and those beside the GPU, as text (`0–31, 64–95`); `shared`: how many are in both;
         `places`: the same with the nearest network devices, as a table; `rdma`: from `nics_beside`.
         """
-        place = place_on_host(address, self.root)
+        place = place_on_host(address, ctx.root)
         nearest = [nic for nic in place["nics"] if nic["near"] == place["nics"][0]["near"]]
         near = nearest[0]["near"] if nearest else None
         cpus, beside = number_range(sorted(mine)), number_range(place["cpus"])
@@ -135,7 +131,7 @@ class GpuAffinity(Check):
             "beside": beside,
             "shared": len(mine & set(place["cpus"])),
             "places": {"columns": columns, "rows": [row]},
-            "rdma": nics_beside(place, rails_of(nccl_settings(env), self.root)),
+            "rdma": nics_beside(place, rails_of(nccl_settings(ctx.env, root=ctx.root), ctx.root)),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:

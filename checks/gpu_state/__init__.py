@@ -78,8 +78,8 @@ class GpuState(Check):
         """The facts of `gather_gpus`, and `p2p_off`: whether NCCL is set not to copy directly
         between GPUs. Every call to the driver leaves a breadcrumb.
         """
-        found = gather_gpus(ctx.breadcrumb, left=ctx.left)
-        return {**found, "p2p_off": _is_p2p_off(nccl_settings(ctx.env))}
+        found = gather_gpus(ctx.breadcrumb, ctx.root, ctx.left)
+        return {**found, "p2p_off": _is_p2p_off(nccl_settings(ctx.env, root=ctx.root))}
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The GPU in each slot, and its settings."""

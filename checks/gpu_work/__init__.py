@@ -168,7 +168,7 @@ def _neighbour(
 ) -> Mapping[str, Any] | None:
     """The GPU of the next rank of the host; None without one, or if NCCL will not copy directly."""
     local, count = ctx.launch.local_rank or 0, ctx.launch.local_world_size or 1
-    off = nccl_settings(ctx.env).get("NCCL_P2P_DISABLE")
+    off = nccl_settings(ctx.env, root=ctx.root).get("NCCL_P2P_DISABLE")
     peer = devices[(local + 1) % count % len(devices)]
     if count < 2 or peer["index"] == own["index"] or (off is not None and off.value == "1"):
         return None

@@ -168,7 +168,7 @@ class Links(Check):
         if ctx.peers is None or len(ctx.group) < 2:
             raise Untested("no other host took part")
         ctx.breadcrumb("choosing the interface as the job's library does")
-        choice = survey(ctx.env, resolve_timeout_s=1.0)
+        choice = survey(ctx.env, resolve_timeout_s=1.0, root=ctx.root)
         sockets = choice["nccl_data"] == "sockets"
         wanted = job_roles(ctx.backend, sockets)
         if not choice["listen"]:
@@ -194,7 +194,7 @@ class Links(Check):
         return {
             "address": mine["address"],
             "interface": mine["interface"],
-            "nic_mbps": nic_speed(mine["interface"]),
+            "nic_mbps": nic_speed(mine["interface"], ctx.root),
             "carries_data": "nccl" not in ctx.backend or sockets,
             "load": load_average(),
             "sent": {str(seat): each for seat, each in sent.items()},

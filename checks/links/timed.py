@@ -284,9 +284,9 @@ def warm_part(arrived: Sequence[tuple[float, int]]) -> tuple[int, float]:
     return arrived[-1][1] - cold, max(end - warm, 1e-6)
 
 
-def nic_speed(interface: str, folder: Path = Path("/sys/class/net")) -> int | None:
+def nic_speed(interface: str, root: Path) -> int | None:
     """Line rate in Mbit/s; None if it is not known, or the interface is not hardware."""
-    nic = folder / interface
+    nic = root / "sys/class/net" / interface
     try:
         speed = int((nic / "speed").read_text()) if (nic / "device").exists() else -1
     except (OSError, ValueError):

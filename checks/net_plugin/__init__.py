@@ -117,7 +117,7 @@ class NetPlugin(Check):
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
+        settings = nccl_settings(ctx.env, root=ctx.root)
         told = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
         plugin, net = (told[name].value if name in told else "" for name in NAMES)
         asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]

@@ -151,13 +151,13 @@ class Port(Check):
             "server": ctx.door.get("server", "other"),
             "bind_errno": bind_errno,
             "bind_error": ctx.door.get("bind_error", ""),
-            "may_bind": may_bind(port),
-            "ephemeral": ephemeral_range(port),
+            "may_bind": may_bind(port, ctx.root),
+            "ephemeral": ephemeral_range(port, ctx.root),
         }
         if bind_errno is not None:
             return {
                 **facts,
-                "holder": port_holder(port) if bind_errno == errno.EADDRINUSE else None,
+                "holder": port_holder(port, ctx.root) if bind_errno == errno.EADDRINUSE else None,
             }
         road = knock(
             master,
@@ -166,11 +166,12 @@ class Port(Check):
             serves=facts["server"] == "self",
             elsewhere=ctx.launch.node_rank not in (0, None),
             breadcrumb=ctx.breadcrumb,
+            root=ctx.root,
         )
         if road["last"] is None:
             error, tried_s = road["name"]["error"], road["seconds"]
             raise Untested(f"MASTER_ADDR {master} does not resolve in {tried_s:.0f} s: {error}")
-        return {**facts, "mesh": mesh_proxy(ctx.env), "knock": road}
+        return {**facts, "mesh": mesh_proxy(ctx.env, ctx.root), "knock": road}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the port of the host that serves, and on hosts that could not connect."""

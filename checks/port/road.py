@@ -72,6 +72,7 @@ def knock(
     serves: bool = False,
     elsewhere: bool = False,
     breadcrumb: Callable[..., None] = lambda words, **details: None,
+    root: Path = Path("/"),
 ) -> dict[str, Any]:
     """Try to connect again and again, until a store answers, waiting cannot help, or time is up.
 
@@ -86,6 +87,7 @@ def knock(
         elsewhere: rank 0 is not on this host, by its launch record.
         breadcrumb: called with a text whenever the outcome changes; with `tell=True` once it has
             been the same for some seconds, to show it to the user.
+        root: the folder below which /proc is read.
 
     Returns: `name`: `{"answers", "error", "came_s"}`, the last look-up that had an answer (else the
     last one) and the seconds until it came; `first` and `last`: the result of the first and the
@@ -97,7 +99,9 @@ def knock(
     "outcome"}` or None; `rules`: the packet filter rules of this host for the calls (see
     `rules_for_calls_out`) or None; `final`: why waiting could not help, or empty.
     """
-    road = _Road(name, port, until, serves=serves, elsewhere=elsewhere, breadcrumb=breadcrumb)
+    road = _Road(
+        name, port, until, serves=serves, elsewhere=elsewhere, breadcrumb=breadcrumb, root=root
+    )
     return road.travel()
 
 
@@ -113,7 +117,9 @@ class _Road:
         serves: bool,
         elsewhere: bool,
         breadcrumb: Callable[..., None],
+        root: Path,
     ) -> None:
+        self.root = root
         self.name, self.port, self.until = name, port, until
         self.serves, self.elsewhere, self.breadcrumb = serves, elsewhere, breadcrumb
         self.started = time.monotonic()
@@ -214,7 +220,7 @@ class _Road:
                 if again and store_accepts(address, self.port, self._left(CONFIRM_S)):
                     answer = StoreAnswer("store")
         seen = call.to_json()
-        if call.outcome in ("rejected", "dropped") and _arp_flags(address) == 0:
+        if call.outcome in ("rejected", "dropped") and _arp_flags(address, self.root) == 0:
             # ARP gets no answer: nothing was dropped or rejected. The kernel itself reports this
             # only after three requests; an attempt may end before that, or may join another one's
             # requests and fail early with them.
@@ -258,7 +264,7 @@ class _Road:
         if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
             return f"this host has had no route to {address} for {stood:.0f} s"
         # A router also answers for a host that is off: only its own kernel proves that it is up.
-        up = self._host_answers() or _arp_flags(address)
+        up = self._host_answers() or _arp_flags(address, self.root)
         if outcome == "rejected" and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
@@ -290,10 +296,10 @@ def _is_own(address: str) -> bool:
     return is_loopback(address) or any(address in nic.addresses for nic in interfaces())
 
 
-def _arp_flags(address: str) -> int | None:
+def _arp_flags(address: str, root: Path) -> int | None:
     """Flags of a neighbour in the ARP table: 0 while it does not answer, None if it is unknown."""
     try:
-        table = Path("/proc/net/arp").read_text(encoding="ascii")
+        table = (root / "proc/net/arp").read_text(encoding="ascii")
     except OSError:
         return None
     rows: Sequence[list[str]] = [line.split() for line in table.splitlines()[1:]]

@@ -42,8 +42,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Cause,
@@ -103,7 +102,6 @@ class RailReach(Check):
     cost = "seconds"
     together = True
     kinds = (UNREACHABLE, LARGE_LOST)
-    root: ClassVar[Path] = Path("/")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round with all hosts whose rails can be called."""
@@ -126,7 +124,7 @@ class RailReach(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why."""
         settings = rdma_settings(ctx)
-        rails = rails_of(settings, self.root)["rails"]
+        rails = rails_of(settings, ctx.root)["rails"]
         mine = rails_to_call(rails)
         if not mine:
             raise Untested("the rails of this host are gone")
@@ -143,7 +141,7 @@ class RailReach(Check):
                 doors,
                 known,
                 lambda entries, budget: call_rails(
-                    entries, mine, budget, partners=most, cross=cross, root=self.root
+                    entries, mine, budget, partners=most, cross=cross, root=ctx.root
                 ),
             )
         return {"rails": rails, "calls": calls, "not_bound": doors.failed}

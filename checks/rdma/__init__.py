@@ -52,7 +52,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from nccl_doctor.api import (
@@ -142,7 +141,6 @@ class Rdma(Check):
     name = "rdma"
     layer = Layer.ROUTE
     kinds = (RDMA_MIXED, RDMA_PORT_DOWN, RDMA_UNCONFIGURED, RDMA_UNUSABLE, EFA_BLOCKED)
-    root: ClassVar[Path] = Path("/")
     libraries: ClassVar[Sequence[str]] = IBVERBS
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -152,9 +150,9 @@ class Rdma(Check):
         """
         if "nccl" not in ctx.backend:
             raise Skip("the job does not use NCCL")
-        settings = nccl_settings(ctx.env)
+        settings = nccl_settings(ctx.env, root=ctx.root)
         ctx.breadcrumb("read /sys/class/infiniband")
-        ports = admitted(settings, rdma_ports(self.root / "sys/class/infiniband"))
+        ports = admitted(settings, rdma_ports(ctx.root / "sys/class/infiniband"))
         told = {n: (s.value, s.origin) for n in _VARIABLES if (s := settings.get(n)) is not None}
         plugin, net = (told.get(name, ("",))[0] for name in ("NCCL_NET_PLUGIN", "NCCL_NET"))
         active = [port for port in ports if port["state"] == "ACTIVE"]
@@ -164,7 +162,7 @@ class Rdma(Check):
             ctx.breadcrumb(f"load {self.libraries[0]}")
             library = ibverbs_error(self.libraries)
             ctx.breadcrumb("open /dev/infiniband/uverbs*")
-            barred = barred_devices(verbs, self.root)
+            barred = barred_devices(verbs, ctx.root)
             ctx.breadcrumb("ask the ports for their MTU")
             named = [port_name(port) for port in active if port["device"] in {*verbs} - {*barred}]
             mtus = active_mtus(named, self.libraries)
@@ -181,7 +179,7 @@ class Rdma(Check):
             "barred": barred,
             "mtus": mtus,
             "plugin": loads,
-            "picks": table_of_picks(settings, road, ports, self.root),
+            "picks": table_of_picks(settings, road, ports, ctx.root),
             "settings": {name: list(each) for name, each in told.items()},
         }
 

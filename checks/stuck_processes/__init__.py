@@ -41,8 +41,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -84,12 +83,11 @@ class StuckProcesses(Check):
     name = "stuck_processes"
     layer = Layer.HOST
     kinds = (PROCESS_STUCK,)
-    proc: ClassVar[Path] = Path("/proc")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The facts that `look_for_stuck` returns."""
         ctx.breadcrumb("looking at processes")
-        found = look_for_stuck(self.proc, pause_s=_PAUSE_S, youngest_s=_YOUNGEST_S)
+        found = look_for_stuck(ctx.root, pause_s=_PAUSE_S, youngest_s=_YOUNGEST_S)
         if not found["seen"]:
             raise Untested("/proc cannot be read")
         if found["hidden"] and not found["stuck"]:

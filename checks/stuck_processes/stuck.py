@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.toolkit.host import Mount, mounts
 
 from .causes import CAUSES
 
@@ -52,11 +53,11 @@ class Waiting(NamedTuple):
     switches: int | None
 
 
-def look_for_stuck(proc: Path, *, pause_s: float, youngest_s: float) -> dict[str, Any]:
+def look_for_stuck(root: Path, *, pause_s: float, youngest_s: float) -> dict[str, Any]:
     """Find stuck processes: look twice if any process waits at the first look, else once.
 
     Args:
-        proc: the folder /proc.
+        root: the folder below which /proc is read.
         pause_s: between the looks.
         youngest_s: younger processes are left out.
 
@@ -64,6 +65,7 @@ def look_for_stuck(proc: Path, *, pause_s: float, youngest_s: float) -> dict[str
     `pid`, `name` and `wchan` of each that did not run (`wchan` is empty if it may not be read), up
     to 64; `mounts`: if any is stuck, `[place, type]` of file systems that may be the reason.
     """
+    proc = root / "proc"
     seen = processes(proc)
     ticks, now = os.sysconf("SC_CLK_TCK"), time.clock_gettime(time.CLOCK_BOOTTIME)
     found = waiting(proc, seen, (now - youngest_s) * ticks)
@@ -81,9 +83,9 @@ def look_for_stuck(proc: Path, *, pause_s: float, youngest_s: float) -> dict[str
     ]
     return {
         "seen": len(seen),
-        "hidden": hides_processes(proc),
+        "hidden": hides_processes(root),
         "stuck": stuck[:_MOST],
-        "mounts": remote_mounts(proc) if stuck else [],
+        "mounts": remote_mounts(root) if stuck else [],
     }
 
 
@@ -159,29 +161,33 @@ def wait_channel(proc: Path, pid: int) -> str:
     return "" if text == "0" else text
 
 
-def hides_processes(proc: Path) -> bool:
+def hides_processes(root: Path) -> bool:
     """Whether processes of other users cannot be seen (mount option hidepid)."""
-    if not _text(proc / f"{_FIRST}/stat"):
+    if not _text(root / f"proc/{_FIRST}/stat"):
         return True
     options = ""
-    for line in _text(proc / "self/mounts").splitlines():
-        words = line.split()
-        if len(words) > 3 and words[1:3] == ["/proc", "proc"]:
-            options = words[3]  # the last one counts
+    for mount in _mounts(root):
+        if (mount.folder, mount.kind) == ("/proc", "proc"):
+            options = mount.options  # the last one lies on top
     told = re.search(r"\bhidepid=(\w+)", options)
     return told is not None and told[1] not in ("0", "off") and os.geteuid() != 0
 
 
-def remote_mounts(proc: Path) -> list[list[str]]:
-    """Mounts of file systems in which processes may get stuck, as [place, type], no servers."""
+def remote_mounts(root: Path) -> list[list[str]]:
+    """Mounts of file systems that processes may get stuck in, as [place, type], no servers."""
     known = {each for cause in CAUSES for each in cause.file_systems}
-    found = []
-    for line in _text(proc / "self/mounts").splitlines():
-        words = line.split()
-        if len(words) > 2 and words[2].partition(".")[0] in known:
-            place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), words[1])
-            found.append([place, words[2]])
-    return found
+    return [
+        [mount.folder, mount.kind]
+        for mount in _mounts(root)
+        if mount.kind.partition(".")[0] in known
+    ]
+
+
+def _mounts(root: Path) -> list[Mount]:
+    try:
+        return mounts(root)
+    except OSError:
+        return []
 
 
 # Files of /proc -----------------------------------------------------------------------------------

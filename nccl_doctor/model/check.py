@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.model.cluster import ALONE, Cluster
@@ -80,6 +81,8 @@ class Context:
         witness: call it, from a thread of your own, shortly before the deadline: `witness(name,
             value)` keeps JSON-able data about why this child is stuck. It changes no breadcrumb.
         job: the user's description of the job.
+        root: the folder below which /proc, /sys, /dev and /etc are read. Only tests and made-up
+            machines have another one than `/`.
         round, group, seat, params, peers: for a check that observes together: the name of the
             round, the seats of this participant's group, its own seat, the parameters of the round.
     """
@@ -95,6 +98,7 @@ class Context:
     breadcrumb: Callable[..., None] = _no_breadcrumb
     witness: Callable[[str, Any], None] = _no_witness
     job: Job = field(default_factory=Job)
+    root: Path = Path("/")
     round: str = ALONE
     group: tuple[int, ...] = ()
     seat: int = 0

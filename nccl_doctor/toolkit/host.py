@@ -136,9 +136,9 @@ def tcp_sockets(root: Path = ROOT) -> Iterator[Socket]:
             yield Socket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]))
 
 
-def socket_process(port: int, *, listening: bool) -> int | None:
+def socket_process(port: int, *, listening: bool, root: Path = ROOT) -> int | None:
     """Process id of who holds a TCP port; None where this user cannot see it."""
-    psutil = _psutil()
+    psutil = _psutil(root)
     for one in psutil.net_connections("tcp"):
         mine = one.laddr and one.laddr.port == port and one.pid is not None
         if mine and (one.status == psutil.CONN_LISTEN) == listening:
@@ -170,8 +170,13 @@ def ancestors(root: Path = ROOT) -> list[int]:
 def user_tasks(root: Path = ROOT) -> int:
     """Processes and threads of this process's user, by its real id, that can be seen."""
     psutil, mine, count = _psutil(root), os.getuid(), 0
-    for process in psutil.process_iter():
+    try:
+        pids = psutil.pids()
+    except OSError:
+        return 0
+    for pid in pids:
         try:
+            process = psutil.Process(pid)
             with process.oneshot():
                 count += process.num_threads() if process.uids().real == mine else 0
         except (psutil.Error, OSError):  # gone by now

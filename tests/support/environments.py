@@ -26,8 +26,8 @@ READERS = {
 Env = Mapping[str, str]
 
 
-def facts_of(env: Env, etc: Path = NOWHERE, **readers: Any) -> dict[str, Any]:
-    gathered = gather_variables(env, home=NOWHERE, etc=etc)
+def facts_of(env: Env, root: Path = NOWHERE, **readers: Any) -> dict[str, Any]:
+    gathered = gather_variables(env, home=NOWHERE, root=root)
     seen: dict[str, Any] = json.loads(json.dumps({**READERS, **gathered, **readers}))
     return seen
 
@@ -38,7 +38,7 @@ def cluster_of(
     nproc: int = 1,
     backend: str = "nccl",
     launcher: str = "torchrun",
-    etc: Mapping[int, Path] | None = None,
+    root: Mapping[int, Path] | None = None,
     **readers: Any,
 ) -> Cluster:
     """One participant for each environment, `nproc` on each host."""
@@ -47,7 +47,7 @@ def cluster_of(
         nproc,
         check=CHECK.name,
         by_rank={
-            rank: facts_of(env, (etc or {}).get(rank, NOWHERE), **readers)
+            rank: facts_of(env, (root or {}).get(rank, NOWHERE), **readers)
             for rank, env in enumerate(envs)
         },
         backend=backend,

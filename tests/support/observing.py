@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import Check, Context, Launch
@@ -15,9 +16,12 @@ def observe(
     *,
     backend: str = "gloo",
     params: Mapping[str, Any] | None = None,
+    root: Path = Path("/"),
     **fields: Any,
 ) -> dict[str, Any]:
-    """Facts as JSON carries them; `fields`: of the class, such as the `root` that it reads."""
+    """Facts as JSON carries them; `root`: what it reads; `fields`: of the class."""
     here = type("Here", (check,), fields)()
-    context = Context(launch=Launch(), env=env or {}, backend=backend, params=params or {})
+    context = Context(
+        launch=Launch(), env=env or {}, backend=backend, params=params or {}, root=root
+    )
     return dict(json.loads(json.dumps(here.observe(context))))

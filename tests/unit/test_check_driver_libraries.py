@@ -109,10 +109,9 @@ def test_what_the_driver_said_itself_is_not_said_again() -> None:
     assert judge(CHECK, change_rank(made, 1, facts=own)) == []
 
 
-def test_without_a_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DriverLibraries, "root", tmp_path)
+def test_without_a_kernel_module(tmp_path: Path) -> None:
     with pytest.raises(Skip):
-        CHECK.observe(Context(launch=Launch(), env={}))
+        CHECK.observe(Context(launch=Launch(), env={}, root=tmp_path))
 
 
 LOOK = """
@@ -121,8 +120,8 @@ from pathlib import Path
 ctypes.CDLL(sys.argv[1])
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.driver_libraries import DriverLibraries
-DriverLibraries.root = Path(sys.argv[2])
-print(json.dumps(DriverLibraries().observe(Context(launch=Launch(), env={}))))
+context = Context(launch=Launch(), env={}, root=Path(sys.argv[2]))
+print(json.dumps(DriverLibraries().observe(context)))
 """
 
 

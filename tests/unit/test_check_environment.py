@@ -323,13 +323,14 @@ def test_the_two_checks_of_interfaces_find_one_cause() -> None:
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    path = tmp_path / "nccl.conf"
+    path = tmp_path / "etc/nccl.conf"
+    path.parent.mkdir()
     path.write_text("NCCL_IB_DISABLE=true\nNCCL_ALGO = Ring\nTORCH_NCCL_NAN_CHECK=1\nwhat\n")
     return path
 
 
 def test_a_value_in_a_file_is_found_by_its_line(conf: Path) -> None:
-    found = judge([{}, {}, {}], etc={2: conf})
+    found = judge([{}, {}, {}], root={2: conf.parent.parent})
     assert {each.where.hosts for each in found} == {("nd2",)}
     assert told(found) == {("env-bad-value", "warn")}
     by_line = {
@@ -352,9 +353,10 @@ def test_a_file_that_is_not_there() -> None:
 
 
 def test_a_stale_file_on_one_host(tmp_path: Path) -> None:
-    stale = tmp_path / "stale.conf"
+    stale = tmp_path / "etc/nccl.conf"
+    stale.parent.mkdir()
     stale.write_text("# tuning of last year\nNCCL_PROTO=LL\n")
-    found = only(judge([{}, {}, {}], etc={1: stale}), "env-differs")
+    found = only(judge([{}, {}, {}], root={1: tmp_path}), "env-differs")
     assert (found.level, found.where.hosts) == (Severity.FAIL, ("nd1",))
     assert found.message == f"NCCL_PROTO=LL ({stale} line 2); elsewhere NCCL_PROTO not set"
     assert found.fix == f"remove line 2 (NCCL_PROTO) from {stale}"

@@ -101,10 +101,8 @@ def test_addresses_are_written_as_in_sysfs(said: str, sysfs: str | None) -> None
 
 
 def seen(machine: Path, address: str, cpus: set[int], uuid: str | None = "GPU-1") -> dict[str, Any]:
-    class Here(GpuAffinity):
-        root = machine
-
-    return Here().look(uuid, address, cpus, {})
+    context = Context(launch=Launch(), env={}, root=machine)
+    return GpuAffinity().look(uuid, address, cpus, context)
 
 
 def cluster(*ranks: dict[str, Any]) -> Any:

@@ -43,9 +43,8 @@ Host = dict[str, Any]
 
 
 def look(check: type[Check], root: Path) -> Facts | Outcome:
-    here = type("Here", (check,), {"root": root})
     try:
-        facts = here().observe(Context(launch=Launch(), env={}))
+        facts = check().observe(Context(launch=Launch(), env={}, root=root))
     except Skip as reason:
         return Outcome(OutcomeStatus.SKIPPED, reason=str(reason))
     return dict(json.loads(json.dumps(facts)))

@@ -11,7 +11,7 @@ from nccl_doctor.checks.idle_connections import IdleConnections
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
 
-NAME = "sys/net/netfilter/nf_conntrack_tcp_timeout_established"
+NAME = "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established"
 
 
 def cluster_of(*seconds: int):
@@ -32,17 +32,11 @@ def test_the_kernels_default_and_one_host_alone_are_fine() -> None:
     assert judge(IdleConnections(), cluster_of(60)) == []
 
 
-def check_at(folder: Path) -> IdleConnections:
-    check = IdleConnections()
-    check.proc = folder  # type: ignore[misc]
-    return check
-
-
 def test_what_the_kernel_says(tmp_path: Path) -> None:
     file = tmp_path / NAME
     file.parent.mkdir(parents=True)
     file.write_text("600\n")
-    facts = check_at(tmp_path).observe(Context(Launch(), {}))
+    facts = IdleConnections().observe(Context(Launch(), {}, root=tmp_path))
     assert facts == {"established_s": 600}
 
 
@@ -53,4 +47,4 @@ def test_without_connection_tracking_it_does_not_apply(tmp_path: Path, text: str
         file.parent.mkdir(parents=True)
         file.write_text(text)
     with pytest.raises(Skip):
-        check_at(tmp_path).observe(Context(Launch(), {}))
+        IdleConnections().observe(Context(Launch(), {}, root=tmp_path))

@@ -81,9 +81,8 @@ def proc(root: Path, **settings: str) -> Path:
     return root
 
 
-def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(launch=Launch(local_world_size=8), env={})
-    monkeypatch.setattr(KernelLimits, "proc", tmp_path / "proc")
+def test_reading(tmp_path: Path) -> None:
+    context = Context(launch=Launch(local_world_size=8), env={}, root=tmp_path)
     with pytest.raises(Untested):
         CHECK.observe(context)
     proc(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -138,19 +139,20 @@ def test_which_devices_lock_memory(
 def held_to(tree: Path) -> dict[str, bool]:
     """Of which limits this process says that they hold, with another view of /proc/self."""
 
-    class Here(Limits):
-        root = tree
-
+    stat = f"7 (python) S 1 {'0 ' * 48}"
+    fabrics.write(tree, "proc/7/stat", stat)
+    uid = os.getuid()
+    fabrics.write(tree, "proc/7/status", f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}\nThreads:\t3\n")
     before = {kind: resource.getrlimit(kind) for kind in (MEMLOCK, NPROC)}
     try:
         for kind, low in ((MEMLOCK, 64 * KIB), (NPROC, 4096)):
             hard = before[kind][1]
             resource.setrlimit(kind, (low if hard == -1 else min(low, hard), hard))
-        seen = Here().observe(Context(launch=Launch(), env={}))
+        seen = CHECK.observe(Context(launch=Launch(), env={}, root=tree))
     finally:
         for kind, limits in before.items():
             resource.setrlimit(kind, limits)
-    return {"locked": seen["locked"] is not None, "processes": seen["tasks"] is not None}
+    return {"locked": seen["locked"] is not None, "processes": seen["tasks"] == 3}
 
 
 CAPABLE = "CapEff:\t000001ffffffffff\n"

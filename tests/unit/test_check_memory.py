@@ -65,9 +65,8 @@ def test_a_machine_without_free_memory() -> None:
     assert found.level is Severity.WARN
 
 
-def test_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = Context(launch=Launch(local_world_size=4), env={})
-    monkeypatch.setattr(Memory, "root", tmp_path)
+def test_reading(tmp_path: Path) -> None:
+    context = Context(launch=Launch(local_world_size=4), env={}, root=tmp_path)
     with pytest.raises(Untested):
         CHECK.observe(context)
     (tmp_path / "proc").mkdir()

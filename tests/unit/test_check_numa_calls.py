@@ -165,8 +165,7 @@ def memory(root: Path, node: int, kib: int) -> None:
 
 
 def observe(root: Path, monkeypatch: pytest.MonkeyPatch, **env: str) -> Any:
-    monkeypatch.setattr(NumaCalls, "root", root)
-    return CHECK.observe(Context(launch=Launch(), env={**QUIET, **env}, backend="nccl"))
+    return CHECK.observe(Context(launch=Launch(), env={**QUIET, **env}, backend="nccl", root=root))
 
 
 def test_reading_a_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,9 +252,10 @@ class OtherHost:
         raise AssertionError("no process group is needed")
 
 
-def context(peers: OtherHost | None, **env: str) -> Context:
+def context(root: Path, peers: OtherHost | None, **env: str) -> Context:
     return Context(
         launch=Launch(),
+        root=root,
         env={"NCCL_CONF_FILE": "/nonexistent", **env},
         backend="nccl",
         round="matrix",
@@ -264,7 +265,7 @@ def context(peers: OtherHost | None, **env: str) -> Context:
     )
 
 
-def loopback_rails(root: Path) -> type[RailReach]:
+def loopback_rails(root: Path) -> None:
     """Two rails on addresses of loopback."""
     for number, address in enumerate(("7f00:0002", "7f00:0003")):
         gids = fabrics.roce_gids(address)
@@ -273,12 +274,6 @@ def loopback_rails(root: Path) -> type[RailReach]:
         )
         (root / f"sys/class/infiniband/mlx5_{number}/ports/1/gid_attrs/ndevs/0").write_text("lo")
 
-    class Here(RailReach):
-        pass
-
-    Here.root = root
-    return Here
-
 
 @pytest.mark.parametrize(
     ("cross", "pairs"), [("0", [(0, 0), (1, 1)]), ("1", [(0, 0), (1, 0), (0, 1), (1, 1)])]
@@ -286,13 +281,13 @@ def loopback_rails(root: Path) -> type[RailReach]:
 def test_observing_calls_the_same_rail(
     tmp_path: Path, cross: str, pairs: list[tuple[int, int]]
 ) -> None:
-    check = loopback_rails(tmp_path)()
+    loopback_rails(tmp_path)
     with Listeners([Origin("127.0.0.4", "lo"), Origin("127.0.0.5", "lo")]) as listeners:
         doors = [
             {"rail": rail, "name": f"mlx5_{rail}:1", "interface": "lo", **door.to_json()}
             for rail, door in enumerate(listeners.doors)
         ]
-        facts = check.observe(context(OtherHost(doors), NCCL_CROSS_NIC=cross))
+        facts = CHECK.observe(context(tmp_path, OtherHost(doors), NCCL_CROSS_NIC=cross))
     assert [(call["rail"], call["to"]) for call in facts["calls"]] == pairs
     assert all(call["attempts"][-1]["outcome"] == "ok" for call in facts["calls"])
     assert {call["source"] for call in facts["calls"]} == {"127.0.0.2", "127.0.0.3"}
@@ -301,7 +296,7 @@ def test_observing_calls_the_same_rail(
 
 
 def test_observing_an_interface_that_is_gone(tmp_path: Path) -> None:
-    check = loopback_rails(tmp_path)()
+    loopback_rails(tmp_path)
     ndev = tmp_path / "sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"
     ndev.write_text("gone0")
     with Listeners(["127.0.0.4", "127.0.0.5"]) as listeners:
@@ -309,14 +304,15 @@ def test_observing_an_interface_that_is_gone(tmp_path: Path) -> None:
             {"rail": rail, "name": f"mlx5_{rail}:1", "interface": "lo", **door.to_json()}
             for rail, door in enumerate(listeners.doors)
         ]
-        facts = check.observe(context(OtherHost(doors)))
+        facts = CHECK.observe(context(tmp_path, OtherHost(doors)))
     assert list(facts["not_bound"]) == ["127.0.0.3"]
     assert [call["attempts"][-1]["outcome"] for call in facts["calls"]] == ["ok", "error"]
 
 
 def test_nobody_else_signed_in(tmp_path: Path) -> None:
+    loopback_rails(tmp_path)
     with pytest.raises(Untested, match="signed in"):
-        loopback_rails(tmp_path)().observe(context(None))
+        CHECK.observe(context(tmp_path, None))
 
 
 def test_what_the_kernel_knows_of_neighbours(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import Cluster, Context, Launch, Severity
-from nccl_doctor.checks.rp_filter import RpFilter
+from nccl_doctor.checks.rp_filter import RpFilter, _filter
+from tests.support import fabrics
 from tests.support.clusters import outcome, reread
 from tests.support.findings import judge, only
 from tests.support.peers import DROPPED, REFUSED, World
@@ -75,12 +76,7 @@ def test_a_refusal_is_none_of_its_doing() -> None:
 
 def test_the_filter_is_read_and_the_greater_one_counts(tmp_path: Path) -> None:
     for nic, value in {"all": "0", "eth0": "1"}.items():
-        (tmp_path / nic).mkdir()
-        (tmp_path / nic / "rp_filter").write_text(f"{value}\n")
-
-    class Here(RpFilter):
-        folder = tmp_path
-
-    assert Here()._filter("eth0") == 1
-    assert Here()._filter("eth7") == 0
-    json.dumps(Here().observe(Context(launch=Launch(), env={})))
+        fabrics.write(tmp_path, f"proc/sys/net/ipv4/conf/{nic}/rp_filter", f"{value}\n")
+    assert _filter("eth0", tmp_path) == 1
+    assert _filter("eth7", tmp_path) == 0
+    json.dumps(CHECK.observe(Context(launch=Launch(), env={}, root=tmp_path)))

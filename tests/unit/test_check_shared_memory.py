@@ -153,23 +153,21 @@ def test_what_the_dead_left_is_the_cause_where_it_would_fit_without() -> None:
 # Observing ----------------------------------------------------------------------------------------
 
 
-class Here(SharedMemory):
-    """The check, of another folder."""
-
-
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shm = tmp_path / "shm"
-    shm.mkdir()
-    monkeypatch.setattr(Here, "folder", shm)
-    monkeypatch.setattr(Here, "root", tmp_path)
+def folder(tmp_path: Path) -> Path:
+    """Shared memory of a host that has the processes of this one."""
+    (tmp_path / "proc").symlink_to("/proc")
+    shm = tmp_path / "dev/shm"
+    shm.mkdir(parents=True)
     return shm
 
 
-def observe(backend: str = "gloo", ranks: int = 2, env: dict[str, str] | None = None) -> Any:
+def observe(
+    folder: Path, backend: str = "gloo", ranks: int = 2, env: dict[str, str] | None = None
+) -> Any:
     launch = replace(Launch(), local_world_size=ranks)
     quiet = {"NCCL_CONF_FILE": "/nonexistent", **(env or {})}
-    return Here().observe(Context(launch=launch, env=quiet, backend=backend))
+    return CHECK.observe(Context(launch=launch, env=quiet, backend=backend, root=folder.parents[1]))
 
 
 @contextmanager
@@ -183,38 +181,37 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def test_it_really_allocates_and_leaves_nothing(folder: Path) -> None:
-    seen = observe("nccl", 2)
+    seen = observe(folder, "nccl", 2)
     assert seen["error"] == ""
     assert seen["needed"] == 2 * 2 * 9_637_892
     assert seen["size"] >= seen["free"] > 0
     with largest_file(MIB):
-        assert observe("nccl", 2)["error"] == "File too large"
-        assert observe("gloo")["error"] == ""
+        assert observe(folder, "nccl", 2)["error"] == "File too large"
+        assert observe(folder, "gloo")["error"] == ""
     assert list(folder.iterdir()) == []
 
 
 def test_device_files_of_nvswitches_are_looked_for_below_the_root(folder: Path) -> None:
-    assert observe("nccl", 8)["least"] == 8 * 4_194_660
-    (folder.parent / "dev").mkdir()
-    (folder.parent / "dev/nvidia-nvswitch0").touch()
-    seen = observe("nccl", 8)
+    assert observe(folder, "nccl", 8)["least"] == 8 * 4_194_660
+    (folder.parent / "nvidia-nvswitch0").touch()
+    seen = observe(folder, "nccl", 8)
     assert seen["needed"] == seen["least"] == 8 * 4_194_660
 
 
 def test_what_does_not_fit_is_tried_once_more_with_the_least(folder: Path) -> None:
     with largest_file(10 * MIB):
-        seen = observe("nccl", 2)
+        seen = observe(folder, "nccl", 2)
     assert (seen["error"], seen["least_error"]) == ("File too large", "")
     with largest_file(MIB):
-        assert observe("nccl", 2)["least_error"] == "File too large"
-    assert observe("gloo", 2)["least"] == 0
+        assert observe(folder, "nccl", 2)["least_error"] == "File too large"
+    assert observe(folder, "gloo", 2)["least"] == 0
     assert list(folder.iterdir()) == []
 
 
 def test_one_rank_or_no_shared_memory_needs_little(folder: Path) -> None:
-    assert observe("nccl", 1)["needed"] == 4_194_660
-    assert observe("nccl", 8, {"NCCL_SHM_DISABLE": "1"})["needed"] == 0
-    assert observe("gloo", 8)["needed"] == 0
+    assert observe(folder, "nccl", 1)["needed"] == 4_194_660
+    assert observe(folder, "nccl", 8, {"NCCL_SHM_DISABLE": "1"})["needed"] == 0
+    assert observe(folder, "gloo", 8)["needed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -231,38 +228,40 @@ def test_one_rank_or_no_shared_memory_needs_little(folder: Path) -> None:
 def test_what_is_needed_follows_the_variables(
     folder: Path, env: dict[str, str], needed: int
 ) -> None:
-    assert observe("nccl", 2, env)["needed"] == needed
+    assert observe(folder, "nccl", 2, env)["needed"] == needed
 
 
 def test_nothing_is_allocated_where_the_control_group_would_kill(folder: Path) -> None:
+    root = folder.parents[1]
+    (root / "proc").unlink()
     for name, text in (
         ("proc/self/cgroup", "0::/\n"),
         ("sys/fs/cgroup/cgroup.controllers", "memory\n"),
         ("sys/fs/cgroup/memory.max", f"{600 * MIB}\n"),
         ("sys/fs/cgroup/memory.current", f"{500 * MIB}\n"),
     ):
-        path = folder.parent / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert observe("nccl", 1)["error"] == ""
-    seen = observe("nccl", 8)
+    assert observe(folder, "nccl", 1)["error"] == ""
+    seen = observe(folder, "nccl", 8)
     assert seen["error"] == "the control group has 100 MiB of memory left"
     found = only(CHECK, cluster(seen), "shm-too-small", hosts=["nd1"])
     assert found.level is Severity.FAIL
-    assert observe("gloo", 8)["error"] == ""
+    assert observe(folder, "gloo", 8)["error"] == ""
 
 
 def test_a_folder_that_is_not_there(folder: Path) -> None:
     folder.rmdir()
-    assert observe()["size"] is None
-    assert observe()["error"] == "No such file or directory"
+    assert observe(folder)["size"] is None
+    assert observe(folder)["error"] == "No such file or directory"
 
 
 def test_files_that_somebody_has_open_are_not_stale(folder: Path) -> None:
     for name in ("nccl-dead", "nccl-held", "torch_1_2", "mine.txt"):
         (folder / name).write_bytes(b"x" * 5000)
     with (folder / "nccl-held").open("rb"):
-        stale = observe()["stale"]
+        stale = observe(folder)["stale"]
     assert [name for name, _ in stale] == ["nccl-dead", "torch_1_2"]
     assert all(size >= 5000 for _, size in stale)
     assert sorted(os.listdir(folder)) == ["mine.txt", "nccl-dead", "nccl-held", "torch_1_2"]
@@ -270,15 +269,11 @@ def test_files_that_somebody_has_open_are_not_stale(folder: Path) -> None:
 
 def test_where_not_all_processes_are_seen_nothing_is_certain(folder: Path, tmp_path: Path) -> None:
     (folder / "nccl-dead").write_bytes(b"x" * 5000)
+    (tmp_path / "proc").unlink()
     namespace = tmp_path / "proc/self/ns"
     namespace.mkdir(parents=True)
     (namespace / "pid").write_text("")
-
-    class InContainer(Here):
-        proc = tmp_path / "proc"
-
-    InContainer.folder = folder
-    seen = InContainer().observe(Context(launch=Launch(), env={}, backend="gloo"))
+    seen = observe(folder)
     assert seen["sees_all"] is False
     stale = {"stale": [["nccl-dead", 5 * MIB]]}
     found = only(CHECK, cluster(facts(**stale, sees_all=False)), "shm-stale", hosts=["nd1"])
@@ -294,7 +289,7 @@ def test_a_mapped_file_is_in_use_though_nobody_has_it_open(folder: Path) -> None
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     try:
-        assert observe()["stale"] == []
+        assert observe(folder)["stale"] == []
     finally:
         mapped.close()
-    assert [name for name, _ in observe()["stale"]] == ["nccl-mapped"]
+    assert [name for name, _ in observe(folder)["stale"]] == ["nccl-mapped"]

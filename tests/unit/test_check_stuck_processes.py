@@ -48,15 +48,16 @@ def add(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    add(tmp_path, 1, "systemd")
-    add(tmp_path, 2, "kthreadd", flags=KERNEL_THREAD, parent=0)
-    add(tmp_path, 40, "python (3) x)")  # a name may hold any character
-    fabrics.write(tmp_path, "self/mounts", "proc /proc proc rw,nosuid 0 0")
-    return tmp_path
+    proc = tmp_path / "proc"
+    add(proc, 1, "systemd")
+    add(proc, 2, "kthreadd", flags=KERNEL_THREAD, parent=0)
+    add(proc, 40, "python (3) x)")  # a name may hold any character
+    fabrics.write(proc, "self/mounts", "proc /proc proc rw,nosuid 0 0")
+    return proc
 
 
 def look(folder: Path) -> dict[str, Any]:
-    return observe(StuckProcesses, proc=folder)
+    return observe(StuckProcesses, root=folder.parent)
 
 
 @pytest.fixture
@@ -152,9 +153,9 @@ def test_where_processes_of_others_are_hidden_it_is_skipped(
 @pytest.mark.parametrize("option", ["hidepid=2", "hidepid=invisible", "gid=4,hidepid=noaccess"])
 def test_a_mount_option_hides_processes_from_everybody_but_root(proc: Path, option: str) -> None:
     fabrics.write(proc, "self/mounts", f"proc /proc proc rw,{option},nosuid 0 0")
-    assert stuck.hides_processes(proc) == (os.geteuid() != 0)
+    assert stuck.hides_processes(proc.parent) == (os.geteuid() != 0)
     fabrics.write(proc, "self/mounts", "proc /proc proc rw,hidepid=0 0 0")
-    assert not stuck.hides_processes(proc)
+    assert not stuck.hides_processes(proc.parent)
 
 
 def test_without_proc_it_could_not_look(tmp_path: Path) -> None:

@@ -192,25 +192,26 @@ def test_gloo_by_itself(resolved: tuple[str, ...] | None, picks: list[tuple[str,
 
 
 def test_settings_come_from_three_places(tmp_path: Path) -> None:
-    home, etc, other = tmp_path, tmp_path / "nccl.conf", tmp_path / "other.conf"
+    home, etc, other = tmp_path, tmp_path / "etc/nccl.conf", tmp_path / "other.conf"
+    etc.parent.mkdir()
     (home / ".nccl.conf").write_text("NCCL_DEBUG=WARN\nNCCL_SOCKET_IFNAME=eth1\n#X=1\n Y = 2\n")
     etc.write_text("NCCL_SOCKET_IFNAME=eth2\nNCCL_IB_DISABLE=1\nnonsense\n=3\n")
     other.write_text("NCCL_SOCKET_IFNAME=eth3")
     env = {"NCCL_DEBUG": "INFO"}
-    assert nccl_settings(env, home, etc) == {
+    assert nccl_settings(env, home, tmp_path) == {
         "NCCL_DEBUG": Setting("INFO", "environment"),
         "NCCL_SOCKET_IFNAME": Setting("eth1", str(home / ".nccl.conf")),
         " Y ": Setting(" 2", str(home / ".nccl.conf")),
         "NCCL_IB_DISABLE": Setting("1", str(etc)),
     }
-    found = nccl_settings({"NCCL_CONF_FILE": str(other)}, home, etc)
+    found = nccl_settings({"NCCL_CONF_FILE": str(other)}, home, tmp_path)
     assert found["NCCL_SOCKET_IFNAME"] == Setting("eth3", str(other))
     assert "NCCL_DEBUG" not in found
     assert found["NCCL_IB_DISABLE"].origin == str(etc)
 
 
 def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:
-    port = tmp_path / "mlx5_0" / "ports" / "1"
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     port.mkdir(parents=True)
     assert not has_infiniband(tmp_path)
     (port / "state").write_text("1: DOWN\n")
@@ -220,9 +221,8 @@ def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:
 
 
 def test_efa_is_no_infiniband(tmp_path: Path) -> None:
-    folder = "sys/class/infiniband"
-    assert not has_infiniband(fabrics.efa(tmp_path / "efa") / folder)
-    assert has_infiniband(fabrics.roce(tmp_path / "roce") / folder)
+    assert not has_infiniband(fabrics.efa(tmp_path / "efa"))
+    assert has_infiniband(fabrics.roce(tmp_path / "roce"))
 
 
 def test_every_chosen_address_is_tested_once() -> None:

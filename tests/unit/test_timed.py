@@ -363,10 +363,11 @@ def test_the_load_average_is_a_number() -> None:
 def test_the_line_rate_of_hardware(
     tmp_path: Path, device: bool, text: str, speed: int | None
 ) -> None:
-    (tmp_path / "eth9").mkdir()
-    (tmp_path / "eth9" / "speed").write_text(text)
+    nic = tmp_path / "sys/class/net/eth9"
+    nic.mkdir(parents=True)
+    (nic / "speed").write_text(text)
     if device:
-        (tmp_path / "eth9" / "device").mkdir()
+        (nic / "device").mkdir()
     assert nic_speed("eth9", tmp_path) == speed
 
 

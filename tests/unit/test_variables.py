@@ -12,9 +12,9 @@ import pytest
 
 from nccl_doctor.checks.environment.gather import closest, gather_variables
 from nccl_doctor.toolkit import masking
+from nccl_doctor.toolkit import variables as package
 from nccl_doctor.toolkit.nccl.conf import ConfFault, Setting, conf_faults, nccl_settings
 from nccl_doctor.toolkit.tables import read_table
-from nccl_doctor.toolkit.variables import table as package
 from nccl_doctor.toolkit.variables.table import AUTO, FILES, KINDS, Variable, table
 from nccl_doctor.toolkit.variables.values import as_strtoll, canonical, misread
 
@@ -269,13 +269,14 @@ NCCL_BUFFSIZE=4M
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    path = tmp_path / "nccl.conf"
+    path = tmp_path / "etc/nccl.conf"
+    path.parent.mkdir()
     path.write_text(CONF)
     return path
 
 
 def test_lines_that_do_not_set_what_they_seem_to_set(conf: Path) -> None:
-    found = list(conf_faults({"NCCL_CONF_FILE": str(conf)}, etc=conf.parent / "none"))
+    found = list(conf_faults({"NCCL_CONF_FILE": str(conf)}, root=conf.parent))
     assert {(each.line, each.name) for each in found} == {
         *((3, "NCCL_PROTO"), (4, "NCCL_IB_DISABLE"), (5, "NCCL_IB_TC"), (6, ""), (12, "MY_SECRET")),
     }
@@ -284,15 +285,18 @@ def test_lines_that_do_not_set_what_they_seem_to_set(conf: Path) -> None:
 
 
 def test_a_named_file_that_is_not_there(tmp_path: Path) -> None:
-    missing, etc = tmp_path / "missing.conf", tmp_path / "etc.conf"
+    missing = tmp_path / "missing.conf"
     assert [
-        (f.path, f.line, f.name) for f in conf_faults({"NCCL_CONF_FILE": str(missing)}, etc=etc)
+        (f.path, f.line, f.name)
+        for f in conf_faults({"NCCL_CONF_FILE": str(missing)}, root=tmp_path)
     ] == [(str(missing), 0, "NCCL_CONF_FILE")]
-    assert list(conf_faults({}, home=tmp_path, etc=etc)) == []
+    assert list(conf_faults({}, home=tmp_path, root=tmp_path)) == []
 
 
 def test_a_setting_knows_its_line(conf: Path) -> None:
-    found = nccl_settings({"NCCL_CONF_FILE": str(conf), "NCCL_DEBUG": "INFO"}, etc=conf)
+    found = nccl_settings(
+        {"NCCL_CONF_FILE": str(conf), "NCCL_DEBUG": "INFO"}, root=conf.parent.parent
+    )
     assert found["NCCL_DEBUG"] == Setting("INFO", "environment")
     assert (found["NCCL_BUFFSIZE"].origin, found["NCCL_BUFFSIZE"].line) == (str(conf), 13)
     assert found["NCCL_DEBUG"].line == 0
@@ -306,9 +310,7 @@ def test_a_fault_keeps_nothing_of_a_value() -> None:
 
 
 def gathered(env: dict[str, str], tmp_path: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(
-        json.dumps(gather_variables(env, tmp_path, tmp_path / "etc"))
-    )
+    facts: dict[str, Any] = json.loads(json.dumps(gather_variables(env, tmp_path, tmp_path)))
     return facts
 
 
@@ -333,7 +335,8 @@ def test_the_environment_wins_over_files_and_each_value_has_its_origin(
 
 def test_the_home_and_the_host_have_a_file_each(tmp_path: Path) -> None:
     (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring\nNCCL_PROTO=LL\n")
-    (tmp_path / "etc").write_text("NCCL_ALGO=Tree\nNCCL_IB_TC=106\n")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text("NCCL_ALGO=Tree\nNCCL_IB_TC=106\n")
     found = gathered({"NCCL_PROTO": "Simple"}, tmp_path)["variables"]
     assert {name: (each["value"], each["line"]) for name, each in found.items()} == {
         "NCCL_ALGO": ("Ring", 1),

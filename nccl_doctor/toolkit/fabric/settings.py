@@ -15,7 +15,7 @@ def rdma_settings(ctx: Context) -> dict[str, Setting]:
     """
     if ctx.backend != "nccl":
         raise Skip("the job does not use NCCL")
-    settings = nccl_settings(ctx.env)
+    settings = nccl_settings(ctx.env, root=ctx.root)
     if off := rdma_off(settings):
         raise Skip(f"{off} turns RDMA off")
     return settings

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ETC_CONF = Path("/etc/nccl.conf")
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -41,7 +39,7 @@ class ConfFault:
 
 
 def nccl_settings(
-    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
 ) -> dict[str, Setting]:
     """The environment as NCCL reads it, with the variables of its configuration files.
 
@@ -51,35 +49,36 @@ def nccl_settings(
     Args:
         env: the process environment.
         home: the home folder; by default that of the user database, which is where NCCL looks.
-        etc: the host's own file.
+        root: the folder below which the host's own file is read, `/` but for tests.
     """
     found = {name: Setting(value, "environment") for name, value in env.items()}
-    for path in conf_files(env, home, etc):
+    for path in conf_files(env, home, root):
         for number, name, value in _assignments(path):
             found.setdefault(name, Setting(value, str(path), number))
     return found
 
 
 def conf_files(
-    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
 ) -> tuple[Path, ...]:
     """The files that NCCL reads, in its order, whether they exist or not."""
     named = env.get("NCCL_CONF_FILE", "")
     if home is None:
         home = _home()
     first = Path(named) if named else home / ".nccl.conf" if home else None
+    etc = root / "etc/nccl.conf"
     return (etc,) if first is None else (first, etc)
 
 
 def conf_faults(
-    env: Mapping[str, str], home: Path | None = None, etc: Path = ETC_CONF
+    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
 ) -> Iterator[ConfFault]:
     """Lines that NCCL reads in another way than they look, and an NCCL_CONF_FILE that is missing.
 
     Args: as for `nccl_settings`.
     """
     named = env.get("NCCL_CONF_FILE", "")
-    for path in conf_files(env, home, etc):
+    for path in conf_files(env, home, root):
         text = _text(path)
         if text is None and str(path) == named:
             yield ConfFault(

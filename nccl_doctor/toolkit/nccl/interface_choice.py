@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit import host
-from nccl_doctor.toolkit.fabric.ports import SYSFS, rdma_ports, speaks_verbs
+from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, is_link_local, is_loopback
@@ -289,9 +289,12 @@ def subnet_prefixes() -> dict[str, int]:
     return {entry.address: entry.prefix for entry in host.addresses() if entry.prefix is not None}
 
 
-def has_infiniband(folder: Path = SYSFS) -> bool:
+def has_infiniband(root: Path = Path("/")) -> bool:
     """Whether a verbs device (InfiniBand or RoCE, not EFA) has an active port."""
-    return any(port["state"] == "ACTIVE" and speaks_verbs(port) for port in rdma_ports(folder))
+    return any(
+        port["state"] == "ACTIVE" and speaks_verbs(port)
+        for port in rdma_ports(root / "sys/class/infiniband")
+    )
 
 
 def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[str, Any]]:
@@ -317,7 +320,9 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
     ]
 
 
-def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, Any]:
+def survey(
+    env: Mapping[str, str], resolve_timeout_s: float = 3.0, root: Path = Path("/")
+) -> dict[str, Any]:
     """The choices of this host and the interfaces to choose from, as plain facts.
 
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
@@ -326,7 +331,8 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
     """
     found = interfaces()
     prefixes = subnet_prefixes()
-    settings = nccl_settings(env)
+    settings = nccl_settings(env, root=root)
+    ports = rdma_ports(root / "sys/class/infiniband")
     bootstrap, sockets = nccl_choices(found, settings, prefixes)
     gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
     listen = chosen((bootstrap, sockets, gloo), found)
@@ -337,7 +343,7 @@ def survey(env: Mapping[str, str], resolve_timeout_s: float = 3.0) -> dict[str, 
         "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
-        "nccl_data": choose_road(settings, admitted(settings, rdma_ports())).name,
+        "nccl_data": choose_road(settings, admitted(settings, ports)).name,
     }
 
 

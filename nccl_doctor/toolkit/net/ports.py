@@ -6,38 +6,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.host import LISTEN, TIME_WAIT, command_line, socket_process, tcp_sockets
+from nccl_doctor.toolkit.host import (
+    LISTEN,
+    ROOT,
+    TIME_WAIT,
+    command_line,
+    socket_process,
+    tcp_sockets,
+)
 from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
 
 MAX_COMMAND = 120
 
 
-def port_range() -> tuple[int, int]:
+def port_range(root: Path = ROOT) -> tuple[int, int]:
     """Lowest and highest port that the kernel assigns by itself (net.ipv4.ip_local_port_range).
 
     The kernel's default if that cannot be read.
     """
-    words = _read("/proc/sys/net/ipv4/ip_local_port_range").split()
+    words = _setting("ip_local_port_range", root).split()
     return (int(words[0]), int(words[1])) if len(words) == 2 else (32768, 60999)
 
 
-def ephemeral_range(port: int) -> tuple[int, int] | None:
+def ephemeral_range(port: int, root: Path = ROOT) -> tuple[int, int] | None:
     """The range that the kernel assigns, if this port is in it and not reserved; else None."""
-    for part in _read("/proc/sys/net/ipv4/ip_local_reserved_ports").strip().split(","):
+    for part in _setting("ip_local_reserved_ports", root).strip().split(","):
         first, _, last = part.partition("-")
         if first and int(first) <= port <= int(last or first):
             return None
-    low, high = port_range()
+    low, high = port_range(root)
     return (low, high) if low <= port <= high else None
 
 
-def may_bind(port: int) -> bool:
+def may_bind(port: int, root: Path = ROOT) -> bool:
     """Whether this process may bind the port: it is not a low one, or the process may bind them."""
-    start = _read("/proc/sys/net/ipv4/ip_unprivileged_port_start").strip() or "1024"
-    return port >= int(start) or has_capability(NET_BIND_SERVICE)
+    start = _setting("ip_unprivileged_port_start", root).strip() or "1024"
+    return port >= int(start) or has_capability(NET_BIND_SERVICE, root)
 
 
-def port_holder(port: int) -> dict[str, Any] | None:
+def port_holder(port: int, root: Path = ROOT) -> dict[str, Any] | None:
     """The socket that has the port, a listener before others, and its process if visible.
 
     Returns: `state` (`listening` or `connected`), `uid`, `pid` (None if this user cannot see it)
@@ -45,14 +52,14 @@ def port_holder(port: int) -> dict[str, Any] | None:
     """
     found = [
         (one.state != LISTEN, one.uid)
-        for one in tcp_sockets()
+        for one in tcp_sockets(root)
         if one.port == port and one.state != TIME_WAIT
     ]
     if not found:
         return None
     connected, uid = min(found)
-    pid = socket_process(port, listening=not connected)
-    words = [] if pid is None else command_line(pid)[:3]
+    pid = socket_process(port, listening=not connected, root=root)
+    words = [] if pid is None else command_line(pid, root)[:3]
     return {
         "state": "connected" if connected else "listening",
         "uid": uid,
@@ -65,18 +72,18 @@ _MESH_PORTS = (15001, 15006, 15021)
 """Ports of Envoy as an Istio sidecar: outgoing, incoming, health."""
 
 
-def mesh_proxy(env: Mapping[str, str]) -> str:
+def mesh_proxy(env: Mapping[str, str], root: Path = ROOT) -> str:
     """The sign that a service mesh's proxy intercepts this host's connections, or empty."""
     told = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
     if told:
         return f"variable {told}"
-    listening = {one.port for one in tcp_sockets() if one.state == LISTEN}
+    listening = {one.port for one in tcp_sockets(root) if one.state == LISTEN}
     there = [port for port in _MESH_PORTS if port in listening]
     return f"a listener on port {there[0]}" if there else ""
 
 
-def _read(path: str) -> str:
+def _setting(name: str, root: Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return (root / "proc/sys/net/ipv4" / name).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
