@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import Skip, Untested
-from nccl_doctor.toolkit.apart import Ended, each_apart
 from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.nvml import LOST, Crumb, Refused, read_pairs, read_system, start
 
+from .apart import Ended, each_apart
 from .fabric_manager import read_fabric_manager
 from .fields import read_gpu
 from .kernel_log import read_kernel_log

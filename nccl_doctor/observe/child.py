@@ -22,7 +22,16 @@ from typing import Any, NoReturn
 
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
-from nccl_doctor.toolkit.forks import end, fork, kill, living, rename, settle, signal_name
+from nccl_doctor.toolkit.forks import (
+    end,
+    fork,
+    kill,
+    living,
+    look_at,
+    rename,
+    settle,
+    signal_name,
+)
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest size of facts; a check with more has a fault."""
@@ -169,7 +178,7 @@ class Child:
         return self._state in _MUTE or (has_written and self._state != "D")
 
     def _look(self) -> None:
-        self._state, self._wchan = _proc_state(self._pid), _proc_text(self._pid, "wchan")
+        self._state, self._wchan = look_at(self._pid)
 
     def kill(self) -> None:
         """End it at once; to be followed by `conclude`."""
@@ -285,20 +294,6 @@ class Line:
     def witness(self, name: str, value: Any) -> None:
         """Say something of this child's own state; the last value of a name holds."""
         self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
-
-
-def _proc_text(pid: int, name: str) -> str:
-    try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
-            return file.read(4096).strip()
-    except OSError:
-        return ""
-
-
-def _proc_state(pid: int) -> str:
-    """State letter of /proc/PID/stat; the process name before it may hold any character."""
-    after_name = _proc_text(pid, "stat").rpartition(")")[2].split()
-    return after_name[0] if after_name else ""
 
 
 def _tail(fd: int, start: int) -> str:

@@ -152,3 +152,20 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def look_at(pid: int) -> tuple[str, str]:
+    """State letter of a process, as /proc/PID/stat has it, and the kernel function it waits in.
+
+    Empty for what cannot be read.
+    """
+    after_name = _proc_text(pid, "stat").rpartition(")")[2].split()  # the name may hold anything
+    return after_name[0] if after_name else "", _proc_text(pid, "wchan")
+
+
+def _proc_text(pid: int, name: str) -> str:
+    try:
+        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""

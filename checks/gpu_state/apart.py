@@ -6,24 +6,22 @@ process: a GPU that hangs costs the deadline and is named, and the answers of th
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import os
 import select
-import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
-Crumb = Callable[..., None]
+from nccl_doctor.toolkit.forks import end, fork_child, kill, look_at, signal_name
+from nccl_doctor.toolkit.gpu.nvml import Crumb
+
 Work = Callable[[Crumb], Any]
 """A function that leaves a breadcrumb before each call and returns what JSON can hold."""
 
-_PR_SET_PDEATHSIG = 1
 _REAP_S = 0.3
 _PATIENCE_S = 1.0
 
@@ -74,27 +72,25 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
         for child in open_pipes.values():
             child.give_up(f"did not return within {limit_s:.0f} s")
     finally:
+        by = time.monotonic() + _REAP_S
         for child in children:
-            child.end()
+            child.conclude(by)
     return [child.ended for child in children]
 
 
 class _Child:
-    """A child process and its result."""
+    """One process, in the process group of the probe child."""
 
     def __init__(self, work: Work) -> None:
         self.ended = Ended()
         self._returned = False
         self._rest = b""
         self.pipe, write_end = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _run(work, write_end, parent)
+        self._pid = fork_child(lambda: _serve(work, write_end))
         os.close(write_end)
 
     def pump(self, crumb: Crumb) -> bool:
-        """Read what the child wrote. Returns: whether more may come."""
+        """Read what it says. Returns: whether more may come."""
         data = os.read(self.pipe, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -111,67 +107,44 @@ class _Child:
         return bool(data) and not self._returned
 
     def give_up(self, how: str) -> None:
-        """Note the state of a child that is stuck."""
+        """Note how a stuck one stands, and kill it."""
         self.ended.how = how
-        self.ended.state = _proc(self._pid, "stat").rpartition(")")[2].strip()[:1]
-        self.ended.wchan = _proc(self._pid, "wchan")
+        self.ended.state, self.ended.wchan = look_at(self._pid)
+        kill(self._pid)
 
-    def end(self) -> None:
-        """Kill the child if it still runs; one that the kernel does not release is left."""
+    def conclude(self, by: float) -> None:
+        """Reap it, killing what still runs at the `time.monotonic()` second `by`; one that the
+        kernel does not let go is left to it.
+        """
         os.close(self.pipe)
-        if self.ended.how and not self._returned:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        until = time.monotonic() + _REAP_S
-        while time.monotonic() < until:
-            reaped, status = os.waitpid(self._pid, os.WNOHANG)
-            if reaped:
-                if not (self._returned or self.ended.how):
-                    self.ended.how = _cause(status)
-                return
-            time.sleep(0.002)
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        status = end(self._pid, patient=True, by=by)
+        if status is None:
+            kill(self._pid)
+        elif not (self._returned or self.ended.how):
+            self.ended.how = _cause(status)
 
 
-def _run(work: Work, pipe: int, parent: int) -> NoReturn:
-    """Body of the child; never returns."""
+def _serve(work: Work, pipe: int) -> int:
+    """Body of the child."""
+    faulthandler.disable()  # its file is closed below
+    # Above all the pipe of the probe child: as long as it is open, somebody waits at it.
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1 << 16)
+
+    def say(kind: str, said: Any) -> None:
+        data = json.dumps([kind, said]).encode() + b"\n"
+        while data:
+            data = data[os.write(pipe, data) :]
+
     try:
-        faulthandler.disable()  # its file is closed below
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-        # Above all the pipe of the probe child: its reader waits as long as the pipe is open.
-        os.closerange(3, pipe)
-        os.closerange(pipe + 1, 1 << 16)
-
-        def say(kind: str, said: Any) -> None:
-            data = json.dumps([kind, said]).encode() + b"\n"
-            while data:
-                data = data[os.write(pipe, data) :]
-
-        try:
-            say("value", work(lambda step, **details: say("crumb", {"step": step, **details})))
-        except Exception:  # the boundary of the process: the parent decides
-            say("raised", traceback.format_exc(limit=-8)[-4000:])
-    finally:
-        os._exit(0)
+        say("value", work(lambda step, **details: say("crumb", {"step": step, **details})))
+    except Exception:  # the boundary of the process: the parent decides
+        say("raised", traceback.format_exc(limit=-8)[-4000:])
+    return 0
 
 
 def _cause(status: int) -> str:
-    """The end of a child that wrote nothing, in words."""
-    if not os.WIFSIGNALED(status):
-        return f"ended the process with exit code {os.WEXITSTATUS(status)}"
-    try:
-        name = signal.Signals(os.WTERMSIG(status)).name
-    except ValueError:
-        name = f"signal {os.WTERMSIG(status)}"
-    return f"killed the process, {name}"
-
-
-def _proc(pid: int, name: str) -> str:
-    try:
-        with open(f"/proc/{pid}/{name}", encoding="utf-8", errors="replace") as file:
-            return file.read(4096).strip()
-    except OSError:
-        return ""
+    """Of one that ended without a word."""
+    if os.WIFSIGNALED(status):
+        return f"killed the process, {signal_name(os.WTERMSIG(status))}"
+    return f"ended the process with exit code {os.WEXITSTATUS(status)}"
