@@ -86,6 +86,7 @@ class DriverLibraries(Check):
     scope = Scope.RANK
     cost = "seconds"  # the libraries that it loads may crash the process
     kinds = (DRIVER_MISMATCH, DIFFERS)
+    reads = ("backend_device",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Load the libraries. Returns: `kernel` (module version), `loaded` (table of libraries)."""

@@ -52,13 +52,13 @@ from nccl_doctor.api import (
     Host,
     Kind,
     Layer,
+    OutcomeStatus,
     Severity,
     Skip,
     Untested,
     Where,
     odd_ones_out,
 )
-from nccl_doctor.toolkit.fabric.between import copies_arrive, joined_by_pcie
 from nccl_doctor.toolkit.fabric.direct import (
     gpu_direct_road,
     read_gpu_direct,
@@ -114,6 +114,7 @@ class GpuDirect(Check):
     name = "gpu_direct"
     layer = Layer.DEVICE
     kinds = (MISSING, IOMMU, ACS, UNREAD)
+    reads = ("gpu_state", "gpu_work")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read modules, IOMMU groups and bridges.
@@ -182,7 +183,7 @@ def _wants(facts: Mapping[str, Any]) -> bool:
 
 
 def _on_the_way(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
-    gpus = joined_by_pcie(cluster, host) and not copies_arrive(cluster, host)
+    gpus = _joined_by_pcie(cluster, host) and not _copies_arrive(cluster, host)
     matters = bool(facts["rdma"] or gpus) and not facts["virtual"]
     severity = None if matters else Severity.INFO
     translated = translating(facts)
@@ -220,3 +221,30 @@ def _unread(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"not read: ACS and IOMMU of {facts['gpus']} GPUs (/sys/bus/pci shows none of them)"
     if text:
         yield Finding(UNREAD, text, Where(hosts=(host.label,)), {"bridges": bridges})
+
+
+_HAS_NONE = ("NOT_SUPPORTED", "INVALID_ARGUMENT")
+"""Answers of NVML about the first link of a GPU without NVLink."""
+
+
+def _joined_by_pcie(cluster: Cluster, host: Host) -> bool:
+    """Whether a host has several GPUs without NVLink, as check `gpu_state` saw it."""
+    for rank, facts in cluster.facts("gpu_state"):
+        if rank.host.id == host.id:
+            gpus = facts["gpus"]
+            return len(gpus) > 1 and all(_has_no_nvlink(gpu) for gpu in gpus)
+    return False
+
+
+def _copies_arrive(cluster: Cluster, host: Host) -> bool:
+    """Whether ranks of a host copied from GPU to GPU (check `gpu_work`), and all data arrived."""
+    ends = [item.outcome for item in cluster.evidence("gpu_work") if item.host.id == host.id]
+    if any(end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) for end in ends):
+        return False
+    peers = [peer for end in ends if (peer := end.facts.get("peer"))]
+    return bool(peers) and not any(peer["error"] or peer["wrong"] for peer in peers)
+
+
+def _has_no_nvlink(gpu: Mapping[str, Any]) -> bool:
+    refused = {name for name, fields in (gpu.get("refused") or {}).items() if "nvlinks" in fields}
+    return gpu.get("nvlinks") is not None and not any(gpu["nvlinks"]) and refused <= {*_HAS_NONE}

@@ -86,6 +86,7 @@ class HardwareErrors(Check):
     name = "hardware_errors"
     layer = Layer.SPEED
     kinds = (PCIE_ERRORS, MEMORY_FAILING, MEMORY_ERRORS)
+    reads = ("memory_errors", "pcie_errors")
     level = Level.STANDARD
     together = True
 

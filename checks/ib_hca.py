@@ -103,6 +103,7 @@ class IbHca(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     kinds = (UNMATCHED, PORT_DOWN, OVERMATCH)
+    reads = ("rdma",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`hca`: the value, and its `origin`; `net`: the value of NCCL_NET; `ports`: [device, port,

@@ -118,6 +118,7 @@ class Interfaces(Check):
         INTERFACE_DIFFERS,
         MTU_DIFFERS,
     )
+    reads = ("firewall",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The choices, and the interfaces to choose from."""

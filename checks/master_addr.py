@@ -118,6 +118,7 @@ class MasterAddr(Check):
         ADDR_DIGITS_ONLY,
         DNS_SLOW,
     )
+    reads = ("own_name", "port")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""

@@ -40,15 +40,15 @@ from nccl_doctor.api import (
     Context,
     Finding,
     Layer,
+    Rank,
     Skip,
     Where,
     likely_address,
 )
 from nccl_doctor.toolkit.firewall.portrules import (
+    explains_knock,
     how_to_let_pass,
-    kept_out,
     rules_for_calls_in,
-    somebody_did_not_knock,
     stopped_by,
     sure_hit,
 )
@@ -67,6 +67,7 @@ class MasterFirewall(Check):
     layer = Layer.PORT
     cost = "seconds"
     kinds = (PORT_BLOCKED,)
+    reads = ("port",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The firewall rules for MASTER_PORT, if this host serves the store to others."""
@@ -94,8 +95,8 @@ class MasterFirewall(Check):
         for rank, facts in cluster.facts(self.name):
             rules, port = facts["rules"], facts["port"]
             hit = sure_hit(rules)
-            victims = kept_out(cluster, facts)
-            if hit is None or not (victims or somebody_did_not_knock(cluster, facts)):
+            victims = _kept_out(cluster, facts)
+            if hit is None or not (victims or _somebody_did_not_knock(cluster, facts)):
                 continue
             yield Finding(
                 PORT_BLOCKED,
@@ -106,3 +107,26 @@ class MasterFirewall(Check):
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
                 shuts_out=True,
             )
+
+
+def _kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
+    """Ranks (check `port`) that MASTER_PORT answered as the rules of its host explain.
+
+    These are ranks that never signed in, and the host that serves, which its own rule may drop.
+    """
+    return tuple(
+        rank
+        for rank, facts in cluster.facts("port")
+        if (facts["server"] == "self" or not rank.host.joined) and explains_knock(theirs, facts)
+    )
+
+
+def _somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
+    """Whether a rank is missing without a report of how MASTER_PORT answered it."""
+    out = {host.id for host in cluster.present_hosts if not host.joined}
+    knocked = {
+        rank.host.id
+        for rank, facts in cluster.facts("port")
+        if facts.get("knock") and facts["port"] == theirs["port"]
+    }
+    return bool(out - knocked) or any(rank.host.id not in out for rank in cluster.absent)

@@ -74,6 +74,7 @@ class MasterNetwork(Check):
     name = "master_network"
     layer = Layer.NAME
     kinds = (NOT_SHARED,)
+    reads = ("port",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`answers` of MASTER_ADDR, and `networks`: (interface, address, network) of this host."""

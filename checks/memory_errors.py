@@ -50,6 +50,7 @@ class MemoryErrors(Check):
     name = "memory_errors"
     layer = Layer.HOST
     kinds = (MEMORY_ERRORS,)
+    reads = ("hardware_errors",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`controllers` of `memory_errors`, read at `at_s`, seconds of this host's clock."""

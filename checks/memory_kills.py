@@ -67,6 +67,7 @@ class MemoryKills(Check):
     name = "memory_kills"
     layer = Layer.SPEED
     kinds = (KILLED,)
+    reads = ("memory",)
     level = Level.STANDARD
     together = True
 

@@ -100,6 +100,7 @@ class NumaCalls(Check):
     name = "numa_calls"
     layer = Layer.HOST
     kinds = (BLOCKED, EMPTY)
+    reads = ("collectives", "driver_libraries", "gpu_state", "nccl_library")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`refused`: name of the error of get_mempolicy, None if it works or is not known on this

@@ -92,6 +92,7 @@ class RdmaErrors(Check):
     layer = Layer.SPEED
     cost = "seconds"
     kinds = (RISING, FULL)
+    reads = ("fabric_ports",)
     level = Level.STANDARD
     together = True
 

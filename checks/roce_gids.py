@@ -105,6 +105,7 @@ class RoceGids(Check):
     name = "roce_gids"
     layer = Layer.ROUTE
     kinds = (EMPTY, MISSING, DIFFERS)
+    reads = ("backend_device", "nccl_library")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`ports`: from `gid_tables`, the active ports that NCCL's settings allow; `fixed`: the

@@ -67,6 +67,7 @@ class RpFilter(Check):
     name = "rp_filter"
     layer = Layer.ROUTE
     kinds = (RP_FILTER_STRICT,)
+    reads = ("firewall",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`shared`: network with more than one interface → [interface, address, filter], in the

@@ -113,6 +113,7 @@ class SharedMemory(Check):
     name = "shared_memory"
     layer = Layer.HOST
     kinds = (SHM_TOO_SMALL, SHM_STALE)
+    reads = ("collectives", "gpu_state")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Sizes in bytes: `size` and `free` of the file system, `needed`: the minimum for the

@@ -77,6 +77,7 @@ class Software(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     kinds = (VERSION,)
+    reads = ("nccl_library",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Versions as text, None for what is missing; `driver`: of the NVIDIA kernel module."""

@@ -214,6 +214,13 @@ def _invalid(check: Check) -> Iterable[str]:
             yield f'the finding code "{code}" is twice in `kinds`'
     if not all(isinstance(layer, Layer) for layer in check.needs):
         yield "`needs` contains something that is not a Layer"
+    reads = check.reads
+    if not isinstance(reads, tuple) or not all(
+        isinstance(name, str) and _NAME.fullmatch(name) for name in reads
+    ):
+        yield f"`reads` is {reads!r}, not a tuple of names of checks"
+    elif check.name in reads:
+        yield "`reads` names the check itself"
     if not isinstance(check.deadline_s, (int, float)) or not check.deadline_s > 0:
         yield f"`deadline_s` is {check.deadline_s!r}, not a positive number"
     for method in ("observe", "judge"):

@@ -67,6 +67,7 @@ class Collectives(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
+    reads = ("backend_device", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)

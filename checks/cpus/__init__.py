@@ -135,6 +135,7 @@ class Cpus(Check):
     layer = Layer.HOST
     scope = Scope.RANK
     kinds = (CPU_LIMIT_LOW, CPU_DIFFERS, CPU_HELD_LOW, GOVERNOR_DIFFERS)
+    reads = ("nccl_library",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read the CPUs of this rank and their limits.

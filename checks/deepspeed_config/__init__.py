@@ -136,6 +136,7 @@ class DeepspeedConfig(Check):
     name = "deepspeed_config"
     layer = Layer.GROUP
     kinds = (BATCH, WORLD, UNKNOWN, OLD, BAD_VALUE, CONFLICT, PATH, MEMORY, OPERATOR)
+    reads = ("memory",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The version of DeepSpeed, and what is there for offloading; see `gather_deepspeed`."""

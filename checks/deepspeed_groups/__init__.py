@@ -115,6 +115,7 @@ class DeepspeedGroups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG, DEEPSPEED_MISSING)
+    reads = ("backend_device", "gpu_work", "side_group")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS

@@ -107,6 +107,7 @@ class DeviceMesh(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, MESH_DOES_NOT_DIVIDE, MESH_CROSSES_HOSTS)
+    reads = ("backend_device", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS

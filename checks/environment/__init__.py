@@ -148,6 +148,7 @@ class Environment(Check):
     kinds = (
         UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
     )  # fmt: skip
+    reads = ("backend_device", "gpu_state", "nccl_library", "timeouts")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read what is set, where it was set, and what reads it.

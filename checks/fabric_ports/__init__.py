@@ -125,6 +125,7 @@ class FabricPorts(Check):
     name = "fabric_ports"
     layer = Layer.ROUTE
     kinds = (MISSING, FABRIC, RATE, MTU, FIRMWARE, PCI)
+    reads = ("environment", "rdma")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Read the devices and their error counters.

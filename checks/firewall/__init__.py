@@ -159,6 +159,7 @@ class Firewall(Check):
         MTU_BLACKHOLE,
         INTERFACE_UNROUTABLE,
     )
+    reads = ("interfaces",)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The rounds: the matrix of all hosts; then the rules at both ends of failed calls."""

@@ -72,6 +72,7 @@ class GpuState(Check):
     layer = Layer.DEVICE
     cost = "seconds"
     kinds = GPU_STATE_KINDS
+    reads = ("backend_device", "gpu_affinity", "gpu_direct", "gpu_work")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

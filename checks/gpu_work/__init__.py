@@ -102,6 +102,7 @@ class GpuWork(Check):
     cost = "seconds"
     level = Level.STANDARD
     kinds = (GPU_UNHEALTHY, P2P_BROKEN, P2P_UNTESTED, GPU_SLOW)
+    reads = ("backend_device", "gpu_direct", "gpu_state")
     deadline_s = 45.0  # as long as a driver may take to start
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

@@ -88,6 +88,7 @@ class Groups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
+    reads = ("backend_device", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS

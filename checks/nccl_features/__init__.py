@@ -108,6 +108,7 @@ class NcclFeatures(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (FEATURE_BROKEN,)
+    reads = ("backend_device", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)

@@ -109,6 +109,7 @@ class NetPlugin(Check):
     layer = Layer.ENV
     cost = "seconds"
     kinds = (MISSING, DIFFERS, CRASHES)
+    reads = ("nccl_library", "rdma")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`asked`: the variables that request a plug-in; `tried`: (library, error) in NCCL's order;

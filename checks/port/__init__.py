@@ -130,6 +130,7 @@ class Port(Check):
         PORT_NOT_THE_STORE,
         NO_ROUTE,
     )
+    reads = ("master_firewall",)
 
     def deadline(self, ctx: Context) -> float:
         """The time in which rank 0 may come; short if the store is up: torchrun's, or our own."""

@@ -102,6 +102,7 @@ class RailReach(Check):
     cost = "seconds"
     together = True
     kinds = (UNREACHABLE, LARGE_LOST)
+    reads = ("rails", "rdma")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round with all hosts whose rails can be called."""

@@ -139,6 +139,7 @@ class Ranks(Check):
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
         WORLD_SIZE,
     )  # fmt: skip
+    reads = ("port",)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given."""

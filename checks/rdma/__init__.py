@@ -141,6 +141,7 @@ class Rdma(Check):
     name = "rdma"
     layer = Layer.ROUTE
     kinds = (RDMA_MIXED, RDMA_PORT_DOWN, RDMA_UNCONFIGURED, RDMA_UNUSABLE, EFA_BLOCKED)
+    reads = ("collectives", "net_plugin")
     libraries: ClassVar[Sequence[str]] = IBVERBS
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

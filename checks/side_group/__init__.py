@@ -86,6 +86,7 @@ class SideGroup(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG)
+    reads = ("backend_device", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS

@@ -129,6 +129,9 @@ class Check:
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
+        reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
+            changes neither order nor level: facts of a check that did not run are not there, and
+            `plan` sees what was observed before it is asked.
     """
 
     name: ClassVar[str]
@@ -140,6 +143,7 @@ class Check:
     level: ClassVar[Level] = Level.QUICK
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def deadline(self, ctx: Context) -> float:
         """Seconds that `observe` may take when it observes alone."""

@@ -76,9 +76,10 @@ def test_built_in_checks_are_found_in_order_of_layer():
     assert not found.problems
     assert list(found.checks) == sorted(found.checks, key=lambda c: (c.layer.order, c.name))
     folder = Path(registry.importlib.import_module("nccl_doctor.checks").__path__[0])
-    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert {check.name for check in found.checks} == files
-    assert {found.origins[name] for name in files} == {"nccl-doctor"}
+    names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert {check.name for check in found.checks} == names
+    assert {found.origins[name] for name in names} == {"nccl-doctor"}
 
 
 def test_every_kind_is_known_by_its_code():
@@ -121,6 +122,9 @@ BROKEN = {
     "no observe": (good().replace("def observe", "def look"), "`observe` is missing"),
     "no deadline": (good() + "    deadline_s = 0\n", "`deadline_s` is 0"),
     "bad needs": (good() + '    needs = ("port",)\n', "`needs` contains"),
+    "bad reads": (good() + '    reads = "port"\n', "`reads` is 'port', not a tuple of names"),
+    "reads no name": (good() + '    reads = ("a port",)\n', "not a tuple of names of checks"),
+    "reads itself": (good() + '    reads = ("moon",)\n', "`reads` names the check itself"),
     "needs arguments": (good() + "    def __init__(self, x): ...\n", "TypeError"),
     "taken name": (good("ranks"), 'the check name "ranks" is used by nccl-doctor'),
     "taken code": (good(code="host-absent"), 'code "host-absent" is used by check ranks'),
@@ -192,7 +196,8 @@ def test_built_in_checks_share_a_code_only_by_the_very_same_kind():
 
 
 def test_a_plug_in_may_not_find_what_built_in_checks_share(install):
-    shared = good().replace("KIND = Kind(", "from nccl_doctor.api import ADDR_LOOPBACK as KIND #")
+    theirs = "from nccl_doctor.toolkit.shared_kinds import ADDR_LOOPBACK as KIND #"
+    shared = good().replace("KIND = Kind(", theirs)
     install(shared, "moon_shared")
     (problem,) = foreign(registry.load())
     assert 'the finding code "addr-loopback" is used by check master_addr' in problem.message

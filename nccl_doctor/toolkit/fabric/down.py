@@ -17,6 +17,8 @@ from nccl_doctor.toolkit.fabric.hca import rdma_off
 from nccl_doctor.toolkit.fabric.road import port_name
 from nccl_doctor.toolkit.nccl.conf import Setting
 
+CHECK = "rdma"
+"""The check whose facts these are."""
 Seen = Mapping[str, Mapping[str, Any]]
 """Host → facts of check `rdma`."""
 
@@ -43,7 +45,7 @@ class PortDown:
 
 def seen_by_rdma(cluster: Cluster) -> dict[str, Mapping[str, Any]]:
     """Host → facts of check `rdma`."""
-    return {rank.host.label: facts for rank, facts in cluster.facts("rdma")}
+    return {rank.host.label: facts for rank, facts in cluster.facts(CHECK)}
 
 
 def ports_down(seen: Seen) -> list[PortDown]:

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
@@ -112,32 +111,6 @@ def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     knock = facts.get("knock")
     same = facts["port"] == theirs["port"]
     return bool(same and knock and fits(theirs["rules"], knock["last"]))
-
-
-def kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
-    """Ranks (check `port`) that MASTER_PORT answered as the rules of its host explain.
-
-    These are ranks that never signed in, and the host that serves, which its own rule may drop.
-    """
-    return tuple(
-        rank
-        for rank, facts in cluster.facts("port")
-        if (facts["server"] == "self" or not rank.host.joined) and explains_knock(theirs, facts)
-    )
-
-
-def somebody_did_not_knock(cluster: Cluster, theirs: Mapping[str, Any]) -> bool:
-    """Whether a rank is missing without a report of how MASTER_PORT answered it.
-
-    `theirs` are facts of check `master_firewall`.
-    """
-    out = {host.id for host in cluster.present_hosts if not host.joined}
-    knocked = {
-        rank.host.id
-        for rank, facts in cluster.facts("port")
-        if facts.get("knock") and facts["port"] == theirs["port"]
-    }
-    return bool(out - knocked) or any(rank.host.id not in out for rank in cluster.absent)
 
 
 def stopped_by(hit: Mapping[str, Any]) -> str:

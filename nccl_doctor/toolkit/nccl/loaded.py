@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from nccl_doctor.model.cluster import Cluster
 
+CHECK = "nccl_library"
+"""The check whose facts these are."""
+
 
 def loaded_nccl(cluster: Cluster) -> dict[int, str]:
     """Seat → version of NCCL, as check `nccl_library` found it.
@@ -12,7 +15,7 @@ def loaded_nccl(cluster: Cluster) -> dict[int, str]:
     known are left out.
     """
     found = {}
-    for rank, facts in cluster.facts("nccl_library"):
+    for rank, facts in cluster.facts(CHECK):
         version = (facts.get("loaded") or {}).get("version") or facts.get("built")
         if version:
             found[rank.seat] = version
