@@ -72,7 +72,7 @@ format: $(VENV)/.dev ## apply formatting and safe fixes
 	$(BIN)/ruff format .
 
 new-check: ## write checks/NAME.py and its test: make new-check NAME=clock_skew
-	@$(PYTHON) scripts/new_check.py "$(NAME)"
+	@$(PYTHON) scripts/new_check.py $(if $(FOLDER),--folder) -- "$(NAME)"
 
 clean: ## remove what make made
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,11 +6,12 @@ import argparse
 import keyword
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-CHECK = '''\
+PAGE = '''\
 """Is the kernel release the same on every host?
 
 What it checks
@@ -34,6 +35,49 @@ References
 uname(2)
 """
 
+'''
+
+KIND = """\
+DIFFERS = Kind(
+    "@CODE@",
+    Layer.HOST,
+    "Kernel release differs between hosts",
+    "Hosts with different kernels have different network drivers and defaults.",
+    "Boot the same kernel on every host.",
+    Severity.INFO,
+)
+"""
+
+CLASS = '''\
+class @CLASS@(Check):
+    """Kernel release, by host."""
+
+    name = "@NAME@"
+    layer = Layer.HOST
+    kinds = (DIFFERS,)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`release`: as uname(2) gives it."""
+        return {"release": platform.release()}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Blame the minority; on a tie, everybody is named."""
+'''
+
+RULE = """\
+seen = {rank.host.id: facts["release"] for rank, facts in cluster.facts(self.name)}
+odd = odd_ones_out(seen)
+if odd is None:
+    return
+usual = f"the others have {odd.usual}" if odd.usual else "a tie"
+for host in cluster.hosts:
+    if host.id in odd.places:
+        yield Finding(DIFFERS, f"{seen[host.id]}; {usual}", Where(hosts=(host.label,)))
+"""
+
+FILE = (
+    PAGE
+    + """\
 from __future__ import annotations
 
 import platform
@@ -52,38 +96,51 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 
-DIFFERS = Kind(
-    "@CODE@",
-    Layer.HOST,
-    "Kernel release differs between hosts",
-    "Hosts with different kernels have different network drivers and defaults.",
-    "Boot the same kernel on every host.",
-    Severity.INFO,
+"""
+    + KIND
+    + "\n\n"
+    + CLASS
+    + textwrap.indent(RULE, " " * 8)
 )
 
+FOLDER = (
+    PAGE
+    + """\
+from __future__ import annotations
 
-class @CLASS@(Check):
-    """Kernel release, by host."""
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-    name = "@NAME@"
-    layer = Layer.HOST
-    kinds = (DIFFERS,)
+from nccl_doctor.api import Check, Cluster, Context, Finding, Layer
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`release`: as uname(2) gives it."""
-        return {"release": platform.release()}
+from .rules import DIFFERS, judge_releases
 
-    def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """Blame the minority; on a tie, everybody is named."""
-        seen = {rank.host.id: facts["release"] for rank, facts in cluster.facts(self.name)}
-        odd = odd_ones_out(seen)
-        if odd is None:
-            return
-        usual = f"the others have {odd.usual}" if odd.usual else "a tie"
-        for host in cluster.hosts:
-            if host.id in odd.places:
-                yield Finding(DIFFERS, f"{seen[host.id]}; {usual}", Where(hosts=(host.label,)))
+
+"""
+    + CLASS
+    + "        return judge_releases(cluster, self.name)\n"
+)
+
+RULES = (
+    '''\
+"""The kernel releases of hosts, compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nccl_doctor.api import Cluster, Finding, Kind, Layer, Severity, Where, odd_ones_out
+
 '''
+    + KIND
+    + '''
+
+def judge_releases(cluster: Cluster, check: str) -> Iterator[Finding]:
+    """One finding for each host that differs."""
+'''
+    + textwrap.indent(RULE.replace("self.name", "check"), " " * 4)
+)
 
 TEST = """\
 from __future__ import annotations
@@ -114,7 +171,7 @@ def test_observe_on_this_machine() -> None:
 """
 
 
-def problem(root: Path, name: str) -> str | None:
+def problem(root: Path, name: str, parts: dict[Path, str]) -> str | None:
     """Why a check of this name cannot be written, or None."""
     if not name:
         return "no name: say make new-check NAME=clock_skew"
@@ -122,19 +179,34 @@ def problem(root: Path, name: str) -> str | None:
         return f'"{name}" is no name for a check: lower-case letters, digits and _, e.g. clock_skew'
     if len(name) > 40:
         return f"{len(name)} characters are too many for a name: 40 at most"
-    for path in files(root, name):
+    checks = root / "checks"
+    for path in (checks / name, checks / f"{name}.py", *parts):
         if path.exists():
             return f"{path.relative_to(root)} exists already"
     code = code_of(name)
-    for path in sorted((root / "checks").glob("*.py")):
+    for path in sorted(checks.rglob("*.py")):
         if f'"{code}"' in path.read_text(encoding="utf-8"):
             return f"the finding code {code} is used by {path.relative_to(root)}"
     return None
 
 
-def files(root: Path, name: str) -> tuple[Path, Path]:
-    """The check, and its test."""
-    return root / "checks" / f"{name}.py", root / "tests" / "unit" / f"test_check_{name}.py"
+def parts_of(root: Path, name: str, *, folder: bool) -> dict[Path, str]:
+    """File → template: the check, as one file or as a folder with its rules, and its test."""
+    test = {root / "tests" / "unit" / f"test_check_{name}.py": TEST}
+    at = root / "checks"
+    if folder:
+        return {at / name / "__init__.py": FOLDER, at / name / "rules.py": RULES, **test}
+    return {at / f"{name}.py": FILE, **test}
+
+
+def with_package(text: str, name: str) -> str:
+    """pyproject.toml with the folder of a check in its list of packages, in order."""
+    lines = text.splitlines(keepends=True)
+    start = '    "nccl_doctor.checks'
+    new = f'{start}.{name}",\n'
+    places = [i for i, line in enumerate(lines) if line.startswith(start) and line < new]
+    lines.insert(places[-1] + 1, new)
+    return "".join(lines)
 
 
 def code_of(name: str) -> str:
@@ -143,12 +215,14 @@ def code_of(name: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write both files; 2 where that is refused."""
+    """Write the files; 2 where that is refused."""
     parser = argparse.ArgumentParser(prog="new_check.py", description=__doc__)
     parser.add_argument("name", help="snake_case, the name of the check and of its file")
+    parser.add_argument("--folder", action="store_true", help="a folder, with rules.py in it")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the source tree")
     given = parser.parse_args(arguments)
-    why_not = problem(given.root, given.name)
+    parts = parts_of(given.root, given.name, folder=given.folder)
+    why_not = problem(given.root, given.name, parts)
     if why_not:
         sys.stderr.write(f"new-check: {why_not}\n")
         return 2
@@ -157,11 +231,17 @@ def main(arguments: list[str]) -> int:
         "@CLASS@": "".join(part.capitalize() for part in given.name.split("_")) + "Check",
         "@CODE@": code_of(given.name),
     }
-    for path, text in zip(files(given.root, given.name), (CHECK, TEST), strict=True):
+    for path, text in parts.items():
         for mark, word in words.items():
             text = text.replace(mark, word)
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
         sys.stdout.write(f"wrote {path.relative_to(given.root)}\n")
+    if given.folder:
+        project = given.root / "pyproject.toml"
+        listed = with_package(project.read_text(encoding="utf-8"), given.name)
+        project.write_text(listed, encoding="utf-8")
+        sys.stdout.write("entered the folder in the list of packages of pyproject.toml\n")
     sys.stdout.write(
         "It compares the kernel release between hosts. Change the question, the facts and the\n"
         "judgement; then: make docs && make test ARGS=tests/unit && make lint\n"

@@ -19,10 +19,12 @@ def tree(tmp_path: Path) -> Path:
         shutil.copytree(
             ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
         )
-    (tmp_path / "tests/unit").mkdir(parents=True)
+    for folder in ("tests/unit", "tests/support"):
+        (tmp_path / folder).mkdir(parents=True)
     for name in (
         "pyproject.toml",
         "tests/__init__.py",
+        "tests/support/__init__.py",
         "tests/support/clusters.py",
         "tests/unit/__init__.py",
     ):
@@ -30,9 +32,9 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def new_check(root: Path, name: str) -> subprocess.CompletedProcess[str]:
+def new_check(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     script = str(ROOT / "scripts/new_check.py")
-    command = [sys.executable, script, "--root", str(root), "--", name]
+    command = [sys.executable, script, "--root", str(root), *options, "--", name]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -44,13 +46,49 @@ def succeeds(root: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_new_check_passes_lint_and_its_own_test(tree: Path) -> None:
-    assert new_check(tree, "kernel_release").returncode == 0
-    made = ("checks/kernel_release.py", "tests/unit/test_check_kernel_release.py")
+FORMS = {
+    "file": ((), ("checks/kernel_release.py",)),
+    "folder": (
+        ("--folder",),
+        ("checks/kernel_release/__init__.py", "checks/kernel_release/rules.py"),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_new_check_passes_lint_and_its_own_test(tree: Path, form: str) -> None:
+    options, files = FORMS[form]
+    done = new_check(tree, "kernel_release", *options)
+    assert done.returncode == 0, done.stderr
+    made = (*files, "tests/unit/test_check_kernel_release.py")
+    assert [line for line in done.stdout.splitlines() if line.startswith("wrote")] == [
+        f"wrote {path}" for path in made
+    ]
     succeeds(tree, "ruff", "check", "--no-cache", *made)
     succeeds(tree, "ruff", "format", "--no-cache", "--check", *made)
-    succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), made[0])
-    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", made[1])
+    succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), *files)
+    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", made[-1])
+
+
+def test_a_folder_is_shipped(tree: Path) -> None:
+    before = (tree / "pyproject.toml").read_text("utf-8").splitlines()
+    assert new_check(tree, "kernel_release", "--folder").returncode == 0
+    after = (tree / "pyproject.toml").read_text("utf-8").splitlines()
+    new = '    "nccl_doctor.checks.kernel_release",'
+    assert [line for line in after if line != new] == before
+    listed = [line for line in after if line.startswith('    "nccl_doctor.checks.')]
+    assert new in listed
+    assert listed == sorted(listed)
+
+
+@pytest.mark.parametrize("options", [(), ("--folder",)], ids=["file", "folder"])
+@pytest.mark.parametrize("name", ["torch_import", "rdma"])
+def test_neither_form_takes_the_name_of_the_other(
+    tree: Path, name: str, options: tuple[str, ...]
+) -> None:
+    done = new_check(tree, name, *options)
+    assert done.returncode == 2
+    assert "exists already" in done.stderr
 
 
 def test_the_longest_name_passes_lint(tree: Path) -> None:
