@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import SETTLE_S, Run, hold
+from nccl_doctor.gather.examine import SETTLE_S, hold
 from nccl_doctor.gather.join import Join
+from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.run_state import Run
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
@@ -58,7 +60,9 @@ class Coordinator:
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
         nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
-        report = run.judge(self._evidence, complete=True, views=self._views.of(nodes, VIEWS_S))
+        report = make_report(
+            run, self._evidence, complete=True, views=self._views.of(nodes, VIEWS_S)
+        )
         return ParticipantResult(report.exit_code, report, finish=self._send_home)
 
     # -- rounds ---------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import SETTLE_S, Run, take_place
+from nccl_doctor.gather.examine import SETTLE_S, take_place
+from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN
@@ -46,7 +47,7 @@ class Join:
         self._opened = time.monotonic()
         patience = run.options.join_timeout_s
         if run.launch.launcher == OWN:  # counted from the start of this host, as on all others
-            patience = max(patience - (self._opened - run.started), LEAST_S)
+            patience = max(patience - (self._opened - run.config.started), LEAST_S)
         until = self._opened + min(patience, run.left())
         if run.launch.launcher == OWN:
             layout = self._call_hosts(until)
@@ -99,7 +100,7 @@ class Join:
 
         self._wait(until, complete, missing)
         if run.options.absent_nodes:  # the report says how long they were waited for: not so long
-            waited_s = round(time.monotonic() - run.started, 1)
+            waited_s = round(time.monotonic() - run.config.started, 1)
             run.options = replace(run.options, join_timeout_s=waited_s)
         layout = lay_out(self._claims(), nnodes)
         self._evidence.lay_out(layout)

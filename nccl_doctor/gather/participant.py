@@ -22,13 +22,14 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     PROTOCOL,
     SETTLE_S,
-    Run,
     examine_alone,
     hold,
     round_from,
     take_place,
 )
+from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import judge_all
@@ -70,7 +71,7 @@ class Participant:
             redact=run.options.redact,
             redact_key=run.options.redact_key,
         )
-        self._guardian = Watchdog(run.deadline - LAST_REPORT_S, self._last_words)
+        self._guardian = Watchdog(run.config.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -148,9 +149,11 @@ class Participant:
         run = self._run
         # By the restart count, as torch itself does: the agent's store outlives its workers.
         prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
-        if run.meeting:
-            return ControlStore(*run.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix)
-        patience = run.options.join_timeout_s - (time.monotonic() - run.started)
+        if run.config.meeting:
+            return ControlStore(
+                *run.config.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix
+            )
+        patience = run.options.join_timeout_s - (time.monotonic() - run.config.started)
         serves = run.door.server == "self" and not run.door.error
         if road := self._broken_road():
             if patience < SHORT_ROAD_S and not serves:  # the road was tried to the end
@@ -240,13 +243,13 @@ class Participant:
         road = self._broken_road()
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
-        report = self._run.judge(self._evidence, complete=False, extra=extra)
+        report = make_report(self._run, self._evidence, complete=False, extra=extra)
         return ParticipantResult(report.exit_code, report, aside=self._is_aside())
 
     def _leave_view(self) -> None:
         """Leave what is known so far in the folder that the hosts share, if there is one."""
         if self._speaks_in_folder():
-            report = self._run.judge(self._evidence, complete=False)
+            report = make_report(self._run, self._evidence, complete=False)
             self._views.write(self._run.launch.node_rank, report)  # said once, when it leaves
 
     def _leave_last_view(self, departure: ParticipantResult) -> bool:
@@ -257,7 +260,7 @@ class Participant:
         if not self._speaks_in_folder():
             return True
         run = self._run
-        report = departure.report or run.judge(self._evidence, complete=False)
+        report = departure.report or make_report(run, self._evidence, complete=False)
         problem = self._views.leave(run.launch.node_rank, report, heard=not departure.aside)
         if problem:
             sys.stderr.write(f"nccl-doctor: {problem}\n")
@@ -282,7 +285,7 @@ class Participant:
         """What is known so far, as a report: the guardian ends this process."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
-        report = self._run.judge(self._evidence, complete=coordinates, extra=[stopped])
+        report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
         departure = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
         return self._write(departure)
 

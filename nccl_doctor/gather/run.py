@@ -10,9 +10,9 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
-from nccl_doctor.gather.examine import Run
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.run_state import Run, RunConfig
 from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.judge.history import Past
 from nccl_doctor.launch import identity, local_ranks
@@ -79,14 +79,14 @@ def run(
 
     def first(start_siblings: Callable[[Place, Address], None]) -> int:
         run_ = prepare(options, host, become(host, environ), started, past)
-        run_.start_siblings = start_siblings
-        return _supervise(run_, write)
+        config = replace(run_.config, start_siblings=start_siblings)
+        return _supervise(replace(run_, config=config), write)
 
     def sibling(place: Place, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
         run_ = prepare(options, launch, become(launch, environ), started)
-        run_.meeting = meeting
-        return _supervise(run_, write)
+        config = replace(run_.config, meeting=meeting)
+        return _supervise(replace(run_, config=config), write)
 
     return local_ranks.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
 
@@ -101,12 +101,8 @@ def prepare(
     """Everything that one participant needs to know before it looks at anything."""
     deadline = started + options.timeout_s
     watched = launch.rank in (0, None) and not options.quiet
-    return Run(
-        options=options,
-        launch=launch,
-        environ=environ,
+    config = RunConfig(
         registry=registry.load(options.select, options.ignore),
-        backend=identity.resolve_backend(options.backend, environ),
         started=started,
         deadline=deadline,
         command=command_line(["nccl-doctor", *sys.argv[1:]]),
@@ -119,6 +115,8 @@ def prepare(
         ),
         past=past,
     )
+    backend = identity.resolve_backend(options.backend, environ)
+    return Run(config, options, launch, environ, backend)
 
 
 def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import examine_alone
+from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.sign_in import introduce
@@ -34,7 +35,9 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
     run = prepare(options, detect(environ), environ, time.monotonic())
-    guardian = Watchdog(run.deadline, lambda why: give_up(f"{why} while {run.progress.doing}"))
+    guardian = Watchdog(
+        run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
+    )
     run.progress.say("importing torch")
     import_torch()
     scopes = {check.name: check.scope for check in run.registry.checks}
@@ -43,4 +46,4 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
     guardian.dismiss()
     run.progress.clear()
-    return run.judge(evidence, complete=False, alone=True)
+    return make_report(run, evidence, complete=False, alone=True)

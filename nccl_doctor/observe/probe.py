@@ -19,14 +19,17 @@ import resource
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
+from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Job, Line
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
 from nccl_doctor.toolkit.host import open_descriptors
 
-__all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "run"]
+__all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "job_of", "patience", "run"]
 
 AT_ONCE = 64
 """Children at the same time."""
@@ -54,6 +57,24 @@ def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Ou
         crew.listen()
         tick()
     return crew.outcomes
+
+
+def patience(check: Check, context: Context) -> float:
+    """Seconds that a check asks for to observe alone."""
+    try:
+        return float(check.deadline(context))
+    except Exception:  # a plug-in's mistake must not stop the others
+        return check.deadline_s
+
+
+def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> Job:
+    """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
+
+    def work(line: Line) -> Mapping[str, Any]:
+        told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
+        return check.observe(told)
+
+    return Job(check.name, work, deadline + grace_s, shared=check.cost == "instant")
 
 
 class _Crew:

@@ -1,0 +1,80 @@
+"""What is known of the run of one participant: what was decided at its start, and what changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.store_server import Door
+from nccl_doctor.judge.history import Past
+from nccl_doctor.model.check import Context
+from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.model.options import Options
+from nccl_doctor.registry import Registry
+
+RESERVE_S = 2.0
+"""Kept of the run's time for judging and writing the report."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What holds for the whole run of one participant; times are `time.monotonic()`.
+
+    `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
+    `meeting` is the store's address for one of them. `past` is what the coordinator holds the
+    cluster against, if anything.
+    """
+
+    registry: Registry
+    started: float
+    deadline: float
+    command: str
+    started_at: str
+    progress: Progress
+    start_siblings: Callable[[Place, Address], None] = field(default=lambda place, meeting: None)
+    meeting: Address | None = None
+    past: Past | None = None
+
+
+@dataclass
+class Run:
+    """What one participant knows so far: a host gets its place, everybody a seat and the nonce."""
+
+    config: RunConfig
+    options: Options
+    launch: Launch
+    environ: Mapping[str, str]
+    backend: str
+    door: Door = field(default_factory=lambda: Door("other"))
+    nonce: str = ""
+    seat: int = 0
+
+    @property
+    def registry(self) -> Registry:
+        """The checks of this run."""
+        return self.config.registry
+
+    @property
+    def progress(self) -> Progress:
+        """Where to say what runs now."""
+        return self.config.progress
+
+    def left(self) -> float:
+        """Seconds until the report has to be written."""
+        return max(0.0, self.config.deadline - RESERVE_S - time.monotonic())
+
+    def context(self) -> Context:
+        """What an `observe` of this participant is given, before it is told of any round."""
+        return Context(
+            launch=self.launch,
+            env=self.environ,
+            backend=self.backend,
+            level=self.options.level,
+            join_timeout_s=self.options.join_timeout_s,
+            collective_timeout_s=self.options.collective_timeout_s,
+            door=self.door.facts,
+            job=self.options.job,
+        )
