@@ -17,7 +17,7 @@ import click
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Check, Confidence, Context, Launch, Layer, Level, Severity, Skip
+from nccl_doctor.api import Check, Confidence, Layer, Level, Severity
 from nccl_doctor.cli import cli
 from nccl_doctor.model.findings import Status
 from nccl_doctor.report.manual import check_page, code_page, shown
@@ -32,6 +32,8 @@ BY_HAND = [
     *sorted(path for path in DOCS.glob("*.md")),
     *sorted(DOCS.glob("examples/**/*.md")),
 ]
+QUOTE = re.compile(r"^<!-- quote: (\S+) -->\n\n```python\n(.*?)^```", re.M | re.DOTALL)
+"""Code that a page shows from a file of ours."""
 WRITTEN = [*sorted(DOCS.glob("checks/*.md")), *sorted(DOCS.glob("codes/*.md"))]
 
 
@@ -216,7 +218,7 @@ def text_of(name: str) -> str:
 
 @hands
 def test_every_command_on_a_page_exists(name: str) -> None:
-    for words in doctor(text_of(name)):
+    for words in doctor(QUOTE.sub("", text_of(name))):
         command: click.Command = cli
         rest = [word for word in words if word not in ("…", "...")]
         while isinstance(command, click.Group) and rest and re.fullmatch(r"[a-z]+", rest[0]):
@@ -282,26 +284,19 @@ def test_every_attribute_of_a_check_is_told() -> None:
         assert default == shown_as
 
 
-def test_the_example_of_a_check_and_its_test_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", text_of("writing-a-check"), re.M | re.DOTALL)
-    page, test = blocks
-    name = "nccl_doctor.checks.data_folder"
-    (tmp_path / "data_folder.py").write_text(page, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, tmp_path / "data_folder.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    scope: dict[str, Any] = {}
-    exec(compile(test, "the test of the page", "exec"), scope)
-    for function in [value for key, value in scope.items() if key.startswith("test_")]:
-        function()
-    check = scope["CHECK"]
-    assert check_page(check).startswith("data_folder\n===")
-    there = Context(launch=Launch(), env={"DATA_DIR": str(tmp_path)})
-    assert check.observe(there) == {"folder": str(tmp_path), "there": True}
-    with pytest.raises(Skip):
-        check.observe(Context(launch=Launch(), env={}))
+def test_code_in_the_pages_is_quoted_from_the_source() -> None:
+    """Whatever a page quotes stands in the file that it names: copy it anew where it changed."""
+    text = text_of("writing-a-check")
+    assert len(QUOTE.findall(text)) == len(re.findall(r"^```python$", text, re.MULTILINE)) == 2
+    for path, code in QUOTE.findall(text):
+        assert code in (ROOT / path).read_text("utf-8"), f"docs/writing-a-check.md: {path}"
+    assert QUOTE.findall(text)[0][1] == (ROOT / "checks" / "torch_import.py").read_text("utf-8")
+
+
+def test_every_part_of_the_toolkit_is_named_for_authors_of_checks() -> None:
+    section = text_of("writing-a-check").partition("## What it may import")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`nccl_doctor\.toolkit.*?) \|", section, re.MULTILINE)
+    named = {word.rpartition(".")[2] for row in rows for word in re.findall(r"`([\w.]+)`", row)}
+    folder = ROOT / "nccl_doctor" / "toolkit"
+    there = {path.stem for path in folder.glob("[!_]*.py")}
+    assert named == there | {path.parent.name for path in folder.glob("*/__init__.py")}
