@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
-from nccl_doctor.cli.handover import COMMAND, BeforeCommand, become
+from nccl_doctor.cli.handover import COMMAND, BeforeCommand, exec_command
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
@@ -223,7 +223,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if command and code == 0:
-        become(command, environ)
+        exec_command(command, environ)
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)
@@ -235,6 +235,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
     from nccl_doctor.launch.local_ranks import NoGpu
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
+    from nccl_doctor.report.redaction.cover import FolderRedaction
 
     def write(departure: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -242,7 +243,14 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
         return leave(departure, launch, options, installed)
 
     try:
-        return examine(options, flags, write, lambda why: leave_unable(why, options), past)
+        return examine(
+            options,
+            flags,
+            write,
+            lambda why: leave_unable(why, options),
+            past=past,
+            redaction=FolderRedaction(options.redact_key) if options.redact else None,
+        )
     except NoGpu as error:
         raise click.UsageError(str(error), ctx) from error
 

@@ -39,7 +39,7 @@ class BeforeCommand(Manual):
         formatter.write_usage(ctx.command_path, "[OPTIONS] [-- COMMAND ...]")
 
 
-def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     """Replace this process by the command, with the environment of the start.
 
     Ends with exit code 2 and the reason on stderr if that is not possible.

@@ -177,14 +177,14 @@ def merge(
     (report.node1.json); - is stdin. Exit codes are those of `run`.
     """
     from nccl_doctor import registry
-    from nccl_doctor.judge.merge_reports import merge as merged_from
+    from nccl_doctor.judge.merge_reports import merge_reports
     from nccl_doctor.model.options import Options
 
     outputs, redaction = outputs_of(given), redaction_of(given)
     profile = check_profile(exit_profile, outputs)
     saved = [read_report(file) for file in files]
     try:
-        merged = merged_from(saved, registry.load(**_chosen(saved)))
+        merged = merge_reports(saved, registry.load(**_chosen(saved)))
     except ValueError as error:
         raise click.UsageError(f"cannot merge {', '.join(files)}: {error}") from error
     options = Options(

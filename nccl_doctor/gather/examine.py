@@ -12,11 +12,11 @@ from typing import Any
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.launch.host_launch import become, placed
+from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome
 from nccl_doctor.model.findings import Round, Scope
-from nccl_doctor.model.layout import Place
+from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.observe import probe
 
 PROTOCOL = "nccl-doctor/1"
@@ -59,13 +59,13 @@ def examine_alone(run: Run) -> Facts:
     return {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
 
 
-def take_place(run: Run, place: Place, box: ControlStore) -> None:
+def take_place(run: Run, place: HostPlace, box: ControlStore) -> None:
     """Become the first rank of a host that has been given its place, and start the others.
 
     They sign in where this one did.
     """
     run.launch = placed(run.launch, place)
-    run.environ = become(run.launch, run.environ)
+    run.environ = set_rank_env(run.launch, run.environ)
     run.config.start_siblings(place, (box.host, box.port))
 
 

@@ -11,7 +11,7 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.history import compare
-from nccl_doctor.judge.merge_clusters import unite
+from nccl_doctor.judge.merge_clusters import merge_clusters
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
 
@@ -31,7 +31,7 @@ def make_report(
     """
     cluster = evidence.cluster(run.options, run.backend, complete=complete)
     if views:
-        cluster = unite([cluster, *(view.cluster for view in views)])
+        cluster = merge_clusters([cluster, *(view.cluster for view in views)])
     skipped = {
         check.name: f"needs --level {check.level.value}"
         for check in run.registry.checks

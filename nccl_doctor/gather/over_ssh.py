@@ -23,7 +23,7 @@ from nccl_doctor import registry
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import Past, judge_beside
-from nccl_doctor.judge.merge_reports import merge
+from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.launch.host_launch import DEFAULT_PORT
 from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
@@ -168,7 +168,7 @@ def combine(
             wanted=checks.wanted,
             strict=options.strict,
         )
-    merged = merge(reports, checks)
+    merged = merge_reports(reports, checks)
     names: dict[int | None, str] = {node: entry.name for node, entry in enumerate(fleet.entries)}
     known = replace(
         merged,

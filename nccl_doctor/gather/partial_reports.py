@@ -16,36 +16,44 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.redaction.cover import MAP, PRIVATE, Cover, key_in, private_folder
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import write_private, write_whole
 
 _POLL_S = 0.2
 
 
+class Redaction(Protocol):
+    """Gives pseudonyms to what hosts leave in a folder that they share, with one key for all."""
+
+    def private_folder(self, folder: Path) -> Path:
+        """The private folder in it, where hosts read each other's names; made if it can be."""
+
+    def of(self, report: Report, folder: Path) -> tuple[Report, Callable[[str], object]]:
+        """The report with pseudonyms, and what saves their map for a file of this name.
+
+        Raises:
+            OSError: the key cannot be read, or the map cannot be written.
+            ValueError: the key file holds no key.
+        """
+
+
 class PartialReports:
     """The folder, as one host of the run sees it; without a folder nothing is written or read."""
 
     def __init__(
-        self,
-        folder: str | None,
-        join_timeout_s: float,
-        *,
-        redact: bool = False,
-        redact_key: str | None = None,
+        self, folder: str | None, join_timeout_s: float, redaction: Redaction | None = None
     ) -> None:
-        """`redact`: what stays is redacted, with the key in a file, or one that the hosts share."""
+        """With `redaction`, what stays in the folder has pseudonyms."""
         self._open = None if folder is None else Path(folder)
-        self._redact, self._redact_key = redact, redact_key
+        self._redaction = redaction
         self._folder = self._open
-        if redact and self._open is not None:
-            self._folder = self._open / PRIVATE
-            with contextlib.suppress(OSError):  # `write` will say so
-                private_folder(self._open)
+        if redaction is not None and self._open is not None:
+            self._folder = redaction.private_folder(self._open)
         # Hosts may have started earlier than this one, but not by more than they would wait.
         self._oldest = self._now() - join_timeout_s
 
@@ -59,7 +67,7 @@ class PartialReports:
             return ""
         path = self._path(self._folder, node_rank, report)
         try:
-            (write_private if self._redact else write_whole)(path, _text(report))
+            (write_private if self._redaction else write_whole)(path, _text(report))
         except OSError as error:
             return f"the partial report was not saved: {path}: {error.strerror}"
         return ""
@@ -71,13 +79,12 @@ class PartialReports:
         """
         if self._open is None or self._folder is None or node_rank is None:
             return ""
-        if not self._redact:
+        if self._redaction is None:
             return self.write(node_rank, report)
         try:
-            cover = Cover(None, self._redact_key or key_in(self._open))
-            seen = cover.of_report(report)
+            seen, save_map = self._redaction.of(report, self._open)
             path = self._path(self._open, node_rank, seen)
-            cover.write(self._folder / f"{path.name}{MAP}")
+            save_map(path.name)
             write_whole(path, _text(seen))
             if heard:
                 private = self._path(self._folder, node_rank, report)
@@ -107,7 +114,7 @@ class PartialReports:
     def _forget(self, nodes: Collection[int]) -> None:
         """Names that were heard need not lie there any longer."""
         folder = self._folder
-        if folder is not None and nodes and self._redact:
+        if folder is not None and nodes and self._redaction:
             with contextlib.suppress(OSError):
                 send(folder, lambda: _removed(folder / f"node{node}.json" for node in nodes))
 

@@ -38,7 +38,7 @@ from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
-from nccl_doctor.model.layout import Place
+from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
 
@@ -68,8 +68,7 @@ class Participant:
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
-            redact=run.options.redact,
-            redact_key=run.options.redact_key,
+            run.config.redaction,
         )
         self._guardian = Watchdog(run.config.deadline - LAST_REPORT_S, self._last_words)
 
@@ -200,7 +199,7 @@ class Participant:
                     "participant signed in too late",
                 )
             if key == "layout":
-                take_place(run, Place(**letter["places"][str(run.seat)]), box)
+                take_place(run, HostPlace(**letter["places"][str(run.seat)]), box)
             patience = letter["next_s"]
         run.nonce, run.backend = letter["nonce"], letter["backend"]
         number = 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
+from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.run_state import Run, RunConfig
@@ -19,14 +20,14 @@ from nccl_doctor.launch import identity, local_ranks
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import (
     DEFAULT_PORT,
-    become,
     free_port,
     host_flags,
     host_launch,
     placed,
+    set_rank_env,
 )
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit.masking import command_line
@@ -39,7 +40,9 @@ def run(
     flags: Flags,
     write: Callable[[ParticipantResult, Launch], int],
     give_up: Callable[[str], int],
+    *,
     past: Past | None = None,
+    redaction: Redaction | None = None,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
 
@@ -49,6 +52,7 @@ def run(
         write: prints and saves what a participant has to say as it leaves; returns its exit code.
         give_up: says why there is no report; returns the exit code.
         past: earlier reports that the coordinator holds this run against.
+        redaction: gives pseudonyms to what stays in `options.output_dir`; None for names.
 
     Returns: the exit code. Never later than `options.timeout_s` after it was called.
 
@@ -64,7 +68,9 @@ def run(
     if told is not None:
         flags = told
     elif found.launcher != "none" and not flags.starts_ranks:
-        return _supervise(prepare(options, found, environ, started, past), write)
+        return _supervise(
+            prepare(options, found, environ, started, past=past, redaction=redaction), write
+        )
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
     guardian = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
@@ -77,14 +83,16 @@ def run(
     if told is not None:
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 
-    def first(start_siblings: Callable[[Place, Address], None]) -> int:
-        run_ = prepare(options, host, become(host, environ), started, past)
+    def first(start_siblings: Callable[[HostPlace, Address], None]) -> int:
+        run_ = prepare(
+            options, host, set_rank_env(host, environ), started, past=past, redaction=redaction
+        )
         config = replace(run_.config, start_siblings=start_siblings)
         return _supervise(replace(run_, config=config), write)
 
-    def sibling(place: Place, meeting: Address, local_rank: int) -> int:
+    def sibling(place: HostPlace, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
-        run_ = prepare(options, launch, become(launch, environ), started)
+        run_ = prepare(options, launch, set_rank_env(launch, environ), started, redaction=redaction)
         config = replace(run_.config, meeting=meeting)
         return _supervise(replace(run_, config=config), write)
 
@@ -96,7 +104,9 @@ def prepare(
     launch: Launch,
     environ: Mapping[str, str],
     started: float,
+    *,
     past: Past | None = None,
+    redaction: Redaction | None = None,
 ) -> Run:
     """Everything that one participant needs to know before it looks at anything."""
     deadline = started + options.timeout_s
@@ -114,6 +124,7 @@ def prepare(
             told=launch.local_rank in (0, None) and not options.quiet and not options.redact,
         ),
         past=past,
+        redaction=redaction,
     )
     backend = identity.resolve_backend(options.backend, environ)
     return Run(config, options, launch, environ, backend)

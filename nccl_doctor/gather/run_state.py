@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.progress import Progress
 from nccl_doctor.gather.store_server import Door
 from nccl_doctor.judge.history import Past
 from nccl_doctor.model.check import Context
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
 from nccl_doctor.registry import Registry
 
@@ -25,7 +26,7 @@ class RunConfig:
 
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
     `meeting` is the store's address for one of them. `past` is what the coordinator holds the
-    cluster against, if anything.
+    cluster against, if anything. `redaction` gives pseudonyms to what stays in `--output-dir`.
     """
 
     registry: Registry
@@ -34,9 +35,12 @@ class RunConfig:
     command: str
     started_at: str
     progress: Progress
-    start_siblings: Callable[[Place, Address], None] = field(default=lambda place, meeting: None)
+    start_siblings: Callable[[HostPlace, Address], None] = field(
+        default=lambda place, meeting: None
+    )
     meeting: Address | None = None
     past: Past | None = None
+    redaction: Redaction | None = None
 
 
 @dataclass

@@ -25,7 +25,7 @@ T = TypeVar("T", int, str)
 V = TypeVar("V")
 
 
-def unite(clusters: Sequence[Cluster]) -> Cluster:
+def merge_clusters(clusters: Sequence[Cluster]) -> Cluster:
     """Cluster from that of the coordinator, if there is one, and the partial reports of hosts.
 
     A host that is absent in the coordinator's cluster but has a partial report is present, and did

@@ -1,7 +1,7 @@
 """One report from the reports of hosts that could not reach each other.
 
-The facts of all are put together (`unite`) and judged again. What the engine said in one of them
-stays, but a host that lost rank 0 is explained by what is now known of its road there.
+The facts of all are put together (`merge_clusters`) and judged again. What the engine said in one
+of them stays, but for a host that lost rank 0: its network path is known now.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from nccl_doctor.judge.causes import importance
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.merge_clusters import Known, machine_of, unite
+from nccl_doctor.judge.merge_clusters import Known, machine_of, merge_clusters
 from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
@@ -30,7 +30,7 @@ APART_S = 900.0
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def merge(
+def merge_reports(
     reports: Sequence[Report], registry: Registry, *, problems: Iterable[Finding] = ()
 ) -> Report:
     """Put the facts of several reports together, and judge them as those of one run.
@@ -49,7 +49,7 @@ def merge(
     _refuse(reports)
     parts = sorted(reports, key=_started, reverse=True)  # of one host twice, the newest counts
     clusters = [part.cluster for part in parts]
-    cluster = unite(clusters)
+    cluster = merge_clusters(clusters)
     roads = _Roads(cluster, registry)
     kept = [
         finding

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from nccl_doctor.model.launch import OWN, Launch
-from nccl_doctor.model.layout import Place
+from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.options import Flags
 
 DEFAULT_PORT = 29500
@@ -88,7 +88,7 @@ def host_flags(launch: Launch) -> Flags | None:
     )
 
 
-def placed(launch: Launch, place: Place, local_rank: int = 0) -> Launch:
+def placed(launch: Launch, place: HostPlace, local_rank: int = 0) -> Launch:
     """The launch record of one rank of a host, now that the host has its place."""
     mine = replace(launch, local_rank=local_rank, node_rank=place.node_rank)
     return _numbered(mine, place.first_rank + local_rank, place.world_size)
@@ -100,7 +100,7 @@ def _numbered(launch: Launch, rank: int, world_size: int) -> Launch:
     return replace(launch, rank=rank, world_size=world_size, sources=sources)
 
 
-def become(launch: Launch, environ: Mapping[str, str]) -> Mapping[str, str]:
+def set_rank_env(launch: Launch, environ: Mapping[str, str]) -> Mapping[str, str]:
     """Set the variables of a rank in this process, as torchrun would.
 
     Returns: `environ` with them. torch itself reads some from the process, LOCAL_RANK for one.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from nccl_doctor.launch import identity
-from nccl_doctor.model.layout import Address, Place
+from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.toolkit import forks
 
 CPU_RANKS = 2
@@ -48,8 +48,8 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
 
 def run_host(
     nproc: int,
-    first: Callable[[Callable[[Place, Address], None]], int],
-    sibling: Callable[[Place, Address, int], int],
+    first: Callable[[Callable[[HostPlace, Address], None]], int],
+    sibling: Callable[[HostPlace, Address, int], int],
     deadline: float,
 ) -> int:
     """Run the ranks of this host, one process each, and wait for all.
@@ -69,7 +69,7 @@ def run_host(
     """
     word, word_end = os.pipe()
 
-    def start_siblings(place: Place, meeting: Address) -> None:
+    def start_siblings(place: HostPlace, meeting: Address) -> None:
         os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
     running = {forks.fork_child(partial(first, start_siblings)): 0}
@@ -83,7 +83,7 @@ def run_host(
             waiting = False
             if told := os.read(word, 4096):
                 place, (host, port) = json.loads(told)
-                body = partial(sibling, Place(**place), (host, port))
+                body = partial(sibling, HostPlace(**place), (host, port))
                 for local in range(1, nproc):
                     running[forks.fork_child(partial(body, local))] = local
         pid, status = os.waitpid(-1, os.WNOHANG)

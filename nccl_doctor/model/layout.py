@@ -27,7 +27,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Place:
+class HostPlace:
     """The ranks of one host: `nproc` of them from `first_rank` on."""
 
     node_rank: int
@@ -48,8 +48,8 @@ class Layout:
     place.
     """
 
-    nodes: tuple[Place, ...]
-    seats: Mapping[int, Place]
+    nodes: tuple[HostPlace, ...]
+    seats: Mapping[int, HostPlace]
 
     @property
     def world_size(self) -> int:
@@ -121,5 +121,7 @@ def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
     usual = Counter(nproc.values()).most_common(1)[0][0]
     sizes = [nproc.get(node, usual) for node in range(max(nnodes, max(nproc) + 1))]
     world = sum(sizes)
-    places = tuple(Place(node, sum(sizes[:node]), size, world) for node, size in enumerate(sizes))
+    places = tuple(
+        HostPlace(node, sum(sizes[:node]), size, world) for node, size in enumerate(sizes)
+    )
     return Layout(places, {seat: places[node] for seat, node in nodes.items()})

@@ -34,14 +34,14 @@ _NPD: Mapping[int, int] = {0: 0, 1: 1, 2: 2, 3: 2}
 _PROGRAM = "nccl-doctor"
 
 
-class Told(NamedTuple):
+class ExitAnswer(NamedTuple):
     """Answer for another system: an exit code and one line for stdout, empty if it wants none."""
 
     code: int
     line: str
 
 
-def tell(report: Report, profile: str, code: int) -> Told | None:
+def tell(report: Report, profile: str, code: int) -> ExitAnswer | None:
     """A report, for one system.
 
     Args:
@@ -53,31 +53,31 @@ def tell(report: Report, profile: str, code: int) -> Told | None:
     """
     if profile == "slurm":
         reasons = [finding for finding in report.findings if drains(finding)]
-        return Told(int(bool(reasons)), _reason(report, reasons))
+        return ExitAnswer(int(bool(reasons)), _reason(report, reasons))
     if profile == "npd":
-        return Told(_NPD.get(code, 2), _cut(_headline(report, code, titles=True), NPD_BYTES))
+        return ExitAnswer(_NPD.get(code, 2), _cut(_headline(report, code, titles=True), NPD_BYTES))
     if profile == "nagios":
         state = _NAGIOS.get(code, _UNKNOWN)
         if state == _OK and report.verdict == "warn":
             state = _WARNING
         text = _headline(report, code).replace("|", "/")
         line = f"{_PROGRAM.upper()} {_NAGIOS_WORDS[state]} - {text} | {_figures(report)}"
-        return Told(state, line)
+        return ExitAnswer(state, line)
     return None
 
 
-def unable(profile: str, message: str) -> Told | None:
+def unable(profile: str, message: str) -> ExitAnswer | None:
     """Answer for another system without a report: nccl-doctor had wrong options or an error.
 
     Returns: None for `native`.
     """
     text = _plain(message)
     if profile == "slurm":
-        return Told(0, "")
+        return ExitAnswer(0, "")
     if profile == "npd":
-        return Told(2, _cut(f"{_PROGRAM}: {text}", NPD_BYTES))
+        return ExitAnswer(2, _cut(f"{_PROGRAM}: {text}", NPD_BYTES))
     if profile == "nagios":
-        return Told(_UNKNOWN, f"{_PROGRAM.upper()} UNKNOWN - {text.replace('|', '/')}")
+        return ExitAnswer(_UNKNOWN, f"{_PROGRAM.upper()} UNKNOWN - {text.replace('|', '/')}")
     return None
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.model.layout import Claim, Place, agree, backend_of_all, lay_out
+from nccl_doctor.model.layout import Claim, HostPlace, agree, backend_of_all, lay_out
 
 
 def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:
@@ -18,7 +18,11 @@ def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Cla
 def test_uneven_hosts_are_numbered_in_order_of_node_rank() -> None:
     layout = lay_out(claims((0, 2), (2, 4), (1, 1)), 3)
     assert layout.world_size == 7
-    assert layout.seats == {0: Place(0, 0, 2, 7), 2: Place(1, 2, 1, 7), 1: Place(2, 3, 4, 7)}
+    assert layout.seats == {
+        0: HostPlace(0, 0, 2, 7),
+        2: HostPlace(1, 2, 1, 7),
+        1: HostPlace(2, 3, 4, 7),
+    }
     assert layout.home_of(4) == (2, 1)
     assert layout.home_of(7) == (None, None)
 
@@ -43,7 +47,7 @@ def test_hosts_without_a_node_rank_take_what_is_free() -> None:
 def test_hosts_that_claim_one_node_share_its_place() -> None:
     both = claims((0, 2), (0, 2))
     layout = lay_out(both, 2)
-    assert layout.seats[0] == layout.seats[1] == Place(0, 0, 2, 4)
+    assert layout.seats[0] == layout.seats[1] == HostPlace(0, 0, 2, 4)
     assert not agree(both, 2)
 
 

@@ -11,7 +11,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Finding, Where
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import difference
-from nccl_doctor.judge.merge_reports import merge
+from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import installed
 from nccl_doctor.report import github, issue, profiles
@@ -158,13 +158,13 @@ def test_redacted_views_are_merged_if_their_key_is_one():
     cluster = make_cluster(("nd0", "nd1"))
     seen = conclude(make_cluster(("nd0", "nd1"), absent_nodes=(1,)), [], run=RUN)
     view = conclude(shut_out(replace(cluster, complete=False), "nd0", "nd1"), [], run=RUN)
-    one = merge([seen, view], NO_CHECKS)
-    both = merge([redact(seen, KEY)[0], redact(view, KEY)[0]], NO_CHECKS)
+    one = merge_reports([seen, view], NO_CHECKS)
+    both = merge_reports([redact(seen, KEY)[0], redact(view, KEY)[0]], NO_CHECKS)
     assert both.redacted
     assert [found.code for found in both.findings] == [found.code for found in one.findings]
     assert len(both.cluster.hosts) == len(one.cluster.hosts)
     with pytest.raises(ValueError, match="redacted with different keys"):
-        merge([redact(seen, KEY)[0], redact(view, b"another key")[0]], NO_CHECKS)
+        merge_reports([redact(seen, KEY)[0], redact(view, b"another key")[0]], NO_CHECKS)
 
 
 @pytest.mark.parametrize("name", ["head", "node", "rank", "store", "port", "alone", "self"])

@@ -16,7 +16,7 @@ START_S = 10.0  # of an interpreter, on a busy machine
 
 _HOST = """
 import os, signal, sys, time
-from nccl_doctor.model.layout import Place
+from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.launch.local_ranks import run_host
 
 sent = []
@@ -25,7 +25,7 @@ os.kill = lambda pid, number: (sent.append(number), really(pid, number))
 host = os.getpid()
 
 def first(start_siblings):
-    start_siblings(Place(node_rank=0, first_rank=0, nproc=3, world_size=3), ("127.0.0.1", 1))
+    start_siblings(HostPlace(node_rank=0, first_rank=0, nproc=3, world_size=3), ("127.0.0.1", 1))
     return 4
 
 def sibling(place, meeting, local):
@@ -76,17 +76,17 @@ import sys, time
 from pathlib import Path
 
 import pytest
-from nccl_doctor import spawn
-from nccl_doctor.model.layout import Place
+from nccl_doctor.launch import local_ranks
+from nccl_doctor.model.layout import HostPlace
 
-spawn._GRACE_S = 0.5
+local_ranks._GRACE_S = 0.5
 
 def first(start_siblings):
-    start_siblings(Place(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
+    start_siblings(HostPlace(node_rank=0, first_rank=0, nproc=2, world_size=2), ("127.0.0.1", 1))
     Path(sys.argv[1], "file").write_text("x")
     return 0
 
-print(spawn.run_host(2, first, lambda place, meeting, local: 0, time.monotonic() + 1))
+print(local_ranks.run_host(2, first, lambda place, meeting, local: 0, time.monotonic() + 1))
 """
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from nccl_doctor import registry
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.judge.conclusion import conclude
-from nccl_doctor.judge.merge_reports import merge
+from nccl_doctor.judge.merge_reports import merge_reports
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.redaction.cover import FolderRedaction
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN
 
@@ -90,7 +91,7 @@ def files_in(folder: Path) -> dict[str, int]:
 
 
 def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path: Path) -> None:
-    one, other = (PartialReports(str(tmp_path), 10, redact=True) for _ in range(2))
+    one, other = (PartialReports(str(tmp_path), 10, FolderRedaction(None)) for _ in range(2))
     assert one.write(0, view("gandalf")) == other.write(1, view("bilbo")) == ""
     (heard,) = one.of([1], 0.0)
     assert heard.cluster.hosts[0].name == "bilbo", "hosts hear each other by their real names"
@@ -107,7 +108,9 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
     texts = [path.read_text() for path in sorted(tmp_path.glob("*.json"))]
     assert "gandalf" not in "".join(texts)
     assert "bilbo" not in "".join(texts)
-    both = merge([Report.from_json(json.loads(text)) for text in texts], registry.load(["ranks"]))
+    both = merge_reports(
+        [Report.from_json(json.loads(text)) for text in texts], registry.load(["ranks"])
+    )
     assert both.redacted
     assert len(both.cluster.hosts) == 2
     names = json.loads((tmp_path / ".private" / "node1.json.map.json").read_text())["pseudonyms"]
@@ -116,18 +119,18 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
 
 
 def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
-    shut_out = PartialReports(str(tmp_path), 10, redact=True)
+    shut_out = PartialReports(str(tmp_path), 10, FolderRedaction(None))
     shut_out.write(3, view("gandalf"))
     assert shut_out.leave(3, view("gandalf"), heard=False) == ""
     assert files_in(tmp_path)[".private/node3.json"] == 0o600
     assert "gandalf" not in (tmp_path / "node3.json").read_text()
-    (heard,) = PartialReports(str(tmp_path), 10, redact=True).of([3], 0.0)
+    (heard,) = PartialReports(str(tmp_path), 10, FolderRedaction(None)).of([3], 0.0)
     assert heard.cluster.hosts[0].name == "gandalf"
     assert ".private/node3.json" not in files_in(tmp_path)
 
 
 def test_two_hosts_of_one_node_rank_keep_their_redacted_views(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10, redact=True)
+    views = PartialReports(str(tmp_path), 10, FolderRedaction(None))
     for host in ("gandalf", "bilbo"):
         assert views.leave(0, view(host), heard=True) == ""
     names = [path.name for path in sorted(tmp_path.glob("*.json"))]
@@ -141,13 +144,13 @@ def test_with_a_key_of_ones_own_and_with_one_that_is_not_there(tmp_path: Path) -
     seen = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        views = PartialReports(str(tmp_path / name), 10, redact=True, redact_key=str(key))
+        views = PartialReports(str(tmp_path / name), 10, FolderRedaction(str(key)))
         assert views.leave(0, view("gandalf"), heard=True) == ""
         seen.append((tmp_path / name / "node0.json").read_text())
     assert seen[0] == seen[1]
-    lost = PartialReports(str(tmp_path / "one"), 10, redact=True, redact_key=str(tmp_path / "no"))
+    lost = PartialReports(str(tmp_path / "one"), 10, FolderRedaction(str(tmp_path / "no")))
     assert "No such file" in lost.leave(7, view("nd7"), heard=True)
     assert not (tmp_path / "one" / "node7.json").exists()
-    gone = PartialReports(str(tmp_path / "gone"), 10, redact=True)
+    gone = PartialReports(str(tmp_path / "gone"), 10, FolderRedaction(None))
     assert "No such file" in gone.write(0, view("nd0"))
     assert "No such file" in gone.leave(0, view("nd0"), heard=True)

@@ -6,10 +6,11 @@ key too: what is redacted beside the same map has the same pseudonyms.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,34 @@ def key_in(folder: str | Path) -> str:
         files.write_private(made, secrets.token_hex(32) + "\n")
         send(private, lambda: _linked(made, path))
     return str(path)
+
+
+class FolderRedaction:
+    """Redaction of what hosts leave in a folder that they share: see `gather.partial_reports`.
+
+    Args:
+        key_file: the file of the key; None for one that the hosts share in the private folder.
+    """
+
+    def __init__(self, key_file: str | None) -> None:
+        self._key_file = key_file
+
+    def private_folder(self, folder: Path) -> Path:
+        """The private folder in it; made if it can be: who writes there will say that it cannot."""
+        with contextlib.suppress(OSError):
+            private_folder(folder)
+        return folder / PRIVATE
+
+    def of(self, report: Report, folder: Path) -> tuple[Report, Callable[[str], object]]:
+        """The report with pseudonyms, and what saves their map for a file of this name.
+
+        Raises:
+            OSError: the key cannot be read.
+            ValueError: the key file holds no key.
+        """
+        cover = Cover(None, self._key_file or key_in(folder))
+        redacted = cover.of_report(report)
+        return redacted, lambda name: cover.write(folder / PRIVATE / f"{name}{MAP}")
 
 
 def _linked(made: Path, path: Path) -> bytes:
