@@ -40,7 +40,7 @@ import ctypes
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -78,6 +78,13 @@ _RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
 """A release of the NVIDIA driver; `1.1`, as on Jetson and WSL, is none."""
 
 
+class DriverLibrariesFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    kernel: str
+    loaded: dict[str, Any]
+
+
 class DriverLibraries(Check):
     """Driver libraries and kernel module, by every rank: each rank may have its own container."""
 
@@ -88,7 +95,7 @@ class DriverLibraries(Check):
     kinds = (DRIVER_MISMATCH, DIFFERS)
     reads = ("backend_device",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> DriverLibrariesFacts:
         """Load the libraries. Returns: `kernel` (module version), `loaded` (table of libraries)."""
         kernel = host_gpus(ctx.root)["driver"]
         if kernel is None:

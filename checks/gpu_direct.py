@@ -60,6 +60,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.direct import (
+    GpuDirectSeen,
     gpu_direct_road,
     read_gpu_direct,
     redirecting_bridges,
@@ -108,6 +109,17 @@ UNREAD = Kind(
 )
 
 
+class GpuDirectFacts(GpuDirectSeen):
+    """What `observe` returns; other checks read it."""
+
+    road: str
+    why: str
+    gpus: int
+    rdma: int
+    verbs: int
+    level: str
+
+
 class GpuDirect(Check):
     """Kernel modules, IOMMU groups and PCIe bridges of each host."""
 
@@ -116,7 +128,7 @@ class GpuDirect(Check):
     kinds = (MISSING, IOMMU, ACS, UNREAD)
     reads = ("gpu_state", "gpu_work")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> GpuDirectFacts:
         """Read modules, IOMMU groups and bridges.
 
         Returns: `road`, `why`: see `gpu_direct_road`; `rdma`: number of active ports that NCCL may

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -80,6 +80,14 @@ _ROUND = "late"
 _PCIE, _MEMORY = "pcie_errors", "memory_errors"
 
 
+class HardwareErrorsFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    at_s: float
+    devices: dict[str, Any]
+    controllers: Any
+
+
 class HardwareErrors(Check):
     """Error counts after all other checks, compared with those of the start."""
 
@@ -99,7 +107,7 @@ class HardwareErrors(Check):
             raise Skip("neither pcie_errors nor memory_errors had anything to read at the start")
         return (Round(_ROUND, groups, 10.0),)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> HardwareErrorsFacts:
         """`devices` of `pcie_errors` and `controllers` of `memory_errors`, read at `at_s`."""
         ctx.breadcrumb("read error counts of PCIe devices and memory controllers in /sys")
         devices, controllers = pcie_errors(ctx.root)["devices"], memory_errors(ctx.root)

@@ -55,7 +55,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.nccl.interface_choice import Survey, survey
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
@@ -120,7 +120,7 @@ class Interfaces(Check):
     )
     reads = ("firewall",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> Survey:
         """The choices, and the interfaces to choose from."""
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
         return survey(ctx.env, root=ctx.root)

@@ -31,7 +31,7 @@ nft(8), iptables-save(8), firewall-cmd(1); PyTorch: torch.distributed.TCPStore.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -60,6 +60,14 @@ LOOK_UP_S = 2.0
 RULES_S = 1.5
 
 
+class MasterFirewallFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    address: str
+    port: int
+    rules: dict[str, Any]
+
+
 class MasterFirewall(Check):
     """Follows a connection to MASTER_PORT through the rules of the host that serves it."""
 
@@ -69,7 +77,7 @@ class MasterFirewall(Check):
     kinds = (PORT_BLOCKED,)
     reads = ("port",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MasterFirewallFacts:
         """The firewall rules for MASTER_PORT, if this host serves the store to others."""
         server, port = ctx.door.get("server"), ctx.launch.master_port
         serves = server == "self" or (server == "agent" and ctx.launch.rank == 0)

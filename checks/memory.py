@@ -28,7 +28,7 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from nccl_doctor.api import (
@@ -43,7 +43,7 @@ from nccl_doctor.api import (
     Untested,
     Where,
 )
-from nccl_doctor.toolkit.cgroup import cgroup_limits, memory_kills
+from nccl_doctor.toolkit.cgroup import MemoryKills, cgroup_limits, memory_kills
 from nccl_doctor.toolkit.host import available_memory
 
 MEMORY_LIMIT_LOW = Kind(
@@ -64,6 +64,14 @@ _WANTED = {"gloo": 256 * _MIB, "nccl": 4096 * _MIB}
 """Left per rank: CUDA's and NCCL's own, pinned buffers, DataLoader workers."""
 
 
+class MemoryFacts(MemoryKills):
+    """What `observe` returns; other checks read it."""
+
+    group: dict[str, Any] | None
+    available: int | None
+    local_ranks: int
+
+
 class Memory(Check):
     """Compares the memory left, in the group and on the machine, with what the ranks need."""
 
@@ -71,7 +79,7 @@ class Memory(Check):
     layer = Layer.HOST
     kinds = (MEMORY_LIMIT_LOW,)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MemoryFacts:
         """Sizes in bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on
         the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
         """

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Skip, Where
 from nccl_doctor.toolkit.memory_errors import by_module, memory_errors, memory_risen, module_names
@@ -42,6 +42,13 @@ from nccl_doctor.toolkit.shared_kinds import MEMORY_ERRORS, MEMORY_FAILING
 
 _DAY_S = 86400
 _LATER = ("hardware_errors", "late")
+
+
+class MemoryErrorsFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    at_s: float
+    controllers: Any
 
 
 class MemoryErrors(Check):
@@ -52,7 +59,7 @@ class MemoryErrors(Check):
     kinds = (MEMORY_ERRORS,)
     reads = ("hardware_errors",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MemoryErrorsFacts:
         """`controllers` of `memory_errors`, read at `at_s`, seconds of this host's clock."""
         ctx.breadcrumb("read error counts in /sys/devices/system/edac")
         controllers = memory_errors(ctx.root)

@@ -36,7 +36,7 @@ NCCL user guide, ncclGetVersion; ld.so(8); PyTorch documentation, installation; 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -80,6 +80,16 @@ REPLACED = Kind(
 )
 
 
+class NcclLibraryFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    built: str | None
+    cuda: str | None
+    wheels: Any
+    loaded: dict[str, str] | None
+    in_front: list[str]
+
+
 class NcclLibrary(Check):
     """Finds the NCCL library that every rank loads: each may have its own environment."""
 
@@ -90,7 +100,7 @@ class NcclLibrary(Check):
     kinds = (COLLIDE, REPLACED)
     deadline_s = 60.0  # a cold import from a network file system
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> NcclLibraryFacts:
         """`built`: the version that torch was built with; `loaded`: `{"path", "version",
         "fingerprint"}` of the mapped library, None if it is linked in; `wheels`; `in_front`: the
         variables that put it in front.
@@ -103,9 +113,15 @@ class NcclLibrary(Check):
         if not build["nccl_built"]:
             raise Skip("this torch is built without NCCL")
         paths = mapped_nccl()
-        facts = {"built": build["nccl"], "cuda": build["cuda"], "wheels": nccl_wheels()}
+        facts: NcclLibraryFacts = {
+            "built": build["nccl"],
+            "cuda": build["cuda"],
+            "wheels": nccl_wheels(),
+            "loaded": None,
+            "in_front": [],
+        }
         if not paths:
-            return {**facts, "loaded": None, "in_front": []}
+            return facts
         ctx.breadcrumb(f"ncclGetVersion of {paths[0]}")
         version = nccl_version(paths[0])
         if version is None:

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -55,6 +55,13 @@ from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, AD
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
 
 
+class OwnNameFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    own: dict[str, Any]
+    interfaces: list[list[Any]]
+
+
 class OwnName(Check):
     """Resolves the own host name as gloo does."""
 
@@ -63,7 +70,7 @@ class OwnName(Check):
     cost = "seconds"
     kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> OwnNameFacts:
         """Answers for the own host name, within 4 s whatever the resolver does."""
         own = socket.gethostname()
         ctx.breadcrumb(f"look up {own}")

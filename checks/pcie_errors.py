@@ -38,12 +38,19 @@ drivers/pci/pcie/aer.c.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypedDict
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Severity, Skip, Where
 from nccl_doctor.toolkit.pcie_errors import pcie_errors, pcie_outliers
 from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
+
+
+class PcieErrorsFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    at_s: float
+    devices: dict[str, Any]
 
 
 class PcieErrors(Check):
@@ -53,7 +60,7 @@ class PcieErrors(Check):
     layer = Layer.DEVICE
     kinds = (PCIE_ERRORS,)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> PcieErrorsFacts:
         """`devices` of `pcie_errors`, read at `at_s`, seconds of this host's monotonic clock."""
         ctx.breadcrumb("read error counters of PCIe devices in /sys/bus/pci/devices")
         seen = pcie_errors(ctx.root)

@@ -60,7 +60,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.hca import HCA
-from nccl_doctor.toolkit.fabric.rails import rails_of
+from nccl_doctor.toolkit.fabric.rails import RailsSeen, rails_of
 from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 ORDER = Kind(
@@ -97,6 +97,13 @@ NAMES = Kind(
 Rail = Mapping[str, Any]
 
 
+class RailsFacts(RailsSeen):
+    """What `observe` returns; other checks read it."""
+
+    hca: str
+    table: dict[str, Any]
+
+
 class Rails(Check):
     """Lists the ports of each host in NCCL's order, and compares hosts."""
 
@@ -104,7 +111,7 @@ class Rails(Check):
     layer = Layer.ROUTE
     kinds = (ORDER, SLOTS, NAMES)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> RailsFacts:
         """As `rails_of` returns; `table`: the rails as text; `hca`: the value of NCCL_IB_HCA."""
         settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")

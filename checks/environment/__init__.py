@@ -53,7 +53,7 @@ ProcessGroupNCCL environment variables and c10d/Utils.hpp; DeepSpeed documentati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -74,7 +74,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import has_infiniband
 from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.toolkit.timeouts.rules import told_by_load
 
-from .gather import gather_variables
+from .gather import Gathered, gather_variables
 from .judge_all import judge_variables
 
 UNKNOWN = Kind(
@@ -139,6 +139,16 @@ PROXIED = Kind(
 )
 
 
+class EnvironmentFacts(Gathered):
+    """What `observe` returns; other checks read it."""
+
+    torch: str | None
+    nccl: str | None
+    rocm: str | None
+    deepspeed: bool
+    infiniband: bool
+
+
 class Environment(Check):
     """Variables of every rank: each process has its own environment."""
 
@@ -150,16 +160,19 @@ class Environment(Check):
     )  # fmt: skip
     reads = ("backend_device", "gpu_state", "nccl_library", "timeouts")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> EnvironmentFacts:
         """Read what is set, where it was set, and what reads it.
 
         Returns: see `gather_variables`; `torch` and `nccl` (versions or None), `deepspeed` (whether
         it is installed), `infiniband` (whether a verbs device here has an active port).
         """
         ctx.breadcrumb("reading NCCL's configuration files")
+        versions = _versions()
         return {
             **gather_variables(ctx.env, root=ctx.root),
-            **_versions(),
+            "torch": versions["torch"],
+            "nccl": versions["nccl"],
+            "rocm": versions["rocm"],
             "deepspeed": find_spec("deepspeed") is not None,
             "infiniband": has_infiniband(ctx.root),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.masking import allowed
 from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
@@ -17,9 +17,18 @@ SET = "(set)"
 """Stands for a value that is never recorded."""
 
 
+class Gathered(TypedDict):
+    """What `gather_variables` returns."""
+
+    variables: dict[str, dict[str, Any]]
+    unknown: list[str]
+    faults: list[dict[str, Any]]
+    proxied: bool
+
+
 def gather_variables(
     env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
-) -> dict[str, Any]:
+) -> Gathered:
     """Facts, as plain data, on variables that are in the table or under its prefixes.
 
     `variables`: name → `{"value", "origin", "line"}`, as effective for the library that reads

@@ -43,7 +43,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -119,6 +119,14 @@ PCI = Kind(
 )
 
 
+class FabricPortsFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    at_s: float
+    devices: list[dict[str, Any]]
+    counters: Any
+
+
 class FabricPorts(Check):
     """RDMA ports as sysfs shows them, compared between hosts."""
 
@@ -127,7 +135,7 @@ class FabricPorts(Check):
     kinds = (MISSING, FABRIC, RATE, MTU, FIRMWARE, PCI)
     reads = ("environment", "rdma")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> FabricPortsFacts:
         """Read the devices and their error counters.
 
         Returns: `devices`: from `rdma_devices`, each port with `wanted`; `counters`: from

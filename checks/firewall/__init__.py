@@ -42,8 +42,8 @@ problems with path MTU discovery).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -144,6 +144,25 @@ _WAYS = {
 }
 
 
+class MatrixFacts(TypedDict):
+    """What `observe` returns in round `matrix`; other checks read it."""
+
+    nccl_data: str
+    port_range: list[int]
+    peers: dict[str, Any]
+    not_bound: Any
+
+
+class RulesFacts(TypedDict):
+    """What `observe` returns in round `rules`."""
+
+    readable: bool
+    reason: str
+    managers: list[str]
+    drops: Any
+    hits: Any
+
+
 class Firewall(Check):
     """Every ordered pair of hosts, on the addresses that the job would use."""
 
@@ -177,7 +196,7 @@ class Firewall(Check):
             rounds.append(Round("rules", groups, _RULES_S, {"pairs": pairs}))
         return rounds
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MatrixFacts | RulesFacts:
         """Call every other host, or (round `rules`) read the rules of this one."""
         return _observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
 
@@ -195,7 +214,7 @@ class Firewall(Check):
 # Observing ----------------------------------------------------------------------------------------
 
 
-def _observe_matrix(ctx: Context) -> Mapping[str, Any]:
+def _observe_matrix(ctx: Context) -> MatrixFacts:
     ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
     choice = survey(ctx.env, root=ctx.root)
     doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
@@ -210,7 +229,7 @@ def _observe_matrix(ctx: Context) -> Mapping[str, Any]:
     }
 
 
-def _observe_rules(ctx: Context) -> Mapping[str, Any]:
+def _observe_rules(ctx: Context) -> RulesFacts:
     ctx.breadcrumb("reading the firewall rules of this host")
     rules = read_rules()
     pairs = ctx.params.get("pairs", ())

@@ -40,8 +40,8 @@ CUDA driver API (cuDeviceGetPCIBusId); numactl(8); PyTorch documentation, torchr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -76,6 +76,19 @@ FAR = Kind(
 )
 
 
+class GpuAffinityFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    uuid: str | None
+    address: str
+    numa: int | None
+    cpus: str
+    beside: str
+    shared: int
+    places: dict[str, Any]
+    rdma: Any
+
+
 class GpuAffinity(Check):
     """The CPUs of every rank compared with those beside its GPU."""
 
@@ -86,7 +99,7 @@ class GpuAffinity(Check):
     kinds = (FAR, NIC_FAR, NIC_PAIRS)
     deadline_s = 45.0  # as long as a driver may take to start
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> GpuAffinityFacts:
         """The place of this rank's GPU; see `look`."""
         if ctx.backend != "nccl":
             raise Skip(f"the backend is {ctx.backend}: the job's collectives use no GPU")
@@ -103,7 +116,9 @@ class GpuAffinity(Check):
             raise Untested("the driver does not report the PCI address of the GPU")
         return self.look(own["uuid"], address, os.sched_getaffinity(0), ctx)
 
-    def look(self, uuid: str | None, address: str, mine: set[int], ctx: Context) -> dict[str, Any]:
+    def look(
+        self, uuid: str | None, address: str, mine: set[int], ctx: Context
+    ) -> GpuAffinityFacts:
         """Look up what is near the GPU at this PCI address.
 
         Returns: `uuid`, `address`; `numa`: node of the GPU, or None; `cpus`, `beside`: the CPUs of

@@ -43,7 +43,7 @@ aws/aws-ofi-nccl on GitHub, README; ld.so(8).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -102,6 +102,17 @@ CRASHES = Kind(
 _LOAD = "load "
 
 
+class NetPluginFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    plugin: str
+    net: str
+    asked: list[str]
+    tried: Any
+    loaded: str | None
+    build: Any
+
+
 class NetPlugin(Check):
     """Loads the plug-in as NCCL would, and compares hosts."""
 
@@ -111,7 +122,7 @@ class NetPlugin(Check):
     kinds = (MISSING, DIFFERS, CRASHES)
     reads = ("nccl_library", "rdma")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> NetPluginFacts:
         """`asked`: the variables that request a plug-in; `tried`: (library, error) in NCCL's order;
         `loaded`: the library that loads, or None; `build`: its `plugin_build`; `net`: the value of
         NCCL_NET.

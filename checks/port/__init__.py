@@ -42,7 +42,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -115,6 +115,26 @@ SHORT_S = 7.0  # if the store is up before the first host connects
 MARGIN_S = 1.0
 
 
+class _Always(TypedDict):
+    """The part of `PortFacts` that is always there."""
+
+    master_addr: str
+    port: int
+    server: str
+    bind_errno: int | None
+    bind_error: str
+    may_bind: Any
+    ephemeral: Any
+
+
+class PortFacts(_Always, total=False):
+    """What `observe` returns; other checks read it. No `knock` where the port is taken."""
+
+    holder: Any
+    mesh: Any
+    knock: dict[str, Any]
+
+
 class Port(Check):
     """Connects to MASTER_ADDR:MASTER_PORT; on rank 0's host, examines the port itself."""
 
@@ -137,7 +157,7 @@ class Port(Check):
         waits = not ctx.launch.agent_store and ctx.door.get("server") == "other"
         return max(2 * MARGIN_S, ctx.join_timeout_s if waits else SHORT_S)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> PortFacts:
         """The port of this host, and the connection to the master's, before the deadline."""
         master, port = ctx.launch.master_addr, ctx.launch.master_port
         if not master or port is None:
@@ -146,7 +166,7 @@ class Port(Check):
             raise Untested("MASTER_ADDR or MASTER_PORT is not set, or MASTER_PORT is not a port")
         until = min(ctx.deadline, time.monotonic() + self.deadline(ctx)) - MARGIN_S
         bind_errno = ctx.door.get("bind_errno")
-        facts = {
+        facts: PortFacts = {
             "master_addr": master,
             "port": port,
             "server": ctx.door.get("server", "other"),

@@ -52,7 +52,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -135,6 +135,22 @@ _EFA_ERROR = "unable to insert remote address"
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
 
 
+class RdmaFacts(TypedDict):
+    """What `observe` returns; other checks read it."""
+
+    ports: list[dict[str, Any]]
+    road: str
+    reason: str
+    uses: list[str]
+    lacks: str
+    library: str
+    barred: Any
+    mtus: dict[str, int]
+    plugin: Any
+    picks: Any
+    settings: dict[str, list[str]]
+
+
 class Rdma(Check):
     """Compares RDMA ports, and the network that NCCL would use, between hosts."""
 
@@ -144,7 +160,7 @@ class Rdma(Check):
     reads = ("collectives", "net_plugin")
     libraries: ClassVar[Sequence[str]] = IBVERBS
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> RdmaFacts:
         """`ports`: of `rdma_ports`, with `wanted`; `road`, `reason`, `uses`, `lacks`: a `Road`;
         `library`, `barred`, `plugin`: an `Access`; `mtus`: port → active MTU in bytes; `picks`: a
         table; `settings`: the variables that decide, each [value, origin].

@@ -68,7 +68,7 @@ torchrun (--rdzv-conf); torch/distributed/constants.py; pytorch/pytorch issues 1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Untested
@@ -76,7 +76,13 @@ from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.toolkit.timeouts.rules import judge_timeouts
 from nccl_doctor.toolkit.timeouts.waits import waits, waits_table
 
-from .gather import gather_timeouts
+from .gather import Gathered, gather_timeouts
+
+
+class TimeoutsFacts(Gathered):
+    """What `observe` returns; other checks read it."""
+
+    waits: dict[str, Any]
 
 
 class Timeouts(Check):
@@ -87,7 +93,7 @@ class Timeouts(Check):
     kinds = (TIMEOUT_TOO_SHORT,)
     deadline_s = 60.0  # a cold import from a network file system
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> TimeoutsFacts:
         """The facts of `gather_timeouts`, and `waits`: the table made from them."""
         try:
             facts = gather_timeouts(ctx.env, ctx.launch.launcher, ctx.breadcrumb)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2
 
@@ -30,9 +30,21 @@ _DEEPSPEED_DEFAULT = re.compile(
 )
 
 
+class Gathered(TypedDict):
+    """What `gather_timeouts` returns."""
+
+    torch: str
+    defaults: dict[str, float | None]
+    deepspeed: Any
+    wandb: str | None
+    launcher: str
+    rdzv: dict[str, Any]
+    variables: dict[str, str]
+
+
 def gather_timeouts(
     env: Mapping[str, str], launcher: str, before: Callable[[str], None]
-) -> dict[str, Any]:
+) -> Gathered:
     """Facts on time-outs, as plain data.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 _NO_LIMIT = 1 << 60
 """Version 1 writes the largest multiple of a page for `no limit`."""
@@ -31,7 +31,14 @@ def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
     }
 
 
-def memory_kills(root: Path = Path("/")) -> dict[str, int | None]:
+class MemoryKills(TypedDict):
+    """What `memory_kills` returns."""
+
+    oom_kills: int | None
+    machine_kills: int | None
+
+
+def memory_kills(root: Path = Path("/")) -> MemoryKills:
     """Processes killed for lack of memory so far: `oom_kills` in this process's group, and
     `machine_kills` since boot. None if that is not counted, or cannot be read.
     """

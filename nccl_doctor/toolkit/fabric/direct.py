@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.fabric.ports import word
 from nccl_doctor.toolkit.nccl.conf import Setting
@@ -31,7 +31,22 @@ ACS_REDIRECTS = 0x0C
 _MOST = 64
 
 
-def read_gpu_direct(root: Path = Path("/")) -> dict[str, Any]:
+class GpuDirectSeen(TypedDict):
+    """What `read_gpu_direct` returns."""
+
+    modules: list[str]
+    peermem: bool
+    open_driver: bool | None
+    kernel: str
+    virtual: bool
+    boot: list[str] | None
+    iommu: dict[str, str]
+    models: list[str]
+    gpus_on_pci: int
+    acs: dict[str, int | None]
+
+
+def read_gpu_direct(root: Path = Path("/")) -> GpuDirectSeen:
     """Read modules, IOMMU groups, GPUs and bridges; ACS needs root, all else does not.
 
     Returns: `modules` (of a few names, those that are loaded), `peermem`, `open_driver` (NVIDIA's

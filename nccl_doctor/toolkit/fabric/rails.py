@@ -12,7 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.fabric.gids import (
     fixed_index,
@@ -28,7 +28,14 @@ from nccl_doctor.toolkit.nccl.conf import Setting
 _ON_LINK = "00000000"
 
 
-def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> dict[str, Any]:
+class RailsSeen(TypedDict):
+    """What `rails_of` returns."""
+
+    slots: list[str]
+    rails: list[dict[str, Any]]
+
+
+def rails_of(settings: Mapping[str, Setting], root: Path = Path("/")) -> RailsSeen:
     """The slots and rails of this host that NCCL may use.
 
     Returns: `slots`: PCI addresses of all devices that speak verbs, in order. `rails`: the ports of

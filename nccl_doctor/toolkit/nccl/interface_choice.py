@@ -12,7 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
@@ -320,9 +320,18 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
     ]
 
 
+class Survey(TypedDict):
+    """What `survey` returns: the facts of check `interfaces`."""
+
+    interfaces: list[dict[str, Any]]
+    choices: dict[str, dict[str, Any]]
+    listen: list[dict[str, Any]]
+    nccl_data: str
+
+
 def survey(
     env: Mapping[str, str], resolve_timeout_s: float = 3.0, root: Path = Path("/")
-) -> dict[str, Any]:
+) -> Survey:
     """The choices of this host and the interfaces to choose from, as plain facts.
 
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
