@@ -93,7 +93,7 @@ class MasterFirewall(Check):
         if not own:
             raise Skip("this host has no address but loopback")
         ctx.breadcrumb("read the firewall rules of this host")
-        rules = rules_for_calls_in(own[0], port, RULES_S)
+        rules = rules_for_calls_in(own[0], port, RULES_S, ctx.root)
         if not rules["readable"]:
             raise Skip(f"the rules cannot be read: {rules['reason']}")
         return {"address": own[0], "port": port, "rules": rules}

@@ -231,7 +231,7 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
 
 def _observe_rules(ctx: Context) -> RulesFacts:
     ctx.breadcrumb("reading the firewall rules of this host")
-    rules = read_rules()
+    rules = read_rules(root=ctx.root)
     pairs = ctx.params.get("pairs", ())
     return {
         "readable": rules.readable,

@@ -276,7 +276,9 @@ class _Road:
     def _read_rules(self, address: str) -> None:
         """Read the firewall rules, once: it starts programs."""
         if self.rules is None and self._left() > MIN_DIAL_S:
-            self.rules = rules_for_calls_out(address, self.port, self._left(5 * RULES_S) / 5)
+            self.rules = rules_for_calls_out(
+                address, self.port, self._left(5 * RULES_S) / 5, self.root
+            )
 
 
 def _says_most(tried: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
@@ -23,13 +24,16 @@ _LOOKS_LIKE = {"drop": ("dropped",), "reject": ("rejected", "refused")}
 _MAX_HITS = 10
 
 
-def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
+def rules_for_calls_out(
+    address: str, port: int, timeout_s: float = 3.0, root: Path = Path("/")
+) -> dict[str, Any]:
     """Hits of this host's rules on its own calls to `address`, and on the answers.
 
     Args:
         address: of the other end, numeric.
         port: of the other end.
         timeout_s: for each of at most four commands that read rules.
+        root: the folder below which /proc and /etc are read.
 
     Returns: `readable`, `reason`, `managers` (as `Rules`), `peers`: addresses to allow, and `hits`:
     each a `Hit` as plain data with `incoming` and `packet` (`first` or `reply`) added.
@@ -37,12 +41,14 @@ def rules_for_calls_out(address: str, port: int, timeout_s: float = 3.0) -> dict
     source = _source_towards(address)
     names = {own: nic.name for nic in interfaces() for own in nic.addresses}
     nic = names.get(source, "lo" if source == address else "")
-    first = Packet(False, nic, source, address, port_range(), (port, port))
-    reply = Packet(True, nic, address, source, (port, port), port_range(), "established")
-    return follow(read_rules(timeout_s), {"first": first, "reply": reply}, [address])
+    first = Packet(False, nic, source, address, port_range(root), (port, port))
+    reply = Packet(True, nic, address, source, (port, port), port_range(root), "established")
+    return follow(read_rules(timeout_s, root), {"first": first, "reply": reply}, [address])
 
 
-def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[str, Any]:
+def rules_for_calls_in(
+    address: str, port: int, timeout_s: float = 3.0, root: Path = Path("/")
+) -> dict[str, Any]:
     """Hits of this host's rules on incoming calls to one of its addresses, and on the answers.
 
     Returns: as `rules_for_calls_out`. `anyone` of a hit: it stops calls from everywhere, not only
@@ -50,11 +56,11 @@ def rules_for_calls_in(address: str, port: int, timeout_s: float = 3.0) -> dict[
     """
     nic = next((nic.name for nic in interfaces() if address in nic.addresses), "")
     network = str(ipaddress.ip_network(f"{address}/{subnet_prefixes().get(address, 32)}", False))
-    rules = read_rules(timeout_s)
+    rules = read_rules(timeout_s, root)
     hits: list[dict[str, Any]] = []
     for source in ("::/0" if ":" in address else "0.0.0.0/0", network):
-        first = Packet(True, nic, source, address, port_range(), (port, port))
-        reply = Packet(False, nic, address, source, (port, port), port_range(), "established")
+        first = Packet(True, nic, source, address, port_range(root), (port, port))
+        reply = Packet(False, nic, address, source, (port, port), port_range(root), "established")
         found = follow(rules, {"first": first, "reply": reply}, [network])
         hits += [{**hit, "anyone": source != network} for hit in found["hits"]]
         if any(hit["sure"] for hit in hits):

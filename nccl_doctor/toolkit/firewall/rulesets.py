@@ -266,11 +266,12 @@ class _Reader:
         return done.stdout.decode(errors="replace")
 
 
-def read_rules(timeout_s: float = 3.0) -> Rules:
+def read_rules(timeout_s: float = 3.0, root: Path = Path("/")) -> Rules:
     """Rules of this host, read with the tools that are there; nothing is changed.
 
     Args:
         timeout_s: for each of at most four commands.
+        root: the folder below which /etc is read.
     """
     reader = _Reader(timeout_s)
     chains: list[Chain] = []
@@ -289,14 +290,14 @@ def read_rules(timeout_s: float = 3.0) -> Rules:
     managers = []
     if (reader.run("firewall-cmd", "--state") or "").strip() == "running":
         managers.append("firewalld")
-    if _ufw_is_on():
+    if _ufw_is_on(root):
         managers.append("ufw")
     return Rules(readable, "" if readable else problems, tuple(managers), tuple(chains))
 
 
-def _ufw_is_on() -> bool:
+def _ufw_is_on(root: Path) -> bool:
     """Whether ufw is on, by its configuration: `ufw status` would load kernel modules."""
     try:
-        return "ENABLED=yes" in Path("/etc/ufw/ufw.conf").read_text()
+        return "ENABLED=yes" in (root / "etc/ufw/ufw.conf").read_text()
     except OSError:
         return False
