@@ -1,4 +1,4 @@
-"""The configuration file: options of `run`, expected values and thresholds.
+"""The configuration file: options of `run` and expected values.
 
 `nccl-doctor.toml`, or the table `[tool.nccl-doctor]` of `pyproject.toml`, in the working directory;
 the first wins. What is not known is an error: a value nobody reads is a promise nobody keeps.
@@ -61,8 +61,6 @@ OPTIONS: Mapping[str, _Types] = {
 """Options of `run` by the name of their flag. Which values are good, the command line decides."""
 EXPECTED: Mapping[str, _Types] = {"gpus-per-host": (int,)}
 """Keys of `[expected]` that a check reads."""
-THRESHOLDS: Mapping[str, _Types] = {}
-"""Keys of `[thresholds]` that a check reads."""
 
 _WORDS: Mapping[type, str] = {
     bool: "true or false",
@@ -84,8 +82,8 @@ def load(path: str | None, cwd: str | Path) -> dict[str, Any]:
         path: the file given with --config, or None to look in `cwd`.
         cwd: the working directory.
 
-    Returns: option name (with underscores) → value, and under `expected` and `thresholds` their
-    tables. Empty where there is no file.
+    Returns: option name (with underscores) → value, and under `expected` its
+    table. Empty where there is no file.
 
     Raises:
         ConfigError: the file given is missing, or a file is not TOML, or holds an unknown key or a
@@ -135,7 +133,7 @@ def _table(file: Path, text: str) -> Mapping[str, Any] | None:
 
 def _checked(file: Path, table: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    sections = {"expected": EXPECTED, "thresholds": THRESHOLDS}
+    sections = {"expected": EXPECTED}
     for key, value in table.items():
         name = key.replace("_", "-")
         if name not in sections:

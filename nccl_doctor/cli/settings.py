@@ -40,7 +40,7 @@ def read_config(ctx: click.Context, param: click.Parameter, value: str | None) -
         raise click.UsageError(f"cannot read the working directory: {error}", ctx) from error
     known = {item.name for item in ctx.command.params}
     ctx.default_map = {key: item for key, item in config.items() if key in known}
-    ctx.meta[_CONFIG] = {key: config.get(key, {}) for key in ("expected", "thresholds")}
+    ctx.meta[_CONFIG] = {"expected": config.get("expected", {})}
     return value
 
 

@@ -34,7 +34,6 @@ def conclude(
     *,
     run: Mapping[str, Any],
     problems: Iterable[Finding] = (),
-    blocked: Mapping[str, str] = _NONE,
     skipped: Mapping[str, str] = _NONE,
     wanted: Callable[[str], bool] = lambda code: True,
     strict: bool = False,
@@ -44,8 +43,8 @@ def conclude(
     """Judge everything that was gathered, and put the report together.
 
     `run` is the part of the report's `run` that the cluster does not know (id, started, duration_s,
-    launcher, command, options). `problems` are findings of the engine itself. `blocked` and
-    `skipped` are as in `check_results`. `wanted` says whether findings of a code belong in the
+    launcher, command, options). `problems` are findings of the engine itself. `skipped`
+    is as in `check_results`. `wanted` says whether findings of a code belong in the
     report (`Registry.wanted`). With `strict`, warnings fail. `others` are results of checks that
     are not here to judge. `alone` says that one host was to be examined by itself, so that nobody
     is missed, and nobody is told that the cluster is fit.
@@ -55,9 +54,7 @@ def conclude(
         finding for finding in (*problems, *silent_ranks(cluster), *judged) if wanted(finding.code)
     ]
     findings = fold(explain(kept, cluster))
-    results = check_results(
-        cluster, checks, findings, blocked=blocked, skipped=skipped, broken=broken
-    )
+    results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     heard = alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
     verdict = _verdict(findings, results, strict=strict, complete=heard)

@@ -20,15 +20,13 @@ def check_results(
     checks: Iterable[Check],
     findings: Sequence[Finding],
     *,
-    blocked: Mapping[str, str] = _NONE,
     skipped: Mapping[str, str] = _NONE,
     broken: Mapping[str, str] = _NONE,
 ) -> list[CheckResult]:
     """Result of each check.
 
-    `findings` are as `explain` left them. Each mapping is by check name: `blocked` to the code or
-    the words for which the engine did not run it (or not everywhere), `skipped` to why it does not
-    apply, `broken` to what went wrong in its `judge`.
+    `findings` are as `explain` left them. Each mapping is by check name: `skipped` to why it does
+    not apply, `broken` to what went wrong in its `judge`.
     """
     blockers = _Blockers(cluster, findings)
     return [
@@ -36,7 +34,6 @@ def check_results(
             Account(cluster, check),
             [f for f in findings if f.check == check.name and f.code not in ENGINE_CODES],
             blockers,
-            blocked=blocked.get(check.name),
             skipped=skipped.get(check.name),
             broken=broken.get(check.name),
         )
@@ -49,12 +46,11 @@ def _result(
     own: Sequence[Finding],
     reasons: _Blockers,
     *,
-    blocked: str | None,
     skipped: str | None,
     broken: str | None,
 ) -> CheckResult:
     check = account.check
-    gaps = [gap for gap in account.gaps if not (gap.missing and (blocked or skipped))]
+    gaps = [gap for gap in account.gaps if not (gap.missing and skipped)]
     if skipped:
         gaps = [gap for gap in gaps if not gap.absent]
     open_gaps = []
@@ -77,8 +73,8 @@ def _result(
         status, reason = Status.FAIL, "; ".join(text for text in (codes, broken, told) if text)
     elif broken or open_gaps:
         status, reason = Status.UNKNOWN, "; ".join(text for text in (broken, told) if text)
-    elif blockers or blocked:
-        words = ", ".join(blockers) or str(blocked)
+    elif blockers:
+        words = ", ".join(blockers)
         status = Status.BLOCKED
         reason = words if words.startswith("blocked by ") else f"blocked by {words}"
     elif Severity.WARN in levels:

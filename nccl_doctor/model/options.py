@@ -18,8 +18,8 @@ from nccl_doctor.model.launch import Launch
 class Options:
     """Options of `run` that matter after parsing; times in seconds.
 
-    `select` and `ignore` hold check names and finding codes. `expected` and `thresholds` come from
-    the configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
+    `select` and `ignore` hold check names and finding codes. `expected` comes from the
+    configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
     `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the sign-in
@@ -45,7 +45,6 @@ class Options:
     quiet: bool = False
     hands_over: bool = False
     expected: Mapping[str, Any] = field(default_factory=dict)
-    thresholds: Mapping[str, Any] = field(default_factory=dict)
     absent_nodes: tuple[int, ...] = ()
     exit_profile: str = "native"
     job: Job = field(default_factory=Job)

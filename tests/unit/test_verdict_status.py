@@ -112,8 +112,6 @@ def test_what_the_engine_did_not_run():
     assert result_of(check, make_cluster(), skipped={"shm": "needs --level full"}) == replace(
         result_of(check, make_cluster()), status=Status.SKIPPED, reason="needs --level full"
     )
-    result = result_of(check, make_cluster(), blocked={"shm": "port-blocked"})
-    assert (result.status, result.reason) == (Status.BLOCKED, "blocked by port-blocked")
 
 
 def test_a_group_held_back_by_the_engine_is_blocked_by_what_it_names():
