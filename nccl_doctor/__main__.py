@@ -8,8 +8,8 @@ import traceback
 import click
 
 from nccl_doctor.cli import cli
+from nccl_doctor.cli.help import PROGRAM
 from nccl_doctor.cli.streams import CannotPrint, protect
-from nccl_doctor.cli.words import PROGRAM
 from nccl_doctor.report.profiles import profile_of, unable
 
 

@@ -18,7 +18,7 @@ import click  # noqa: E402
 
 from nccl_doctor import registry  # noqa: E402
 from nccl_doctor.cli import cli  # noqa: E402
-from nccl_doctor.cli.words import PROGRAM  # noqa: E402
+from nccl_doctor.cli.help import PROGRAM  # noqa: E402
 from nccl_doctor.model.check import Check  # noqa: E402
 from nccl_doctor.model.findings import Layer  # noqa: E402
 from nccl_doctor.registry import Registry  # noqa: E402

@@ -61,7 +61,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Table:
+class KeyTable:
     """All sections by dotted path; `top` is the outermost."""
 
     known_to: str
@@ -71,10 +71,10 @@ class Table:
 
 
 @functools.cache
-def table() -> Table:
+def table() -> KeyTable:
     """The whole table, read once."""
     data = read_table(__package__, "keys.toml")
-    return Table(
+    return KeyTable(
         data["known_to"],
         {path: _section(rows) for path, rows in data["sections"].items()},
         {name: tuple(names) for name, names in data["optimizers"].items()},

@@ -75,7 +75,7 @@ from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
 from nccl_doctor.toolkit.timeouts.rules import told_by_load
 
 from .gather import Gathered, gather_variables
-from .judge_all import judge_variables
+from .problems import judge_variables
 
 UNKNOWN = Kind(
     "env-unknown-variable",

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.masking import allowed
 from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
-from nccl_doctor.toolkit.variables.table import Table, table
+from nccl_doctor.toolkit.variables.table import VariableTable, table
 
 from .no_proxy import is_proxied
 
@@ -73,7 +73,7 @@ def _fault(
     return {"path": path, "line": line, "name": name, "fault": fault, "misplaced": misplaced}
 
 
-def _unknown(known: Table, names: Iterable[str]) -> list[str]:
+def _unknown(known: VariableTable, names: Iterable[str]) -> list[str]:
     """Names that no library reads, by the table; it knows every name only for a few prefixes."""
     prefixes = tuple(each for library in known.libraries for each in library.near)
     found = []

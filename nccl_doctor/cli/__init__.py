@@ -10,10 +10,9 @@ import click
 
 from nccl_doctor import __version__
 from nccl_doctor.cli.examination import env, run
-from nccl_doctor.cli.help import RUN_EXITS, ManualGroup
+from nccl_doctor.cli.help import PROGRAM, RUN_EXITS, ManualGroup, need_command
 from nccl_doctor.cli.pages import checks, explain, schema
 from nccl_doctor.cli.reports import report
-from nccl_doctor.cli.words import PROGRAM, need_command
 
 
 @click.group(

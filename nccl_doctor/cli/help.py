@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
+PROGRAM = "nccl-doctor"
+
 RUN_EXITS = {
     0: "No failure; warnings are allowed, unless --strict.",
     1: "A failure: the job would not start, would hang or would compute wrongly.",
@@ -41,6 +43,13 @@ _GROUPS = (
 """Headings, and the options under them; a test holds them against the commands."""
 _FEW = 8
 """Options that need no headings."""
+
+
+def need_command(ctx: click.Context) -> None:
+    """Print the help and exit with code 2 if a group is called without a command."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(2)
 
 
 class Example(NamedTuple):

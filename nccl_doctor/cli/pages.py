@@ -8,8 +8,7 @@ import textwrap
 
 import click
 
-from nccl_doctor.cli.help import ASK_EXITS, Manual
-from nccl_doctor.cli.words import PROGRAM
+from nccl_doctor.cli.help import ASK_EXITS, PROGRAM, Manual
 
 
 @click.command(

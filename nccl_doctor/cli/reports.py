@@ -12,7 +12,7 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.bundle import bundle, issue
 from nccl_doctor.cli.difference import diff
-from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup
+from nccl_doctor.cli.help import READ_EXITS, RUN_EXITS, Manual, ManualGroup, need_command
 from nccl_doctor.cli.redaction import redact_options, redaction_of
 from nccl_doctor.cli.saving import (
     check_profile,
@@ -23,7 +23,6 @@ from nccl_doctor.cli.saving import (
     read_report,
     wants_github,
 )
-from nccl_doctor.cli.words import need_command
 from nccl_doctor.report.formats import formats
 from nccl_doctor.report.profiles import PROFILES
 

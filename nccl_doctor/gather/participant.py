@@ -70,7 +70,7 @@ class Participant:
             run.options.join_timeout_s,
             run.config.redaction,
         )
-        self._guardian = Watchdog(run.config.deadline - LAST_REPORT_S, self._last_words)
+        self._watchdog = Watchdog(run.config.deadline - LAST_REPORT_S, self._last_words)
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -79,8 +79,8 @@ class Participant:
         """
         run = self._run
         departure = self._depart()
-        if not self._guardian.stand_down():
-            time.sleep(LAST_WORDS_S)  # the guardian is writing, and ends the process
+        if not self._watchdog.stand_down():
+            time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
         code = self._write(departure)
         if not self._leave_last_view(departure) and run.options.exit_profile == "native":
             code = max(code, 3)
@@ -281,7 +281,7 @@ class Participant:
         return self._run.launch.rank not in (0, None) or self._is_second
 
     def _last_words(self, reason: str) -> int:
-        """What is known so far, as a report: the guardian ends this process."""
+        """What is known so far, as a report: the watchdog ends this process."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
@@ -293,7 +293,7 @@ def import_torch() -> None:
     """Import torch before any fork, so that no child has to do it again. A check reports a missing
     torch.
 
-    On a file system that hangs this may take for ever: only under a guardian. A debug level at
+    On a file system that hangs this may take for ever: only under a watchdog. A debug level at
     which torch refuses to import is taken out of this process; a check finds it in the job's
     environment.
     """

@@ -72,9 +72,9 @@ def run(
             prepare(options, found, environ, started, past=past, redaction=redaction), write
         )
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
-    guardian = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
+    watchdog = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
-    guardian.dismiss()
+    watchdog.dismiss()
     is_master = bool(flags.any_node_rank) and (
         identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
     )

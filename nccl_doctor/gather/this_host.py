@@ -35,7 +35,7 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
     run = prepare(options, detect(environ), environ, time.monotonic())
-    guardian = Watchdog(
+    watchdog = Watchdog(
         run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
     )
     run.progress.say("importing torch")
@@ -44,6 +44,6 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     evidence = EvidenceLog(run.launch, scopes, environ)
     who = introduce(run.launch, environ, options.backend)
     evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
-    guardian.dismiss()
+    watchdog.dismiss()
     run.progress.clear()
     return make_report(run, evidence, complete=False, alone=True)

@@ -30,7 +30,7 @@ class Watchdog:
         Args:
             deadline: `time.monotonic()` second by which this process is gone.
             last_words: writes what is known, given why; returns the exit code. It runs in the
-                guardian's thread while the main thread may be stuck anywhere.
+                watchdog's thread while the main thread may be stuck anywhere.
         """
         self._deadline = deadline
         self._last_words = last_words
@@ -40,12 +40,12 @@ class Watchdog:
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells the thread
-        threading.Thread(target=self._watch, name="guardian", daemon=True).start()
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stand_down(self) -> bool:
         """The main thread is about to write the report itself.
 
-        Returns: False when the guardian is already leaving; then only wait for the end.
+        Returns: False when the watchdog is already leaving; then only wait for the end.
         """
         if not self._leaving.acquire(blocking=False):
             return False

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from nccl_doctor.toolkit.slurm import slurm_hosts
 
-Table = Mapping[str, tuple[str, ...]]
+FieldVariables = Mapping[str, tuple[str, ...]]
 """Field of a `Launch` → variables that tell it, the first one set wins."""
 
 # What torch itself reads. It wins over every launcher's own variables, because torch reads it.
-TORCH: Table = {
+TORCH: FieldVariables = {
     "rank": ("RANK",),
     "world_size": ("WORLD_SIZE",),
     "local_rank": ("LOCAL_RANK",),
@@ -58,7 +58,7 @@ class Launcher:
 
     name: str
     marks: tuple[tuple[str, ...], ...]
-    own: Table
+    own: FieldVariables
     without: tuple[str, ...] = ()
     tasks: bool = False
     packed: bool = True
@@ -80,7 +80,7 @@ class Launcher:
         return torch + self.own.get(name, ())
 
 
-_ELASTIC: Table = {
+_ELASTIC: FieldVariables = {
     "node_rank": ("GROUP_RANK",),
     "nnodes": ("GROUP_WORLD_SIZE",),
     "run_id": ("TORCHELASTIC_RUN_ID",),
@@ -98,7 +98,7 @@ OPEN_MPI = Launcher(
     tasks=True,
     packed=False,
 )
-_PMI: Table = {  # Intel MPI, MPICH hydra, PMIx, PALS, MVAPICH
+_PMI: FieldVariables = {  # Intel MPI, MPICH hydra, PMIx, PALS, MVAPICH
     "rank": ("PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK"),
     "world_size": ("PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
     "local_rank": ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),

@@ -49,7 +49,7 @@ Work = Callable[["Line"], Mapping[str, Any]]
 
 
 @dataclass
-class Job:
+class ProbeJob:
     """One piece of work.
 
     `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass
-class Told:
+class Messages:
     """Messages of the child about its current job; `since` is when the job began."""
 
     since: float
@@ -80,7 +80,7 @@ class Told:
 class Child:
     """The parent's end. `jobs` are those it has yet to do, the first of them is under way."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
+    def __init__(self, jobs: Iterable[ProbeJob]) -> None:
         """Fork it."""
         self.jobs = deque(jobs)
         self.alone = len(self.jobs) == 1
@@ -91,7 +91,7 @@ class Child:
         self._stack = os.memfd_create(f"{name}-stack")
         self._state = self._wchan = ""
         self._buffer = bytearray()
-        self._told = Told(time.monotonic())
+        self._told = Messages(time.monotonic())
         pid, parent = fork()
         if pid == 0:
             os.close(self.pipe)
@@ -105,7 +105,7 @@ class Child:
         living.add(pid)
 
     @property
-    def job(self) -> Job:
+    def job(self) -> ProbeJob:
         """The current job."""
         return self.jobs[0]
 
@@ -147,11 +147,11 @@ class Child:
         """Send it on to its next job. Returns: how the last one ended."""
         outcome = self._outcome(late=False, status=None)
         self.jobs.popleft()
-        self._told = Told(time.monotonic(), log_from=os.fstat(self._log).st_size)
+        self._told = Messages(time.monotonic(), log_from=os.fstat(self._log).st_size)
         self._say(_GO_ON)
         return outcome
 
-    def relieve(self) -> list[Job]:
+    def relieve(self) -> list[ProbeJob]:
         """Take the jobs that have not begun away from the child. Returns: these jobs."""
         rest = list(self.jobs)[1:]
         if rest:

@@ -25,11 +25,11 @@ from typing import Any
 
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
-from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Job, Line
+from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Line, ProbeJob
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
 from nccl_doctor.toolkit.host import open_descriptors
 
-__all__ = ["MAX_MESSAGE_BYTES", "Job", "Line", "job_of", "patience", "run"]
+__all__ = ["MAX_MESSAGE_BYTES", "Line", "ProbeJob", "job_of", "patience", "run"]
 
 AT_ONCE = 64
 """Children at the same time."""
@@ -41,7 +41,7 @@ _OWN_FILES = 64
 """Open files that a child needs for itself."""
 
 
-def run(jobs: Iterable[Job], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
+def run(jobs: Iterable[ProbeJob], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
     """Run every job in a child, as many at once as there is room for, and wait for all.
 
     Args:
@@ -67,20 +67,20 @@ def patience(check: Check, context: Context) -> float:
         return check.deadline_s
 
 
-def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> Job:
+def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> ProbeJob:
     """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
 
     def work(line: Line) -> Mapping[str, Any]:
         told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
         return check.observe(told)
 
-    return Job(check.name, work, deadline + grace_s, shared=check.cost == "instant")
+    return ProbeJob(check.name, work, deadline + grace_s, shared=check.cost == "instant")
 
 
 class _Crew:
     """The children of one `run`, and what is left for them to do."""
 
-    def __init__(self, jobs: Iterable[Job]) -> None:
+    def __init__(self, jobs: Iterable[ProbeJob]) -> None:
         self._jobs = list(jobs)
         self._outcomes: dict[int, Outcome] = {}
         self._children: list[Child] = []

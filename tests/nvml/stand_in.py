@@ -124,5 +124,5 @@ def observe(
         os.environ["NVML_STAND_IN"] = str(description)
         return look(line.breadcrumb)
 
-    (outcome,) = probe.run([probe.Job("gpu_state", work, time.monotonic() + deadline_s)])
+    (outcome,) = probe.run([probe.ProbeJob("gpu_state", work, time.monotonic() + deadline_s)])
     return Outcome.from_json(outcome.to_json())

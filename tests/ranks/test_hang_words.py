@@ -68,7 +68,7 @@ def context(line: probe.Line, deadline: float, **fields: Any) -> Context:
 
 
 def outcome_of(work: probe.Work, seconds: float) -> Any:
-    (outcome,) = probe.run([probe.Job("words", work, time.monotonic() + seconds)])
+    (outcome,) = probe.run([probe.ProbeJob("words", work, time.monotonic() + seconds)])
     return outcome
 
 

@@ -29,7 +29,7 @@ CLONE_VFORK = 0x4000  # <linux/sched.h>
 SLACK_S = 2.5  # examining a stuck child, killing it, and a busy machine
 
 
-def run_all(*jobs: probe.Job) -> list[Outcome]:
+def run_all(*jobs: probe.ProbeJob) -> list[Outcome]:
     before = set(descendants(os.getpid()))
     outcomes = probe.run(jobs)
     assert not forks.living
@@ -38,7 +38,7 @@ def run_all(*jobs: probe.Job) -> list[Outcome]:
 
 
 def outcome_of(work: Callable[[Any], Any], deadline_s: float = 10.0) -> Outcome:
-    (outcome,) = run_all(probe.Job("test", work, time.monotonic() + deadline_s))
+    (outcome,) = run_all(probe.ProbeJob("test", work, time.monotonic() + deadline_s))
     return outcome
 
 
@@ -145,7 +145,7 @@ def test_one_that_was_in_the_kernel_for_a_moment_is_not_stuck_there() -> None:
         time.sleep(1000)
         return {}
 
-    (outcome,) = run_all(probe.Job("test", waits_here, deadline))
+    (outcome,) = run_all(probe.ProbeJob("test", waits_here, deadline))
     assert (outcome.status, outcome.state) == (OutcomeStatus.HUNG, "S")
     assert "in waits_here" in outcome.stack
 
@@ -162,8 +162,8 @@ def test_many_that_cannot_be_killed_cost_no_more_than_one(tmp_path: Path) -> Non
         started = time.monotonic()
         deadline = started + DEADLINE_S
         outcomes = probe.run(
-            [probe.Job(f"test{k}", writes_here, deadline) for k in range(8)]
-            + [probe.Job("sleeps", lambda line: time.sleep(1000) or {}, deadline)]
+            [probe.ProbeJob(f"test{k}", writes_here, deadline) for k in range(8)]
+            + [probe.ProbeJob("sleeps", lambda line: time.sleep(1000) or {}, deadline)]
         )
         took_s = time.monotonic() - started
         states = [outcome.state for outcome in outcomes]
@@ -214,8 +214,8 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
         return {}
 
     started = time.monotonic()
-    jobs = [probe.Job("slow", slow, started + 10) for _ in range(4)]
-    jobs.insert(2, probe.Job("stuck", stuck, started + DEADLINE_S))
+    jobs = [probe.ProbeJob("slow", slow, started + 10) for _ in range(4)]
+    jobs.insert(2, probe.ProbeJob("stuck", stuck, started + DEADLINE_S))
     outcomes = probe.run(jobs)
     assert time.monotonic() - started < DEADLINE_S + SLACK_S
     ok = OutcomeStatus.OK
@@ -224,7 +224,7 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
 
 def shared(*works: Callable[[Any], Any], deadline_s: float = 10.0) -> list[Outcome]:
     end = time.monotonic() + deadline_s
-    return run_all(*(probe.Job(f"n{n}", w, end, shared=True) for n, w in enumerate(works)))
+    return run_all(*(probe.ProbeJob(f"n{n}", w, end, shared=True) for n, w in enumerate(works)))
 
 
 def who(line: Any) -> dict[str, Any]:
@@ -237,7 +237,7 @@ def test_shared_jobs_are_served_by_one_child_under_the_name_of_each() -> None:
     first, second = shared(who, who)
     assert first.facts["pid"] == second.facts["pid"] != os.getpid()
     assert (first.facts["name"], second.facts["name"]) == ("ncd:n0", "ncd:n1")
-    alone = [probe.Job("own", who, time.monotonic() + 10) for _ in range(2)]
+    alone = [probe.ProbeJob("own", who, time.monotonic() + 10) for _ in range(2)]
     assert len({outcome.facts["pid"] for outcome in probe.run(alone)}) == 2
 
 
@@ -325,7 +325,7 @@ def few_files(limit: int) -> Iterator[None]:
 def test_few_open_files_are_enough_for_many_children() -> None:
     # Found in the lab: with a limit of 128 the supervisor itself failed, before it could say so.
     end = time.monotonic() + 20
-    jobs = [probe.Job(f"n{n}", lambda line, n=n: {"n": n}, end) for n in range(100)]
+    jobs = [probe.ProbeJob(f"n{n}", lambda line, n=n: {"n": n}, end) for n in range(100)]
     with few_files(128):
         outcomes = probe.run(jobs)
     assert [outcome.facts for outcome in outcomes] == [{"n": n} for n in range(100)]
@@ -333,7 +333,7 @@ def test_few_open_files_are_enough_for_many_children() -> None:
 
 def test_what_finds_no_room_in_time_is_untested() -> None:
     end = time.monotonic() + DEADLINE_S
-    jobs = [probe.Job("stuck", lambda line: time.sleep(1000) or {}, end) for _ in range(2)]
+    jobs = [probe.ProbeJob("stuck", lambda line: time.sleep(1000) or {}, end) for _ in range(2)]
     with few_files(64):  # room for one
         first, last = probe.run(jobs)
     assert (first.status, last.status) == (OutcomeStatus.HUNG, OutcomeStatus.UNTESTED)
@@ -353,7 +353,7 @@ def test_child_does_not_outlive_its_parent() -> None:
                 time.sleep(1000)
                 return {}
 
-            probe.run([probe.Job("orphan", work, time.monotonic() + 60)])
+            probe.run([probe.ProbeJob("orphan", work, time.monotonic() + 60)])
         finally:
             os._exit(0)
     os.close(write_end)

@@ -75,7 +75,7 @@ def test_one_gpu_that_hangs_costs_its_deadline_and_the_others_go_on() -> None:
     """The real children of four ranks; in one of them a product never returns."""
     deadline_s = 3.0
 
-    def rank(number: int) -> probe.Job:
+    def rank(number: int) -> probe.ProbeJob:
         def observe(line: probe.Line) -> dict[str, Any]:
             torch.set_num_threads(1)
             crumb = functools.partial(line.breadcrumb, uuid=f"GPU-{number}")
@@ -89,7 +89,7 @@ def test_one_gpu_that_hangs_costs_its_deadline_and_the_others_go_on() -> None:
             facts["wrong"] = work.products(64) + work.copies(1 << 12)
             return facts
 
-        return probe.Job("gpu_work", observe, time.monotonic() + deadline_s)
+        return probe.ProbeJob("gpu_work", observe, time.monotonic() + deadline_s)
 
     started = time.monotonic()
     outcomes = [Outcome.from_json(one.to_json()) for one in probe.run(map(rank, range(4)))]
@@ -166,7 +166,7 @@ def test_the_driver_says_how_many_processes_a_gpu_lets_in(libcuda: Path) -> None
         ctypes.CDLL(str(libcuda))  # the same soname then leads to it
         return {"modes": [compute_mode(index) for index in range(3)]}
 
-    (outcome,) = probe.run([probe.Job("gpus", look, time.monotonic() + 10)])
+    (outcome,) = probe.run([probe.ProbeJob("gpus", look, time.monotonic() + 10)])
     assert outcome.facts["modes"] == [0, 3, None]
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nccl_doctor.judge.history.changed_values import Word, changed_words, together
 from nccl_doctor.judge.history.past import Choice, Past
 from nccl_doctor.judge.history.places import Slower, slower_places
 from nccl_doctor.judge.history.sheet import Sheet, sheet_of
 from nccl_doctor.judge.history.usual import LEAST, Change, amount, changes, percent
-from nccl_doctor.judge.history.words import Word, changed_words, together
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Severity

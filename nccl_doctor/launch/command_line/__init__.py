@@ -6,8 +6,8 @@ A launcher reads its own flags up to the training script; so does this package, 
 launcher and starts nothing.
 """
 
+from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.program import which
 from nccl_doctor.launch.command_line.reader import read
-from nccl_doctor.launch.command_line.record import JobLine, JobLineError
 
 __all__ = ["JobLine", "JobLineError", "read", "which"]

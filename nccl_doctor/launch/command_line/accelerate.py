@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nccl_doctor.launch.command_line import accelerate_config, deepspeed, torchrun
 from nccl_doctor.launch.command_line.accelerate_config import Config
-from nccl_doctor.launch.command_line.flags import Table, read_flags
-from nccl_doctor.launch.command_line.record import (
+from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
+from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
@@ -26,7 +26,7 @@ from nccl_doctor.launch.command_line.record import (
 )
 from nccl_doctor.toolkit.suggest import suggest
 
-FLAGS = Table(
+FLAGS = FlagTable(
     values="""
         --config_file --mixed_precision --num_processes --num_machines --gpu_ids --machine_rank
         --num_cpu_threads_per_process --main_process_ip --main_process_port -t/--tee --log_dir

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.launch.command_line.record import JobLineError, Said
+from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.toolkit import files
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w-]*):(?:\s+(?P<value>.*))?")

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nccl_doctor.launch.command_line.flags import Table, read_flags
-from nccl_doctor.launch.command_line.record import (
+from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
+from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    GivenFlags,
     JobLine,
     JobLineError,
     Said,
-    Told,
     is_file,
     number,
 )
@@ -26,7 +26,7 @@ from nccl_doctor.launch.ssh import hostfile
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.toolkit.suggest import suggest
 
-FLAGS = Table(
+FLAGS = FlagTable(
     values="""
         -H/--hostfile -i/--include -e/--exclude --num_nodes --num_gpus/--num_accelerators
         --master_port --master_addr --node_rank --launcher --launcher_args --enable_each_rank_log
@@ -57,7 +57,7 @@ def read(words: Sequence[str], cwd: Path) -> JobLine:
     return resolve("deepspeed", given.told, cwd, given.notes)
 
 
-def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
+def resolve(launcher: str, told: GivenFlags, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
     """Record of the job as deepspeed reads its flags, from any source.
 
     Raises:
@@ -81,7 +81,7 @@ def resolve(launcher: str, told: Told, cwd: Path, notes: tuple[str, ...] = ()) -
     return draft.done()
 
 
-def _refuse_contradictions(told: Told) -> None:
+def _refuse_contradictions(told: GivenFlags) -> None:
     filters = [said for name in ("include", "exclude") if (said := told.get(name)) and said.text]
     counts = [
         said for name in ("num_nodes", "num_gpus") if (said := told.get(name)) and _count(said) >= 0
@@ -95,7 +95,7 @@ def _refuse_contradictions(told: Told) -> None:
         raise JobLineError(f"{launcher.source} {launcher.text!r} is not known{hint}")
 
 
-def _alone(draft: Draft, told: Told) -> None:
+def _alone(draft: Draft, told: GivenFlags) -> None:
     """Without a hostfile: the ranks of this host."""
     nodes = told.get("num_nodes")
     if nodes and _count(nodes) > 1:
@@ -128,7 +128,7 @@ def _alone(draft: Draft, told: Told) -> None:
         draft.put("nproc_per_node", "gpu", DEFAULT)
 
 
-def _many(draft: Draft, told: Told, named: Said, cwd: Path) -> None:
+def _many(draft: Draft, told: GivenFlags, named: Said, cwd: Path) -> None:
     """With a hostfile: the hosts that the filters leave."""
     try:
         entries = hostfile.read(str(cwd / named.text))
@@ -165,7 +165,7 @@ def _many(draft: Draft, told: Told, named: Said, cwd: Path) -> None:
     draft.put("environ", {"CUDA_VISIBLE_DEVICES": ",".join(map(str, slots))})
 
 
-def _active(told: Told, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
+def _active(told: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
     """The hosts that take part, in the order of the file, each with the slots that it gives."""
     slots = {entry.name: set(range(entry.slots or 0)) for entry in entries}
     for name in ("include", "exclude"):
@@ -207,7 +207,7 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
     return wanted
 
 
-def _no_ssh_rank(told: Told, nnodes: int) -> int:
+def _no_ssh_rank(told: GivenFlags, nnodes: int) -> int:
     """With --no_ssh every host is started by its own line, which says which one it is."""
     if "node_rank" not in told:
         raise JobLineError(f"{told['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")

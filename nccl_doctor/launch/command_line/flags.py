@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from nccl_doctor.launch.command_line.record import JobLineError, Said
+from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 
 _TYPO = 0.85
 """Likeness from which an unknown flag is a known one misspelt, and not one of another version."""
@@ -21,7 +21,7 @@ _TRUTHS = ("true", "false", "yes", "no")
 
 
 @dataclass(frozen=True)
-class Table:
+class FlagTable:
     """The flags of a launcher: names between blanks, spellings of one flag joined by `/`. The
     first long one names it.
 
@@ -55,7 +55,7 @@ class Given:
     notes: tuple[str, ...] = ()
 
 
-def read_flags(table: Table, words: Sequence[str]) -> Given:
+def read_flags(table: FlagTable, words: Sequence[str]) -> Given:
     """Read the words behind a launcher's name.
 
     A flag that is not known may be one of another version: it is passed over with a note where it

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nccl_doctor.launch.command_line.record import JobLineError
+from nccl_doctor.launch.command_line.job_line import JobLineError
 from nccl_doctor.launch.command_line.wrappers import unwrap
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.suggest import suggest

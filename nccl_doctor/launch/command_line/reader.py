@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line import accelerate, deepspeed, torchrun
-from nccl_doctor.launch.command_line.record import JobLine, JobLineError
+from nccl_doctor.launch.command_line.job_line import JobLine, JobLineError
 from nccl_doctor.launch.command_line.wrappers import advice, unwrap
 
 _PROGRAMS = {  # name of a program: launcher, and the words that have to follow

@@ -10,19 +10,19 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 
-from nccl_doctor.launch.command_line.flags import Table, read_flags
-from nccl_doctor.launch.command_line.record import (
+from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
+from nccl_doctor.launch.command_line.job_line import (
     DEFAULT,
     MAX_PORT,
     Draft,
+    GivenFlags,
     JobLine,
     JobLineError,
     Said,
-    Told,
     number,
 )
 
-FLAGS = Table(
+FLAGS = FlagTable(
     values="""
         --nnodes --nproc_per_node --rdzv_backend --rdzv_endpoint --rdzv_id --rdzv_conf
         --max_restarts --monitor_interval --start_method --event_log_handler --role --log_dir
@@ -32,7 +32,7 @@ FLAGS = Table(
     """,
     switches="--standalone -m/--module --no_python --run_path --virtual_local_rank",
 )
-LAUNCH_FLAGS = Table(FLAGS.values, f"{FLAGS.switches} --use_env")
+LAUNCH_FLAGS = FlagTable(FLAGS.values, f"{FLAGS.switches} --use_env")
 """`torch.distributed.launch` has one more."""
 
 PORT = 29500
@@ -46,7 +46,7 @@ _FROM_VARIABLES = (
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
-def read(words: Sequence[str], environ: Mapping[str, str], table: Table = FLAGS) -> JobLine:
+def read(words: Sequence[str], environ: Mapping[str, str], table: FlagTable = FLAGS) -> JobLine:
     """Read the words behind `torchrun`; PET_ variables stand for flags that are not given.
 
     Raises:
@@ -64,7 +64,7 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: Table = FLAGS)
     return resolve("torchrun", told, given.notes)
 
 
-def resolve(launcher: str, told: Told, notes: tuple[str, ...] = ()) -> JobLine:
+def resolve(launcher: str, told: GivenFlags, notes: tuple[str, ...] = ()) -> JobLine:
     """Record of the job as torchrun reads its flags, from any source.
 
     Raises:
@@ -120,7 +120,7 @@ def _put_nproc(draft: Draft, said: Said) -> None:
         draft.put("nproc_per_node", str(number(said, 1)), said.source)
 
 
-def _standalone(draft: Draft, told: Told, least: int) -> None:
+def _standalone(draft: Draft, told: GivenFlags, least: int) -> None:
     if least > 1:
         raise JobLineError(
             f"{told['standalone'].source} is for one host, but {told['nnodes'].source} is "
@@ -138,7 +138,7 @@ def _alone(draft: Draft, source: str) -> None:
     draft.put("master_addr", _LOCAL, source)
 
 
-def _static(draft: Draft, told: Told, nnodes: int) -> None:
+def _static(draft: Draft, told: GivenFlags, nnodes: int) -> None:
     """Node rank and address are told to each host."""
     addr = told.get("master_addr", Said("127.0.0.1", DEFAULT))
     port = told.get("master_port", Said(str(PORT), DEFAULT))
@@ -165,7 +165,7 @@ def _static(draft: Draft, told: Told, nnodes: int) -> None:
         draft.put("master_port", at, port.source)
 
 
-def _put_node_rank(draft: Draft, told: Told, nnodes: int) -> None:
+def _put_node_rank(draft: Draft, told: GivenFlags, nnodes: int) -> None:
     said = told.get("node_rank")
     if said:
         rank = number(said, 0)
@@ -179,7 +179,9 @@ def _put_node_rank(draft: Draft, told: Told, nnodes: int) -> None:
         draft.note("--node_rank is not given: torchrun then uses node rank 0 on every host")
 
 
-def _dynamic(draft: Draft, told: Told, conf: Mapping[str, str], least: int, most: int) -> None:
+def _dynamic(
+    draft: Draft, told: GivenFlags, conf: Mapping[str, str], least: int, most: int
+) -> None:
     """Hosts get their node ranks as they meet."""
     backend = told["rdzv_backend"]
     endpoint = told.get("rdzv_endpoint", Said("", DEFAULT))
@@ -220,7 +222,7 @@ def _dynamic(draft: Draft, told: Told, conf: Mapping[str, str], least: int, most
         draft.put("is_host", word in _TRUE, told["rdzv_conf"].source)
 
 
-def _conf(told: Told) -> dict[str, str]:
+def _conf(told: GivenFlags) -> dict[str, str]:
     said = told.get("rdzv_conf", Said("", DEFAULT))
     conf = {}
     for item in said.text.split(",") if said.text.strip() else []:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from nccl_doctor.launch.command_line.record import JobLineError
+from nccl_doctor.launch.command_line.job_line import JobLineError
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from nccl_doctor.report.redaction.book import Book
-from nccl_doctor.report.redaction.words import (
+from nccl_doctor.report.redaction.vocabulary import (
     COMMON,
     COUNTRIES,
     ENDINGS,

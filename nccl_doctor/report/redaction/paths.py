@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from nccl_doctor.report.redaction.book import Book
 from nccl_doctor.report.redaction.names import Names
-from nccl_doctor.report.redaction.words import (
+from nccl_doctor.report.redaction.vocabulary import (
     ENDINGS,
     LOCAL_ROOTS,
     PACKAGES,

@@ -18,7 +18,7 @@ from nccl_doctor.report.redaction.addresses import is_ip
 from nccl_doctor.report.redaction.book import Book
 from nccl_doctor.report.redaction.names import is_host_name
 from nccl_doctor.report.redaction.text import Text
-from nccl_doctor.report.redaction.words import (
+from nccl_doctor.report.redaction.vocabulary import (
     COMMON,
     ENDINGS,
     HOST_KEYS,

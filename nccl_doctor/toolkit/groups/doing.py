@@ -83,13 +83,13 @@ def error_text(outcome: Outcome) -> str:
     return f"{outcome.log_tail}\n{outcome.reason}".strip()
 
 
-Told = tuple[int, Outcome]
+RankOutcome = tuple[int, Outcome]
 """A rank and how it ended."""
 
 
-def _folded(told: Sequence[Told], key: Any) -> list[list[Told]]:
+def _folded(told: Sequence[RankOutcome], key: Any) -> list[list[RankOutcome]]:
     """Members with the same key together: the most members first, then the lowest rank."""
-    groups: dict[Hashable, list[Told]] = {}
+    groups: dict[Hashable, list[RankOutcome]] = {}
     for rank, outcome in told:
         groups.setdefault(key(outcome), []).append((rank, outcome))
     return sorted(groups.values(), key=lambda these: (-len(these), these[0][0]))
@@ -110,7 +110,7 @@ def _doing_key(outcome: Outcome) -> Hashable:
     )
 
 
-def _doing(these: Sequence[Told]) -> dict[str, Any]:
+def _doing(these: Sequence[RankOutcome]) -> dict[str, Any]:
     outcome = these[0][1]
     entry = {
         **_who(these),
@@ -129,14 +129,14 @@ def _doing(these: Sequence[Told]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if value not in ("", None)}
 
 
-def _said(told: Sequence[Told], name: str) -> list[dict[str, Any]]:
+def _said(told: Sequence[RankOutcome], name: str) -> list[dict[str, Any]]:
     """Entries of one kind that members left as witnesses."""
     found = [(rank, o) for rank, o in told if isinstance(o.witness.get(name), Mapping)]
     same = _folded(found, lambda o: json.dumps(o.witness[name], sort_keys=True, default=str))
     return [{**_who(these), **these[0][1].witness[name]} for these in same[:_MOST_OF_A_KIND]]
 
 
-def _logs(told: Sequence[Told]) -> list[dict[str, Any]]:
+def _logs(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
     found = [(rank, outcome) for rank, outcome in told if outcome.log_tail.strip()]
     same = _folded(found, lambda o: _CHANGING.sub("#", "\n".join(_log_lines(o.log_tail))))
     return [
@@ -158,7 +158,7 @@ def _log_lines(log: str) -> list[str]:
     return [*warnings[-_MOST_LINES:], *found[tail:]]
 
 
-def _errors(told: Sequence[Told]) -> list[dict[str, Any]]:
+def _errors(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
     """Each error once, with its meaning; also one that a hung member only printed."""
 
     def key(outcome: Outcome) -> Hashable:
@@ -179,7 +179,7 @@ def _errors(told: Sequence[Told]) -> list[dict[str, Any]]:
     return entries
 
 
-def _by_value(told: Sequence[Told], name: str) -> Any:
+def _by_value(told: Sequence[RankOutcome], name: str) -> Any:
     """The one value that all last breadcrumbs have, or value → ranks."""
     values: dict[str, list[int]] = {}
     plain: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def _crumb(outcome: Outcome, name: str) -> Any:
     return value if isinstance(value, (str, int)) else None
 
 
-def _who(these: Sequence[Told]) -> dict[str, Any]:
+def _who(these: Sequence[RankOutcome]) -> dict[str, Any]:
     ranks = [rank for rank, _ in these]
     return {"ranks": _range(ranks), "count": len(ranks)}
 

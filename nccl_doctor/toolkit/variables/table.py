@@ -137,7 +137,7 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Table:
+class VariableTable:
     """All rows by name, the libraries, and names that no library reads, with advice."""
 
     variables: Mapping[str, Variable]
@@ -150,7 +150,7 @@ class Table:
 
 
 @functools.cache
-def table() -> Table:
+def table() -> VariableTable:
     """The whole table, read once."""
     variables: dict[str, Variable] = {}
     libraries: list[Library] = []
@@ -163,7 +163,7 @@ def table() -> Table:
         rows = data["variables"]
         rows |= {gone: {"kind": "text", **row} for gone, row in data.get("gone", {}).items()}
         variables |= {each: _variable(each, row, data, library) for each, row in rows.items()}
-    return Table(variables, tuple(libraries), unread)
+    return VariableTable(variables, tuple(libraries), unread)
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Said(NamedTuple):
     source: str
 
 
-Told = Mapping[str, Said]
+GivenFlags = Mapping[str, Said]
 """Flag, without hyphens in front and with underscores → its value. A switch has none."""
 
 

@@ -15,8 +15,8 @@ from torch.distributed import launch, run
 from torch.distributed.elastic.rendezvous import utils
 
 from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed, read, torchrun
-from nccl_doctor.launch.command_line.flags import Table, read_flags
-from nccl_doctor.launch.command_line.record import Said
+from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
+from nccl_doctor.launch.command_line.job_line import Said
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -43,7 +43,7 @@ def flags_of(parser: argparse.ArgumentParser, takes_value: bool) -> set[str]:
     }
 
 
-def known(table: Table, takes_value: bool) -> set[str]:
+def known(table: FlagTable, takes_value: bool) -> set[str]:
     return {name for names in table.flags(takes_value).values() for name in names}
 
 
