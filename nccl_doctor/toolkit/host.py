@@ -172,7 +172,7 @@ def user_tasks(root: Path = ROOT) -> int:
     psutil, mine, count = _psutil(root), os.getuid(), 0
     try:
         pids = psutil.pids()
-    except OSError:
+    except (OSError, IndexError):  # psutil's own, where no process can be seen at all
         return 0
     for pid in pids:
         try:

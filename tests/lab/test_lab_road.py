@@ -110,7 +110,7 @@ def test_a_firewall_that_is_sure_to_stay_is_not_waited_for(lab: Lab) -> None:
     run = lab.plain_doctor("--join-timeout", "20")
     check_clean(run)
     root = check_cause(run, view_of(run, 1), "port-blocked", links=[("nd1", "nd0")])
-    assert "port 29501 there does" in root["message"], str(run)
+    assert "but port 29501 of that host does" in root["message"], str(run)
     assert "is up" in root["evidence"]["final"], str(run)
     assert run.done[1].seconds < run.done[0].seconds - 5, str(run)
 

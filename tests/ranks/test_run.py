@@ -180,8 +180,9 @@ def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal
     ended = ranks.wait(TIMEOUT_S)
     assert time.monotonic() - signalled < 6.0
     report = ranks.report()
-    code = {"fail": 1, "unknown": 3}[report["verdict"]]
-    assert {each.code for each in ended.values()} == {code}
+    # Whom the signal reaches before the coordinator's word leaves with a verdict of its own.
+    assert ended[0].code == {"fail": 1, "unknown": 3}[report["verdict"]]
+    assert ended[1].code in (1, 3)
     assert number.name in finding(report, "run-interrupted")["message"]
     assert gone(below)
     with socket.socket() as sock:

@@ -192,7 +192,7 @@ def test_an_old_pytorch_job_counts_pods() -> None:
     environ |= {"RANK": "1", "WORLD_SIZE": "2"}
     found = detect(environ)
     assert (found.per_host, found.node_rank, found.nnodes, found.problems) == (True, 1, 2, ())
-    hint = re.search(r"give torchrun `([^`]+)` as well", PAGE)
+    hint = re.search(r"give torchrun `([^`]+)` too", PAGE)
     assert hint is not None
     line = read(["torchrun", *expanded(hint[1].split(), environ), "train.py"], environ, Path("/"))
     assert (line.nnodes, line.node_rank, line.nproc_per_node) == (2, 1, "8")

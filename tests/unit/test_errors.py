@@ -138,7 +138,7 @@ ASYNC = (
          "NCCL_CUMEM_HOST_ENABLE=0"),
         (cuda("802 'system not yet initialized'"), "NVSwitch fabric", "fabricmanager"),
         (cuda("'uncorrectable ECC error encountered'"), "ECC", "drain the host"),
-        (cuda("2 'out of memory'"), "memory is taken", "nvidia-smi"),
+        (cuda("2 'out of memory'"), "memory is used by", "nvidia-smi"),
         ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
          "functions before calling NumCudaDevices() that might have already set an error? Error "
          "802: system not yet initialized", "NVSwitch fabric", "fabricmanager"),
@@ -147,7 +147,7 @@ ASYNC = (
         (f"torch.AcceleratorError: CUDA error: invalid device ordinal\nGPU device may be out of "
          f"range, do you have enough GPUs?\n{ASYNC}", "with that number", "CUDA_VISIBLE_DEVICES"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 802.00 MiB. GPU 0 has a "
-         "total capacity of 79.10 GiB", "memory is taken", "nvidia-smi"),
+         "total capacity of 79.10 GiB", "memory is used by", "nvidia-smi"),
         ("RuntimeError: No backend type associated with device type cpu", "has no backend",
          "cpu:gloo,cuda:nccl"),
         ("RuntimeError: Tensors must be CUDA and dense", "has no backend", "cpu:gloo,cuda:nccl"),

@@ -241,7 +241,7 @@ NOW = {
     "limit of locked memory, MiB": "0.0625",
     "limit of processes": "unlimited",
     "size of /dev/shm": "64 MiB",
-    "CPUs allowed": "64, 6.5 CPUs' worth of time",
+    "CPUs allowed": "64, CPU time of 6.5 CPUs",
     "NCCL's network": "sockets",
     "RDMA port mlx5_0:1": "DOWN, InfiniBand",
     "GPU 0000:18:00.0": "NVIDIA H100 80GB HBM3, GPU-7, VBIOS 96.00.99.00.01, MIG off, power limit "

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Severity
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity
 from nccl_doctor.checks.gpu_affinity import GpuAffinity
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.fabrics import add_device, write
@@ -121,10 +121,8 @@ def machine(tmp_path: Path) -> Path:
 
 
 def see(machine: Path, **env: str) -> dict[str, Any]:
-    class Here(GpuAffinity):
-        root = machine
-
-    seen = Here().look("GPU-1", "0000:1b:00.0", {0}, env)["rdma"]
+    context = Context(launch=Launch(), env=env, root=machine)
+    seen = GpuAffinity().look("GPU-1", "0000:1b:00.0", {0}, context)["rdma"]
     assert isinstance(seen, dict)
     return seen
 
@@ -145,7 +143,5 @@ def test_a_port_that_is_down_or_left_out_is_told(machine: Path) -> None:
 
 
 def test_a_machine_without_rdma_says_nothing(tmp_path: Path) -> None:
-    class Here(GpuAffinity):
-        root = tmp_path
-
-    assert Here().look("GPU-1", "0000:1b:00.0", {0}, {})["rdma"] is None
+    context = Context(launch=Launch(), env={}, root=tmp_path)
+    assert GpuAffinity().look("GPU-1", "0000:1b:00.0", {0}, context)["rdma"] is None

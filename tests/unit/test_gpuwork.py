@@ -101,7 +101,7 @@ def test_one_gpu_that_hangs_costs_its_deadline_and_the_others_go_on() -> None:
         ["nd0"], 4, check="gpu_work", by_rank=dict(enumerate(outcomes)), backend="nccl"
     )
     found = only(GpuWork(), made, "gpu-unhealthy", hosts=["nd0"], ranks=[2], devices=["GPU-2"])
-    assert found.message.startswith("wedged in multiplying matrices on the GPU: no end within 3 s")
+    assert found.message.startswith("stuck in multiplying matrices on the GPU: no end within 3 s")
 
 
 def test_a_measurement_keeps_to_its_time(work: DeviceWork) -> None:

@@ -173,7 +173,7 @@ def test_every_kind_is_explained():
         page = CliRunner().invoke(cli, ["explain", kind.code])
         assert page.exit_code == 0, kind.code
         said = " ".join(page.output.split())  # lines are broken for a terminal
-        name = "the engine itself" if check is None else check.name
+        name = "found by the engine" if check is None else check.name
         for words in (kind.code, kind.title, kind.why, kind.fix, name):
             assert " ".join(manual.shown(words).split()) in said, kind.code
         assert check is None or manual.check_page(check) in page.output, kind.code

@@ -7,7 +7,7 @@ from nccl_doctor.report.issue import fill, form_of
 from nccl_doctor.report.network import network_of
 from nccl_doctor.report.sections import sections_of
 from tests.support.clusters import make_cluster
-from tests.support.pages import EMPTY, report_of
+from tests.support.pages import report_of
 from tests.support.reports import made_check
 
 REPORT = report_of(make_cluster(("nd0", "nd1")))
@@ -63,7 +63,3 @@ def test_a_check_that_breaks_keeps_what_it_showed_and_costs_nobody_else_anything
     broken, fine = shows(link, error=RuntimeError("no")), shows(Setup("torch", "2.9", 0))
     found = sections_of(REPORT, lambda: (*broken(), *fine()))
     assert found == [link, Setup("torch", "2.9", 0)]
-
-
-def test_a_report_without_a_cluster_has_none():
-    assert sections_of(EMPTY, shows(HostLink(0, 1, "ok"))) == []
