@@ -1,4 +1,4 @@
-"""All that most checks need; everything else by module, from `nccl_doctor.toolkit`.
+"""Names that most checks need; everything else comes by module, from `nccl_doctor.toolkit`.
 
 A check is a class with two methods and a few constants, in one file of `checks/`, in a folder of
 `checks/` with its rules beside it, or in a plug-in:

@@ -34,7 +34,7 @@ _LOOK_BATCHES = 4
 _SIZES = {"cuda": (8192, 1 << 30, 1 << 28), "cpu": (128, 1 << 20, 1 << 18)}
 """Rows of a matrix; bytes that are copied within the device, and from and to the host."""
 _ROWS = {"cuda": 2048, "cpu": 256}
-"""Of matrices with a known product: large enough for every processor of the GPU to get a part."""
+"""Rows of matrices with a known product: so many that every processor of the GPU gets a part."""
 _LEFT_ALONE = 4
 """No buffer takes more than the free memory divided by this."""
 _LEAST_FREE = 2 << 30

@@ -1,1 +1,1 @@
-"""Who this process is in the job, what started it, and how the ranks of a host are started."""
+"""Place of this process in the job, what started it, and the start of the ranks of a host."""

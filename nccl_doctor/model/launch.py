@@ -1,4 +1,4 @@
-"""Who one process is in the job, as its launcher says, and what is wrong with that. Pure data."""
+"""Launch record of one process: its place in the job, and what is wrong with it. Pure data."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 """Positions of (the host that calls or sends, the other one) in `Network.hosts`."""
 
 _BADNESS = ("", "ok", "impaired", "failed")
-"""Of several results the worse one counts: the job uses that network path too."""
+"""Results, the worst last; it counts if there are several: the job uses that path too."""
 
 
 @dataclass(frozen=True)
