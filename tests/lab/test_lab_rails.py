@@ -14,7 +14,7 @@ from tests.lab.reading import PEERS_S, check_cause, check_clean, loud
 from tests.lab.run import Run
 
 CHECKS = "interfaces,firewall,rdma,fabric_ports,roce_gids,rails,rail_reach"
-"""All that has to do with the hosts' networks; without a GPU, NCCL itself cannot be tried."""
+"""What concerns the hosts' networks; without a GPU, NCCL itself cannot be tried."""
 
 
 def examine(lab: Lab, env: Mapping[str, str]) -> Run:

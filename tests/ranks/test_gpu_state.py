@@ -10,7 +10,7 @@ from tests.nvml.stand_in import MACHINES, build, described, h100s, read, uuid, w
 from tests.ranks.ranks import Ranks
 
 TIMEOUT_S = 14.0
-"""Of the run: a GPU that never answers costs it what is left of that."""
+"""Time limit of the run: a GPU that never answers takes what is left of it."""
 SLACK_S = 6.0
 OPTIONS = ("--select", "gpu_state", "--backend", "nccl", "--timeout", f"{TIMEOUT_S:g}")
 

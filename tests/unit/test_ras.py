@@ -19,7 +19,7 @@ Behave = Callable[[socket.socket], None]
 
 
 SLACK_S = 5.0
-"""Of a busy machine: whoever waits for these waits for ever."""
+"""Slack for a busy machine: a wait that lasts longer never ends."""
 
 
 @contextmanager
