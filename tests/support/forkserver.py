@@ -170,6 +170,7 @@ def _serve() -> None:
     _import_all()
     assert threading.active_count() == 1
     gc.freeze()  # what is imported, no child needs to go through, and so to copy
+    _use_huge_pages()
     door = socket.socket(fileno=os.dup(0))
     callers: dict[socket.socket, IO[str]] = {}
     while True:
@@ -183,6 +184,25 @@ def _serve() -> None:
                 sock.close()
         if not callers:
             return
+
+
+_MADV_COLLAPSE = 25  # Linux 6.1
+_HUGE = 2 << 20
+
+
+def _use_huge_pages() -> None:
+    """Put this process's memory on huge pages, where the kernel can: a fork copies 512 times less.
+
+    With torch imported a fork takes some 18 ms, and 4 ms then; every run forks dozens of times.
+    """
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, mode, _, _, inode, *_ = line.split()
+        if mode == "rw-p" and inode == "0":
+            first, end = (int(number, 16) for number in span.split("-"))
+            first, end = -(-first // _HUGE) * _HUGE, end // _HUGE * _HUGE
+            if first < end:
+                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
 
 
 def _import_all() -> None:
