@@ -29,8 +29,9 @@ MASTER_PORT = 29500
 EPHEMERAL = (32768, 60999)
 JOIN_S = 8.0
 """As short as may be, for tests in which somebody is waited for in vain."""
-PATIENT = ("--join-timeout", "30")
-"""For those in which all come, however slowly they start on a machine that is busy."""
+HEALTHY_S = 90.0
+PATIENT = ("--join-timeout", "30", "--timeout", f"{HEALTHY_S:g}")
+"""For those in which all come, and are measured, however slow a busy machine makes them."""
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")
@@ -249,7 +250,7 @@ class Lab:
         return started
 
     def torchrun_doctor(
-        self, *options: str, nproc: int = 2, timeout_s: float = TOTAL_S + 20, **more: Any
+        self, *options: str, nproc: int = 2, timeout_s: float = HEALTHY_S + 20, **more: Any
     ) -> Run:
         """Run the doctor under torchrun on every host, and read what it left."""
         folder = self.new_folder()
@@ -263,7 +264,7 @@ class Lab:
         self,
         *options: str,
         nproc: int = 1,
-        timeout_s: float = TOTAL_S + 10,
+        timeout_s: float = HEALTHY_S + 20,
         awaited: Sequence[int] | None = None,
         **more: Any,
     ) -> Run:
@@ -283,7 +284,7 @@ class Lab:
         self,
         *options: str,
         nproc: int = 2,
-        timeout_s: float = TOTAL_S + 10,
+        timeout_s: float = HEALTHY_S + 20,
         hosts: Sequence[str] | None = None,
         per_host: Mapping[str, Sequence[str]] | None = None,
         per_host_env: Mapping[str, Mapping[str, str]] | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 
 import nccl_doctor
-from tests.lab.lab import COLLECTIVE_S, JOIN_S, TOTAL_S
+from tests.lab.lab import COLLECTIVE_S, HEALTHY_S, JOIN_S, TOTAL_S
 from tests.lab.run import Run
 
 START_S = 20.0
@@ -63,7 +63,7 @@ def check_clean(run: Run, within_s: float = TOTAL_S) -> None:
 
 def check_healthy(run: Run, ranks: int) -> None:
     """Verdict pass, nothing above info, every rank there, every check done."""
-    check_clean(run)
+    check_clean(run, HEALTHY_S)
     report = run.report
     assert report is not None, str(run)
     assert loud(report) == [], str(run)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lab.lab import COLLECTIVE_S, PATIENT, TOTAL_S, Lab
+from tests.lab.lab import COLLECTIVE_S, HEALTHY_S, PATIENT, Lab
 from tests.lab.processes import PATH, LabError, Process
 from tests.lab.run import Run
 
@@ -168,10 +168,9 @@ class Slurm:
         folder = self.lab.new_folder()
         command = ["srun", *srun, sys.executable, "-m", "nccl_doctor", "run"]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
-        command += [*PATIENT, "--collective-timeout", f"{COLLECTIVE_S:g}"]
-        command += ["--timeout", f"{TOTAL_S:g}", *options]
+        command += [*PATIENT, "--collective-timeout", f"{COLLECTIVE_S:g}", *options]
         env = {"TMPDIR": str(folder / "tmp")}
-        process = self.client(*command, folder=folder, env=env, timeout_s=TOTAL_S + 20)
+        process = self.client(*command, folder=folder, env=env, timeout_s=HEALTHY_S + 20)
         return Run.read(folder, {None: [process]})
 
     def rest(self) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import PATIENT, Lab
+from tests.lab.lab import HEALTHY_S, PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean
 from tests.lab.run import Run
 
@@ -56,7 +56,7 @@ def test_the_job_follows(lab: Lab, rendezvous: str) -> None:
 def test_the_job_does_not_follow_a_failure(lab: Lab) -> None:
     faults.drop_ephemeral(lab["nd1"])
     run = lab.own_doctor(*PATIENT, job=[script(lab)])
-    check_clean(run)
+    check_clean(run, HEALTHY_S)
     check_cause(
         run, run.report, {"peer-blocked", "peer-one-way"}, hosts=["nd1"], links=[("nd0", "nd1")]
     )

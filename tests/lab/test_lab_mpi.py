@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab import sshd
-from tests.lab.lab import COLLECTIVE_S, PATIENT, TOTAL_S, Lab
+from tests.lab.lab import COLLECTIVE_S, HEALTHY_S, PATIENT, Lab
 from tests.lab.processes import PATH
 from tests.lab.reading import check_healthy
 from tests.lab.run import Run
@@ -40,7 +40,7 @@ def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) ->
     variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
     doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
     doctor += [sys.executable, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
-    doctor += ["--backend", "gloo", *PATIENT, "--timeout", f"{TOTAL_S:g}"]
+    doctor += ["--backend", "gloo", *PATIENT]
     doctor += ["--collective-timeout", f"{COLLECTIVE_S:g}", *options]
     env = {
         "HOME": home,
@@ -48,7 +48,7 @@ def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) ->
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     process = lab.hosts[0].run(["mpirun", *words, *doctor], env, folder)
-    lab.wait([process], TOTAL_S + 20)
+    lab.wait([process], HEALTHY_S + 20)
     return Run.read(folder, {None: [process]})
 
 

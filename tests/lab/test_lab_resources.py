@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.lab import PATIENT, Lab
+from tests.lab.lab import HEALTHY_S, PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean, loud
 from tests.lab.run import Run
 
@@ -45,7 +45,7 @@ def check_risk(
     run: Run, code: str, hosts: Sequence[str], ranks: Sequence[int] = ()
 ) -> dict[str, Any]:
     """The run may go on, with one warning, at exactly this place."""
-    check_clean(run)
+    check_clean(run, HEALTHY_S)
     assert run.report is not None, str(run)
     assert [found["code"] for found in loud(run.report)] == [code], str(run)
     (found,) = loud(run.report)
