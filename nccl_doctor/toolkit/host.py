@@ -26,6 +26,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,9 +76,11 @@ def addresses() -> list[Address]:
     Raises:
         OSError: the kernel does not say.
     """
+    with _psutil() as psutil:
+        interfaces = psutil.net_if_addrs()
     found = [
         (entry.family, Address(name, entry.address.partition("%")[0], _prefix(entry.netmask)))
-        for name, entries in _psutil().net_if_addrs().items()
+        for name, entries in interfaces.items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
@@ -138,8 +141,9 @@ def tcp_sockets(root: Path = ROOT) -> Iterator[Socket]:
 
 def socket_process(port: int, *, listening: bool, root: Path = ROOT) -> int | None:
     """Process id of who holds a TCP port; None where this user cannot see it."""
-    psutil = _psutil(root)
-    for one in psutil.net_connections("tcp"):
+    with _psutil(root) as psutil:
+        connections = psutil.net_connections("tcp")
+    for one in connections:
         mine = one.laddr and one.laddr.port == port and one.pid is not None
         if mine and (one.status == psutil.CONN_LISTEN) == listening:
             return int(one.pid)
@@ -151,42 +155,44 @@ def socket_process(port: int, *, listening: bool, root: Path = ROOT) -> int | No
 
 def command_line(pid: int, root: Path = ROOT) -> list[str]:
     """Words of the command of a process; empty where it is gone or may not be seen."""
-    psutil = _psutil(root)
-    try:
-        return list(psutil.Process(pid).cmdline())
-    except (psutil.Error, OSError):
-        return []
+    with _psutil(root) as psutil:
+        try:
+            return list(psutil.Process(pid).cmdline())
+        except (psutil.Error, OSError):
+            return []
 
 
 def ancestors(root: Path = ROOT) -> list[int]:
     """Process ids of those that started this process: its parent, the parent of that, and so on."""
-    psutil = _psutil(root)
-    try:
-        return [process.pid for process in psutil.Process().parents()]
-    except (psutil.Error, OSError):
-        return []
+    with _psutil(root) as psutil:
+        try:
+            return [process.pid for process in psutil.Process().parents()]
+        except (psutil.Error, OSError):
+            return []
 
 
 def user_tasks(root: Path = ROOT) -> int:
     """Processes and threads of this process's user, by its real id, that can be seen."""
-    psutil, mine, count = _psutil(root), os.getuid(), 0
-    try:
-        pids = psutil.pids()
-    except (OSError, IndexError):  # psutil's own, where no process can be seen at all
-        return 0
-    for pid in pids:
+    mine, count = os.getuid(), 0
+    with _psutil(root) as psutil:
         try:
-            process = psutil.Process(pid)
-            with process.oneshot():
-                count += process.num_threads() if process.uids().real == mine else 0
-        except (psutil.Error, OSError):  # gone by now
-            continue
+            pids = psutil.pids()
+        except (OSError, IndexError):  # psutil's own, where no process can be seen at all
+            return 0
+        for pid in pids:
+            try:
+                process = psutil.Process(pid)
+                with process.oneshot():
+                    count += process.num_threads() if process.uids().real == mine else 0
+            except (psutil.Error, OSError):  # gone by now
+                continue
     return count
 
 
 def open_descriptors() -> int:
     """How many files this process has open, sockets and pipes too."""
-    return int(_psutil().Process().num_fds())
+    with _psutil() as psutil:
+        return int(psutil.Process().num_fds())
 
 
 # The machine --------------------------------------------------------------------------------------
@@ -194,10 +200,11 @@ def open_descriptors() -> int:
 
 def available_memory(root: Path = ROOT) -> int | None:
     """Bytes that a program can get without swapping; None where that cannot be read."""
-    try:
-        return int(_psutil(root).virtual_memory().available)
-    except (OSError, KeyError):  # KeyError: a table without what every kernel has in it
-        return None
+    with _psutil(root) as psutil:
+        try:
+            return int(psutil.virtual_memory().available)
+        except (OSError, KeyError):  # KeyError: a table without what every kernel has in it
+            return None
 
 
 def mounts(root: Path = ROOT) -> list[Mount]:
@@ -206,22 +213,30 @@ def mounts(root: Path = ROOT) -> list[Mount]:
     Raises:
         OSError: that cannot be read.
     """
-    found = _psutil(root).disk_partitions(all=True)
+    with _psutil(root) as psutil:
+        found = psutil.disk_partitions(all=True)
     return [Mount(each.mountpoint, each.fstype, each.opts) for each in found]
 
 
 def load_average() -> float | None:
     """Processes that wanted to run in the last minute; None where the kernel does not say."""
-    try:
-        return float(_psutil().getloadavg()[0])
-    except OSError:
-        return None
+    with _psutil() as psutil:
+        try:
+            return float(psutil.getloadavg()[0])
+        except OSError:
+            return None
 
 
-def _psutil(root: Path = ROOT) -> Any:
+@contextmanager
+def _psutil(root: Path = ROOT) -> Iterator[Any]:
+    """Psutil that reads below `root`: for this call only, for DeepSpeed asks it too."""
     import psutil
 
+    before = psutil.PROCFS_PATH
     # "//proc" for the real one: psutil takes the mounts of "/proc" from /etc/mtab, which an image
     # may have as a file of its own.
     psutil.PROCFS_PATH = f"{root}/proc"
-    return psutil
+    try:
+        yield psutil
+    finally:
+        psutil.PROCFS_PATH = before

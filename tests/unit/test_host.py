@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -56,6 +57,17 @@ def test_nothing_else_imports_psutil() -> None:
         and "psutil" in {*(alias.name for alias in node.names), getattr(node, "module", None)}
     }
     assert found == {"nccl_doctor/toolkit/host.py"}
+
+
+def test_whoever_else_asks_psutil_gets_the_true_host(tmp_path: Path) -> None:
+    """DeepSpeed does as it is imported, in the process of a check."""
+    import psutil
+
+    with contextlib.suppress(OSError):
+        host.mounts(tmp_path)
+    assert host.available_memory(tmp_path) is None
+    assert host.ancestors(tmp_path) == []
+    assert psutil.Process().memory_info().rss > 0
 
 
 # Interfaces ---------------------------------------------------------------------------------------
