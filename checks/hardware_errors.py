@@ -84,8 +84,8 @@ class HardwareErrorsFacts(TypedDict):
     """What `observe` returns; other checks read it."""
 
     at_s: float
-    devices: dict[str, Any]
-    controllers: Any
+    devices: dict[str, dict[str, Any]]
+    controllers: dict[str, dict[str, Any]]
 
 
 class HardwareErrors(Check):

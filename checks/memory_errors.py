@@ -48,7 +48,7 @@ class MemoryErrorsFacts(TypedDict):
     """What `observe` returns; other checks read it."""
 
     at_s: float
-    controllers: Any
+    controllers: dict[str, dict[str, Any]]
 
 
 class MemoryErrors(Check):

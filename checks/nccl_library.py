@@ -85,7 +85,7 @@ class NcclLibraryFacts(TypedDict):
 
     built: str | None
     cuda: str | None
-    wheels: Any
+    wheels: list[dict[str, Any]]
     loaded: dict[str, str] | None
     in_front: list[str]
 

@@ -50,7 +50,7 @@ class PcieErrorsFacts(TypedDict):
     """What `observe` returns; other checks read it."""
 
     at_s: float
-    devices: dict[str, Any]
+    devices: dict[str, dict[str, Any]]
 
 
 class PcieErrors(Check):

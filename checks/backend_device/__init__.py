@@ -68,6 +68,9 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.gpu.devices import (
     VISIBLE,
+    HostGpus,
+    SeenGpus,
+    TorchBuild,
     count_gpus,
     host_gpus,
     index_of_own,
@@ -151,6 +154,14 @@ _DRIVER_ERRORS = {
 """CUresult → kind and fix; all others are `gpu-unhealthy`."""
 
 
+class BackendDeviceFacts(TorchBuild, SeenGpus):
+    """What `observe` returns; other checks read it."""
+
+    host_gpus: HostGpus
+    visible: dict[str, str]
+    device: int | None
+
+
 class BackendDevice(Check):
     """Backend, torch build, driver and GPUs, as every rank sees them."""
 
@@ -176,9 +187,9 @@ class BackendDevice(Check):
     reads = ("gpu_affinity", "gpu_state", "nccl_library")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Build and GPUs as this rank sees them, in the shapes of
-        `nccl_doctor.toolkit.gpu.devices`; `device` is the index of the one that it would take.
+    def observe(self, ctx: Context) -> BackendDeviceFacts:
+        """Build and GPUs as this rank sees them; `visible`: the variables that hide GPUs;
+        `device`: the index of the GPU that it would take.
         """
         build, on_host, local = torch_build(), host_gpus(ctx.root), ctx.launch.local_rank
         seen = see_gpus(

@@ -46,13 +46,12 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.ht
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise
+from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS
 
@@ -96,11 +95,8 @@ class Collectives(Check):
         rounds += rounds_again(attempts, deadline_s)
         return rounds
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Form the round's group, run collectives on it, check every result.
-
-        Returns: as `Exercise.facts`.
-        """
+    def observe(self, ctx: Context) -> ExerciseFacts:
+        """Form the round's group, run collectives on it, check every result."""
         tester = Exercise(ctx.breadcrumb, form_world(ctx))
         tester.alone(ctx.round, None, ctx.position, len(ctx.group), SIZES[ctx.level])
         return tester.facts()

@@ -79,7 +79,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.groups.attempts import NEW_GROUP, Attempt, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from nccl_doctor.toolkit.groups.exercise import Exercise
+from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.side_group import describe_default
@@ -206,7 +206,7 @@ def _stack(ctx: Context, deepspeed: Any) -> dict[str, Any]:
     }
 
 
-def _exercise(ctx: Context, device: Any) -> dict[str, Any]:
+def _exercise(ctx: Context, device: Any) -> ExerciseFacts:
     """Make further groups by new_group, in one order on every rank; use each, then all at once."""
     import torch.distributed as dist
 

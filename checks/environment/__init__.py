@@ -53,7 +53,7 @@ ProcessGroupNCCL environment variables and c10d/Utils.hpp; DeepSpeed documentati
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -207,7 +207,7 @@ class Environment(Check):
 def _versions() -> dict[str, Any]:
     """The versions of torch and of what it was built with; None where torch does not report it."""
     try:
-        build = torch_build()
+        build: Mapping[str, Any] = torch_build()
     except ImportError:  # another check reports it
         build = {}
     return {name: build.get(name) for name in ("torch", "nccl", "rocm")}

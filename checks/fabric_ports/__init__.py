@@ -124,7 +124,7 @@ class FabricPortsFacts(TypedDict):
 
     at_s: float
     devices: list[dict[str, Any]]
-    counters: Any
+    counters: dict[str, dict[str, int]]
 
 
 class FabricPorts(Check):

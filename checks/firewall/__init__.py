@@ -150,7 +150,7 @@ class MatrixFacts(TypedDict):
     nccl_data: str
     port_range: list[int]
     peers: dict[str, Any]
-    not_bound: Any
+    not_bound: dict[str, str]
 
 
 class RulesFacts(TypedDict):
@@ -159,8 +159,8 @@ class RulesFacts(TypedDict):
     readable: bool
     reason: str
     managers: list[str]
-    drops: Any
-    hits: Any
+    drops: list[str]
+    hits: list[dict[str, Any]]
 
 
 class Firewall(Check):

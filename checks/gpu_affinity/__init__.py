@@ -63,7 +63,7 @@ from nccl_doctor.toolkit.gpu.devices import index_of_own, see_gpus, torch_build
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 from .gpu_places import pci_address, place_on_host
-from .nic_places import HOW_NEAR, NIC_FAR, NIC_PAIRS, judge_nics, nics_beside
+from .nic_places import HOW_NEAR, NIC_FAR, NIC_PAIRS, NicsBeside, judge_nics, nics_beside
 
 FAR = Kind(
     "rank-far-from-gpu",
@@ -86,7 +86,7 @@ class GpuAffinityFacts(TypedDict):
     beside: str
     shared: int
     places: dict[str, Any]
-    rdma: Any
+    rdma: NicsBeside | None
 
 
 class GpuAffinity(Check):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Confidence,
@@ -42,7 +42,18 @@ NIC_PAIRS = Kind(
 )
 
 
-def nics_beside(place: Mapping[str, Any], rails: Mapping[str, Any]) -> dict[str, Any] | None:
+class NicsBeside(TypedDict):
+    """The RDMA ports near one GPU, as `nics_beside` returns them."""
+
+    near: int | None
+    at: list[int]
+    names: list[str]
+    own: dict[str, str]
+    own_near: int | None
+    count: int
+
+
+def nics_beside(place: Mapping[str, Any], rails: Mapping[str, Any]) -> NicsBeside | None:
     """The RDMA ports near one GPU.
 
     Args:

@@ -61,8 +61,14 @@ from typing import Any
 from nccl_doctor.api import Check, Cluster, Context, Figure, Finding, Layer, Where
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
-from .gather import gather_gpus
+from .gather import GpuStates, gather_gpus
 from .rules import GPU_STATE_KINDS, judge_gpus
+
+
+class GpuStateFacts(GpuStates):
+    """What `observe` returns; other checks read it."""
+
+    p2p_off: bool
 
 
 class GpuState(Check):
@@ -75,7 +81,7 @@ class GpuState(Check):
     reads = ("backend_device", "gpu_affinity", "gpu_direct", "gpu_work")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> GpuStateFacts:
         """The facts of `gather_gpus`, and `p2p_off`: whether NCCL is set not to copy directly
         between GPUs. Every call to the driver leaves a breadcrumb.
         """

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 _COMM = "nv-fabricmanage"  # as long as the kernel keeps it
 _SWITCH = re.compile(r"nvidia-nvswitch\d+")
@@ -23,9 +23,17 @@ _LOGS = ("var/log/fabricmanager.log", "var/log/syslog", "var/log/messages")
 _TAIL_BYTES = 1 << 20
 
 
+class FabricManager(TypedDict):
+    """The fabric manager, as `read_fabric_manager` returns it."""
+
+    switches: int
+    running: bool | None
+    misfit: list[str] | None
+
+
 def read_fabric_manager(
     root: Path = Path("/"), crumb: Callable[..., None] | None = None
-) -> dict[str, Any]:
+) -> FabricManager:
     """Facts about the fabric manager that can be read without root.
 
     Args:
@@ -38,7 +46,7 @@ def read_fabric_manager(
     """
     dev = root / "dev"
     switches = [path for path in dev.glob("nvidia-nvswitch*") if _SWITCH.fullmatch(path.name)]
-    facts: dict[str, Any] = {"switches": len(switches), "running": None, "misfit": None}
+    facts: FabricManager = {"switches": len(switches), "running": None, "misfit": None}
     if switches:
         facts["running"] = _running(root / "proc")
         facts["misfit"] = _misfit(root, crumb)

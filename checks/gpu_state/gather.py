@@ -6,17 +6,26 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import Skip, Untested
 from nccl_doctor.toolkit.forks import OURS
-from nccl_doctor.toolkit.gpu.devices import host_gpus
-from nccl_doctor.toolkit.gpu.nvml import LOST, Crumb, Refused, read_pairs, read_system, start
+from nccl_doctor.toolkit.gpu.devices import HostGpus, host_gpus
+from nccl_doctor.toolkit.gpu.nvml import (
+    LOST,
+    Crumb,
+    Pairs,
+    Refused,
+    System,
+    read_pairs,
+    read_system,
+    start,
+)
 
 from .apart import Ended, each_apart
-from .fabric_manager import read_fabric_manager
+from .fabric_manager import FabricManager, read_fabric_manager
 from .fields import read_gpu
-from .kernel_log import read_kernel_log
+from .kernel_log import KernelLog, read_kernel_log
 from .trouble import is_readable
 
 MOST_GPUS = 64
@@ -27,9 +36,28 @@ _AFTER_PAIRS_S = 3.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
+class CallError(TypedDict):
+    """A call that failed, and the name of its error."""
+
+    call: str
+    name: str
+
+
+class GpuStates(System, Pairs):
+    """The state of all GPUs, as `gather_gpus` returns it."""
+
+    error: CallError | None
+    on_pci: int
+    gpus: list[dict[str, Any]]
+    pairs_error: CallError | None
+    own: list[int]
+    kernel_log: KernelLog
+    fabric_manager: FabricManager
+
+
 def gather_gpus(
     crumb: Crumb, root: Path = Path("/"), left: Callable[[], float] = lambda: float("inf")
-) -> dict[str, Any]:
+) -> GpuStates:
     """The facts that the rules of `health`, `hostwide` and `drift` read.
 
     Each GPU is read in its own process: one whose driver never answers is `wedged`, and the others
@@ -40,51 +68,44 @@ def gather_gpus(
         root: folder in which `dev`, `proc`, `sys` and `var` lie.
         left: seconds until this process is killed.
 
-    Returns: `error`: None, or `{call, name}` of the call without which nothing can be read;
-    `on_pci`: NVIDIA GPUs that the kernel sees on the bus and that no other driver has;
-    `driver`, `nvml`, `cuda`, `count` of `read_system`; `gpus`, those of `read_gpu` in the order of
+    Returns: `error`: the call without which nothing can be read; `on_pci`: NVIDIA GPUs that the
+    kernel sees on the bus and that no other driver has; `gpus`, those of `read_gpu` in the order of
     NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`,
-    or of one at whose answers this raised, the same and `raised`: `{call, how}`; `p2p`, `nearest`
-    and `pairs_refused` of `read_pairs`, with `pairs_error`: None, or `{call, name}` of what kept
-    pairs from being asked for; `kernel_log` of `read_kernel_log`; `fabric_manager` of
-    `read_fabric_manager`; `own`: process ids of this examination.
+    or of one at whose answers this raised, the same and `raised`: `{call, how}`; `pairs_error`: the
+    call that kept pairs from being asked for; `own`: process ids of this examination.
 
     Raises:
         Skip: there is no NVIDIA GPU, or nothing to read it by.
         Untested: the library refuses, for a reason that is not the GPUs'.
     """
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
-    facts: dict[str, Any] = {
-        "error": None,
-        "on_pci": on_pci,
-        "driver": on_host["driver"],
-        "nvml": None,
-        "cuda": None,
-        "count": 0,
-        "gpus": [],
-        "p2p": {},
-        "nearest": {},
-        "pairs_refused": {},
-        "pairs_error": None,
-        "own": [],
-    }
     # Forever: then this process misses its own deadline, and its breadcrumb names the call.
     (system,) = each_apart([_system], float("inf"), crumb)
     if system.raised:
         raise RuntimeError(system.raised)
     error = _error(system)
+    versions: System = {"driver": on_host["driver"], "nvml": None, "cuda": None, "count": 0}
+    gpus: list[dict[str, Any]] = []
     if error is None:
-        facts |= system.value["system"]
-        if not facts["count"]:
+        versions = system.value["system"]
+        if not versions["count"]:
             raise Skip("the NVIDIA driver shows no GPU here")
-        facts |= _all(min(facts["count"], MOST_GPUS), root, crumb, left)
+        gpus = _all(min(versions["count"], MOST_GPUS), root, crumb, left)
     elif error["name"] == _NO_BINDINGS:
         raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))
     else:
         _give_up(error, on_host, on_pci)
-        facts["error"] = error
+    pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
+    own = sorted(pid for pid in pids if _is_own(pid, root))
+    pairs, pairs_error = _between([gpu for gpu in gpus if is_readable(gpu)], crumb, left)
     return {
-        **facts,
+        **versions,
+        **pairs,
+        "error": error,
+        "on_pci": on_pci,
+        "gpus": gpus,
+        "pairs_error": pairs_error,
+        "own": own,
         "kernel_log": read_kernel_log(root, crumb),
         "fabric_manager": read_fabric_manager(root, crumb),
     }
@@ -102,30 +123,24 @@ def _system(crumb: Crumb) -> dict[str, Any]:
         return {"error": {"call": refused.call, "name": refused.name}}
 
 
-def _error(system: Ended) -> dict[str, str] | None:
+def _error(system: Ended) -> CallError | None:
     if system.how:
         return {"call": str(system.crumb.get("call", "nvmlInit")), "name": system.how}
-    error: dict[str, str] | None = system.value.get("error")
+    error: CallError | None = system.value.get("error")
     return error
 
 
-def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> dict[str, Any]:
+def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> list[dict[str, Any]]:
+    """The facts of each GPU, in the order of NVML."""
     works = [partial(_one, index, root) for index in range(count)]
     limit_s = max(1.0, left() - _RESERVE_S)
     all_ended = each_apart(works, limit_s, crumb)
     if all(ended.raised for ended in all_ended):
         raise RuntimeError(all_ended[0].raised)  # not the fault of a single GPU
-    gpus = [
+    return [
         _without_answer(index, ended) if ended.how else ended.value
         for index, ended in enumerate(all_ended)
     ]
-    readable = [gpu for gpu in gpus if is_readable(gpu)]
-    pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
-    own = sorted(pid for pid in pids if _is_own(pid, root))
-    # Without persistence mode, reading pairs has to wake all GPUs again.
-    limit_s = max(_LEAST_PAIRS_S, left() - _AFTER_PAIRS_S)
-    pairs = each_apart([partial(_pairs, readable)] if len(readable) > 1 else [], limit_s, crumb)
-    return {"gpus": gpus, "own": own, **(_ended_pairs(pairs[0]) if pairs else {})}
 
 
 def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
@@ -149,27 +164,35 @@ def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
     return {**known, "wedged": {"call": call, **how}}
 
 
+def _between(
+    readable: Sequence[Mapping[str, Any]], crumb: Crumb, left: Callable[[], float]
+) -> tuple[Pairs, CallError | None]:
+    """The answers about pairs of GPUs, and the call that kept pairs from being asked for."""
+    unknown: Pairs = {"p2p": {}, "nearest": {}, "pairs_refused": {}}
+    if len(readable) < 2:
+        return unknown, None
+    # Without persistence mode, reading pairs has to wake all GPUs again.
+    limit_s = max(_LEAST_PAIRS_S, left() - _AFTER_PAIRS_S)
+    (ended,) = each_apart([partial(_pairs, readable)], limit_s, crumb)
+    if ended.how:
+        return unknown, {"call": str(ended.crumb.get("call", "the driver")), "name": ended.how}
+    return ended.value.get("pairs", unknown), ended.value.get("error")
+
+
 def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
     try:
-        return dict(read_pairs(start(crumb), gpus))
+        return {"pairs": read_pairs(start(crumb), gpus)}
     except Refused as refused:
-        return {"pairs_error": {"call": refused.call, "name": refused.name}}
+        return {"error": {"call": refused.call, "name": refused.name}}
 
 
-def _ended_pairs(ended: Ended) -> dict[str, Any]:
-    if not ended.how:
-        return dict(ended.value)
-    call = str(ended.crumb.get("call", "the driver"))
-    return {"pairs_error": {"call": call, "name": ended.how}}
-
-
-def _nothing(on_host: Mapping[str, Any], reason: str) -> str:
+def _nothing(on_host: HostGpus, reason: str) -> str:
     if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
         return "AMD GPUs: the check does not read their state (amdsmi), only that of NVIDIA GPUs"
     return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
 
 
-def _give_up(error: Mapping[str, str], on_host: Mapping[str, Any], on_pci: int) -> None:
+def _give_up(error: CallError, on_host: HostGpus, on_pci: int) -> None:
     """Raise if the refusal is no sign of a faulty GPU."""
     name = error["name"]
     if name == "LIBRARY_NOT_FOUND":

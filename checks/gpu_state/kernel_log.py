@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F.]+)+)((?: GPU-C?I:\d+)*)\): (\d+)"
@@ -31,9 +31,16 @@ Record = tuple[float | None, str]
 """(seconds after the start of the kernel, text); the first is None where the log has wall time."""
 
 
-def read_kernel_log(
-    root: Path = Path("/"), crumb: Callable[..., None] | None = None
-) -> dict[str, Any]:
+class KernelLog(TypedDict):
+    """The messages of drivers in the kernel log, as `read_kernel_log` returns them."""
+
+    source: str | None
+    reason: str
+    xids: list[dict[str, Any]]
+    sxids: list[dict[str, Any]]
+
+
+def read_kernel_log(root: Path = Path("/"), crumb: Callable[..., None] | None = None) -> KernelLog:
     """Messages of the drivers of GPUs and NVSwitches.
 
     Args:
@@ -57,8 +64,8 @@ def read_kernel_log(
             refused.append(f"/{name}: {error.strerror or error}")
             continue
         now = time.monotonic()
-        found = {"xids": _counted(records, now, _xid), "sxids": _counted(records, now, _sxid)}
-        return {"source": f"/{name}", "reason": "", **found}
+        xids, sxids = _counted(records, now, _xid), _counted(records, now, _sxid)
+        return {"source": f"/{name}", "reason": "", "xids": xids, "sxids": sxids}
     return {"source": None, "reason": "; ".join(refused), "xids": [], "sxids": []}
 
 

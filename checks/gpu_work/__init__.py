@@ -53,7 +53,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     ALONE,
@@ -72,7 +72,13 @@ from nccl_doctor.api import (
     Untested,
     Where,
 )
-from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, index_of_own, see_gpus, torch_build
+from nccl_doctor.toolkit.gpu.devices import (
+    EXCLUSIVE_PROCESS,
+    Device,
+    index_of_own,
+    see_gpus,
+    torch_build,
+)
 from nccl_doctor.toolkit.gpu.nvml import STEP as ASKING_NVML
 from nccl_doctor.toolkit.gpu.tables import gpu_error
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -81,7 +87,7 @@ from nccl_doctor.toolkit.shared_kinds import GPU_SLOW, GPU_UNHEALTHY
 from .peers import P2P_BROKEN, P2P_UNTESTED, judge_peers
 from .rates import judge_gpu_rates, rate_figures, rates_table
 from .under_load import LoadReader
-from .work import GPU_STEPS, DeviceWork, is_gpu_error
+from .work import GPU_STEPS, DeviceWork, WrongElements, is_gpu_error
 
 DRIVER = "starting the GPU driver"
 
@@ -91,6 +97,51 @@ _RESERVE_S = 6.0
 """Part of the deadline for making contexts and buffers, and for reporting."""
 _LEAST_S = 1.0
 """A shorter measurement is not reliable."""
+
+
+class StepError(TypedDict):
+    """The step that failed, and the text of the error."""
+
+    step: str
+    text: str
+
+
+class PeerCopy(TypedDict):
+    """The result of a copy to the GPU of the next rank."""
+
+    uuid: str | None
+    wrong: list[WrongElements]
+    error: str | None
+
+
+class _Rates(TypedDict, total=False):
+    """The measurements as a table, if there are any."""
+
+    rates: dict[str, Any]
+
+
+class WorkFacts(_Rates):
+    """The work of one GPU and its results.
+
+    `peer` is None without another GPU to copy to; `under_load` is what the driver said during each
+    of `tries`.
+    """
+
+    device: int
+    model: str
+    uuid: str | None
+    context_s: float | None
+    wrong: list[WrongElements]
+    error: StepError | None
+    peer: PeerCopy | None
+    tries: list[dict[str, float]]
+    under_load: list[dict[str, int]]
+
+
+class GpuWorkFacts(WorkFacts):
+    """Facts that `observe` returns; other checks read them."""
+
+    start_s: float
 
 
 class GpuWork(Check):
@@ -105,14 +156,8 @@ class GpuWork(Check):
     reads = ("backend_device", "gpu_direct", "gpu_state")
     deadline_s = 45.0  # as long as a driver may take to start
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Let the GPU compute and copy, and with --level full measure it.
-
-        Returns: `device`, `model`, `uuid`; `context_s`; `wrong`, as `DeviceWork.products` returns
-        it; `start_s`, as `see_gpus` returns it; `error`: None or `{"step", "text"}`; `peer`: None
-        if there is no other GPU to copy to, or `{"uuid", "wrong", "error"}`; `tries`: two
-        measurements, as `DeviceWork.measure` returns them, or none; `under_load`: of each of them
-        what `LoadReader.read` returned; `rates`: the same as a table.
+    def observe(self, ctx: Context) -> GpuWorkFacts:
+        """Let the GPU compute and copy, and with --level full measure it twice.
 
         Raises:
             Untested: the driver does not start, the GPU is taken, or all is well but its speed
@@ -164,9 +209,7 @@ class GpuWork(Check):
 # Observing ----------------------------------------------------------------------------------------
 
 
-def _neighbour(
-    ctx: Context, devices: Sequence[Mapping[str, Any]], own: Mapping[str, Any]
-) -> Mapping[str, Any] | None:
+def _neighbour(ctx: Context, devices: Sequence[Device], own: Device) -> Device | None:
     """The GPU of the next rank of the host; None without one, or if NCCL will not copy directly."""
     local, count = ctx.launch.local_rank or 0, ctx.launch.local_world_size or 1
     off = nccl_settings(ctx.env, root=ctx.root).get("NCCL_P2P_DISABLE")
@@ -177,10 +220,8 @@ def _neighbour(
     return None if peer.get("compute_mode") == EXCLUSIVE_PROCESS else peer
 
 
-def _work(
-    ctx: Context, own: Mapping[str, Any], peer: Mapping[str, Any] | None, work: DeviceWork
-) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _work(ctx: Context, own: Device, peer: Device | None, work: DeviceWork) -> WorkFacts:
+    facts: WorkFacts = {
         "device": own["index"],
         "model": own["name"],
         "uuid": own["uuid"],
@@ -214,20 +255,20 @@ def _work(
             unmeasured = f"{meaning.means}: {text}"
         else:
             facts["error"] = {"step": work.step, "text": text}
-    peer_facts = facts["peer"] or {}
-    found = facts["wrong"] or facts["error"] or peer_facts.get("error") or peer_facts.get("wrong")
-    if unmeasured and not found:
+    copied = facts["peer"]
+    is_bad_copy = copied is not None and bool(copied["error"] or copied["wrong"])
+    if unmeasured and not (facts["wrong"] or facts["error"] or is_bad_copy):
         raise Untested(unmeasured)
     if facts["tries"]:
         facts["rates"] = rates_table(facts["model"], facts["tries"], facts["under_load"])
     return facts
 
 
-def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None:
+def _copy_to(peer: Device, work: DeviceWork) -> PeerCopy | None:
     """The result of a copy to the other GPU; None if it has no free memory for it."""
     import torch
 
-    facts = {"uuid": peer["uuid"], "wrong": [], "error": None}
+    facts: PeerCopy = {"uuid": peer["uuid"], "wrong": [], "error": None}
     try:
         facts["wrong"] = work.peer_copy(torch.device("cuda", peer["index"]), peer["uuid"])
     except RuntimeError as error:
@@ -241,7 +282,7 @@ def _copy_to(peer: Mapping[str, Any], work: DeviceWork) -> dict[str, Any] | None
     return facts
 
 
-def _measure_twice(ctx: Context, work: DeviceWork, load: LoadReader, facts: dict[str, Any]) -> None:
+def _measure_twice(ctx: Context, work: DeviceWork, load: LoadReader, facts: WorkFacts) -> None:
     """Two measurements with a pause between, into `tries` and `under_load`.
 
     Raises:

@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import Untested
 
@@ -44,6 +44,15 @@ measured."""
 _U = (1, -2, 3, -1, 2, -3)
 _W = (2, 1, -1, -2)
 _DOT = 32
+
+
+class WrongElements(TypedDict):
+    """Wrong elements of a result: how many of how many, and the first."""
+
+    what: str
+    count: int
+    of: int
+    example: str
 
 
 def operands(size: int, dtype: Any) -> tuple[Any, Any, Any]:
@@ -94,13 +103,13 @@ class DeviceWork:
         self._settle()
         return time.monotonic() - started
 
-    def products(self, size: int = 0) -> list[dict[str, Any]]:
+    def products(self, size: int = 0) -> list[WrongElements]:
         """Multiply matrices whose product is known, in float32 and in the half type.
 
         Args:
             size: rows and columns; 0 for what suits the device.
 
-        Returns: wrong results: `what` (the type), `count` of elements, `of`, `example`.
+        Returns: the wrong results.
         """
         import torch
 
@@ -114,11 +123,8 @@ class DeviceWork:
             found += differences(f"product in {name}", got.cpu().to(torch.float32), product)
         return found
 
-    def copies(self, count: int = 1 << 24) -> list[dict[str, Any]]:
-        """Copy `count` 32-bit numbers to the device, within it, and back.
-
-        Returns: as `products`.
-        """
+    def copies(self, count: int = 1 << 24) -> list[WrongElements]:
+        """Copy `count` 32-bit numbers to the device, within it, and back."""
         import torch
 
         numbers = torch.arange(count, dtype=torch.int32) ^ 0x5A5A5A5A
@@ -132,7 +138,7 @@ class DeviceWork:
         back = second.cpu()
         return differences("copy to the GPU and back", back, numbers)
 
-    def peer_copy(self, peer: Any, uuid: str | None, count: int = 1 << 22) -> list[dict[str, Any]]:
+    def peer_copy(self, peer: Any, uuid: str | None, count: int = 1 << 22) -> list[WrongElements]:
         """Copy numbers to another device, and from there to the host.
 
         The driver chooses the path between the two: directly if they can access each other's
@@ -142,8 +148,6 @@ class DeviceWork:
             peer: the other, a `torch.device`.
             uuid: its own, for the breadcrumb.
             count: how many, of 32 bits each.
-
-        Returns: as `products`.
         """
         import torch
 
@@ -304,8 +308,8 @@ def sizes(device: str, free: int | None) -> tuple[int, int, int]:
     return size, nbytes, min(across, nbytes)
 
 
-def differences(what: str, got: Any, expected: Any) -> list[dict[str, Any]]:
-    """Differences of two tensors on the CPU: none, or one row as of `DeviceWork.products`.
+def differences(what: str, got: Any, expected: Any) -> list[WrongElements]:
+    """Differences of two tensors on the CPU: none, or one row.
 
     NaN differs from every number.
     """

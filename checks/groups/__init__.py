@@ -159,9 +159,9 @@ class Groups(Check):
             tester.reduce(ctx.round, None, ctx.position, len(ctx.group))
         if use == AT_ONCE:
             tester.together(mine)
-        for bad in tester.wrong:
-            bad["members"] = groups.get(bad["group"], list(range(len(ctx.group))))
-        return {**tester.facts(), "made": maker.made}
+        everyone = list(range(len(ctx.group)))
+        wrong = [{**bad, "members": groups.get(bad["group"], everyone)} for bad in tester.wrong]
+        return {"steps": tester.steps, "wrong": wrong, "made": maker.made}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the culprits of each variant; where none is seen, one finding that lists bad

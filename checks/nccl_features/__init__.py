@@ -40,13 +40,13 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Level, Round, Scope, Skip
 from nccl_doctor.toolkit.groups.attempts import attempts_of
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise
+from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 
 from .rules import Feature, failing_groups, judge_features, rounds_without
@@ -131,11 +131,8 @@ class NcclFeatures(Check):
         here = attempts_of(cluster, self.name)
         return list(rounds_without(before, here, FEATURES, attempt_deadline(cluster)))
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Run what check `collectives` runs, with the variables of this round.
-
-        Returns: as `Exercise.facts`.
-        """
+    def observe(self, ctx: Context) -> ExerciseFacts:
+        """Run what check `collectives` runs, with the variables of this round."""
         os.environ.update(ctx.params["env"])
         tester = Exercise(ctx.breadcrumb, form_world(ctx))
         tester.alone(ctx.round, None, ctx.position, len(ctx.group), SIZES[ctx.level])

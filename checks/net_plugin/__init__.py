@@ -61,7 +61,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.nccl.plugin import first_plugin, plugin_build
+from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, plugin_build
 
 from .versions import plugin_range, takes_plugin
 
@@ -108,9 +108,9 @@ class NetPluginFacts(TypedDict):
     plugin: str
     net: str
     asked: list[str]
-    tried: Any
+    tried: list[list[str]]
     loaded: str | None
-    build: Any
+    build: PluginBuild | None
 
 
 class NetPlugin(Check):

@@ -60,10 +60,16 @@ from nccl_doctor.api import (
     master_host,
 )
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
-from nccl_doctor.toolkit.net.ports import ephemeral_range, may_bind, mesh_proxy, port_holder
+from nccl_doctor.toolkit.net.ports import (
+    PortHolder,
+    ephemeral_range,
+    may_bind,
+    mesh_proxy,
+    port_holder,
+)
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
-from .road import knock
+from .road import Knocks, knock
 
 PORT_IN_USE = Kind(
     code="port-in-use",
@@ -123,16 +129,16 @@ class _Always(TypedDict):
     server: str
     bind_errno: int | None
     bind_error: str
-    may_bind: Any
-    ephemeral: Any
+    may_bind: bool
+    ephemeral: tuple[int, int] | None
 
 
 class PortFacts(_Always, total=False):
     """What `observe` returns; other checks read it. No `knock` where the port is taken."""
 
-    holder: Any
-    mesh: Any
-    knock: dict[str, Any]
+    holder: PortHolder | None
+    mesh: str
+    knock: Knocks
 
 
 class Port(Check):

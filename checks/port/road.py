@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.firewall.portrules import fits, rules_for_calls_out
 from nccl_doctor.toolkit.net.dial import Dial, dial, has_route
@@ -64,6 +64,29 @@ _WORDS = {
 }
 
 
+class Name(TypedDict):
+    """The look-up of MASTER_ADDR: its answers or its error, and the seconds until it came."""
+
+    answers: list[str]
+    error: str
+    came_s: float | None
+
+
+class Knocks(TypedDict):
+    """All attempts to reach the store, as `knock` returns them."""
+
+    name: Name
+    first: dict[str, Any] | None
+    last: dict[str, Any] | None
+    passed: list[list[str]]
+    changes: list[list[Any]]
+    knocks: int
+    seconds: float
+    neighbour: dict[str, Any] | None
+    rules: dict[str, Any] | None
+    final: str
+
+
 def knock(
     name: str,
     port: int,
@@ -73,7 +96,7 @@ def knock(
     elsewhere: bool = False,
     breadcrumb: Callable[..., None] = lambda words, **details: None,
     root: Path = Path("/"),
-) -> dict[str, Any]:
+) -> Knocks:
     """Try to connect again and again, until a store answers, waiting cannot help, or time is up.
 
     Every round looks the name up and tries its addresses in torch's order. A service that accepts
@@ -135,7 +158,7 @@ class _Road:
         self.neighbour: dict[str, Any] | None = None
         self.rules: dict[str, Any] | None = None
 
-    def travel(self) -> dict[str, Any]:
+    def travel(self) -> Knocks:
         pause, final = PAUSES_S[0], ""
         while True:
             self._round()

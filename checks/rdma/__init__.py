@@ -144,10 +144,10 @@ class RdmaFacts(TypedDict):
     uses: list[str]
     lacks: str
     library: str
-    barred: Any
+    barred: dict[str, str]
     mtus: dict[str, int]
-    plugin: Any
-    picks: Any
+    plugin: str | None
+    picks: dict[str, Any]
     settings: dict[str, list[str]]
 
 

@@ -47,7 +47,7 @@ https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/communicators.ht
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,10 +55,13 @@ from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Roun
 from nccl_doctor.toolkit.groups.attempts import attempts_of
 from nccl_doctor.toolkit.groups.culprits import rounds_again
 from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
-from nccl_doctor.toolkit.groups.exercise import Exercise
+from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.side_group import (
+    DefaultGroup,
+    Side,
+    SideFacts,
     describe_default,
     meet_engine,
     meet_trainer,
@@ -76,6 +79,22 @@ from .rules import (
 
 _ELEMENTS = (4096,)
 _TURNS = 2
+
+
+class TrainerFacts(DefaultGroup, ExerciseFacts):
+    """What `observe` returns for a trainer; other checks read it."""
+
+    role: str
+
+
+class FirstTrainerFacts(TrainerFacts, SideFacts):
+    """What `observe` returns for rank 0, which is in the side group too."""
+
+
+class EngineFacts(SideFacts, ExerciseFacts):
+    """What `observe` returns for the engine."""
+
+    role: str
 
 
 class SideGroup(Check):
@@ -115,12 +134,8 @@ class SideGroup(Check):
         rounds += rounds_again(tried, deadline_s)
         return [replace(each, params=params) for each in rounds]
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> TrainerFacts | FirstTrainerFacts | EngineFacts:
         """Play a trainer or, as the last of the round, the engine.
-
-        Returns: `role`, `torch`, `deepspeed` (versions); for a trainer `bound_device_id` and
-        `backend_class` of its default group; for both ends of the side group `side_class` and
-        `store` (ADDRESS:PORT); and those of `Exercise.facts`.
 
         Raises:
             Skip: this job has no side group.
@@ -131,26 +146,32 @@ class SideGroup(Check):
         ours, side = side_group_names(ctx.round)
         size = len(ctx.group) - 1
         mine: dict[str, tuple[Any, int, int]] = {}
+        default: DefaultGroup | None = None
+        end: Side | None = None
         if ctx.position == size:
             end = meet_trainer(ctx, side)
-            facts = {"role": "engine", **end.facts}
-            mine[side] = end.membership
             tester = Exercise(ctx.breadcrumb, end.device)
         else:
             device = form_world(ctx, name=ours, bind=variant == SIDE_BOUND, size=size)
-            facts = {"role": "trainer", **describe_default(ctx, device)}
+            default = describe_default(ctx, device)
             tester = Exercise(ctx.breadcrumb, device)
             tester.alone(ours, None, ctx.position, size, ())  # as after a first step of training
             if ctx.position == 0:
                 end = meet_engine(ctx, side, device, clear=variant == SIDE_CLEARED)
-                facts |= end.facts
-                mine[side] = end.membership
+        if end is not None:
+            mine[side] = end.membership
+        if default is not None:
             mine[ours] = (None, ctx.position, size)
         for _ in range(_TURNS):
             for name, (group, rank, members) in mine.items():
                 tester.alone(name, group, rank, members, _ELEMENTS)
         tester.together(mine)
-        return {**facts, **tester.facts()}
+        if default is None:
+            assert end is not None
+            return {"role": "engine", **end.facts, **tester.facts()}
+        if end is None:
+            return {"role": "trainer", **default, **tester.facts()}
+        return {"role": "trainer", **default, **end.facts, **tester.facts()}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the culprits of each variant, and on whether the binding causes the hang."""

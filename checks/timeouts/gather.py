@@ -35,7 +35,7 @@ class Gathered(TypedDict):
 
     torch: str
     defaults: dict[str, float | None]
-    deepspeed: Any
+    deepspeed: dict[str, Any] | None
     wandb: str | None
     launcher: str
     rdzv: dict[str, Any]

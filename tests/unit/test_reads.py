@@ -208,10 +208,6 @@ def test_what_is_read_is_a_check():
     assert {each for check in CHECKS.values() for each in check.reads} <= CHECKS.keys()
 
 
-MADE_OF_PARTS = {"backend_device", "collectives", "gpu_state", "gpu_work", "side_group"}
-"""Checks whose facts are put together from what several modules return."""
-
-
 def test_facts_that_others_read_have_a_type():
     untyped = set()
     for name in {each for check in CHECKS.values() for each in check.reads}:
@@ -219,7 +215,7 @@ def test_facts_that_others_read_have_a_type():
         hint = get_type_hints(made.observe, vars(sys.modules[made.__module__]))["return"]
         if not all(is_typeddict(each) for each in get_args(hint) or (hint,)):
             untyped.add(name)
-    assert untyped == MADE_OF_PARTS
+    assert untyped == set()
 
 
 def test_the_toolkit_reads_only_for_two_checks_or_more():

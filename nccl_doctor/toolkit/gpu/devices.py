@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 EXCLUSIVE_PROCESS = 3
 """CUcomputemode of a GPU on which one process at a time may have a context."""
@@ -21,7 +21,58 @@ VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 """Variables by which GPUs are hidden from a process."""
 
 
-def host_gpus(root: Path = Path("/")) -> dict[str, Any]:
+class HostGpus(TypedDict):
+    """The GPUs of a host, as `host_gpus` returns them."""
+
+    nodes: int
+    proc: int
+    kfd: int
+    driver: str | None
+    nouveau: int
+
+
+class TorchBuild(TypedDict):
+    """What torch was built with, as `torch_build` returns it."""
+
+    torch: str
+    cuda: str | None
+    rocm: str | None
+    nccl: str | None
+    nccl_built: bool
+    gloo_built: bool
+
+
+class DriverError(TypedDict):
+    """Why the driver does not start: a CUresult, its name and text; no `code` if not known."""
+
+    code: int | None
+    name: str
+    text: str
+
+
+class Device(TypedDict):
+    """A GPU that torch lists; see `see_gpus`."""
+
+    index: int
+    name: str
+    uuid: str | None
+    memory_bytes: int
+    capability: list[int]
+    arch: str | None
+    compute_mode: int | None
+
+
+class SeenGpus(TypedDict):
+    """The driver and the GPUs, as `see_gpus` returns them."""
+
+    driver_cuda: str | None
+    driver_error: DriverError | None
+    devices: list[Device]
+    arch_list: list[str]
+    start_s: float
+
+
+def host_gpus(root: Path = Path("/")) -> HostGpus:
     """The GPUs that the kernel shows, without waking the driver.
 
     Returns: `nodes` = number of /dev/nvidia<N> (in a container: those it was given), `proc` =
@@ -84,7 +135,7 @@ def _kernel_driver(path: Path) -> str | None:
     return found.group(1) if found else None
 
 
-def torch_build() -> dict[str, Any]:
+def torch_build() -> TorchBuild:
     """Versions that torch was built with: `torch`, `cuda`, `rocm` and `nccl`, or None; and
     `nccl_built`, `gloo_built`.
     """
@@ -103,7 +154,7 @@ def torch_build() -> dict[str, Any]:
     }
 
 
-def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, Any]:
+def see_gpus(build: TorchBuild, before: Callable[[str], None]) -> SeenGpus:
     """Start the driver, then torch's GPU runtime, and list what torch sees.
 
     Args:
@@ -112,21 +163,21 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
 
     Returns:
         `driver_cuda`: newest CUDA version that the driver runs (`"12.4"`) or None.
-        `driver_error`: None or `{"code": int | None, "name": str, "text": str}`; `name` is that of
-        the CUresult, `"libcuda.so.1"` if that could not be loaded, or `"torch.cuda.init"`.
-        `devices`: in torch's order, each `{index, name, uuid, memory_bytes,
-        capability: [major, minor], arch, compute_mode}`; `uuid` is written as nvidia-smi does, or
-        None; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode` returns
-        it. No context is made, so a GPU in exclusive mode stays free.
+        `driver_error`: `name` is that of the CUresult, `"libcuda.so.1"` if that could not be
+        loaded, or `"torch.cuda.init"`.
+        `devices`: in torch's order; `uuid` is written as nvidia-smi does, or None; `capability` is
+        [major, minor]; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode`
+        returns it. No context is made, so a GPU in exclusive mode stays free.
         `arch_list`: architectures that the build has code for.
         `start_s`: seconds that all this took, most of them in the driver.
     """
     started = time.monotonic()
-    seen: dict[str, Any] = {
+    seen: SeenGpus = {
         "driver_cuda": None,
         "driver_error": None,
         "devices": [],
         "arch_list": [],
+        "start_s": 0.0,
     }
     if build["cuda"]:
         before("cuInit")
@@ -137,10 +188,11 @@ def see_gpus(build: Mapping[str, Any], before: Callable[[str], None]) -> dict[st
         before("torch.cuda.init")
         seen["devices"], seen["driver_error"] = _torch_devices()
         seen["arch_list"] = list(torch.cuda.get_arch_list())
-    return {**seen, "start_s": round(time.monotonic() - started, 2)}
+    seen["start_s"] = round(time.monotonic() - started, 2)
+    return seen
 
 
-def _start_cuda_driver() -> tuple[str | None, dict[str, Any] | None]:
+def _start_cuda_driver() -> tuple[str | None, DriverError | None]:
     """Newest CUDA version and error of `cuInit`, whose error code is clearer than torch's text."""
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
@@ -163,11 +215,11 @@ def _words(libcuda: ctypes.CDLL, code: int) -> tuple[str, str]:
     return words[0] or f"CUresult {code}", words[1] or "no text"
 
 
-def _error(code: int | None, name: str, text: str) -> dict[str, Any]:
+def _error(code: int | None, name: str, text: str) -> DriverError:
     return {"code": code, "name": name, "text": text}
 
 
-def _torch_devices() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+def _torch_devices() -> tuple[list[Device], DriverError | None]:
     import torch
 
     try:
@@ -182,7 +234,7 @@ def _torch_devices() -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     return [_device(index) for index in range(count)], None
 
 
-def _device(index: int) -> dict[str, Any]:
+def _device(index: int) -> Device:
     import torch
 
     seen = torch.cuda.get_device_properties(index)

@@ -7,8 +7,8 @@ call is announced before it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 STEP = "asking the GPU driver"
 """The step of every breadcrumb from here; `call` is the function, `gpu` the index, `device` the
@@ -140,8 +140,25 @@ def start(crumb: Crumb) -> Library:
     return library
 
 
-def read_system(library: Library) -> dict[str, Any]:
-    """`driver`, `nvml` and `cuda` as versions (None for what is refused), `count` of GPUs.
+class System(TypedDict):
+    """Versions of driver, NVML and CUDA (None for what is refused), and the number of GPUs."""
+
+    driver: str | None
+    nvml: str | None
+    cuda: str | None
+    count: int
+
+
+class Pairs(TypedDict):
+    """Answers about pairs of GPUs, as `read_pairs` returns them."""
+
+    p2p: dict[str, list[list[int]]]
+    nearest: dict[str, list[list[int]]]
+    pairs_refused: dict[str, dict[str, int]]
+
+
+def read_system(library: Library) -> System:
+    """Versions, and the number of GPUs.
 
     Raises:
         Refused: the GPUs cannot be counted.
@@ -158,10 +175,15 @@ def read_system(library: Library) -> dict[str, Any]:
             found[field] = None
     if found["cuda"] is not None:
         found["cuda"] = f"{found['cuda'] // 1000}.{found['cuda'] % 1000 // 10}"
-    return {**found, "count": library.call("nvmlDeviceGetCount")}
+    return {
+        "driver": found["driver"],
+        "nvml": found["nvml"],
+        "cuda": found["cuda"],
+        "count": library.call("nvmlDeviceGetCount"),
+    }
 
 
-def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> Pairs:
     """Answers of the driver about each pair of these GPUs.
 
     Args:
@@ -179,31 +201,38 @@ def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> dict[str,
         except Refused as refused:
             handle = refused
         there.append((gpu, handle))
-    constants = vars(library.nvml)
     # 0 is the index of reads; the constant of pynvml is a tuple, by a stray comma.
-    asks: dict[str, tuple[str, tuple[Any, ...], str]] = {
-        "p2p": ("nvmlDeviceGetP2PStatus", (0,), "NVML_P2P_STATUS_"),
-        "nearest": ("nvmlDeviceGetTopologyCommonAncestor", (), "NVML_TOPOLOGY_"),
-    }
-    found: dict[str, dict[str, Any]] = {"pairs_refused": {}}
-    for field, (function, arguments, prefix) in asks.items():
-        names: dict[Any, str] = {}
-        for name, value in constants.items():
-            if name.startswith(prefix):
-                names.setdefault(value, name.removeprefix(prefix))
-        sides: dict[str, list[list[int]]] = {}
-        errors: dict[str, int] = {}
-        for number, (one, handle) in enumerate(there):
-            for other, peer in there[number + 1 :]:
-                try:
-                    for end in (handle, peer):
-                        if isinstance(end, Refused):
-                            raise end
-                    answer = library.call(function, handle, peer, *arguments, gpu=one)
-                except Refused as refused:
-                    errors[refused.name] = errors.get(refused.name, 0) + 1
-                    continue
-                pair = [one["index"], other["index"]]
-                sides.setdefault(names.get(answer, str(answer)), []).append(pair)
-        found[field], found["pairs_refused"][field] = sides, errors
-    return found
+    p2p, p2p_refused = _ask_pairs(
+        library, there, ("nvmlDeviceGetP2PStatus", (0,)), "NVML_P2P_STATUS_"
+    )
+    nearest, nearest_refused = _ask_pairs(
+        library, there, ("nvmlDeviceGetTopologyCommonAncestor", ()), "NVML_TOPOLOGY_"
+    )
+    refusals = {"p2p": p2p_refused, "nearest": nearest_refused}
+    return {"p2p": p2p, "nearest": nearest, "pairs_refused": refusals}
+
+
+def _ask_pairs(
+    library: Library, there: Sequence[tuple[Mapping[str, Any], Any]], way: Way, prefix: str
+) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
+    """Answer, named by the constant with this prefix → pairs; error name → number of pairs."""
+    names: dict[Any, str] = {}
+    for name, value in vars(library.nvml).items():
+        if name.startswith(prefix):
+            names.setdefault(value, name.removeprefix(prefix))
+    function, arguments = way
+    sides: dict[str, list[list[int]]] = {}
+    errors: dict[str, int] = {}
+    for number, (one, handle) in enumerate(there):
+        for other, peer in there[number + 1 :]:
+            try:
+                for end in (handle, peer):
+                    if isinstance(end, Refused):
+                        raise end
+                answer = library.call(function, handle, peer, *arguments, gpu=one)
+            except Refused as refused:
+                errors[refused.name] = errors.get(refused.name, 0) + 1
+                continue
+            pair = [one["index"], other["index"]]
+            sides.setdefault(names.get(answer, str(answer)), []).append(pair)
+    return sides, errors

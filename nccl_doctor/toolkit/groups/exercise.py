@@ -6,7 +6,7 @@ For a probe child, on process groups that are already formed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.model.findings import Level
 
@@ -22,23 +22,33 @@ _ASYNC_ELEMENTS = 4096
 _BROADCAST_ELEMENTS = 1024
 
 
-class Exercise:
-    """Runs collectives on one device and records the steps and the wrong results.
+class WrongResult(TypedDict):
+    """A wrong result; `contributors`: group ranks whose data was wrong, where that is known."""
 
-    Attributes:
-        steps: names of the collectives, in order.
-        wrong: `{"step", "group", "contributors", "example"}` for each wrong result; contributors
-            are the group ranks whose data was wrong, where that is known.
-    """
+    step: str
+    group: str
+    contributors: list[int]
+    example: str
+
+
+class ExerciseFacts(TypedDict):
+    """The names of the collectives, in order, and the wrong results."""
+
+    steps: list[str]
+    wrong: list[WrongResult]
+
+
+class Exercise:
+    """Runs collectives on one device and records the steps and the wrong results."""
 
     def __init__(self, breadcrumb: Callable[..., None], device: Any) -> None:
         """`device` is the `torch.device` of the backend."""
         self._breadcrumb = breadcrumb
         self._device = device
         self.steps: list[str] = []
-        self.wrong: list[dict[str, Any]] = []
+        self.wrong: list[WrongResult] = []
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ExerciseFacts:
         """`steps` and `wrong`, for the report."""
         return {"steps": self.steps, "wrong": self.wrong}
 

@@ -17,7 +17,7 @@ import secrets
 import socket
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.toolkit.groups.attempts import CONNECT, ENTRY
@@ -34,6 +34,27 @@ _LOOK_UP_S = 2.0
 _REACH_S = 5.0
 
 
+class Versions(TypedDict):
+    """Versions of torch and DeepSpeed; None where DeepSpeed is not installed."""
+
+    torch: str
+    deepspeed: str | None
+
+
+class DefaultGroup(Versions):
+    """The device that the default group is bound to, and the class that its collectives run in."""
+
+    bound_device_id: str | None
+    backend_class: str
+
+
+class SideFacts(Versions):
+    """The class that a side group's collectives run in, and the ADDRESS:PORT of its store."""
+
+    side_class: str
+    store: str
+
+
 @dataclass(frozen=True)
 class Side:
     """One end of a side group.
@@ -42,14 +63,13 @@ class Side:
         group: the process group.
         rank: of this end in it.
         device: the `torch.device` of its tensors.
-        facts: `side_class` (the class its collectives run in), `store` (ADDRESS:PORT), `torch` and
-            `deepspeed` (versions; None where DeepSpeed is not installed).
+        facts: for the report.
     """
 
     group: Any
     rank: int
     device: Any
-    facts: dict[str, Any]
+    facts: SideFacts
 
     @property
     def membership(self) -> tuple[Any, int, int]:
@@ -197,8 +217,8 @@ def serving_address(
     )
 
 
-def describe_default(ctx: Context, device: Any) -> dict[str, Any]:
-    """Properties of the default group: `bound_device_id`, `backend_class`, and versions.
+def describe_default(ctx: Context, device: Any) -> DefaultGroup:
+    """Properties of the default group, and versions.
 
     They are recorded as a witness too, as a child that hangs in the side group leaves no facts.
     """
@@ -206,7 +226,7 @@ def describe_default(ctx: Context, device: Any) -> dict[str, Any]:
 
     world = dist.group.WORLD
     bound = getattr(world, "bound_device_id", None)  # torch from 2.2 on
-    found = {
+    found: DefaultGroup = {
         "bound_device_id": None if bound is None else str(bound),
         "backend_class": _class_of(world, device),
         **_versions(),
@@ -215,7 +235,7 @@ def describe_default(ctx: Context, device: Any) -> dict[str, Any]:
     return found
 
 
-def _versions() -> dict[str, Any]:
+def _versions() -> Versions:
     import torch
 
     deepspeed = None
@@ -272,7 +292,7 @@ def _form(
     prefixed.set(f"formed/{rank}", b"1")
     prefixed.wait([f"formed/{member}" for member in range(SIZE)], beyond(ctx))
     c10d._world.pg_group_ranks[group] = {member: member for member in range(SIZE)}
-    facts = {"side_class": _class_of(group, device), "store": where, **_versions()}
+    facts: SideFacts = {"side_class": _class_of(group, device), "store": where, **_versions()}
     return Side(group, rank, device, facts)
 
 

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from nccl_doctor.toolkit.libraries import fingerprint
 
@@ -53,13 +53,21 @@ def load_plugin(library: str) -> str:
     return ""
 
 
-def plugin_build(library: str) -> dict[str, Any]:
+class PluginBuild(TypedDict):
+    """Properties of a plug-in, as `plugin_build` returns them."""
+
+    path: str | None
+    versions: list[int]
+    fingerprint: str | None
+
+
+def plugin_build(library: str) -> PluginBuild:
     """Properties of a plug-in that loads, to compare it with NCCL and with other hosts.
 
     Returns: `path`: of the real file, after links; `versions`: those of the interface that it
     exports, ascending; `fingerprint`: see `fingerprint`. None for what cannot be read.
     """
-    facts: dict[str, Any] = {"path": None, "versions": [], "fingerprint": None}
+    facts: PluginBuild = {"path": None, "versions": [], "fingerprint": None}
     with suppress(OSError):
         loaded = ctypes.CDLL(library)
         facts["versions"] = list(_exported(loaded))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from nccl_doctor.toolkit.host import (
     LISTEN,
@@ -44,7 +44,16 @@ def may_bind(port: int, root: Path = ROOT) -> bool:
     return port >= int(start) or has_capability(NET_BIND_SERVICE, root)
 
 
-def port_holder(port: int, root: Path = ROOT) -> dict[str, Any] | None:
+class PortHolder(TypedDict):
+    """The socket that has a port, as `port_holder` returns it."""
+
+    state: str
+    uid: int
+    pid: int | None
+    command: str
+
+
+def port_holder(port: int, root: Path = ROOT) -> PortHolder | None:
     """The socket that has the port, a listener before others, and its process if visible.
 
     Returns: `state` (`listening` or `connected`), `uid`, `pid` (None if this user cannot see it)
