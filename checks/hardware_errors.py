@@ -69,10 +69,10 @@ from nccl_doctor.toolkit.memory_errors import (
 )
 from nccl_doctor.toolkit.pcie_errors import (
     by_link,
+    counts_in_words,
     pcie_errors,
     pcie_is_broken,
     pcie_risen,
-    told_by_counts,
 )
 from nccl_doctor.toolkit.shared_kinds import MEMORY_ERRORS, MEMORY_FAILING, PCIE_ERRORS
 
@@ -139,7 +139,7 @@ def _links(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> Ite
     }
     for ends in by_link(devices, set(broken)):
         shown = "; ".join(
-            f"{devices[end]['kind']} {end}: {told_by_counts(rises[end], '+')}" for end in ends
+            f"{devices[end]['kind']} {end}: {counts_in_words(rises[end], '+')}" for end in ends
         )
         yield Finding(
             PCIE_ERRORS,

@@ -148,7 +148,7 @@ class LaunchRecord(Check):
         if cluster.complete:
             yield from _without_local_rank(cluster)
             claims = (
-                (rank, rank.launch.told("run_id"))
+                (rank, rank.launch.given("run_id"))
                 for rank in cluster.present
                 if rank.launch is not None and rank.launch.launcher in _ELASTIC
             )
@@ -182,7 +182,7 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
         guessed = {
             variable: launch.sources[name].removeprefix("derived from ")
             for name, variable in (("master_addr", "MASTER_ADDR"), ("master_port", "MASTER_PORT"))
-            if launch.told(name) is None
+            if launch.given(name) is None
         }
         if guessed:
             places[str(launch.master_addr), str(launch.master_port)] = guessed
@@ -214,7 +214,7 @@ def _without_local_rank(cluster: Cluster) -> Iterator[Finding]:
             rank
             for rank in cluster.ranks_on(host)
             if rank.launch is not None
-            and rank.launch.told("local_rank") is None
+            and rank.launch.given("local_rank") is None
             and claims[rank.rank] == 1  # a duplicate rank has a worse fault
         ]
         if len(ranks) > 1 and not see_other_gpus(rank.env for rank in ranks):

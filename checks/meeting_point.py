@@ -64,7 +64,7 @@ class MeetingPoint(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`master_addr` and `master_port` as set on this host, None if not set."""
-        return {name: ctx.launch.told(name) for name in ("master_addr", "master_port")}
+        return {name: ctx.launch.given(name) for name in ("master_addr", "master_port")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding on the hosts that differ from rank 0; on rank 0 if several others agree."""
@@ -105,7 +105,7 @@ def _ports(cluster: Cluster) -> Iterator[tuple[int, int]]:
     """(host id, MASTER_PORT) of every host on which it is set."""
     for host in cluster.present_hosts:
         first = cluster.first_on(host)
-        port = first.launch.told("master_port") if first and first.launch else None
+        port = first.launch.given("master_port") if first and first.launch else None
         if port is not None:
             yield host.id, port
 

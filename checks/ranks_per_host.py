@@ -63,7 +63,7 @@ class RanksPerHost(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`local_world_size` that the launcher gave to this host, or None."""
-        return {"local_world_size": ctx.launch.told("local_world_size")}
+        return {"local_world_size": ctx.launch.given("local_world_size")}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """A failure if the sum is not the world size; information if hosts are uneven."""
@@ -73,7 +73,7 @@ class RanksPerHost(Check):
         said: dict[int, Any] = {}
         for rank in cluster.present:
             if rank.launch is not None:
-                said.setdefault(rank.host.id, rank.launch.told("local_world_size"))
+                said.setdefault(rank.host.id, rank.launch.given("local_world_size"))
         if None in said.values() or len(said) < len(hosts):
             return
         total, odd = sum(said.values()), odd_ones_out(said)

@@ -88,7 +88,7 @@ class SeenByRank(NamedTuple):
         return " ".join(f"{name}={value!r}" for name, value in self.facts["visible"].items())
 
     @property
-    def is_told(self) -> bool:
+    def has_local_rank(self) -> bool:
         """Whether LOCAL_RANK is in the environment of the program."""
         launch = self.rank.launch
         by_launch = launch is not None and launch.sources.get("local_rank") == "LOCAL_RANK"
@@ -152,7 +152,7 @@ def _beyond(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
     by_count: dict[int, list[Rank]] = defaultdict(list)
     for one in mine:
         count, local = len(one.facts["devices"]), one.rank.local_rank
-        if one.is_told and local is not None and local >= count:
+        if one.has_local_rank and local is not None and local >= count:
             by_count[count].append(one.rank)
     for count, ranks in by_count.items():
         numbers = number_range([rank.local_rank or 0 for rank in ranks])
@@ -230,7 +230,7 @@ def _binds(one: SeenByRank) -> bool:
 
 
 def _binds_by_number(one: SeenByRank) -> bool:
-    return _binds(one) and not one.is_told
+    return _binds(one) and not one.has_local_rank
 
 
 def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:

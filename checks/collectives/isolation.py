@@ -65,7 +65,7 @@ def rounds_of_isolation(cluster: Cluster, attempts: Attempts) -> Iterator[Round]
     for name in held:
         yield Round(name, tuple(attempt.seats for attempt in attempts[name]), limit_s)
     spent_s = sum(max(map(_seconds, attempts[name])) for name in held)
-    if spent_s > max(_TOTAL_S, 3 * limit_s) or _told(attempts):
+    if spent_s > max(_TOTAL_S, 3 * limit_s) or _to_blame(attempts):
         return
     hosts = _hosts(cluster)
     plan = next_round(hosts, _history(attempts))
@@ -81,7 +81,7 @@ def judge_isolation(cluster: Cluster, attempts: Attempts) -> tuple[Attempts, lis
 
     Returns: the attempts that isolation does not explain, and the findings about the others.
     """
-    if told := _told(attempts):  # a smaller group shows what the whole did not
+    if told := _to_blame(attempts):  # a smaller group shows what the whole did not
         rest = {
             name: [a for a in found if not _is_open(a) or told.isdisjoint(a.seats)]
             for name, found in attempts.items()
@@ -171,7 +171,7 @@ def _is_open(attempt: Attempt) -> bool:
     return attempt.is_unexplained or attempt.is_failed
 
 
-def _told(attempts: Attempts) -> set[int]:
+def _to_blame(attempts: Attempts) -> set[int]:
     """Seats of members that are more to blame than the others, in any of the groups."""
     return {
         member.rank.seat
@@ -187,7 +187,7 @@ def _told(attempts: Attempts) -> set[int]:
 def _findings(cluster: Cluster, attempts: Attempts, verdict: Verdict) -> Iterator[Finding]:
     (world,) = attempts[WORLD]
     ranks = {rank.seat: rank for rank in cluster.present}
-    held = _told_rounds(attempts)
+    held = _results_of_rounds(attempts)
     if verdict.untold:
         held["not_told"] = _rank_range(ranks, verdict.untold)
     if verdict.flaky:
@@ -288,7 +288,7 @@ def _attempt(attempts: Attempts, group: Units) -> Attempt | None:
     return None
 
 
-def _told_rounds(attempts: Attempts) -> dict[str, Any]:
+def _results_of_rounds(attempts: Attempts) -> dict[str, Any]:
     """Results of each round, as evidence: number of good groups, and the bad ones."""
     rounds = []
     for name in _in_order(attempts):

@@ -72,7 +72,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.gpu.devices import torch_build
 from nccl_doctor.toolkit.nccl.interface_choice import has_infiniband
 from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
-from nccl_doctor.toolkit.timeouts.rules import told_by_load
+from nccl_doctor.toolkit.timeouts.rules import too_short_for_load
 
 from .gather import Gathered, gather_variables
 from .problems import judge_variables
@@ -186,7 +186,7 @@ class Environment(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each problem, with all its places."""
         kinds = {kind.code: kind for kind in self.kinds}
-        told = told_by_load(cluster)
+        told = too_short_for_load(cluster)
         for each in judge_variables(cluster, self.name):
             problem = each.problem
             hosts = each.where.hosts

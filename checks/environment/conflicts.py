@@ -38,7 +38,7 @@ def conflicts(view: View) -> Iterator[Problem]:
         )
 
 
-def _told(view: View, new: str) -> tuple[str, str] | None:
+def _set_variable(view: View, new: str) -> tuple[str, str] | None:
     """(name that is set, its meaning) of a variable with old names; None if it is not set."""
     old = [row.name for row in table().variables.values() if row.deprecated_by == new]
     for name in (new, *old):
@@ -49,9 +49,9 @@ def _told(view: View, new: str) -> tuple[str, str] | None:
 
 
 def _watchdog(view: View) -> Iterator[Problem]:
-    blocking, handling = _told(view, _BLOCKING), _told(view, _ASYNC)
-    desync = _told(view, _DESYNC)
-    dumps = [dump for dump in (_told(view, name) for name in _DUMP) if dump is not None]
+    blocking, handling = _set_variable(view, _BLOCKING), _set_variable(view, _ASYNC)
+    desync = _set_variable(view, _DESYNC)
+    dumps = [dump for dump in (_set_variable(view, name) for name in _DUMP) if dump is not None]
     if blocking is not None and blocking[1] == "1":
         lost = [each for each in (*dumps, desync) if each is not None and each[1] == "1"]
         # torchrun always sets 1.
@@ -73,7 +73,7 @@ def _watchdog(view: View) -> Iterator[Problem]:
             f"{view.drop(handling[0])}, or {view.drop(desync[0])}",
             Severity.WARN,
         )
-    size = _told(view, "TORCH_FR_BUFFER_SIZE")
+    size = _set_variable(view, "TORCH_FR_BUFFER_SIZE")
     asked = [dump for dump in dumps if dump[1] == "1"]
     if size is not None and size[1] == "0" and asked:
         yield Problem(

@@ -38,14 +38,14 @@ def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
     """Differences of GPUs of one host from its other GPUs; the places are their indices."""
     seen = {gpu["index"]: gpu for gpu in gpus if is_readable(gpu)}
     models = {index: {"model": gpu["name"]} for index, gpu in seen.items() if gpu["name"]}
-    yield from _told(differences(models), Severity.WARN, "the other GPUs of the host have")
+    yield from _drifts(differences(models), Severity.WARN, "the other GPUs of the host have")
     by_model: dict[Any, dict[int, Gpu]] = defaultdict(dict)
     for index, gpu in seen.items():
         by_model[gpu["name"]][index] = gpu
     for alike in by_model.values():
         for severity, traits in _TRAITS:
             stacks = {index: traits(gpu) for index, gpu in alike.items()}
-            yield from _told(differences(stacks), severity, "the other GPUs of the host have")
+            yield from _drifts(differences(stacks), severity, "the other GPUs of the host have")
 
 
 def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iterator[Drift]:
@@ -67,7 +67,7 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
             if len(gpus) == len(hosts[key]["gpus"]) and all(gpu["name"] for gpu in gpus)
         }
         numbers = {key: {"GPUs": _sum(gpus)} for key, gpus in whole.items()}
-        yield from _told(differences(numbers), Severity.WARN, "the other hosts have")
+        yield from _drifts(differences(numbers), Severity.WARN, "the other hosts have")
     by_model: dict[Any, dict[int, list[Gpu]]] = defaultdict(dict)
     for key, gpus in every.items():
         names = {gpu["name"] for gpu in gpus}
@@ -82,12 +82,12 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
                 }
                 for key, gpus in alike.items()
             }
-            yield from _told(differences(stacks), severity, "the other hosts have")
+            yield from _drifts(differences(stacks), severity, "the other hosts have")
     releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
     if len({release.split(".")[0] for release in releases.values()}) == 1:
         # Check `software` reports another branch.
         stacks = {key: {"driver": release} for key, release in releases.items()}
-        yield from _told(differences(stacks), Severity.INFO, "the other hosts have")
+        yield from _drifts(differences(stacks), Severity.INFO, "the other hosts have")
 
 
 def _speed(gpu: Gpu) -> dict[str, str]:
@@ -181,7 +181,7 @@ def _sum(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{number} x {name}" for name, number in models)
 
 
-def _told(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
+def _drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
     for odd in found:
         if odd.tie:
             sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]

@@ -144,7 +144,7 @@ class Ranks(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given."""
         names = ("rank", "local_rank", "node_rank", "world_size", "local_world_size", "nnodes")
-        return {name: ctx.launch.told(name) for name in names}
+        return {name: ctx.launch.given(name) for name in names}
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on duplicate ranks, different sizes, absent hosts and ranks, and late ones."""
@@ -153,8 +153,8 @@ class Ranks(Check):
         duplicates, spare = _duplicates(cluster)
         yield from duplicates
         yield from _local_ranks(cluster)
-        nnodes = disagreement(NNODES, "nnodes", _told(cluster, "nnodes"), of_host=True)
-        world = disagreement(WORLD_SIZE, "WORLD_SIZE", _told(cluster, "world_size"), of_host=False)
+        nnodes = disagreement(NNODES, "nnodes", _given(cluster, "nnodes"), of_host=True)
+        world = disagreement(WORLD_SIZE, "WORLD_SIZE", _given(cluster, "world_size"), of_host=False)
         if nnodes is not None:
             yield nnodes.finding
         if world is not None:
@@ -168,8 +168,8 @@ class Ranks(Check):
         yield from _late(cluster, spare)
 
 
-def _told(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
-    return ((rank, rank.launch.told(field)) for rank in cluster.present if rank.launch is not None)
+def _given(cluster: Cluster, field: str) -> Iterator[tuple[Rank, Any]]:
+    return ((rank, rank.launch.given(field)) for rank in cluster.present if rank.launch is not None)
 
 
 def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
@@ -232,7 +232,7 @@ def _local_ranks(cluster: Cluster) -> Iterator[Finding]:
     """Ranks of one host that take the same GPU, unless each sees only a GPU of its own."""
     number = Counter(rank.rank for rank in cluster.present)
     groups: dict[tuple[int, int], list[Rank]] = defaultdict(list)
-    for rank, local in _told(cluster, "local_rank"):
+    for rank, local in _given(cluster, "local_rank"):
         if local is not None and number[rank.rank] == 1:  # duplicate ranks are reported above
             groups[rank.host.id, local].append(rank)
     for (_, local), ranks in groups.items():
@@ -264,11 +264,11 @@ def _causes(
         )
     causes = {}
     if world is not None:  # in a tie, the smallest
-        limit = world.usual or min(size for _, size in _told(cluster, "world_size") if size)
+        limit = world.usual or min(size for _, size in _given(cluster, "world_size") if size)
         code = (WORLD_SIZE if nnodes is None else NNODES).code
         causes = {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
     if nnodes is not None:
-        limit = nnodes.usual or min(number for _, number in _told(cluster, "nnodes") if number)
+        limit = nnodes.usual or min(number for _, number in _given(cluster, "nnodes") if number)
         causes |= {r.seat: NNODES.code for r in absent if (r.host.node_rank or 0) >= limit}
     return causes
 

@@ -237,10 +237,10 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
     from nccl_doctor.report.output import leave, leave_unable, relay
     from nccl_doctor.report.redaction.cover import FolderRedaction
 
-    def write(departure: ParticipantResult, launch: Launch) -> int:
+    def write(result: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
-            return relay(departure, launch)
-        return leave(departure, launch, options, installed)
+            return relay(result, launch)
+        return leave(result, launch, options, installed)
 
     try:
         return examine(

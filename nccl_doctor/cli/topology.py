@@ -201,7 +201,7 @@ def _fleet_of(
         )
     if shutil.which("ssh") is None:
         raise click.UsageError("--hostfile needs ssh, and ssh is not in PATH: install it", ctx)
-    if len(relay.letter(Options(), variables)) > connection.WORD_MAX // 2:
+    if len(relay.instructions(Options(), variables)) > connection.WORD_MAX // 2:
         raise click.UsageError(
             f"the variables to export ({', '.join(exports.PREFIXES)}…, {exports.ENV_FILE}) are "
             f"larger than {connection.WORD_MAX >> 11} KiB; unset those that the job does not need",

@@ -4,7 +4,7 @@ A star over one store, no collective, so nothing in it can deadlock. Every opera
 that holds even when the store's host is frozen: the store client blocks in C++ without one, so it
 runs in a thread that can be given up.
 
-Letters are compressed JSON, never pickle, size-bounded, and travel in pieces that fit into a small
+Messages are compressed JSON, never pickle, size-bounded, and travel in pieces that fit into a small
 packet, each acknowledged before the next is sent: a path that swallows large packets (an MTU black
 hole) must not swallow the report about itself.
 """

@@ -29,7 +29,7 @@ from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.launch.ssh.program import own_words
-from nccl_doctor.launch.ssh.relay import MARKER, letter
+from nccl_doctor.launch.ssh.relay import MARKER, instructions
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
@@ -94,7 +94,7 @@ class Fleet:
             connect_s=connect_s,
             port=self.ssh_port,
             folder=Path.cwd(),
-            # The others may be secret, and follow by letter; Python needs its own to start.
+            # Others may be secret, and follow over the connection; Python needs its own to start.
             variables={k: v for k, v in self.variables.items() if k.startswith("PYTHON")},
         )
 
@@ -115,7 +115,7 @@ def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Re
 
     def word(lost: frozenset[int]) -> str:
         left = max(1.0, deadline - ANSWER_S - time.monotonic())
-        return letter(_told(options, left, lost), fleet.variables)
+        return instructions(_options_for_hosts(options, left, lost), fleet.variables)
 
     def tick(doing: str) -> None:
         progress.doing = doing
@@ -190,7 +190,7 @@ def report_of(stdout: str) -> Report | None:
     return None
 
 
-def _told(options: Options, left_s: float, lost: frozenset[int]) -> Options:
+def _options_for_hosts(options: Options, left_s: float, lost: frozenset[int]) -> Options:
     """The options as the hosts get them: what they have to write, and where, is for here."""
     join_s = min(options.join_timeout_s, left_s)
     return replace(

@@ -57,7 +57,7 @@ class Participant:
     """The run of one participant; `run` is the only method to call, once."""
 
     def __init__(self, run: Run, write: Callable[[ParticipantResult], int]) -> None:
-        """`write` prints and saves a departure's report and returns its exit code."""
+        """`write` prints and saves a result and returns its exit code."""
         self._run = run
         self._write = write
         self._scopes = {check.name: check.scope for check in run.registry.checks}
@@ -78,14 +78,14 @@ class Participant:
         Returns: the exit code, the same for every participant that the coordinator could reach.
         """
         run = self._run
-        departure = self._depart()
+        result = self._depart()
         if not self._watchdog.stand_down():
             time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
-        code = self._write(departure)
-        if not self._leave_last_view(departure) and run.options.exit_profile == "native":
+        code = self._write(result)
+        if not self._leave_last_view(result) and run.options.exit_profile == "native":
             code = max(code, 3)
         with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
-            departure.finish(code)
+            result.finish(code)
         run.door.close()
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
             # The job would else meet our store in place of its own, and lose it.
@@ -251,7 +251,7 @@ class Participant:
             report = make_report(self._run, self._evidence, complete=False)
             self._views.write(self._run.launch.node_rank, report)  # said once, when it leaves
 
-    def _leave_last_view(self, departure: ParticipantResult) -> bool:
+    def _leave_last_view(self, result: ParticipantResult) -> bool:
         """Leave there what stays; returns whether this participant has answered for itself.
 
         One that follows leaves with the code of all, whether its partial report is there or not.
@@ -259,12 +259,12 @@ class Participant:
         if not self._speaks_in_folder():
             return True
         run = self._run
-        report = departure.report or make_report(run, self._evidence, complete=False)
-        problem = self._views.leave(run.launch.node_rank, report, heard=not departure.aside)
+        report = result.report or make_report(run, self._evidence, complete=False)
+        problem = self._views.leave(run.launch.node_rank, report, heard=not result.aside)
         if problem:
             sys.stderr.write(f"nccl-doctor: {problem}\n")
             sys.stderr.flush()
-        return not problem or departure.report is None
+        return not problem or result.report is None
 
     def _speaks_in_folder(self) -> bool:
         run = self._run
@@ -285,8 +285,8 @@ class Participant:
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
-        departure = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
-        return self._write(departure)
+        result = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
+        return self._write(result)
 
 
 def import_torch() -> None:

@@ -13,13 +13,13 @@ _EVERY_S = 0.2
 class Progress:
     """Writer of progress to stderr, only to a terminal that is watched. `doing` is always kept."""
 
-    def __init__(self, *, shown: bool, deadline: float, told: bool = False) -> None:
-        """`shown`: the line of this participant is the one to watch; `told`: it speaks for its
-        host, and what it tells is for whoever reads the log.
+    def __init__(self, *, shown: bool, deadline: float, speaks: bool = False) -> None:
+        """`shown`: the line of this participant is the one to watch; `speaks`: it speaks for its
+        host, and prints lines for the log.
         """
         self.doing = "starting"
         self._shown = shown and sys.stderr.isatty()
-        self._told = told
+        self._speaks = speaks
         self._deadline = deadline
         self._next = 0.0
 
@@ -41,7 +41,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Say something worth a line of its own, on a terminal or not."""
-        if self._told:
+        if self._speaks:
             self.clear()
             sys.stderr.write(f"nccl-doctor: {text}\n")
             sys.stderr.flush()

@@ -64,9 +64,9 @@ def run(
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     found = detect(environ)
-    told = host_flags(found)
-    if told is not None:
-        flags = told
+    of_host = host_flags(found)
+    if of_host is not None:
+        flags = of_host
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(
             prepare(options, found, environ, started, past=past, redaction=redaction), write
@@ -80,7 +80,7 @@ def run(
     )
     port = DEFAULT_PORT if (flags.nnodes or 1) > 1 else free_port()
     host = host_launch(flags, nproc, is_master=is_master, port=port)
-    if told is not None:
+    if of_host is not None:
         host = replace(host, sources={**host.sources, **found.sources}, problems=found.problems)
 
     def first(start_siblings: Callable[[HostPlace, Address], None]) -> int:
@@ -120,8 +120,8 @@ def prepare(
         progress=Progress(
             shown=watched,
             deadline=deadline,
-            # What is told on the way names hosts, before anybody knows all their names.
-            told=launch.local_rank in (0, None) and not options.quiet and not options.redact,
+            # These lines name hosts, before all names are known and could be replaced.
+            speaks=launch.local_rank in (0, None) and not options.quiet and not options.redact,
         ),
         past=past,
         redaction=redaction,
@@ -131,8 +131,8 @@ def prepare(
 
 
 def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:
-    def leave(departure: ParticipantResult) -> int:
+    def leave(result: ParticipantResult) -> int:
         run_.progress.clear()
-        return write(departure, run_.launch)
+        return write(result, run_.launch)
 
     return Participant(run_, leave).run()

@@ -40,7 +40,7 @@ class SignIn:
         Two node ranks on one machine are two hosts to the job (and a finding to the judge); but a
         node rank that was only derived may be wrong, and must not split a machine.
         """
-        return self.host_key, self.launch.told("node_rank")
+        return self.host_key, self.launch.given("node_rank")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -140,7 +140,7 @@ class Account:
         where = self.due.get((unit, name)) or self._where.get(unit) or Where()
         self.gaps.append(Gap(unit, where, text, missing=missing))
 
-    def told(self, gaps: Iterable[Gap]) -> str:
+    def in_one_line(self, gaps: Iterable[Gap]) -> str:
         """Gaps in one line: `hung in barrier (ranks 1–3); never signed in (rank 5)`."""
         by_text: dict[str, list[int]] = defaultdict(list)
         for gap in gaps:

@@ -68,7 +68,7 @@ def _result(
     broken = broken or account.broken
     levels = {finding.level for finding in own}
     codes = ", ".join(dict.fromkeys(f.code for f in own if f.level is not Severity.INFO))
-    told = account.told(open_gaps)
+    told = account.in_one_line(open_gaps)
     if Severity.FAIL in levels:
         status, reason = Status.FAIL, "; ".join(text for text in (codes, broken, told) if text)
     elif broken or open_gaps:

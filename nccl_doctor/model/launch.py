@@ -57,9 +57,9 @@ class LaunchProblem:
 class Launch:
     """Rank, world size and address of this process in the job, and the variable of each value.
 
-    A field that nothing told, or told wrongly, is None. `sources` maps field name → variable name,
-    `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent serves
-    the store.
+    A field is None if nothing gives it, or gives it wrongly. `sources` maps field name → variable
+    name, `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent
+    serves the store.
     """
 
     launcher: str = "none"
@@ -88,7 +88,7 @@ class Launch:
         """
         return self.launcher == "kubeflow"
 
-    def told(self, name: str) -> Any:
+    def given(self, name: str) -> Any:
         """Value of a field if a variable gave it; None if it was only derived."""
         return None if self.sources.get(name, "").startswith(DERIVED) else getattr(self, name)
 

@@ -71,46 +71,46 @@ class Layout:
 
 def agree(claims: Sequence[Claim], nnodes: int) -> bool:
     """True if the claims can all be true of one job of `nnodes` hosts."""
-    told = [claim.node_rank for claim in claims if claim.node_rank is not None]
+    claimed = [claim.node_rank for claim in claims if claim.node_rank is not None]
     return (
         len(claims) <= nnodes
-        and len(set(told)) == len(told)
-        and all(node < nnodes for node in told)
+        and len(set(claimed)) == len(claimed)
+        and all(node < nnodes for node in claimed)
         and all(claim.nnodes == nnodes for claim in claims)
     )
 
 
-def backend_of_all(told: Sequence[tuple[str, str | None]], own: str) -> str:
+def backend_of_all(asked: Sequence[tuple[str, str | None]], own: str) -> str:
     """Backend of a job, from the options of all participants.
 
-    What most were told by name; else nccl as soon as one of them has a GPU: a host without is then
+    The backend that most name; else nccl as soon as one of them has a GPU: a host without is then
     seen to lack one, whichever host it is.
 
     Args:
-        told: of each participant, `auto`, `nccl` or `gloo` (empty: unknown), and its device.
+        asked: of each participant, `auto`, `nccl` or `gloo` (empty: unknown), and its device.
         own: that of whoever decides, which counts on a tie, and where some said nothing.
     """
-    named = Counter(backend for backend, _ in told if backend in ("nccl", "gloo"))
+    named = Counter(backend for backend, _ in asked if backend in ("nccl", "gloo"))
     if named:
         return max(named, key=lambda backend: (named[backend], backend == own))
-    if not told or any(backend == "" for backend, _ in told):
+    if not asked or any(backend == "" for backend, _ in asked):
         return own
-    return "nccl" if any(device == "cuda" for _, device in told) else "gloo"
+    return "nccl" if any(device == "cuda" for _, device in asked) else "gloo"
 
 
 def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
     """Lay ranks out over the hosts that are here and the ones that are not.
 
     Args:
-        claims: at least one; the first is the coordinator's, which takes node 0 if it was told
+        claims: at least one; the first is the coordinator's, which takes node 0 if it has
             none. Others without a node rank take the free ones in order.
         nnodes: as the coordinator says. A host that claims a node beyond has a place all the same,
             so that it can be compared with the others.
 
     Hosts that are not here are taken to start as many ranks as most of the others.
     """
-    told = {claim.node_rank for claim in claims if claim.node_rank is not None}
-    free = (node for node in range(nnodes + len(claims)) if node not in told)
+    claimed = {claim.node_rank for claim in claims if claim.node_rank is not None}
+    free = (node for node in range(nnodes + len(claims)) if node not in claimed)
     nodes = {
         claim.seat: claim.node_rank if claim.node_rank is not None else next(free)
         for claim in claims

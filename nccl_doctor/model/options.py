@@ -21,7 +21,7 @@ class Options:
     `select` and `ignore` hold check names and finding codes. `expected` comes from the
     configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
-    `-` for stdout; with `github`, GitHub Actions is told too. `exit_profile` is one of
+    `-` for stdout; with `github`, GitHub Actions gets the findings too. `exit_profile` is one of
     `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the sign-in
     does not wait for them. `baseline` is where earlier reports are. With `redact`, the report gets
     pseudonyms as it is written, made with the key in the file `redact_key`, if there is one.
@@ -104,22 +104,22 @@ def contradictions(flags: Flags, launch: Launch) -> list[str]:
     lines = []
     for name, (field_name, variable) in _FIELDS.items():
         given = getattr(flags, name)
-        told = getattr(launch, field_name)
-        by_rule = name.startswith("master") and launch.told(field_name) is None
-        if by_rule and str(given) != str(told):
-            told = None  # nobody said where to meet: what is exported will be stronger
+        launched = getattr(launch, field_name)
+        by_rule = name.startswith("master") and launch.given(field_name) is None
+        if by_rule and str(given) != str(launched):
+            launched = None  # nobody said where to meet: what is exported will be stronger
         if given is None or (name == "nproc_per_node" and not str(given).isdecimal()):
             continue
         option = f"--{name.replace('_', '-')} {given}"
-        if told is None:
+        if launched is None:
             lines.append(
                 f"{option}: under {launch.launcher} this value comes from the environment, where "
                 f"it is missing; export {variable}={given} instead"
             )
-        elif str(given) != str(told):
+        elif str(given) != str(launched):
             source = launch.sources.get(field_name, "")
             lines.append(
-                f"{option}: {launch.launcher} has {told}{f' ({source})' if source else ''}; "
+                f"{option}: {launch.launcher} has {launched}{f' ({source})' if source else ''}; "
                 f"leave the option out"
             )
     return lines

@@ -91,7 +91,7 @@ class Child:
         self._stack = os.memfd_create(f"{name}-stack")
         self._state = self._wchan = ""
         self._buffer = bytearray()
-        self._told = Messages(time.monotonic())
+        self._messages = Messages(time.monotonic())
         pid, parent = fork()
         if pid == 0:
             os.close(self.pipe)
@@ -112,15 +112,15 @@ class Child:
     @property
     def busy_s(self) -> float:
         """Seconds that it has been at it."""
-        return time.monotonic() - self._told.since
+        return time.monotonic() - self._messages.since
 
     def pump(self) -> bool:
         """Read what the child has sent. Returns False when it will send no more."""
-        told = self._told
+        messages = self._messages
         data = os.read(self.pipe, 1 << 16)
-        told.received += len(data)
-        if told.received > MAX_MESSAGE_BYTES:
-            told.result = {"raised": f"the facts are larger than {MAX_MESSAGE_BYTES} bytes"}
+        messages.received += len(data)
+        if messages.received > MAX_MESSAGE_BYTES:
+            messages.result = {"raised": f"the facts are larger than {MAX_MESSAGE_BYTES} bytes"}
             return False
         self._buffer += data
         if b"\n" not in data:
@@ -130,24 +130,24 @@ class Child:
         for line in lines:
             message = json.loads(line)
             if "crumb" in message:
-                told.breadcrumbs.append(message["crumb"])
+                messages.breadcrumbs.append(message["crumb"])
                 self.job.heard(message["crumb"])
             elif "witness" in message:
-                told.witness.update(message["witness"])
+                messages.witness.update(message["witness"])
             else:
-                told.result = message
+                messages.result = message
         return bool(data)
 
     @property
     def ready(self) -> bool:
         """True if it has answered, and waits for its next job."""
-        return self._told.result is not None and len(self.jobs) > 1
+        return self._messages.result is not None and len(self.jobs) > 1
 
     def send_on(self) -> Outcome:
         """Send it on to its next job. Returns: how the last one ended."""
         outcome = self._outcome(late=False, status=None)
         self.jobs.popleft()
-        self._told = Messages(time.monotonic(), log_from=os.fstat(self._log).st_size)
+        self._messages = Messages(time.monotonic(), log_from=os.fstat(self._log).st_size)
         self._say(_GO_ON)
         return outcome
 
@@ -201,26 +201,26 @@ class Child:
     @property
     def fell(self) -> bool:
         """True if it ended without an answer, and had other jobs before or after this one."""
-        return self._told.result is None and not self.alone
+        return self._messages.result is None and not self.alone
 
     def _outcome(self, late: bool, status: int | None) -> Outcome:
-        told = self._told
+        messages = self._messages
         common: dict[str, Any] = {
-            "breadcrumbs": tuple(told.breadcrumbs),
+            "breadcrumbs": tuple(messages.breadcrumbs),
             "duration_s": round(self.busy_s, 4),
         }
-        result = told.result
+        result = messages.result
         if result is not None and "facts" in result:
             return Outcome(OutcomeStatus.OK, facts=result["facts"], **common)
         if result is not None and "skip" in result:
             return Outcome(OutcomeStatus.SKIPPED, reason=result["skip"], **common)
         if result is not None and "untested" in result:
             return Outcome(OutcomeStatus.UNTESTED, reason=result["untested"], **common)
-        common["log_tail"] = _tail(self._log, told.log_from)
+        common["log_tail"] = _tail(self._log, messages.log_from)
         if result is not None:
             return Outcome(OutcomeStatus.RAISED, reason=result["raised"], **common)
         common["stack"] = _text(self._stack, 0, STACK_BYTES)
-        common["witness"] = told.witness
+        common["witness"] = messages.witness
         if late:
             return Outcome(OutcomeStatus.HUNG, state=self._state, wchan=self._wchan, **common)
         if status is not None and os.WIFSIGNALED(status):

@@ -129,58 +129,56 @@ def say(
 
     Returns: the exit code, which is `code` as that system writes it.
     """
-    told = tell(report, options.exit_profile, code)
-    if told is None:
+    answer = tell(report, options.exit_profile, code)
+    if answer is None:
         print_report(report, options, stream, checks)
         return code
-    if told.line:
-        _put(stream, f"{told.line}\n")
-    return told.code
+    if answer.line:
+        _put(stream, f"{answer.line}\n")
+    return answer.code
 
 
 def code_of(report: Report, options: Options, code: int) -> int:
     """An exit code of ours, as the system of the exit profile writes it."""
-    told = tell(report, options.exit_profile, code)
-    return code if told is None else told.code
+    answer = tell(report, options.exit_profile, code)
+    return code if answer is None else answer.code
 
 
 def leave(
-    departure: ParticipantResult, launch: Launch, options: Options, checks: Checks = no_checks
+    result: ParticipantResult, launch: Launch, options: Options, checks: Checks = no_checks
 ) -> int:
     """Print and save the report of a participant at its end; returns its exit code.
 
     The coordinator's report goes to stdout and to the output files. The partial report of a host
     that could not sign in goes to stderr and to a file next to the JSON file, once per host.
     """
-    report = departure.report
+    report = result.report
     if report is None:
-        return departure.code
+        return result.code
     problems = launch.problems if report.exit_code == 2 else ()
     said = [problem.message for problem in problems]
-    if departure.aside and launch.local_rank not in (0, None):
+    if result.aside and launch.local_rank not in (0, None):
         for words in () if options.redact else said:
             _complain(words)
-        told = [
+        cause = [
             found.kind.title if options.redact else f"{found.kind.title}: {found.message}"
             for found in report.root_causes[:1]
         ]
-        _complain(f"rank {launch.rank}: {' '.join(told) or report.verdict.upper()}")
-        return code_of(report, options, departure.code)
-    outputs = _beside(options.outputs, launch) if departure.aside else options.outputs
-    return give(
-        report, options, outputs, departure.code, said=said, aside=departure.aside, checks=checks
-    )
+        _complain(f"rank {launch.rank}: {' '.join(cause) or report.verdict.upper()}")
+        return code_of(report, options, result.code)
+    outputs = _beside(options.outputs, launch) if result.aside else options.outputs
+    return give(report, options, outputs, result.code, said=said, aside=result.aside, checks=checks)
 
 
 def leave_unable(reason: str, options: Options) -> int:
     """The exit code of a run without a report; who reads a line on stdout is given one."""
     _complain(reason)
-    told = unable(options.exit_profile, reason)
-    if told is None:
+    answer = unable(options.exit_profile, reason)
+    if answer is None:
         return 3
-    if told.line:
-        _put(sys.stdout, f"{told.line}\n")
-    return told.code
+    if answer.line:
+        _put(sys.stdout, f"{answer.line}\n")
+    return answer.code
 
 
 def give(
@@ -197,7 +195,7 @@ def give(
     """Write a report where it was asked for, and print it unless stdout is taken.
 
     What cannot be written costs one line on stderr and exit code 3, and nothing else: the verdict
-    is told in any case.
+    is printed in any case.
 
     Args:
         report: what to give, redacted here where `options` say so.
@@ -286,14 +284,14 @@ def _summarised(report: Report, path: str) -> bytes:
     return b""
 
 
-def relay(departure: ParticipantResult, launch: Launch) -> int:
+def relay(result: ParticipantResult, launch: Launch) -> int:
     """Write to stdout, as JSON and nothing else, the report for the process that started this host
     over ssh: the report of the coordinator, or the partial report of a host that could not sign in;
     once per host.
     """
-    if departure.report is not None and launch.local_rank in (0, None):
-        save(departure.report, "json", "-")
-    return departure.code
+    if result.report is not None and launch.local_rank in (0, None):
+        save(result.report, "json", "-")
+    return result.code
 
 
 def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:

@@ -23,7 +23,7 @@ def endpoint_host(endpoint: str) -> str:
     return text.rpartition(":")[0] or text or "localhost"
 
 
-def is_host_told(conf: str) -> bool | None:
+def is_host_of(conf: str) -> bool | None:
     """`is_host` of PET_RDZV_CONF (`key=value,…`); None if torch decides."""
     for part in re.split(r"[,;]", conf):
         name, _, value = part.partition("=")

@@ -194,7 +194,7 @@ def _ways(one: str, other: str) -> tuple[tuple[str, str], tuple[str, str]]:
     return (one, other), (other, one)
 
 
-def told_by_counts(counts: Mapping[str, Mapping[str, int]], sign: str = "") -> str:
+def counts_in_words(counts: Mapping[str, Mapping[str, int]], sign: str = "") -> str:
     """Counts as text: `fatal SDES 1; correctable BadTLP 12, RxErr 3`."""
     return "; ".join(
         f"{severity} " + ", ".join(f"{name} {sign}{n}" for name, n in sorted(names.items()))
@@ -230,7 +230,7 @@ def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[s
             )
             words = []
             if place in fatal:
-                words.append(told_by_counts({FATAL: device[FATAL]}))
+                words.append(counts_in_words({FATAL: device[FATAL]}))
             if stands_out:
                 words.append(
                     f"{links} correctable errors of its link; the median of other devices of its "

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nccl_doctor.launch.ssh.relay import MARKER, letter
+from nccl_doctor.launch.ssh.relay import MARKER, instructions
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port
@@ -286,14 +286,16 @@ def relay(tmp_path: Path, env: dict[str, str], *options: str) -> subprocess.Pope
     )
 
 
-LETTER = letter(Options(backend="gloo", select=("ranks",), join_timeout_s=5), {"NCCL_X": "a"})
+INSTRUCTIONS = instructions(
+    Options(backend="gloo", select=("ranks",), join_timeout_s=5), {"NCCL_X": "a"}
+)
 
 
 def test_a_relay_says_its_own_view_where_it_never_got_in(tmp_path: Path, env: dict[str, str]):
     options = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "127.0.0.1")
     with relay(tmp_path, env, *options, "--master-port", "9", "--nproc-per-node", "2") as process:
         assert process.stdin is not None
-        process.stdin.write(LETTER)
+        process.stdin.write(INSTRUCTIONS)
         process.stdin.flush()
         out, err = _read(process)
     data = json.loads(out)
@@ -313,7 +315,7 @@ def test_a_relay_ends_when_the_line_closes(tmp_path: Path, env: dict[str, str]):
     options = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", "29555")
     with relay(tmp_path, env, *options) as process:
         started = time.monotonic()
-        out, err = process.communicate(LETTER.replace("5.0", "50.0"), timeout=20)
+        out, err = process.communicate(INSTRUCTIONS.replace("5.0", "50.0"), timeout=20)
     assert time.monotonic() - started < 15
     assert process.returncode != 0
     assert "Traceback" not in err
@@ -330,7 +332,7 @@ def test_a_letter_of_another_version(tmp_path: Path, env: dict[str, str], text: 
 def test_a_letter_with_a_check_that_is_not_here(tmp_path: Path, env: dict[str, str]):
     with relay(tmp_path, env) as process:
         assert process.stdin is not None
-        process.stdin.write(letter(Options(select=("zzz",)), {}))
+        process.stdin.write(instructions(Options(select=("zzz",)), {}))
         process.stdin.flush()
         _, err = _read(process)
     assert process.returncode == 2

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
 from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
-from nccl_doctor.toolkit.c10d import endpoint_host, is_host_told, matches_machine
+from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -93,7 +93,7 @@ def test_the_host_of_an_endpoint(text: str, host: str) -> None:
     ],
 )
 def test_what_the_configuration_says(conf: str, told: bool | None) -> None:
-    assert is_host_told(conf) is told
+    assert is_host_of(conf) is told
 
 
 @pytest.mark.parametrize(

@@ -124,13 +124,13 @@ def test_torchrun_reads_the_same(words: list[str]):
         assert told is None
         return
     if told is None:  # numbers are looked at later; a flag of another torch is passed over
-        assert ours.notes or {"node_rank", "max_restarts"} & set(ours.told)
+        assert ours.notes or {"node_rank", "max_restarts"} & set(ours.flags)
         return
     assert ours.script == told.training_script
     for name, value in vars(told).items():
         if name in ("training_script", "training_script_args"):
             continue
-        said = ours.told.get(name)
+        said = ours.flags.get(name)
         assert (value in (None, False)) == (said is None), name
         if said and value is not True:
             assert str(value) == said.text

@@ -88,8 +88,8 @@ class TestHealthyLaunchers:
         launch = detect({**MASTER, "RANK": "0", "WORLD_SIZE": "1"})
         assert (launch.local_rank, launch.local_world_size) == (0, 1)
         assert (launch.node_rank, launch.nnodes) == (0, 1)
-        assert launch.told("local_rank") is None
-        assert launch.told("rank") == 0
+        assert launch.given("local_rank") is None
+        assert launch.given("rank") == 0
 
 
 class TestDerived:
@@ -97,7 +97,7 @@ class TestDerived:
         launch = detect(PLAIN)
         assert launch.sources["node_rank"] == "derived from RANK and LOCAL_WORLD_SIZE"
         assert launch.sources["nnodes"] == "derived from WORLD_SIZE and LOCAL_WORLD_SIZE"
-        assert launch.told("nnodes") is None
+        assert launch.given("nnodes") is None
 
     def test_not_where_hosts_are_uneven(self) -> None:
         launch = detect({**PLAIN, "LOCAL_WORLD_SIZE": "3"})

@@ -62,13 +62,13 @@ def read(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> JobLine
         JobLineError: accelerate would refuse the line, or every machine would train alone.
     """
     given = read_flags(FLAGS, words)
-    told = given.told
-    kinds = [told[name].source for name in _KINDS if name in told]
+    flags = given.flags
+    kinds = [flags[name].source for name in _KINDS if name in flags]
     if len(kinds) > 1:
         raise JobLineError(f"{kinds[0]} and {kinds[1]} exclude each other")
-    config = _config(told.get("config_file"), "cpu" in told, environ, cwd)
+    config = _config(flags.get("config_file"), "cpu" in flags, environ, cwd)
     notes = given.notes + (config.notes if config else ())
-    return _Reading(told, config, cwd, notes).line()
+    return _Reading(flags, config, cwd, notes).line()
 
 
 def _config(named: Said | None, cpu: bool, environ: Mapping[str, str], cwd: Path) -> Config | None:
@@ -85,9 +85,9 @@ class _Reading:
     """The values of one line: flags first, then the file."""
 
     def __init__(
-        self, told: dict[str, Said], config: Config | None, cwd: Path, notes: tuple[str, ...]
+        self, flags: dict[str, Said], config: Config | None, cwd: Path, notes: tuple[str, ...]
     ) -> None:
-        self._told = told
+        self._flags = flags
         self._config = config
         self._cwd = cwd
         self._notes = notes
@@ -95,7 +95,7 @@ class _Reading:
         self._nnodes = number(self._machines, 1)
 
     def _say(self, name: str) -> Said | None:
-        return self._told.get(name) or (self._config.said(name) if self._config else None)
+        return self._flags.get(name) or (self._config.said(name) if self._config else None)
 
     def line(self) -> JobLine:
         """Record of the job as accelerate reads its command."""
@@ -117,14 +117,14 @@ class _Reading:
         if chosen.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
             self._note(f"accelerate starts this job on {chosen['compute_environment']}, not here")
             return "elsewhere"
-        if "cpu" in self._told:
+        if "cpu" in self._flags:
             return "one"
-        if "use_deepspeed" in self._told:
+        if "use_deepspeed" in self._flags:
             return "deepspeed"
-        if any(name in self._told for name in ("multi_gpu", "use_fsdp", "use_megatron_lm")):
+        if any(name in self._flags for name in ("multi_gpu", "use_fsdp", "use_megatron_lm")):
             return "torchrun"
         by_file = chosen.get("distributed_type", "")
-        if "tpu" in self._told or by_file in ("TPU", "XLA"):
+        if "tpu" in self._flags or by_file in ("TPU", "XLA"):
             self._note("accelerate starts this job on TPUs, which are not examined here")
             return "elsewhere"
         if self._config:
@@ -148,7 +148,7 @@ class _Reading:
                 "the configuration file"
             )
         total = number(said, 1)
-        multi = self._told.get("multi_gpu")
+        multi = self._flags.get("multi_gpu")
         if multi and total < 2:
             raise JobLineError(f"{multi.source} needs {said.source} of 2 or more, not {total}")
         if total < self._nnodes:
@@ -179,8 +179,8 @@ class _Reading:
         addr, port = self._meeting()
         passed = {"nnodes": self._machines, "nproc_per_node": nproc or Said("gpu", DEFAULT)}
         for name in ("rdzv_backend", "rdzv_conf"):
-            if name in self._told:
-                passed[name] = self._told[name]
+            if name in self._flags:
+                passed[name] = self._flags[name]
         if self._nnodes == 1:
             if port.source != DEFAULT and number(port, 0, MAX_PORT):
                 passed["master_port"] = port
@@ -203,11 +203,11 @@ class _Reading:
         return line
 
     def _pass_meeting(self, passed: dict[str, Said], addr: Said, port: Said) -> None:
-        """As accelerate hands them to torchrun: c10d is told where to meet only without
+        """As accelerate hands them to torchrun: c10d gets the place to meet only without
         --same_network.
         """
         c10d = passed.get("rdzv_backend", Said("static", DEFAULT)).text != "static"
-        if c10d and "same_network" not in self._told:
+        if c10d and "same_network" not in self._flags:
             at = number(port, 1, MAX_PORT)
             passed["rdzv_endpoint"] = Said(f"{addr.text}:{at}", addr.source)
         else:

@@ -54,26 +54,26 @@ def read(words: Sequence[str], cwd: Path) -> JobLine:
         JobLineError: deepspeed would refuse the line, or would leave out hosts in silence.
     """
     given = read_flags(FLAGS, words)
-    return resolve("deepspeed", given.told, cwd, given.notes)
+    return resolve("deepspeed", given.flags, cwd, given.notes)
 
 
-def resolve(launcher: str, told: GivenFlags, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
+def resolve(launcher: str, flags: GivenFlags, cwd: Path, notes: tuple[str, ...] = ()) -> JobLine:
     """Record of the job as deepspeed reads its flags, from any source.
 
     Raises:
         JobLineError: as in `read`.
     """
     draft = Draft(launcher, notes)
-    _refuse_contradictions(told)
-    port = told.get("master_port", Said(_PORT, DEFAULT))
+    _refuse_contradictions(flags)
+    port = flags.get("master_port", Said(_PORT, DEFAULT))
     draft.put("master_port", number(port, 1, MAX_PORT), port.source)
-    if "autotuning" in told:
-        draft.note(f"{told['autotuning'].source} starts many short jobs; one is examined")
-    named = told.get("hostfile", Said(HOSTFILE, DEFAULT))
+    if "autotuning" in flags:
+        draft.note(f"{flags['autotuning'].source} starts many short jobs; one is examined")
+    named = flags.get("hostfile", Said(HOSTFILE, DEFAULT))
     if is_file(cwd / named.text):
-        _many(draft, told, named, cwd)
+        _many(draft, flags, named, cwd)
     elif named.source == DEFAULT:
-        _alone(draft, told)
+        _alone(draft, flags)
     else:
         raise JobLineError(
             f"{named.source} {named.text}: no such file; deepspeed would use this host only"
@@ -81,35 +81,37 @@ def resolve(launcher: str, told: GivenFlags, cwd: Path, notes: tuple[str, ...] =
     return draft.done()
 
 
-def _refuse_contradictions(told: GivenFlags) -> None:
-    filters = [said for name in ("include", "exclude") if (said := told.get(name)) and said.text]
+def _refuse_contradictions(flags: GivenFlags) -> None:
+    filters = [said for name in ("include", "exclude") if (said := flags.get(name)) and said.text]
     counts = [
-        said for name in ("num_nodes", "num_gpus") if (said := told.get(name)) and _count(said) >= 0
+        said
+        for name in ("num_nodes", "num_gpus")
+        if (said := flags.get(name)) and _count(said) >= 0
     ]
     if len(filters) > 1 or (filters and counts):
         pair = [*filters, *counts][:2]
         raise JobLineError(f"{pair[0].source} and {pair[1].source} exclude each other")
-    launcher = told.get("launcher", Said(LAUNCHERS[0], DEFAULT))
+    launcher = flags.get("launcher", Said(LAUNCHERS[0], DEFAULT))
     if launcher.text.lower() not in LAUNCHERS:
         hint = suggest(launcher.text.lower(), LAUNCHERS) or f"; it is one of {', '.join(LAUNCHERS)}"
         raise JobLineError(f"{launcher.source} {launcher.text!r} is not known{hint}")
 
 
-def _alone(draft: Draft, told: GivenFlags) -> None:
+def _alone(draft: Draft, flags: GivenFlags) -> None:
     """Without a hostfile: the ranks of this host."""
-    nodes = told.get("num_nodes")
+    nodes = flags.get("num_nodes")
     if nodes and _count(nodes) > 1:
         raise JobLineError(f"{nodes.source} {nodes.text} needs a --hostfile that names the hosts")
-    if (said := told.get("master_addr")) and said.text:
+    if (said := flags.get("master_addr")) and said.text:
         draft.note(f"{said.source} is not used without a hostfile: the job uses this host only")
-    if "no_ssh" in told:
-        _no_ssh_rank(told, 1)
+    if "no_ssh" in flags:
+        _no_ssh_rank(flags, 1)
     for name in ("nnodes", "max_nnodes"):
         draft.put(name, 1, DEFAULT)
     draft.put("node_rank", 0, DEFAULT)
     draft.put("master_addr", "127.0.0.1", DEFAULT)
-    include, exclude = told.get("include"), told.get("exclude")
-    count = told.get("num_gpus")
+    include, exclude = flags.get("include"), flags.get("exclude")
+    count = flags.get("num_gpus")
     slots: Sequence[int] = ()
     if include and include.text:
         slots = sorted(_filter(include, ["localhost"])["localhost"])
@@ -128,7 +130,7 @@ def _alone(draft: Draft, told: GivenFlags) -> None:
         draft.put("nproc_per_node", "gpu", DEFAULT)
 
 
-def _many(draft: Draft, told: GivenFlags, named: Said, cwd: Path) -> None:
+def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
     """With a hostfile: the hosts that the filters leave."""
     try:
         entries = hostfile.read(str(cwd / named.text))
@@ -140,21 +142,21 @@ def _many(draft: Draft, told: GivenFlags, named: Said, cwd: Path) -> None:
                 f'{named.source} {named.text}, line {entry.line}: "{entry.name}" has no slots; '
                 f'write "{entry.name} slots=N" with the number of GPUs'
             )
-    active = _active(told, entries)
+    active = _active(flags, entries)
     if not active:
         raise JobLineError(f"{named.source} {named.text}: no host is left by the filters")
     draft.put("hostfile", named.text, named.source)
     draft.put("hosts", tuple(replace(host, slots=len(slots)) for host, slots in active))
     for name in ("nnodes", "max_nnodes"):
         draft.put(name, len(active), named.source)
-    if (said := told.get("master_addr")) and said.text:
+    if (said := flags.get("master_addr")) and said.text:
         draft.put("master_addr", said.text, said.source)
-    if "ssh_port" in told:
-        draft.put("ssh_port", number(told["ssh_port"], 1, MAX_PORT), told["ssh_port"].source)
-    if "no_ssh" in told:
-        node = _no_ssh_rank(told, len(active))
-        draft.put("node_rank", node, told["node_rank"].source)
-    elif len(active) > 1 or "force_multi" in told:
+    if "ssh_port" in flags:
+        draft.put("ssh_port", number(flags["ssh_port"], 1, MAX_PORT), flags["ssh_port"].source)
+    if "no_ssh" in flags:
+        node = _no_ssh_rank(flags, len(active))
+        draft.put("node_rank", node, flags["node_rank"].source)
+    elif len(active) > 1 or "force_multi" in flags:
         draft.put("starts_remote", True, named.source)
         return
     else:
@@ -165,11 +167,11 @@ def _many(draft: Draft, told: GivenFlags, named: Said, cwd: Path) -> None:
     draft.put("environ", {"CUDA_VISIBLE_DEVICES": ",".join(map(str, slots))})
 
 
-def _active(told: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
+def _active(flags: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Sequence[int]]]:
     """The hosts that take part, in the order of the file, each with the slots that it gives."""
     slots = {entry.name: set(range(entry.slots or 0)) for entry in entries}
     for name in ("include", "exclude"):
-        said = told.get(name)
+        said = flags.get(name)
         if not said or not said.text:
             continue
         wanted = _filter(said, list(slots))
@@ -186,9 +188,9 @@ def _active(told: GivenFlags, entries: Sequence[Entry]) -> list[tuple[Entry, Seq
     active: list[tuple[Entry, Sequence[int]]] = [
         (entry, sorted(slots[entry.name])) for entry in entries if slots[entry.name]
     ]
-    if (said := told.get("num_nodes")) and _count(said) > 0:
+    if (said := flags.get("num_nodes")) and _count(said) > 0:
         active = active[: _count(said)]
-    if (said := told.get("num_gpus")) and _count(said) > 0:
+    if (said := flags.get("num_gpus")) and _count(said) > 0:
         active = [(entry, range(_count(said))) for entry, _ in active]
     return active
 
@@ -207,17 +209,17 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
     return wanted
 
 
-def _no_ssh_rank(told: GivenFlags, nnodes: int) -> int:
+def _no_ssh_rank(flags: GivenFlags, nnodes: int) -> int:
     """With --no_ssh every host is started by its own line, which says which one it is."""
-    if "node_rank" not in told:
-        raise JobLineError(f"{told['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")
-    rank = number(told["node_rank"], 0)
+    if "node_rank" not in flags:
+        raise JobLineError(f"{flags['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")
+    rank = number(flags["node_rank"], 0)
     if rank >= nnodes:
         hint = "no hostfile" if nnodes == 1 else f"the job has {nnodes} hosts"
-        raise JobLineError(f"{told['node_rank'].source} {rank} is out of range: {hint}")
+        raise JobLineError(f"{flags['node_rank'].source} {rank} is out of range: {hint}")
     return rank
 
 
 def _count(said: Said) -> int:
-    """A number where -1 means not told."""
+    """A number; -1 means that it is not given."""
     return number(said, -1)

@@ -50,7 +50,7 @@ class FlagTable:
 class Given:
     """Flags as given. `script` is where the launcher's own flags end."""
 
-    told: dict[str, Said]
+    flags: dict[str, Said]
     script: str
     notes: tuple[str, ...] = ()
 
@@ -78,9 +78,9 @@ def read_flags(table: FlagTable, words: Sequence[str]) -> Given:
     parser.add_argument("-h", "--help", action=_Help, nargs=0)
     parser.add_argument("script")
     parser.add_argument("args", nargs=REMAINDER)
-    space, unknown = parser.parse_known_args(list(words), Namespace(told={}))
+    space, unknown = parser.parse_known_args(list(words), Namespace(flags={}))
     before = words[: len(words) - len(space.args) - 1]
-    return Given(space.told, space.script, tuple(_notes(before, space.script, unknown, known)))
+    return Given(space.flags, space.script, tuple(_notes(before, space.script, unknown, known)))
 
 
 def _notes(
@@ -116,7 +116,7 @@ class _Keep(Action):
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None
     ) -> None:
-        namespace.told[self.dest] = Said(values or "", option or self.dest)
+        namespace.flags[self.dest] = Said(values or "", option or self.dest)
 
 
 class _Help(Action):

@@ -44,13 +44,13 @@ class JobLine:
         master_port: None where any free port will do.
         ranks_assigned: the rendezvous gives out the node ranks (torchrun's c10d); whose address is
             `master_addr` hosts it.
-        is_host: `--rdzv-conf is_host=…`: whether this host serves the rendezvous, if told.
+        is_host: `--rdzv-conf is_host=…`: whether this host serves the rendezvous, if given.
         starts_remote: one line on one host starts all the others: DeepSpeed with a hostfile, over
             ssh or with the launcher of --launcher; accelerate with mpirun's.
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
             of node rank, with as many slots as ranks.
         environ: variables that the line itself sets for its ranks; None: unset.
-        sources: field → flag, variable or file that told it.
+        sources: field → flag, variable or file that it is from.
         notes: what the user should know, one line each.
     """
 

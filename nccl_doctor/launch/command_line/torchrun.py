@@ -53,43 +53,43 @@ def read(words: Sequence[str], environ: Mapping[str, str], table: FlagTable = FL
         JobLineError: torchrun would refuse the line, or the line contradicts itself.
     """
     given = read_flags(table, words)
-    told = {
+    flags = {
         name: Said(environ[variable], variable)
         for name in _FROM_VARIABLES
         if (variable := f"PET_{name.upper()}") in environ
     }
-    if "standalone" in told and number(told["standalone"], 0) == 0:
-        del told["standalone"]
-    told.update(given.told)
-    return resolve("torchrun", told, given.notes)
+    if "standalone" in flags and number(flags["standalone"], 0) == 0:
+        del flags["standalone"]
+    flags.update(given.flags)
+    return resolve("torchrun", flags, given.notes)
 
 
-def resolve(launcher: str, told: GivenFlags, notes: tuple[str, ...] = ()) -> JobLine:
+def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> JobLine:
     """Record of the job as torchrun reads its flags, from any source.
 
     Raises:
         JobLineError: as in `read`.
     """
     draft = Draft(launcher, notes)
-    conf = _conf(told)
-    least, most = _nnodes(told.get("nnodes", Said("1", DEFAULT)))
-    _put_nproc(draft, told.get("nproc_per_node", Said("1", DEFAULT)))
-    if said := told.get("local_addr"):
+    conf = _conf(flags)
+    least, most = _nnodes(flags.get("nnodes", Said("1", DEFAULT)))
+    _put_nproc(draft, flags.get("nproc_per_node", Said("1", DEFAULT)))
+    if said := flags.get("local_addr"):
         draft.put("local_addr", said.text, said.source)
-    backend = told.get("rdzv_backend", Said("static", DEFAULT))
-    if said := told.get("standalone"):
-        _standalone(draft, told, least)
+    backend = flags.get("rdzv_backend", Said("static", DEFAULT))
+    if said := flags.get("standalone"):
+        _standalone(draft, flags, least)
         least = most = 1
     elif backend.text == "static":
         if least != most:
-            draft.note(f"{told['nnodes'].source} {least}:{most}: static waits for {most} hosts")
+            draft.note(f"{flags['nnodes'].source} {least}:{most}: static waits for {most} hosts")
         least = most
-        _static(draft, told, most)
+        _static(draft, flags, most)
     else:
-        if (said := told.get("rdzv_id")) and said.text:
+        if (said := flags.get("rdzv_id")) and said.text:
             draft.put("run_id", said.text, said.source)
-        _dynamic(draft, told, conf, least, most)
-    source = told["nnodes"].source if "nnodes" in told else DEFAULT
+        _dynamic(draft, flags, conf, least, most)
+    source = flags["nnodes"].source if "nnodes" in flags else DEFAULT
     draft.put("nnodes", least, source)
     draft.put("max_nnodes", most, source)
     if least != most:
@@ -120,16 +120,16 @@ def _put_nproc(draft: Draft, said: Said) -> None:
         draft.put("nproc_per_node", str(number(said, 1)), said.source)
 
 
-def _standalone(draft: Draft, told: GivenFlags, least: int) -> None:
+def _standalone(draft: Draft, flags: GivenFlags, least: int) -> None:
     if least > 1:
         raise JobLineError(
-            f"{told['standalone'].source} is for one host, but {told['nnodes'].source} is "
-            f"{told['nnodes'].text}: leave one out"
+            f"{flags['standalone'].source} is for one host, but {flags['nnodes'].source} is "
+            f"{flags['nnodes'].text}: leave one out"
         )
     for name in ("rdzv_backend", "rdzv_endpoint", "rdzv_id"):
-        if name in told and told[name].text:
-            draft.note(f"{told[name].source} is not used with {told['standalone'].source}")
-    _alone(draft, told["standalone"].source)
+        if name in flags and flags[name].text:
+            draft.note(f"{flags[name].source} is not used with {flags['standalone'].source}")
+    _alone(draft, flags["standalone"].source)
 
 
 def _alone(draft: Draft, source: str) -> None:
@@ -138,11 +138,11 @@ def _alone(draft: Draft, source: str) -> None:
     draft.put("master_addr", _LOCAL, source)
 
 
-def _static(draft: Draft, told: GivenFlags, nnodes: int) -> None:
-    """Node rank and address are told to each host."""
-    addr = told.get("master_addr", Said("127.0.0.1", DEFAULT))
-    port = told.get("master_port", Said(str(PORT), DEFAULT))
-    endpoint = told.get("rdzv_endpoint")
+def _static(draft: Draft, flags: GivenFlags, nnodes: int) -> None:
+    """Node rank and address are given to each host."""
+    addr = flags.get("master_addr", Said("127.0.0.1", DEFAULT))
+    port = flags.get("master_port", Said(str(PORT), DEFAULT))
+    endpoint = flags.get("rdzv_endpoint")
     if endpoint and endpoint.text.strip():
         host, at = parse_endpoint(endpoint)
         if at is None:
@@ -150,7 +150,7 @@ def _static(draft: Draft, told: GivenFlags, nnodes: int) -> None:
                 f"{endpoint.source} {endpoint.text} has no port, and a static rendezvous has no "
                 f"default port: write {endpoint.text}:{PORT}"
             )
-        for said, used in ((told.get("master_addr"), host), (told.get("master_port"), str(at))):
+        for said, used in ((flags.get("master_addr"), host), (flags.get("master_port"), str(at))):
             if said and said.text != used:
                 draft.note(f"{said.source} {said.text} is not used: {endpoint.source} comes first")
         addr = port = endpoint
@@ -159,14 +159,14 @@ def _static(draft: Draft, told: GivenFlags, nnodes: int) -> None:
         host, _ = parse_endpoint(Said(f"{addr.text}:{at}", addr.source), shown=addr.text)
     if at == 0 and nnodes > 1:
         raise JobLineError(f"{port.source} 0: {nnodes} hosts cannot find each other on any port")
-    _put_node_rank(draft, told, nnodes)
+    _put_node_rank(draft, flags, nnodes)
     draft.put("master_addr", host, addr.source)
     if at and (nnodes > 1 or port.source != DEFAULT):  # alone, newer torch takes any free port
         draft.put("master_port", at, port.source)
 
 
-def _put_node_rank(draft: Draft, told: GivenFlags, nnodes: int) -> None:
-    said = told.get("node_rank")
+def _put_node_rank(draft: Draft, flags: GivenFlags, nnodes: int) -> None:
+    said = flags.get("node_rank")
     if said:
         rank = number(said, 0)
         if rank >= nnodes:
@@ -180,16 +180,16 @@ def _put_node_rank(draft: Draft, told: GivenFlags, nnodes: int) -> None:
 
 
 def _dynamic(
-    draft: Draft, told: GivenFlags, conf: Mapping[str, str], least: int, most: int
+    draft: Draft, flags: GivenFlags, conf: Mapping[str, str], least: int, most: int
 ) -> None:
     """Hosts get their node ranks as they meet."""
-    backend = told["rdzv_backend"]
-    endpoint = told.get("rdzv_endpoint", Said("", DEFAULT))
+    backend = flags["rdzv_backend"]
+    endpoint = flags.get("rdzv_endpoint", Said("", DEFAULT))
     if most == 1:
         draft.put("node_rank", 0, DEFAULT)
     else:
         draft.put("ranks_assigned", True, backend.source)
-        said = told.get("node_rank")
+        said = flags.get("node_rank")
         if said and number(said, 0):
             draft.note(f"{said.source} is not used: {backend.text} assigns the node ranks")
     store = conf.get("store_type", "tcp").lower()
@@ -201,12 +201,14 @@ def _dynamic(
         )
         return
     if store != "tcp":
-        raise JobLineError(f"{told['rdzv_conf'].source} store_type={store} is neither tcp nor file")
+        raise JobLineError(
+            f"{flags['rdzv_conf'].source} store_type={store} is neither tcp nor file"
+        )
     host, port = parse_endpoint(endpoint)
     port = C10D_PORT if port is None else port
-    if not endpoint.text.strip() and "master_addr" in told:
+    if not endpoint.text.strip() and "master_addr" in flags:
         draft.note(
-            f"{told['master_addr'].source} is not used: c10d needs --rdzv_endpoint HOST:PORT"
+            f"{flags['master_addr'].source} is not used: c10d needs --rdzv_endpoint HOST:PORT"
         )
     if port == 0 and least > 1:
         raise JobLineError(f"{endpoint.source} has port 0: {least} hosts cannot meet on any port")
@@ -217,13 +219,13 @@ def _dynamic(
         word = conf["is_host"].lower()
         if word not in _TRUE + _FALSE:
             raise JobLineError(
-                f"{told['rdzv_conf'].source} is_host={word} is neither true nor false"
+                f"{flags['rdzv_conf'].source} is_host={word} is neither true nor false"
             )
-        draft.put("is_host", word in _TRUE, told["rdzv_conf"].source)
+        draft.put("is_host", word in _TRUE, flags["rdzv_conf"].source)
 
 
-def _conf(told: GivenFlags) -> dict[str, str]:
-    said = told.get("rdzv_conf", Said("", DEFAULT))
+def _conf(flags: GivenFlags) -> dict[str, str]:
+    said = flags.get("rdzv_conf", Said("", DEFAULT))
     conf = {}
     for item in said.text.split(",") if said.text.strip() else []:
         key, _, value = (part.strip() for part in item.partition("="))

@@ -113,12 +113,12 @@ class _Ssh:
     stdout: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
     ready: bool = False
-    told: bool = False
+    instructed: bool = False
     seconds: float | None = None
 
     def tell(self, word: bytes) -> None:
         """Say the word."""
-        self.told = True
+        self.instructed = True
         with contextlib.suppress(OSError):  # it is gone; how, will be read from its end
             self.stdin.write(word)
             self.stdin.flush()
@@ -171,7 +171,7 @@ def converse(
             ):
                 lost = talk.lost()
             for ssh in talk.running():
-                if lost is not None and ssh.ready and not (ssh.told or talk.hung_up):
+                if lost is not None and ssh.ready and not (ssh.instructed or talk.hung_up):
                     ssh.tell(word(lost).encode())
             if talk.interrupted and not talk.hung_up:
                 talk.hang_up()
@@ -179,7 +179,7 @@ def converse(
             there = sum(ssh.ready for ssh in talk.all)
             left = len(talk.running())
             tick(f"{there} of {len(talk.all)} hosts reached by ssh, waiting for {left}")
-            if talk.told_have_ended():
+            if talk.instructed_have_ended():
                 break  # whoever is still on the way in would meet nobody there
         return Heard(tuple(ssh.ended() for ssh in talk.all), talk.interrupted)
 
@@ -218,10 +218,10 @@ class _Conversation:
             i for i, ssh in enumerate(self.all) if ssh.seconds is not None and not ssh.ready
         )
 
-    def told_have_ended(self) -> bool:
+    def instructed_have_ended(self) -> bool:
         """True if some got their input, and all of these have ended."""
-        told = [ssh for ssh in self.all if ssh.told]
-        return bool(told) and all(ssh.seconds is not None for ssh in told)
+        these = [ssh for ssh in self.all if ssh.instructed]
+        return bool(these) and all(ssh.seconds is not None for ssh in these)
 
     def listen(self) -> None:
         """Read what has come, for a tick; note who has ended."""

@@ -153,17 +153,17 @@ def _fault(one: Failed) -> _Fault:
     complaint = re.search(r"^nccl-doctor: error: (.*)", text, re.MULTILINE)
     if ended.code == _USAGE and complaint:
         return _Fault(CONFIG_BAD_VALUE, complaint[1])
-    told = f"exit {ended.code}{_said(words)}"
+    text = f"exit {ended.code}{_said(words)}"
     if ended.code in _NOT_FOUND:
         fix = "install the same Python environment on the host, so that {python} exists"
-        return _Fault(REMOTE_COMMAND_FAILED, told, fix)
+        return _Fault(REMOTE_COMMAND_FAILED, text, fix)
     if re.search(r"No module named '?nccl_doctor", text):
         return _Fault(
-            REMOTE_COMMAND_FAILED, told, "`{python} -m pip install nccl-doctor` on the host"
+            REMOTE_COMMAND_FAILED, text, "`{python} -m pip install nccl-doctor` on the host"
         )
     if "can't open file" in text:
-        return _Fault(REMOTE_COMMAND_FAILED, told, "put {file} at the same path on the host")
-    return _Fault(REMOTE_COMMAND_FAILED, told, "run `ssh {to} {program} env`")
+        return _Fault(REMOTE_COMMAND_FAILED, text, "put {file} at the same path on the host")
+    return _Fault(REMOTE_COMMAND_FAILED, text, "run `ssh {to} {program} env`")
 
 
 def _refused(one: Failed, words: str) -> _Fault:

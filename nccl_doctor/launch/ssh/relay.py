@@ -26,7 +26,7 @@ MARKER = "nccl-doctor relay: ready, version "
 _AGAIN_S = 1.0
 
 
-def letter(options: Options, variables: Mapping[str, str]) -> str:
+def instructions(options: Options, variables: Mapping[str, str]) -> str:
     """The line that a relay waits for."""
     return json.dumps({"options": options.to_json(), "variables": dict(variables)}) + "\n"
 
@@ -37,14 +37,14 @@ def attend() -> Options:
     Returns: the options of the run.
 
     Raises:
-        ValueError: what came is no letter of ours.
+        ValueError: what came is not the line that `instructions` makes.
         EOFError: the line closed before.
     """
     sys.stderr.write(f"{MARKER}{__version__}\n")
     sys.stderr.flush()
-    told = _first_line()
-    options = Options.from_json(told["options"])
-    exports.apply(told["variables"])
+    given = _first_line()
+    options = Options.from_json(given["options"])
+    exports.apply(given["variables"])
     threading.Thread(target=_watch, name="relay", daemon=True).start()
     return options
 

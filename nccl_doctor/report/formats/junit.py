@@ -158,7 +158,7 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
                 _GAP[check.status],
                 check.status.value,
                 check.reason or check.status.value,
-                out=_told(ground.places, findings),
+                out=_in_words(ground.places, findings),
             )
             continue
         by_place = ground.cases(check, findings)
@@ -190,7 +190,7 @@ def _judged(
     worst = Severity.WARN if strict else Severity.FAIL
     by_level = sorted(findings, key=lambda finding: finding.level.order)
     bad = [finding for finding in by_level if finding.level.order <= worst.order]
-    case = replace(case, out=_told(places, by_level[len(bad) :]))
+    case = replace(case, out=_in_words(places, by_level[len(bad) :]))
     if not bad:
         return case
     causes = [finding for finding in bad if not finding.explained_by]
@@ -201,11 +201,11 @@ def _judged(
         outcome="failure" if causes else "skipped",
         type=first.code,
         message=f"{why}{first.kind.title}: {first.message}",
-        text=_told(places, causes or bad),
+        text=_in_words(places, causes or bad),
     )
 
 
-def _told(places: Places, findings: Sequence[Finding]) -> str:
+def _in_words(places: Places, findings: Sequence[Finding]) -> str:
     parts = []
     for finding in findings[:_MOST]:
         lines = [f"{finding.level.value}: {finding.kind.title} [{finding.code}]"]

@@ -125,9 +125,9 @@ def _group(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> d
         "enqueued": _sequence(collectives[-1:]) if enqueued is None else enqueued,
         "started": started,
         "completed": _sequence(done[-1:]) if completed is None else completed,
-        "last_enqueued": _told(collectives[-1:]),
-        "last_completed": _told(done[-1:]),
-        "pending": _told(open_[:1]),
+        "last_enqueued": _described(collectives[-1:]),
+        "last_completed": _described(done[-1:]),
+        "pending": _described(open_[:1]),
     }
 
 
@@ -143,7 +143,7 @@ def _state(entry: Mapping[str, Any]) -> str:
     return "timed out" if _name(entry).startswith("nccl") else "completed"
 
 
-def _told(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _described(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not entries:
         return None
     entry = entries[0]

@@ -32,7 +32,7 @@ def judge_timeouts(cluster: Cluster, check: str = CHECK) -> Iterator[Finding]:
         yield from _other_clocks(each, load_s)
 
 
-def told_by_load(cluster: Cluster, check: str = CHECK) -> frozenset[tuple[str, str]]:
+def too_short_for_load(cluster: Cluster, check: str = CHECK) -> frozenset[tuple[str, str]]:
     """(variable, host) of each time-out that is found too short for the expected load."""
     load_s = cluster.job.expect_load_s
     if load_s is None or cluster.world_size < 2:
