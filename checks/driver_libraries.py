@@ -79,7 +79,7 @@ _RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
 
 
 class DriverLibrariesFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     kernel: str
     loaded: dict[str, Any]

@@ -110,7 +110,7 @@ UNREAD = Kind(
 
 
 class GpuDirectFacts(GpuDirectSeen):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     road: str
     why: str

@@ -81,7 +81,7 @@ _PCIE, _MEMORY = "pcie_errors", "memory_errors"
 
 
 class HardwareErrorsFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     at_s: float
     devices: dict[str, dict[str, Any]]

@@ -87,13 +87,13 @@ OVERMATCH = Kind(
 
 @dataclass(frozen=True)
 class _List:
-    """A value of NCCL_IB_HCA, with the host and the ranks that have it; `told`: port → the code
+    """A value of NCCL_IB_HCA, with the host and the ranks that have it; `codes`: port → the code
     under which check `rdma` reports why it is not active on this host.
     """
 
     where: Where
     facts: Mapping[str, Any]
-    told: Mapping[str, str]
+    codes: Mapping[str, str]
 
 
 class IbHca(Check):
@@ -199,7 +199,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
 
 def _why_down(one: _List, ports: Iterable[Iterable[Any]]) -> str | None:
     """The code under which check rdma reports all of these ports."""
-    codes = {one.told.get(f"{device}:{port}") for device, port, _ in ports}
+    codes = {one.codes.get(f"{device}:{port}") for device, port, _ in ports}
     return codes.pop() if len(codes) == 1 else None
 
 

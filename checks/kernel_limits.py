@@ -155,7 +155,7 @@ def _ports(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _reserved(words: list[str], inside: range) -> int:
-    """How many ports of the range are reserved (`8080,9000-9100`)."""
+    """Number of ports of the range that are reserved (`8080,9000-9100`)."""
     count = 0
     for part in words[0].split(",") if words else ():
         first, _, last = part.partition("-")

@@ -61,7 +61,7 @@ RULES_S = 1.5
 
 
 class MasterFirewallFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     address: str
     port: int

@@ -65,7 +65,7 @@ _WANTED = {"gloo": 256 * _MIB, "nccl": 4096 * _MIB}
 
 
 class MemoryFacts(MemoryKills):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     group: dict[str, Any] | None
     available: int | None

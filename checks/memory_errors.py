@@ -45,7 +45,7 @@ _LATER = ("hardware_errors", "late")
 
 
 class MemoryErrorsFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     at_s: float
     controllers: dict[str, dict[str, Any]]

@@ -81,7 +81,7 @@ REPLACED = Kind(
 
 
 class NcclLibraryFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     built: str | None
     cuda: str | None

@@ -56,7 +56,7 @@ LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
 
 
 class OwnNameFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     own: dict[str, Any]
     interfaces: list[list[Any]]

@@ -47,7 +47,7 @@ from nccl_doctor.toolkit.shared_kinds import PCIE_ERRORS
 
 
 class PcieErrorsFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     at_s: float
     devices: dict[str, dict[str, Any]]

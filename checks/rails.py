@@ -98,7 +98,7 @@ Rail = Mapping[str, Any]
 
 
 class RailsFacts(RailsSeen):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     hca: str
     table: dict[str, Any]
@@ -112,7 +112,7 @@ class Rails(Check):
     kinds = (ORDER, SLOTS, NAMES)
 
     def observe(self, ctx: Context) -> RailsFacts:
-        """As `rails_of` returns; `table`: the rails as text; `hca`: the value of NCCL_IB_HCA."""
+        """Rails of `rails_of`; `table`: the same as text; `hca`: the value of NCCL_IB_HCA."""
         settings = rdma_settings(ctx)
         ctx.breadcrumb("read /sys/class/infiniband")
         found = rails_of(settings, ctx.root)

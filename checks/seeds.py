@@ -84,7 +84,7 @@ class Seeds(Check):
     kinds = (SEED_DIFFERS,)
 
     def deadline(self, ctx: Context) -> float:
-        """Longer with NCCL: creating a CUDA context takes seconds."""
+        """Seconds for one rank; more with NCCL, because creating a CUDA context takes seconds."""
         return 40.0 if ctx.backend == "nccl" else 15.0
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

@@ -236,7 +236,7 @@ def _is_joined(gpu: Mapping[str, Any]) -> bool:
 
 
 def _no_memory(group: Mapping[str, int] | None, needed: int) -> str:
-    """Why an allocation must not be tried, or empty: /dev/shm counts as memory of the group."""
+    """Reason not to try an allocation, or empty: /dev/shm counts as memory of the group."""
     left = None if group is None else max(0, group["limit"] - group["used"])
     if left is None or left >= needed + _MARGIN or not needed:
         return ""

@@ -155,7 +155,7 @@ _DRIVER_ERRORS = {
 
 
 class BackendDeviceFacts(TorchBuild, SeenGpus):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     host_gpus: HostGpus
     visible: dict[str, str]

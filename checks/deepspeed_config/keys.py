@@ -150,7 +150,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _wanted(key: Key, value: Any, *, strict: bool) -> str:
-    """What is wrong with a value; empty where it is valid."""
+    """The fault of a value; empty where it is valid."""
     if key.kind == "section":
         return "" if isinstance(value, Mapping) else "not an object"
     if key.kind == "batch":

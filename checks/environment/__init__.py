@@ -140,7 +140,7 @@ PROXIED = Kind(
 
 
 class EnvironmentFacts(Gathered):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     torch: str | None
     nccl: str | None

@@ -18,7 +18,7 @@ SET = "(set)"
 
 
 class Gathered(TypedDict):
-    """What `gather_variables` returns."""
+    """Facts that `gather_variables` returns."""
 
     variables: dict[str, dict[str, Any]]
     unknown: list[str]

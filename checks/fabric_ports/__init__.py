@@ -120,7 +120,7 @@ PCI = Kind(
 
 
 class FabricPortsFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     at_s: float
     devices: list[dict[str, Any]]

@@ -145,7 +145,7 @@ _WAYS = {
 
 
 class MatrixFacts(TypedDict):
-    """What `observe` returns in round `matrix`; other checks read it."""
+    """Facts that `observe` returns in round `matrix`; other checks read them."""
 
     nccl_data: str
     port_range: list[int]
@@ -154,7 +154,7 @@ class MatrixFacts(TypedDict):
 
 
 class RulesFacts(TypedDict):
-    """What `observe` returns in round `rules`."""
+    """Facts that `observe` returns in round `rules`."""
 
     readable: bool
     reason: str
@@ -207,7 +207,7 @@ class Firewall(Check):
         yield from _unroutable(matrix)
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
-        """Which hosts reach which."""
+        """Every pair of hosts, and whether one reaches the other."""
         return links_of(cluster, self.name)
 
 

@@ -77,7 +77,7 @@ FAR = Kind(
 
 
 class GpuAffinityFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     uuid: str | None
     address: str

@@ -66,7 +66,7 @@ from .rules import GPU_STATE_KINDS, judge_gpus
 
 
 class GpuStateFacts(GpuStates):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     p2p_off: bool
 
@@ -108,7 +108,7 @@ def _is_p2p_off(settings: Mapping[str, Any]) -> bool:
 
 
 def _in_words(gpu: Mapping[str, Any]) -> str:
-    """The GPU, its VBIOS and its settings as one text: it changes only if somebody changes them."""
+    """The GPU, its VBIOS and its settings as one text, which changes only if one of these does."""
     limit, modes = gpu.get("power_limit_mw"), (("ECC", gpu.get("ecc")), ("MIG", gpu.get("mig")))
     said = [
         gpu.get("name"),

@@ -144,7 +144,7 @@ def _serve(work: Work, pipe: int) -> int:
 
 
 def _cause(status: int) -> str:
-    """Why a process ended that gave no answer."""
+    """Reason for the end of a process that gave no answer."""
     if os.WIFSIGNALED(status):
         return f"killed the process, {signal_name(os.WTERMSIG(status))}"
     return f"ended the process with exit code {os.WEXITSTATUS(status)}"

@@ -110,7 +110,7 @@ def _speed(gpu: Gpu) -> dict[str, str]:
 
 
 def _clock_set(gpu: Gpu) -> str:
-    """The SM clock that somebody set; one below the default is a finding of the GPU itself."""
+    """The SM clock that is set by hand; one below the default is a finding of the GPU itself."""
     now, usual = gpu.get("set_sm_clock_mhz"), gpu.get("default_sm_clock_mhz")
     return f"{now} MHz" if now and usual and now >= usual else ""
 
@@ -122,7 +122,7 @@ def _links(gpu: Gpu, severity: Severity) -> dict[str, str]:
 
 
 def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) -> dict[str, str]:
-    """How the GPUs of a host are joined; `hostwide` judges single pairs.
+    """Connections between the GPUs of a host; `host_wide` judges single pairs.
 
     Nothing for a host with a GPU that does not answer: not all pairs are known.
     """

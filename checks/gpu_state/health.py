@@ -218,7 +218,7 @@ def _heat(gpu: Gpu) -> Iterator[str]:
 
 
 def _clocks(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
-    """Clock limits that somebody set. Locked clocks cannot be read: the driver only reports that
+    """Clock limits that are set by hand. Locked clocks cannot be read: the driver only reports that
     some are set, and on some models always; so that counts only against its peers.
     """
     set_lower = []

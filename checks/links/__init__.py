@@ -221,7 +221,7 @@ class Links(Check):
         return _Judge(cluster).findings()
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
-        """What each try measured."""
+        """Measured rates and times of each try."""
         for round_name in (_FIRST, _AGAIN):
             for host, partner, record in by_partner(cluster, self.name, round_name, "sent"):
                 sent = mapping(record)

@@ -1,4 +1,4 @@
-"""Slow, lossy or late hosts and links, from exchanges that were tried twice. Pure.
+"""Hosts and links that are slow, lossy or late, from exchanges that were tried twice. Pure.
 
 A cluster is compared with itself: a link with the links that do not touch its end. So a bad host,
 which is at the end of most links of a small cluster, does not count as normal, and if most links

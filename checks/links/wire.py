@@ -26,7 +26,7 @@ _REPLY = b"R"
 
 
 class Stalled(Exception):
-    """No progress for too long, a broken connection, or data that makes no sense."""
+    """Raised if nothing moves for too long, the connection breaks, or data makes no sense."""
 
 
 class Wire:

@@ -103,7 +103,7 @@ _LOAD = "load "
 
 
 class NetPluginFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     plugin: str
     net: str

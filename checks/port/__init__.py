@@ -134,7 +134,7 @@ class _Always(TypedDict):
 
 
 class PortFacts(_Always, total=False):
-    """What `observe` returns; other checks read it. No `knock` where the port is taken."""
+    """Facts that `observe` returns; other checks read them. No `knock` where the port is taken."""
 
     holder: PortHolder | None
     mesh: str

@@ -263,7 +263,7 @@ class _Road:
         return self.neighbour is not None and self.neighbour["outcome"] in ("refused", "connected")
 
     def _final(self) -> str:
-        """Why waiting cannot help; empty if it may."""
+        """Reason that waiting cannot help; empty if it may."""
         stood = time.monotonic() - self.since
         if self.last is None:
             return _no_name(self.name, self.found) if self.found else ""
@@ -309,7 +309,7 @@ def _says_most(tried: Mapping[str, Any]) -> int:
 
 
 def _no_name(name: str, found: LookUp) -> str:
-    """Why a text can never be the name of a host, or empty."""
+    """Reason that a text can never be the name of a host, or empty."""
     if found.error.startswith(NOT_A_NAME):
         return found.error
     if re.search(r"[/\s]", name) or name.count(":") == 1:

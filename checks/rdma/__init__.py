@@ -136,7 +136,7 @@ _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
 
 
 class RdmaFacts(TypedDict):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     ports: list[dict[str, Any]]
     road: str

@@ -82,17 +82,17 @@ _TURNS = 2
 
 
 class TrainerFacts(DefaultGroup, ExerciseFacts):
-    """What `observe` returns for a trainer; other checks read it."""
+    """Facts that `observe` returns for a trainer; other checks read them."""
 
     role: str
 
 
 class FirstTrainerFacts(TrainerFacts, SideFacts):
-    """What `observe` returns for rank 0, which is in the side group too."""
+    """Facts that `observe` returns for rank 0, which is in the side group too."""
 
 
 class EngineFacts(SideFacts, ExerciseFacts):
-    """What `observe` returns for the engine."""
+    """Facts that `observe` returns for the engine."""
 
     role: str
 
@@ -180,7 +180,7 @@ class SideGroup(Check):
 
 
 def _reason_to_skip(cluster: Cluster) -> str:
-    """Why this job is not tested for a side group, or the empty string."""
+    """Reason not to test this job for a side group, or the empty string."""
     if cluster.job.groups != "weight-sync" and cluster.level is not Level.FULL:
         return "no side group was requested (--groups weight-sync, --level full)"
     if cluster.world_size < 2:

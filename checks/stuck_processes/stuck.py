@@ -124,7 +124,7 @@ def again(proc: Path, first: Collection[Waiting]) -> set[Waiting]:
 
 
 def family(seen: Mapping[int, Process], mine: int, near: float) -> set[int]:
-    """Our own processes: those that the examination forked, those above them, and ranks.
+    """Processes of the run: those that the examination forked, those above them, and ranks.
 
     Args:
         seen: of `processes`.

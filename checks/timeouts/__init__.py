@@ -80,7 +80,7 @@ from .gather import Gathered, gather_timeouts
 
 
 class TimeoutsFacts(Gathered):
-    """What `observe` returns; other checks read it."""
+    """Facts that `observe` returns; other checks read them."""
 
     waits: dict[str, Any]
 

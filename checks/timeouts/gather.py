@@ -31,7 +31,7 @@ _DEEPSPEED_DEFAULT = re.compile(
 
 
 class Gathered(TypedDict):
-    """What `gather_timeouts` returns."""
+    """Facts that `gather_timeouts` returns."""
 
     torch: str
     defaults: dict[str, float | None]

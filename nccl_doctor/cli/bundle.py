@@ -168,7 +168,7 @@ def _default_output(file: str) -> str:
 
 
 def _tools(packed: Bundle) -> Iterator[Piece]:
-    """What the tools of this host print."""
+    """Output of the tools of this host."""
     from nccl_doctor.report.bundle import Piece
     from nccl_doctor.report.vendor import run_tools
 

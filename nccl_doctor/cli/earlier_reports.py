@@ -69,7 +69,7 @@ def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
 
 
 def _newest_first(place: Path) -> bytes:
-    """As JSON: name and bytes of each report of a folder, by its last change; null for a file.
+    """Name and bytes of each report of a folder, the newest first, as JSON; null for a file.
 
     Runs in a child, as the folder may not answer.
     """

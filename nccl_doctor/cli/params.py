@@ -41,7 +41,7 @@ class Seconds(_Word):
 
 
 class Number(_Word):
-    """Whole number from `low` to `high`."""
+    """Type of an option: a whole number from `low` to `high`."""
 
     name = "number"
 

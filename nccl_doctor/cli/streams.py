@@ -40,7 +40,7 @@ class _Stream(io.TextIOWrapper):
         self._tell(error)
 
     def _tell(self, error: OSError) -> None:
-        """What the error means to the program: on stderr, nothing."""
+        """Tell the program of the error; on stderr it is ignored."""
 
 
 class _Stdout(_Stream):

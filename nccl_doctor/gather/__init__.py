@@ -1,1 +1,1 @@
-"""Gathers everybody's facts on rank 0: the store, who joins, rounds, the run of one participant."""
+"""Gathers all facts on rank 0: the store, joining, rounds, the run of one participant."""

@@ -88,7 +88,7 @@ class Coordinator:
         return self._evidence.cluster(self._run.options, self._run.backend)
 
     def _hold(self, check: Check, round_: Round) -> None:
-        """Hold one round: order it, take part, wait for all evidence, note who does not answer."""
+        """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""
         run, box = self._run, self._box
         groups = tuple(self._unblocked(check, round_))
         if not groups:

@@ -163,7 +163,7 @@ class EvidenceLog:
         )
 
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
-        """Expected ranks nobody signed in for, on the hosts that they would be on."""
+        """Expected ranks that did not sign in, and the hosts where they would run."""
         made: dict[int | None, Host] = {}
         known = {host.node_rank: host for host in hosts if host.node_rank is not None}
         names = names_of_nodes(
@@ -185,7 +185,7 @@ class EvidenceLog:
         return tuple(made.values()), ranks
 
     def _home_of(self, rank: int) -> tuple[int | None, int | None]:
-        """(node rank, local rank), as far as anybody can tell."""
+        """(node rank, local rank) of a rank; None where unknown."""
         if self._layout is not None:
             return self._layout.home_of(rank)
         per_node = self._launch.local_world_size
@@ -193,7 +193,7 @@ class EvidenceLog:
 
 
 def _digest(key: str) -> str:
-    """What tells hosts apart, without what it is made of."""
+    """Digest of a host key: it differs between hosts, and hides the values in the key."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 

@@ -38,7 +38,7 @@ class Join:
         self._opened = 0.0
 
     def call(self) -> None:
-        """Wait for all or until the join time-out, then tell everybody who is in.
+        """Wait for all or until the join time-out, then send the list of those that are in.
 
         Raises:
             StoreLost: the store broke off.
@@ -113,7 +113,7 @@ class Join:
         return layout
 
     def _claims(self) -> Sequence[Claim]:
-        """Of every host that is here, the coordinator's first."""
+        """Claims of all hosts that are here, the coordinator's first."""
         claims = [
             Claim(seat, launch.node_rank, launch.nnodes or 1, launch.local_world_size or 1)
             for seat, launch in self._evidence.launches().items()

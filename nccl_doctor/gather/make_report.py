@@ -57,7 +57,7 @@ def make_report(
 
 
 def _describe(run: Run) -> dict[str, Any]:
-    """What the cluster itself does not know of the run."""
+    """The record of the run: id, start, duration, launcher, command, options."""
     return {
         "id": run.nonce or secrets.token_hex(8),
         "started": run.config.started_at,

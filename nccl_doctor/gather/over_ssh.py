@@ -206,7 +206,7 @@ def _options_for_hosts(options: Options, left_s: float, lost: frozenset[int]) ->
 
 
 def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable[Finding]:
-    """Why nothing is known of some hosts, as far as it can be told from here."""
+    """Findings on hosts without a report, from what ssh printed here."""
     if heard.interrupted:
         yield Finding(RUN_INTERRUPTED, f"received {heard.interrupted}")
     there = {host.node_rank for report in reports for host in report.cluster.hosts if host.reported}
@@ -226,7 +226,7 @@ def _was_stopped(ended: Ended) -> bool:
 
 
 def _named(cluster: Cluster, names: Mapping[int | None, str]) -> Cluster:
-    """A host that nobody has heard of has at least the name that the hostfile gives it."""
+    """The cluster, with names from the hostfile for hosts without a report."""
     hosts = {
         host.id: replace(host, name=host.name or names.get(host.node_rank))
         for host in cluster.hosts
@@ -236,7 +236,7 @@ def _named(cluster: Cluster, names: Mapping[int | None, str]) -> Cluster:
 
 
 def _nobody(fleet: Fleet, options: Options) -> Cluster:
-    """The cluster of which no host was heard."""
+    """The cluster if no host sent a report."""
     hosts = tuple(Host(i, entry.name, i, reported=False) for i, entry in enumerate(fleet.entries))
     homes = [
         (host, local)
@@ -261,7 +261,7 @@ def _nobody(fleet: Fleet, options: Options) -> Cluster:
 
 
 def _address(first: Entry) -> str:
-    """Where ssh finds the first host: its name there may be an alias that only ssh knows."""
+    """Host name behind the first entry, as ssh resolves it: the entry may be an alias of ssh."""
     try:
         done = subprocess.run(
             ["ssh", "-G", "--", first.destination],

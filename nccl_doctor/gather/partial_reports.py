@@ -48,7 +48,7 @@ class PartialReports:
     def __init__(
         self, folder: str | None, join_timeout_s: float, redaction: Redaction | None = None
     ) -> None:
-        """With `redaction`, what stays in the folder has pseudonyms."""
+        """`redaction` puts pseudonyms into the reports that stay in the folder."""
         self._open = None if folder is None else Path(folder)
         self._redaction = redaction
         self._folder = self._open
@@ -119,7 +119,7 @@ class PartialReports:
                 send(folder, lambda: _removed(folder / f"node{node}.json" for node in nodes))
 
     def _path(self, folder: Path, node: int, report: Report) -> Path:
-        """Where a host's view belongs: aside, where another host's lies under that node rank."""
+        """Path of a host's partial report; with its name if another host has that node rank."""
         mine, there = report.cluster.hosts[0], self._read([node], folder).get(node)
         if there is not None and there.cluster.hosts and there.cluster.hosts[0].key != mine.key:
             return folder / f"node{node}.{mine.name}.json"
@@ -154,7 +154,7 @@ def _text(report: Report) -> str:
 
 
 def _texts(folder: Path, nodes: Collection[int], oldest: float) -> bytes:
-    """As JSON: node and text of each file that is not older."""
+    """Node and text of each file that is not older, as JSON."""
     found = []
     for node in nodes:
         path = folder / f"node{node}.json"

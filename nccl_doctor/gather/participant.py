@@ -281,7 +281,7 @@ class Participant:
         return self._run.launch.rank not in (0, None) or self._is_second
 
     def _last_words(self, reason: str) -> int:
-        """What is known so far, as a report: the watchdog ends this process."""
+        """Write a report of the facts so far: the watchdog ends this process."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])

@@ -1,4 +1,4 @@
-"""`nccl-doctor run`, from options to exit code: who started us, start ranks, take part."""
+"""`nccl-doctor run`, from options to exit code: read the launcher, start ranks, take part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the run of one participant: what was decided at its start, and what changes."""
+"""State of one participant's run: the settings from its start, and what changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESERVE_S = 2.0
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What holds for the whole run of one participant; times are `time.monotonic()`.
+    """Settings of one participant's whole run; times are `time.monotonic()`.
 
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
     `meeting` is the store's address for one of them. `past` is what the coordinator holds the
@@ -45,7 +45,7 @@ class RunConfig:
 
 @dataclass
 class Run:
-    """What one participant knows so far: a host gets its place, everybody a seat and the nonce."""
+    """State of one participant: its host gets a place, and all get a seat and the nonce."""
 
     config: RunConfig
     options: Options
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def progress(self) -> Progress:
-        """Where to say what runs now."""
+        """Progress line of this participant."""
         return self.config.progress
 
     def left(self) -> float:
@@ -71,7 +71,7 @@ class Run:
         return max(0.0, self.config.deadline - RESERVE_S - time.monotonic())
 
     def context(self) -> Context:
-        """What an `observe` of this participant is given, before it is told of any round."""
+        """Context of an `observe` of this participant, outside of rounds."""
         return Context(
             launch=self.launch,
             env=self.environ,

@@ -1,4 +1,4 @@
-"""What a participant says of itself when it signs in; it crosses the store as JSON."""
+"""First message of a participant; it crosses the store as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nccl_doctor.toolkit.masking import allowed
 
 @dataclass(frozen=True)
 class SignIn:
-    """One participant: who it is, where it runs, and what it observed alone.
+    """One participant: its launch, its host, and the facts that it observed alone.
 
     `token` is random: by it a participant recognises its own sign-in. `host_key` tells machines
     apart (`identity.host_key`). The rest is as in `Rank`.
@@ -35,7 +35,7 @@ class SignIn:
 
     @property
     def host(self) -> tuple[str, int | None]:
-        """What is the same for all participants of one host of the job.
+        """Key of a host of the job: the same for all its participants.
 
         Two node ranks on one machine are two hosts to the job (and a finding to the judge); but a
         node rank that was only derived may be wrong, and must not split a machine.

@@ -1,4 +1,4 @@
-"""From everybody's facts to one verdict: judge, fold, explain. Pure.
+"""Judges all facts: findings, their causes, one verdict. Pure.
 
 No I/O, no clock, no environment: it runs again on a saved report and gives the same answer.
 

@@ -1,4 +1,4 @@
-"""Account of one check: who should observe, who did, and what is missing."""
+"""Account of one check: which ranks should observe, which did, and what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Gap:
 
 
 class Account:
-    """Account of one check: who should observe, who did, and what is missing.
+    """Account of one check: which ranks should observe, which did, and what is missing.
 
     The unit is a host (by id) for a host-scope check and a participant (by seat) otherwise.
     """

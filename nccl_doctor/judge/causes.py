@@ -182,7 +182,7 @@ def _is_open(finding: Finding) -> bool:
 
 
 class _Causes:
-    """Which code explains which; refuses to go in a circle."""
+    """Map of codes to the codes that explain them; it refuses a circle."""
 
     def __init__(self) -> None:
         self._causes: dict[str, set[str]] = defaultdict(set)

@@ -126,8 +126,8 @@ class _View:
 
 @dataclass(frozen=True)
 class _Shape:
-    """The whole job. `expected` are its ranks, as far as they may be absent; `starts` maps the
-    index of a view that awaits a place to its (node rank, first rank).
+    """The whole job. `expected` are those of its ranks that may be absent; `starts` maps the index
+    of a view that awaits a place to its (node rank, first rank).
     """
 
     world_size: int
@@ -164,7 +164,7 @@ def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
 
 
 def _alone(facts: Facts) -> Facts:
-    """Only what was observed alone: other rounds speak of seats at another table."""
+    """Facts that were observed alone: other rounds name seats of another run."""
     return {check: {ALONE: rounds[ALONE]} for check, rounds in facts.items() if ALONE in rounds}
 
 
@@ -173,7 +173,7 @@ def _first_rank(view: _View) -> int:
 
 
 def _shape_of_met(met: Cluster, views: Sequence[_View]) -> _Shape:
-    """What the coordinator said. Hosts without a node rank take the nodes that are left."""
+    """Shape of the job by the coordinator. Hosts without a node rank take free nodes."""
     first: dict[int, int] = {}
     for rank in met.ranks:
         node, number = rank.host.node_rank, rank.rank

@@ -19,7 +19,7 @@ def summary(
     *,
     alone: bool,
 ) -> str:
-    """The verdict and its main reasons, for a reader who reads no further.
+    """The verdict and its main reasons, for a reader of one sentence.
 
     `roots` are the root causes, the most important first; `alone` is as in `conclude`.
     """

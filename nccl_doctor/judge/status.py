@@ -132,8 +132,8 @@ class _Blockers:
         return None
 
     def _keeper(self, place: Place) -> str | None:
-        """Whoever never signed in is covered by whatever failure names it, on any layer: nothing at
-        all could be observed there.
+        """Code of a failure, on any layer, that names a place that never signed in: nothing at all
+        could be observed there.
         """
         covering = [
             finding

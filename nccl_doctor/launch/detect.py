@@ -42,7 +42,7 @@ _NUMBERS = {  # field: lowest and highest sensible value
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
-    """Read who this process is from its environment; never raises.
+    """Read rank, world size and address of this process from its environment; never raises.
 
     Returns: an empty record with launcher `none` where nothing has launched us. That includes the
     only task of an srun or mpirun (an interactive shell, say): it says nothing about a job.

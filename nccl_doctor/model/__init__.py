@@ -1,1 +1,1 @@
-"""Records that everybody speaks: who was launched, what was observed, what was found. Pure data."""
+"""Records that all rooms use: the launch, the observations, the findings. Pure data."""

@@ -180,7 +180,7 @@ class Check:
         return ()
 
     def sections(self, cluster: Cluster) -> Iterable[Section]:
-        """What maps of the network and issue forms show, from facts alone, as `judge`.
+        """Links, versions and devices for maps of the network and issue forms; pure, as `judge`.
 
         Asked for when a report is rendered, so the facts may be those of an older version of the
         check, and names in them pseudonyms; what it raises costs no more than what it did not yet

@@ -61,7 +61,7 @@ class Outcome:
         return str(self.breadcrumbs[-1].get("step", "")) if self.breadcrumbs else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Only what is set, so that a healthy outcome stays small."""
+        """Plain data, without empty fields, so that a healthy outcome stays small."""
         data: dict[str, Any] = {
             "status": self.status.value,
             "duration_s": round(self.duration_s, 4),
@@ -123,7 +123,7 @@ Facts = Mapping[str, Mapping[str, Outcome]]
 
 
 def facts_to_json(facts: Facts) -> dict[str, Any]:
-    """As in the report and in what a participant signs in with."""
+    """Plain data, as in the report and in a sign-in."""
     return {
         check: {name: outcome.to_json() for name, outcome in rounds.items()}
         for check, rounds in facts.items()

@@ -239,7 +239,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Round:
-    """One thing done together: who takes part, with what parameters, by when.
+    """One thing done together: the groups, the parameters, the deadline.
 
     `groups` are tuples of seats, in group-rank order; a seat stands in at most one of them.
     All groups of a round run at the same time, each in probe children of its own. Where

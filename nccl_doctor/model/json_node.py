@@ -31,7 +31,7 @@ class Node:
         return value
 
     def maybe(self, key: str, what: type[T]) -> T | None:
-        """As `get`, but null and absence are None."""
+        """Value of `get`; None for null and for absence."""
         return None if self.data.get(key) is None else self.get(key, what)
 
     def choice(self, key: str, what: type[E]) -> E:

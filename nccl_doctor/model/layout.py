@@ -37,7 +37,7 @@ class HostPlace:
 
     @property
     def ranks(self) -> range:
-        """Its ranks."""
+        """Ranks of the host."""
         return range(self.first_rank, self.first_rank + self.nproc)
 
 

@@ -1,4 +1,4 @@
-"""What a check can show beside its findings: links between hosts, and how hosts are set up.
+"""Sections that a check can show beside its findings: links between hosts, and set-ups.
 
 Checks yield them (`Check.sections`); maps of the network and issue forms are made of them. They are
 never saved: whoever renders a report asks the checks that are installed.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class HostLink:
-    """What a check knows of one direction between two hosts, for the map of links.
+    """One direction between two hosts, as a check knows it, for the map of links.
 
     A check may yield several of one link, and so may several checks: the worst reach counts, the
     best time and rate, and all segments together.
@@ -47,7 +47,7 @@ class Setup:
         name: what it is. The forms ask for software (`torch`, `cuda`, `rocm`, `nccl`,
             `nccl loaded`, `python`, `driver`, `deepspeed`), for `gpus`, `RDMA port` and
             `interface`; what has another name they do not show.
-        value: a version or a description; or a table, of which what is not empty is shown.
+        value: a version or a description; or a table, whose empty values are left out.
         host: `id` of the host.
     """
 

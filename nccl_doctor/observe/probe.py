@@ -68,7 +68,7 @@ def patience(check: Check, context: Context) -> float:
 
 
 def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0) -> ProbeJob:
-    """The job of one `observe`, which is killed `grace_s` after the deadline that it is told."""
+    """The job of one `observe`, which is killed `grace_s` after its own deadline."""
 
     def work(line: Line) -> Mapping[str, Any]:
         told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
@@ -167,7 +167,7 @@ class _Crew:
 
 
 def _room() -> int:
-    """How many children at once: the limit of open files may be low, and is itself to be found."""
+    """Number of children at once: with a low limit of open files few, so that it is reported."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return AT_ONCE

@@ -132,7 +132,7 @@ def named_logs(report: Report) -> list[Path]:
 
 
 def _written(pattern: str, holds: bytes) -> bytes:
-    """As JSON: the files that a variable names, of those that NCCL wrote. Runs in a child."""
+    """Files that a variable names and that NCCL wrote, as JSON. Runs in a child."""
     # %h is the host, %p the process.
     paths = sorted(glob.glob(re.sub("%[hp]", "*", glob.escape(pattern))))
     return json.dumps([path for path in paths if holds in _start_of(Path(path))]).encode()

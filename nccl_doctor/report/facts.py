@@ -76,7 +76,7 @@ def _sections(report: Report) -> Iterator[Section]:
 
 
 def _launch(launch: Mapping[str, Any]) -> list[Row]:
-    """Each field that somebody told, and which variable it was."""
+    """Each field that was given, and the variable that gave it."""
     sources = launch.get("sources", {})
     rows = [("launcher", _text(launch.get("launcher")))] if launch else []
     for name in Launch.__dataclass_fields__:
@@ -129,12 +129,12 @@ def _opened(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _in_order(items: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """By name, as in a saved report, but what tells one thing from another comes first."""
+    """Items by name, as in a saved report, but names first."""
     return sorted(items, key=lambda item: (item[0] not in _FIRST, str(item[0])))
 
 
 def _inline(value: Any, depth: int = 0, between: str = ", ") -> str:
-    """Any value on one line: `name eth0; addresses 10.0.0.1, fd00::2; up`."""
+    """A value on one line: `name eth0; addresses 10.0.0.1, fd00::2; up`."""
     if depth >= _DEPTH:
         return "…"
     if isinstance(value, Mapping):

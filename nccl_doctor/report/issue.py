@@ -35,7 +35,7 @@ _IMPACT = (  # words of finding codes, and what the form of NCCL calls it
 
 
 def projects() -> list[str]:
-    """Whose forms there are, by name."""
+    """Names of the projects that have a form."""
     folder = files(__package__).joinpath("issues")
     return sorted(item.name[:-3] for item in folder.iterdir() if item.name.endswith(".md"))
 
@@ -96,7 +96,7 @@ _NETWORK = ("RDMA port", "interface")
 
 
 def _most(said: Sequence[Setup]) -> str:
-    """What most of them say; empty where nobody says anything."""
+    """The most frequent text; empty if there is none."""
     texts = Counter(each.value for each in said if isinstance(each.value, str) and each.value)
     return texts.most_common(1)[0][0] if texts else ""
 
@@ -176,7 +176,7 @@ def _stuck(cluster: Cluster) -> Iterator[Evidence]:
 
 
 def _logs(cluster: Cluster) -> str:
-    """What the first stuck or dead observers printed and where they stood."""
+    """Output and stacks of the first observers that hung or died."""
     blocks = []
     for item in _stuck(cluster):
         text = "\n".join(filter(None, (item.outcome.log_tail, item.outcome.stack)))

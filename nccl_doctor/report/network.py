@@ -148,7 +148,7 @@ def show_latency(microseconds: float | None) -> str:
 
 
 def show_rate(rate: float | None) -> str:
-    """Bytes per second, as those who sell it say it: `9.4 Gbit/s`."""
+    """A rate in bytes per second, as text in bits: `9.4 Gbit/s`."""
     if rate is None:
         return ""
     mbit = rate * 8 / 1e6
@@ -156,7 +156,7 @@ def show_rate(rate: float | None) -> str:
 
 
 def _unique(names: list[str], hosts: Sequence[Host]) -> tuple[str, ...]:
-    """Hosts that share a name are told apart by their node rank, or their place."""
+    """Names of hosts; a name that several share gets the node rank, or the place."""
     often = Counter(names)
     return tuple(
         name if often[name] == 1 else f"{name} (node {hosts[i].node_rank if i < len(hosts) else i})"
@@ -179,7 +179,7 @@ def _blamed_links(report: Report, places: Mapping[str, list[int]]) -> dict[Pair,
 
 
 def _measured(report: Report, checks: Checks) -> dict[Pair, Link]:
-    """What the checks know of each link, by the positions of its hosts; nobody blames it yet."""
+    """Facts of the checks on each link, by the positions of its hosts; without any blame."""
     place_of = {host.id: place for place, host in enumerate(report.cluster.hosts)}
     found: dict[Pair, list[HostLink]] = {}
     for each in sections_of(report, checks):

@@ -171,7 +171,7 @@ def leave(
 
 
 def leave_unable(reason: str, options: Options) -> int:
-    """The exit code of a run without a report; who reads a line on stdout is given one."""
+    """Exit code of a run without a report; a profile that prints a line prints one."""
     _complain(reason)
     answer = unable(options.exit_profile, reason)
     if answer is None:

@@ -1,4 +1,4 @@
-"""What the installed checks have to show of a report, beside its findings.
+"""Sections that the installed checks show of a report, beside its findings.
 
 A renderer that wants it is given a function that finds the checks, as `registry.installed`: the
 renderer itself stays a pure function of the report and of their rules, and of a renderer that needs
@@ -19,12 +19,12 @@ Checks = Callable[[], Iterable[Check]]
 
 
 def no_checks() -> tuple[Check, ...]:
-    """Nobody is asked: then only what the findings say is shown."""
+    """No checks: then only the findings are shown."""
     return ()
 
 
 def sections_of(report: Report, checks: Checks) -> list[Section]:
-    """What each check shows of this report's facts.
+    """Sections that each check shows of this report's facts.
 
     A check that breaks, as on the facts of another version, loses nothing that it showed before,
     and costs the others nothing.

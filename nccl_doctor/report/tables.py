@@ -19,7 +19,7 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class Table:
-    """One table, and the hosts that have this very one; `whole` if that is everybody who has any.
+    """One table, and the hosts that have exactly this one; `whole` if no host has another one.
 
     `title` is the check's name, and that of the fact.
     """
@@ -90,7 +90,7 @@ def lay_out(table: Table, width: int, safe: Callable[[str], str]) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Of each column: what it needs, and less for the widest ones where that is too much."""
+    """Width of each column: what it needs; less for the widest ones if there is too little room."""
     widths = [max(1, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
     room = width - _GAP * (len(widths) - 1)
     while sum(widths) > room and max(widths) > _NARROWEST:

@@ -283,7 +283,7 @@ def _tested(check: CheckResult) -> str:
 
 
 def counts(report: Report) -> str:
-    """One line: what became of the checks, who reported, how long it took, the exit code."""
+    """One line: numbers of checks, hosts and ranks, the duration, the exit code."""
     statuses = Counter(check.status for check in report.checks)
     names = {
         Status.PASS: "passed",
@@ -304,7 +304,7 @@ def counts(report: Report) -> str:
 
 
 def _baseline(page: _Page, report: Report) -> None:
-    """How many earlier runs this one was compared with, and why other files were not used."""
+    """Write the number of earlier runs of the comparison, and why other files were not used."""
     told = report.run.get("baseline")
     if isinstance(told, Mapping) and isinstance(told.get("text"), str):
         page.line(told["text"], first="baseline: ", rest="  ")

@@ -1,1 +1,1 @@
-"""What two or more checks share, by subject."""
+"""Functions that two or more checks share, by subject."""

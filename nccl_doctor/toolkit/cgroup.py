@@ -32,7 +32,7 @@ def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
 
 
 class MemoryKills(TypedDict):
-    """What `memory_kills` returns."""
+    """Counts that `memory_kills` returns."""
 
     oom_kills: int | None
     machine_kills: int | None

@@ -28,7 +28,7 @@ _ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
 
 @dataclass
 class _Memory:
-    """What this process knows of disks, of its own end, and of who waits for it."""
+    """State of this process: silent disks, its own end, and the number of waits."""
 
     silent: set[str] = field(default_factory=set)
     leave_by: float = float("inf")

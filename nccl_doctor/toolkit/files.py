@@ -84,7 +84,7 @@ def _read(path: str | Path, most: int) -> bytes:
 
 
 def _put(target: Path, data: bytes) -> bytes:
-    """Runs in a child: write it, unless it is for the descriptors of who sent us."""
+    """Write it, unless it is for a descriptor of the parent. Runs in a child."""
     if _is_stream(target):
         return _STREAM
     _replace(target, data)
@@ -128,7 +128,7 @@ def _move(made: str, target: Path) -> None:
 
 
 def _is_stream(target: Path) -> bool:
-    """There is something, and it is neither a file on a disk nor a folder."""
+    """Whether there is something that is neither a file on a disk nor a folder."""
     try:
         if target.is_symlink() and _OWN.fullmatch(os.readlink(target)):
             return True

@@ -140,7 +140,7 @@ def tcp_sockets(root: Path = ROOT) -> Iterator[Socket]:
 
 
 def socket_process(port: int, *, listening: bool, root: Path = ROOT) -> int | None:
-    """Process id of who holds a TCP port; None where this user cannot see it."""
+    """Process id of the holder of a TCP port; None where this user cannot see it."""
     with _psutil(root) as psutil:
         connections = psutil.net_connections("tcp")
     for one in connections:
@@ -190,7 +190,7 @@ def user_tasks(root: Path = ROOT) -> int:
 
 
 def open_descriptors() -> int:
-    """How many files this process has open, sockets and pipes too."""
+    """Number of files that this process has open, with sockets and pipes."""
     with _psutil() as psutil:
         return int(psutil.Process().num_fds())
 

@@ -1,4 +1,4 @@
-"""What the tests of reports for CI systems share: made-up reports, and text that is out to hurt."""
+"""Made-up reports, and hostile text, for tests of reports for CI systems."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def report_of(
     strict: bool = False,
     **more: Any,
 ) -> Report:
-    """A report of one check, `shm`, that finds what it is told to, two ranks on each host; and of
-    other checks, about which nothing was gathered.
+    """A report of one check, `shm`, with these findings, two ranks on each host; and of other
+    checks, about which nothing was gathered.
     """
     facts = dict.fromkeys(hosts, OK) if by_host is None else by_host
     cluster = make_cluster(hosts, 2, check="shm", by_host=facts, **more)

@@ -123,5 +123,5 @@ def change_rank(
 
 
 def reread(facts: Facts) -> Facts:
-    """As re-read from a saved report: lists, and text for keys."""
+    """Facts as re-read from a saved report: lists, and text for keys."""
     return facts_from_json(json.loads(json.dumps(facts_to_json(facts))))

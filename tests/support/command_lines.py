@@ -1,4 +1,4 @@
-"""Read a line as somebody typed it."""
+"""Reads a line as it was typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that does not answer: who writes to it waits in the kernel, and cannot even be killed."""
+"""A disk that does not answer: a writer waits in the kernel, and cannot even be killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BYTES = 16 << 20
 
 @contextlib.contextmanager
 def frozen(folder: Path) -> Iterator[Path]:
-    """Where a frozen file system in a file of `folder` is mounted; thawed at the end."""
+    """Mount point of a frozen file system in a file of `folder`; thawed at the end."""
     image, disk = folder / "image", folder / "disk"
     with image.open("wb") as file:
         file.truncate(_BYTES)
@@ -33,7 +33,7 @@ def frozen(folder: Path) -> Iterator[Path]:
 
 
 def thaw(disk: Path) -> None:
-    """Let go whoever waits for the disk; nothing happens to one that is thawed."""
+    """Let all that wait for the disk go on; nothing happens to one that is thawed."""
     subprocess.run(["fsfreeze", "-u", disk], check=False, stderr=subprocess.DEVNULL, timeout=10)
 
 

@@ -91,7 +91,7 @@ class World:
         return judge(CHECK, cluster)
 
     def meetings(self) -> set[frozenset[str]]:
-        """Who meets again."""
+        """Pairs of hosts that meet again."""
         *_, last = CHECK.plan(self._with({}))
         slots = last.params.get("slots", ())
         return {frozenset(self.names[seat // 2] for seat in m) for slot in slots for m in slot}

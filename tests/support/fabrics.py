@@ -157,7 +157,7 @@ LOCAL = "fe80:0000:0000:0000:0ac0:ebff:fe01:0203"
 
 
 def roce_gids(address: str = "0a00:0001") -> dict[int, tuple[str, str]]:
-    """As the kernel fills the table of an interface with a link-local and an IPv4 address."""
+    """The table as the kernel fills it for an interface with a link-local and an IPv4 address."""
     mapped = f"0000:0000:0000:0000:0000:ffff:{address}"
     return {
         0: (LOCAL, "IB/RoCE v1"),

@@ -1,4 +1,4 @@
-"""What a check finds on a made-up cluster: code, place, and nobody else blamed; what it costs."""
+"""Findings of a check on a made-up cluster: code, place, no other place blamed; and its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.clusters import change_rank
 
 
 def judge(check: Check, cluster: Cluster) -> list[Finding]:
-    """Findings of one check, each of which can go into a report."""
+    """Findings of one check; each can go into a report."""
     findings = list(check.judge(cluster))
     for finding in findings:
         assert finding.kind in check.kinds
@@ -34,7 +34,7 @@ def only(check: Check, cluster: Cluster, code: str, **where: Sequence[Any]) -> F
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions a piece of work calls: as many on a busy machine as on an idle one."""
+    """Number of functions that a piece of work calls, the same on a busy and on an idle machine."""
     count = 0
 
     def see(_frame: object, event: str, _argument: object) -> None:

@@ -60,7 +60,7 @@ _RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 
 def _connected(library_path: str) -> socket.socket:
-    """A connection with the nursery; whoever comes first starts it."""
+    """A connection with the server; the first caller starts it."""
     name = f"\0nccl-doctor-tests-{_RUN}-{hashlib.sha256(library_path.encode()).hexdigest()[:8]}"
     while True:
         caller = socket.socket(socket.AF_UNIX)

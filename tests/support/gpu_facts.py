@@ -1,4 +1,4 @@
-"""What ranks observe of builds and GPUs, on healthy hosts with and without any."""
+"""Facts of ranks on builds and GPUs, on healthy hosts with and without any."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpu(node: int, index: int, name: str = H100, capability: tuple[int, int] = (
 
 
 def facts(node: int, local: int, gpus: int = 8, **changes: Any) -> dict[str, Any]:
-    """What a rank of a healthy host with `gpus` H100s observes."""
+    """Facts of a rank of a healthy host with `gpus` H100s."""
     devices = changes.pop("devices", [gpu(node, index) for index in range(gpus)])
     made = {
         "torch": "2.13.0+cu130",
@@ -47,7 +47,7 @@ def facts(node: int, local: int, gpus: int = 8, **changes: Any) -> dict[str, Any
 
 
 def cpu_facts(**changes: Any) -> dict[str, Any]:
-    """What a rank of a machine without GPUs observes, with the CPU build of torch."""
+    """Facts of a rank of a machine without GPUs, with the CPU build of torch."""
     none = {"nodes": 0, "proc": 0, "kfd": 0, "driver": None}
     cpu = {
         "torch": "2.13.0+cpu",
@@ -63,7 +63,7 @@ def cpu_facts(**changes: Any) -> dict[str, Any]:
 
 
 def worked(rank: int, *tries: dict[str, float], **changes: Any) -> dict[str, Any]:
-    """What a rank observes whose GPU, one of four of its host, works."""
+    """Facts of a rank whose GPU, one of four of its host, works."""
     facts = {
         "device": rank % 4,
         "model": H200,
@@ -87,7 +87,7 @@ def rates(
 
 
 def cluster(by_rank: dict[int, Any], hosts: int = 2) -> Cluster:
-    """Four ranks per host; who is not said works well, and was not measured."""
+    """Four ranks per host; those that are not given work well, and were not measured."""
     full = {rank: by_rank.get(rank, worked(rank)) for rank in range(4 * hosts)}
     names = [f"nd{i}" for i in range(hosts)]
     return make_cluster(names, 4, check=GpuWork.name, by_rank=full, backend="nccl")

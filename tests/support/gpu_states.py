@@ -1,4 +1,4 @@
-"""What hosts observe of their GPUs by NVML, on made-up clusters: healthy, lost, cut off."""
+"""Facts of hosts on their GPUs by NVML, on made-up clusters: healthy, lost, cut off."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def lost(index: int) -> dict[str, Any]:
 
 
 def state(node: int, gpus: list[dict[str, Any]] | None = None, **changes: Any) -> dict[str, Any]:
-    """What a host with eight healthy GPUs observes."""
+    """Facts of a host with eight healthy GPUs."""
     made = [gpu(node, index) for index in range(8)] if gpus is None else gpus
     return {
         "error": None,

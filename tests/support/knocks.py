@@ -1,4 +1,4 @@
-"""How hosts knocked at MASTER_PORT, made up."""
+"""Made-up attempts of hosts to connect to MASTER_PORT."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def tried(outcome: str, answer: str = "", **more: Any) -> dict[str, Any]:
 
 
 def facts(last: dict[str, Any] | None = None, server: str = "other", **more: Any) -> dict[str, Any]:
-    """What check `port` observes on a host: `last` is how its last knock ended."""
+    """Facts of check `port` on a host: `last` is the outcome of its last attempt."""
     last = tried("connected", "store") if last is None else last
     knock = {"first": tried("refused"), "last": last, "passed": [], "knocks": 3, "seconds": 2.0}
     return {

@@ -22,7 +22,7 @@ THREE = ("nd0", "nd1", "nd2")
 
 
 def keyed(cluster: Cluster) -> Cluster:
-    """With a key for every host that reported, as the engine makes them."""
+    """The cluster with a key for every host that reported, as the engine makes them."""
     hosts = {
         host.id: replace(host, key=f"key of {host.name}" if host.reported else "")
         for host in cluster.hosts
@@ -32,7 +32,7 @@ def keyed(cluster: Cluster) -> Cluster:
 
 
 def coordinators(cluster: Cluster, *lost: int) -> Cluster:
-    """What the coordinator has, if the nodes in `lost` never signed in."""
+    """The coordinator's cluster, if the nodes in `lost` never signed in."""
     hosts = {
         host.id: replace(host, name=None, reported=False, addresses=(), facts={}, key="")
         if host.node_rank in lost
@@ -49,7 +49,7 @@ def coordinators(cluster: Cluster, *lost: int) -> Cluster:
 
 
 def own_view(cluster: Cluster, node: int) -> Cluster:
-    """What one host has that never got in: itself, and its first rank."""
+    """The cluster of one host that never got in: itself, and its first rank."""
     (host,) = (host for host in cluster.hosts if host.node_rank == node)
     host = replace(host, id=0, joined=False)
     first = min((r for r in cluster.ranks if r.host.node_rank == node), key=lambda r: r.seat)

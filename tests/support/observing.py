@@ -1,4 +1,4 @@
-"""What a check sees of a made-up machine."""
+"""Facts of a check on a made-up machine."""
 
 from __future__ import annotations
 

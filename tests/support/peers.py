@@ -123,7 +123,7 @@ class World:
         return replace(made, hosts=tuple(hosts), ranks=tuple(ranks))
 
     def judge(self, **fields: Any) -> list[Finding]:
-        """What both checks say."""
+        """Findings of both checks."""
         cluster = self.cluster(**fields)
         return [*judge(Interfaces(), cluster), *judge(Firewall(), cluster)]
 

@@ -1,4 +1,4 @@
-"""A report full of names that nobody outside should read, and of versions that everybody should."""
+"""A report full of names that must stay inside, and of versions that may go out."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def secret_cluster() -> Cluster:
 
 
 def secret_report() -> Report:
-    """What is found in that cluster, with names wherever a check can put them."""
+    """Report on that cluster, with names wherever a check can put them."""
     found = Finding(
         kind("port-made", severity=Severity.FAIL),
         "no answer from 10.20.30.42:29500 (bilbo17) within 3 s; [fd12:3456:789a::42]:29500 neither",

@@ -1,4 +1,4 @@
-"""What tests of the engine share: made-up checks, and the schema that every report must meet."""
+"""Made-up checks, and the schema that every report must meet, for tests of the engine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def made_check(
     error: Exception | None = None,
     rounds: Sequence[Round] | None = None,
 ) -> Check:
-    """A check that finds what it is told to, then fails if it is told to."""
+    """A check with these findings, which then raises `error`, if there is one."""
 
     def observe(self: Check, ctx: Context) -> Mapping[str, Any]:
         return {}

@@ -23,7 +23,7 @@ sys.exit(main())
 
 
 def make_zipapp(target: Path) -> subprocess.CompletedProcess[str]:
-    """What `make zipapp` runs."""
+    """Run the script of `make zipapp`."""
     return subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "make_zipapp.py"), str(target)],
         capture_output=True,
@@ -45,7 +45,7 @@ def run(
     cwd: Path | None = None,
     timeout_s: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
-    """Without what the Python of the tests was told."""
+    """Run a command without the variables of the tests' own Python."""
     return subprocess.run(
         [str(word) for word in command],
         env={**BARE, "CUDA_VISIBLE_DEVICES": "", **(env or {})},

@@ -143,7 +143,7 @@ def _changed(words: Sequence[Word]) -> Iterator[Finding]:
 
 
 def _short(numbers: Sequence[Change], choice: Choice) -> Iterator[Finding]:
-    """Where too few runs are there to judge, what differs is shown all the same."""
+    """A finding with the largest changes, if there are too few runs to judge speeds."""
     if len(choice.used) >= LEAST:
         return
     text = f"{choice.in_words()}; {LEAST} are needed to judge speeds"

@@ -103,7 +103,7 @@ class Choice:
         return f"{text}; not used: {others}" if others else text
 
     def to_json(self) -> dict[str, Any]:
-        """For `run` of the report."""
+        """Plain data for `run` of the report."""
         return {
             "path": self.path,
             "text": self.in_words(),
@@ -113,7 +113,7 @@ class Choice:
 
 
 def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
-    """Why an earlier report does not count; empty if it does."""
+    """Reason that an earlier report does not count; empty if it does."""
     here, there = _names(cluster), earlier.hosts
     if not (earlier.complete and there):
         return "of one host's own view"

@@ -71,7 +71,7 @@ def _place(figure: Figure) -> Where:
 
 
 def _worse(one: Figure, other: Figure | None) -> Figure:
-    """Of two at one place the worse one stands for both, in every run alike."""
+    """The worse of two figures at one place: it stands for both, in every run alike."""
     if other is None:
         return one
     worst = min if one.better == "higher" else max
@@ -79,7 +79,7 @@ def _worse(one: Figure, other: Figure | None) -> Figure:
 
 
 def _united(found: list[Figure]) -> Figure:
-    """What ranks of one host say: the same, or else all that they say."""
+    """One figure of all ranks of a host: their value, or all values if they differ."""
     values = sorted({str(each.value) for each in found if each.value is not None})
     where = found[0].where
     for each in found[1:]:

@@ -112,7 +112,7 @@ class _Reading:
         self._notes += (line,)
 
     def _kind(self) -> str:
-        """Who starts the ranks."""
+        """Program that starts the ranks."""
         chosen = self._config.values if self._config else {}
         if chosen.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
             self._note(f"accelerate starts this job on {chosen['compute_environment']}, not here")
@@ -203,7 +203,7 @@ class _Reading:
         return line
 
     def _pass_meeting(self, passed: dict[str, Said], addr: Said, port: Said) -> None:
-        """As accelerate hands them to torchrun: c10d gets the place to meet only without
+        """Pass on address and port as accelerate does: c10d gets an endpoint only without
         --same_network.
         """
         c10d = passed.get("rdzv_backend", Said("static", DEFAULT)).text != "static"
@@ -252,7 +252,7 @@ class _Reading:
         return deepspeed.resolve("accelerate", passed, self._cwd)
 
     def _one(self) -> JobLine:
-        """One process on this machine; who numbers it, if anybody, is outside."""
+        """One process on this machine; its rank comes from outside, if it has one."""
         draft = Draft("accelerate")
         draft.put("nnodes", self._nnodes, self._machines.source)
         draft.put("max_nnodes", self._nnodes, self._machines.source)

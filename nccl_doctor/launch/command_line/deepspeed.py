@@ -98,7 +98,7 @@ def _refuse_contradictions(flags: GivenFlags) -> None:
 
 
 def _alone(draft: Draft, flags: GivenFlags) -> None:
-    """Without a hostfile: the ranks of this host."""
+    """Put the ranks of this host, without a hostfile."""
     nodes = flags.get("num_nodes")
     if nodes and _count(nodes) > 1:
         raise JobLineError(f"{nodes.source} {nodes.text} needs a --hostfile that names the hosts")
@@ -131,7 +131,7 @@ def _alone(draft: Draft, flags: GivenFlags) -> None:
 
 
 def _many(draft: Draft, flags: GivenFlags, named: Said, cwd: Path) -> None:
-    """With a hostfile: the hosts that the filters leave."""
+    """Put the hosts of a hostfile that the filters leave."""
     try:
         entries = hostfile.read(str(cwd / named.text))
     except hostfile.HostfileError as error:
@@ -210,7 +210,7 @@ def _filter(said: Said, hosts: Sequence[str]) -> dict[str, frozenset[int]]:
 
 
 def _no_ssh_rank(flags: GivenFlags, nnodes: int) -> int:
-    """With --no_ssh every host is started by its own line, which says which one it is."""
+    """Node rank of this host, which --no_ssh needs: each host is started by its own line."""
     if "node_rank" not in flags:
         raise JobLineError(f"{flags['no_ssh'].source} needs --node_rank, from 0 to {nnodes - 1}")
     rank = number(flags["node_rank"], 0)

@@ -115,7 +115,7 @@ _MANY = 10_000_000
 
 
 def number(said: Said, low: int, high: int = _MANY) -> int:
-    """Whole number, read as the launchers' `int()` does.
+    """The whole number of a text, read as the launchers' `int()` does.
 
     Raises:
         JobLineError: it is none, or lies outside.

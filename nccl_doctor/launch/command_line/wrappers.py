@@ -17,7 +17,7 @@ from nccl_doctor.launch.command_line.job_line import JobLineError
 
 @dataclass(frozen=True)
 class _Wrapper:
-    """How its own words end: options that take the next word, and words that are not options."""
+    """The wrapper's own words: options that take the next word, and words that are no options."""
 
     values: str = ""
     words: int = 0

@@ -224,7 +224,7 @@ class _Conversation:
         return bool(these) and all(ssh.seconds is not None for ssh in these)
 
     def listen(self) -> None:
-        """Read what has come, for a tick; note who has ended."""
+        """Read what has come, for a tick; note the processes that have ended."""
         for key, _ in self._selector.select(_TICK_S):
             key.data()
         for ssh in self.running():
@@ -294,7 +294,7 @@ class _Conversation:
 
 
 def _make_room(files: int) -> None:
-    """Let this process open that many files more, as far as it may."""
+    """Let this process open that many files more, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = open_descriptors() + files + _SPARE_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

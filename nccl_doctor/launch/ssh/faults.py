@@ -78,8 +78,8 @@ _PHRASES = (  # (in what ssh says, what to do); {to} is the host as ssh is given
 
 @dataclass(frozen=True)
 class _Fault:
-    """What is the same for all hosts with one fault; `fix` may name {to}, {name}, and of our own
-    words {python}, {program} (all of them) and {file} (the last).
+    """One fault of one or more hosts; `fix` may name {to}, {name}, and of our own words {python}
+    , {program} (all of them) and {file} (the last).
     """
 
     kind: Kind

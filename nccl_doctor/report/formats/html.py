@@ -1,4 +1,4 @@
-"""The report as one HTML file for people who look rather than read; it loads nothing."""
+"""The report as one HTML file, which loads nothing."""
 
 from __future__ import annotations
 

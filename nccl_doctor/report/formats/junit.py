@@ -79,7 +79,7 @@ _ELEMENTS = ("failure", "error", "skipped")
 
 
 def _origin(report: Report) -> dict[str, str]:
-    """When and where: a time without its zone, as Ant writes it, and rank 0's host."""
+    """Time and place: a time without its zone, as Ant writes it, and rank 0's host."""
     started = _TIME.match(str(report.run.get("started", "")))
     first = [rank.host.name for rank in report.cluster.ranks if rank.rank == 0 and rank.host.name]
     return {
@@ -173,7 +173,7 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
 
 
 def _of_the_engine(report: Report, places: Places) -> Iterator[_Case]:
-    """What belongs to no check of this report: the examination itself, or a plug-in gone since."""
+    """Cases that belong to no check of this report: the examination, or a plug-in gone since."""
     names = {check.name for check in report.checks}
     for finding in report.findings:
         if finding.check not in names:

@@ -59,7 +59,7 @@ def _entries(report: Report) -> Iterator[str]:
 
 
 def _standing(report: Report) -> list[Finding]:
-    """Without a root cause: what nothing explains, and is more than worth knowing."""
+    """Findings above `info` that nothing explains, if there is no root cause."""
     return [f for f in report.findings if not f.explained_by and f.level is not Severity.INFO]
 
 

@@ -142,7 +142,7 @@ def _launch(report: Report) -> Iterator[Html]:
 
 
 def _seats(ranks: Sequence[Rank]) -> Html:
-    """Which rank is where."""
+    """Table of ranks and their hosts."""
     rows = (
         (
             rank.rank,
@@ -181,7 +181,7 @@ def _rows(items: Iterable[tuple[Any, Any]], depth: int = 0) -> Html:
 
 
 def value_of(value: Any, depth: int = 0) -> Html:
-    """Any value of JSON: short ones as they are, what is longer in a fold, tables as tables."""
+    """A value of JSON: short ones as they are, longer ones in a fold, tables as tables."""
     if is_table(value):
         shown = [[cell_text(cell) for cell in row] for row in value["rows"][:_MOST_ITEMS]]
         head = [cell_text(name) for name in value["columns"]]
@@ -202,7 +202,7 @@ def value_of(value: Any, depth: int = 0) -> Html:
 
 
 def dump(value: Any) -> str:
-    """Any value as JSON; one that JSON cannot hold in Python's words."""
+    """A value as JSON; one that JSON cannot hold in Python's words."""
     try:
         return json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)
     except (TypeError, ValueError):  # keys of several types, or a value that holds itself

@@ -1,4 +1,4 @@
-"""The links between hosts as a heat map: a row for who calls, a column for who answers."""
+"""The links between hosts as a heat map: a row for each caller, a column for each listener."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _reach_text(link: Link) -> str:
 
 
 def _first_view(network: Network) -> str:
-    """What is worth looking at first: what failed, then what is slow, else what is known."""
+    """The first view to show: that of failures, then of slow links, else of known values."""
     links = network.links.values()
     if any(
         link.reach == "failed" or (link.blame and not set(link.blame) & set(_SPEED))
@@ -244,7 +244,7 @@ def _scales(network: Network) -> Html:
 
 
 def _listed(network: Network) -> Iterator[Html]:
-    """Table of the blamed links, for readers who cannot point at a cell."""
+    """Table of the blamed links, for readers that cannot point at a cell."""
     blamed = [link for _, link in sorted(network.links.items()) if link.blame]
     if not blamed:
         return

@@ -72,7 +72,7 @@ class Seen:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Its breadcrumbs, in their order."""
+        """Breadcrumbs of the outcome, in their order."""
         return tuple(
             Step(
                 str(crumb.get("step")),

@@ -1,4 +1,4 @@
-"""Pseudonyms in place of who and where: names of hosts, addresses, users and paths.
+"""Pseudonyms in place of names of hosts, addresses, users and paths.
 
 What may be recorded at all is decided earlier, by `nccl_doctor.toolkit.masking`: secrets never
 get here. Here a record that people keep becomes one that they can give away. The same key gives

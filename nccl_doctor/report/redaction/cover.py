@@ -104,7 +104,7 @@ def read_key(path: str) -> bytes:
 
 
 def key_in(folder: str | Path) -> str:
-    """The file of a key that all hosts use which share a folder; whoever comes first makes it.
+    """The file of the key of all hosts that share a folder; the first host makes it.
 
     Raises:
         OSError: the folder is not writable.
@@ -129,7 +129,7 @@ class FolderRedaction:
         self._key_file = key_file
 
     def private_folder(self, folder: Path) -> Path:
-        """The private folder in it; made if it can be: who writes there will say that it cannot."""
+        """The private folder in it, made if possible; writing there reports the error if not."""
         with contextlib.suppress(OSError):
             private_folder(folder)
         return folder / PRIVATE

@@ -151,7 +151,7 @@ class Names:
         )
 
     def _longest(self, pieces: list[str], start: int) -> int | None:
-        """Where the longest known name ends that begins at a piece."""
+        """End of the longest known name that begins at a piece."""
         if start % 2:  # a separator
             return None
         last = min(len(pieces), start + 2 * _MOST_PIECES - 1)

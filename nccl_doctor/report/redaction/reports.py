@@ -1,4 +1,4 @@
-"""A report with pseudonyms in place of who and where. Pure.
+"""A report with pseudonyms in place of names, addresses and paths. Pure.
 
 First every name is gathered that the report is known to hold, then everything is rewritten. By the
 key that a value stands behind it is known to be a host, a path or a version; anything else is free
@@ -91,7 +91,7 @@ def _strings(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _behind(key: str, name: str) -> str:
-    """What says of which type a value is that stands at `name` in the table at `key`.
+    """The key that shows the type of the value at `name` in the table at `key`.
 
     `{"MASTER_ADDR": {"value": …}}` says what `{"MASTER_ADDR": …}` says, and `outputs` are paths by
     format. `sources` say of each field of the launch where it is from, in the doctor's words.

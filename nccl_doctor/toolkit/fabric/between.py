@@ -1,4 +1,4 @@
-"""What may keep GPUs of one host from reaching each other's memory. Pure."""
+"""Obstacles to direct copies between the GPUs of one host. Pure."""
 
 from __future__ import annotations
 

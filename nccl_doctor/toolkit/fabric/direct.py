@@ -32,7 +32,7 @@ _MOST = 64
 
 
 class GpuDirectSeen(TypedDict):
-    """What `read_gpu_direct` returns."""
+    """Facts that `read_gpu_direct` returns."""
 
     modules: list[str]
     peermem: bool
@@ -81,7 +81,7 @@ def read_gpu_direct(root: Path = Path("/")) -> GpuDirectSeen:
 
 
 def gpu_direct_road(facts: Mapping[str, Any], settings: Mapping[str, Setting]) -> tuple[str, str]:
-    """How NICs reach the memory of NVIDIA GPUs (`DMA-BUF`, `nvidia_peermem` or `none`), and why.
+    """Way of NICs to the memory of NVIDIA GPUs (`DMA-BUF`, `nvidia_peermem` or `none`), and why.
 
     Args:
         facts: from `read_gpu_direct`.

@@ -39,7 +39,7 @@ class PortDown:
 
     @property
     def name(self) -> str:
-        """Its name, as `mlx5_0:1`."""
+        """Name of the port, as `mlx5_0:1`."""
         return port_name(self.port)
 
 

@@ -29,7 +29,7 @@ _ON_LINK = "00000000"
 
 
 class RailsSeen(TypedDict):
-    """What `rails_of` returns."""
+    """Facts that `rails_of` returns."""
 
     slots: list[str]
     rails: list[dict[str, Any]]

@@ -37,7 +37,7 @@ class Road:
 
 @dataclass(frozen=True)
 class Access:
-    """What this process can load and open.
+    """Libraries and devices that this process can load and open.
 
     Attributes:
         library: why libibverbs cannot be loaded, or empty.

@@ -32,7 +32,7 @@ class HostGpus(TypedDict):
 
 
 class TorchBuild(TypedDict):
-    """What torch was built with, as `torch_build` returns it."""
+    """Versions that torch was built with, as `torch_build` returns them."""
 
     torch: str
     cuda: str | None
@@ -43,7 +43,7 @@ class TorchBuild(TypedDict):
 
 
 class DriverError(TypedDict):
-    """Why the driver does not start: a CUresult, its name and text; no `code` if not known."""
+    """Error of the driver: a CUresult, its name and text; `code` is None if not known."""
 
     code: int | None
     name: str

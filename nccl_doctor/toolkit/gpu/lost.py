@@ -1,4 +1,4 @@
-"""Hosts of which a GPU is lost, by what `gpu_state` saw. Pure."""
+"""Hosts with a lost GPU, by the facts of `gpu_state`. Pure."""
 
 from __future__ import annotations
 

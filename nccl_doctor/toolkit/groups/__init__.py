@@ -1,1 +1,1 @@
-"""Process groups: form them, use them, and say who kept them from working."""
+"""Process groups: form them, use them, and blame the members that stop them."""

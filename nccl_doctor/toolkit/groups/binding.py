@@ -57,7 +57,7 @@ class Advice:
 
 
 class _Claim(NamedTuple):
-    """What one of the two libraries does."""
+    """Behaviour of one of the two libraries."""
 
     binds: bool | None
     why: str

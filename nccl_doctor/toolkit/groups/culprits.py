@@ -87,7 +87,7 @@ def round_compared(
     deadline_s: float,
     params: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[Round]:
-    """At most one round in which torch compares the ranks: for the first round that is unclear.
+    """One round, or none, in which torch compares the ranks: for the first round that is unclear.
 
     That is where the backend aborted because of what another rank sent, where connections broke
     though no rank died, and where a collective hung twice. Its parameters have `compare` set.

@@ -23,7 +23,7 @@ def attempt_deadline(cluster: Cluster) -> float:
 
 
 def driver_start_s(cluster: Cluster) -> float:
-    """Whole seconds that the slowest rank needed for driver and context: at most 60, and 0 where
+    """Seconds, rounded up, that the slowest rank needed for driver and context: at most 60; 0 where
     no group uses a GPU.
     """
     if cluster.backend != "nccl":

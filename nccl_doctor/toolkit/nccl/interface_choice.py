@@ -1,4 +1,4 @@
-"""Which interfaces and addresses NCCL and gloo would choose on this host, by their own rules.
+"""Interfaces and addresses that NCCL and gloo would choose on this host, by their own rules.
 
 NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in src/os/linux.cc
 (src/misc/socket.cc before 2.29); the rules have been the same since 2.3. gloo:
@@ -321,7 +321,7 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
 
 
 class Survey(TypedDict):
-    """What `survey` returns: the facts of check `interfaces`."""
+    """Facts that `survey` returns, those of check `interfaces`."""
 
     interfaces: list[dict[str, Any]]
     choices: dict[str, dict[str, Any]]

@@ -14,7 +14,7 @@ from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 
 
 def facts_of(host: Host, check: str, round_name: str) -> Mapping[str, Any] | None:
-    """What a check saw on a host in one round; None where that did not end well."""
+    """Facts of a check on a host in one round; None if its outcome is not `ok`."""
     outcome = host.facts.get(check, {}).get(round_name)
     return outcome.facts if outcome is not None and outcome.status is OutcomeStatus.OK else None
 

@@ -1,1 +1,1 @@
-"""Time-outs of the start of a job: who waits for what, and how long."""
+"""Time-outs of the start of a job, and what they are compared with."""

@@ -1,4 +1,4 @@
-"""Time-outs of a job's start: who waits, for what, how long, and what happens then. Pure except
+"""Table of the time-outs of a job's start. Pure except
 `gather`.
 
 `layers.toml` has what does not depend on the job; `waits` adds the seconds and their source;

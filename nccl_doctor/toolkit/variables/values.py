@@ -1,4 +1,4 @@
-"""How a library reads the text of a variable, and which texts it reads in another way than meant.
+"""Meaning of a variable's text to a library, and texts that it reads in another way than meant.
 
 NCCL reads numbers by strtoll with base 0: what does not begin with a number is 0, what follows one
 is ignored, a leading 0 makes it octal. torch reads them by std::stoi and raises if there is no
