@@ -53,9 +53,8 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
-from nccl_doctor.toolkit.fabric.hca import HCA, HcaList
+from nccl_doctor.toolkit.fabric.hca import HCA, HcaList, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
-from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 _LIST = "ibv_devices shows the names; export NCCL_IB_HCA==<device>:<port>,… or unset NCCL_IB_HCA"
 

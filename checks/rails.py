@@ -59,9 +59,8 @@ from nccl_doctor.api import (
     Where,
     odd_ones_out,
 )
-from nccl_doctor.toolkit.fabric.hca import HCA
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_settings
 from nccl_doctor.toolkit.fabric.rails import RailsSeen, rails_of
-from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 ORDER = Kind(
     "rail-order-differs",

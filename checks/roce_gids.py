@@ -66,10 +66,8 @@ from nccl_doctor.toolkit.fabric.gids import (
     pick_gid,
     wanted_kind,
 )
-from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits
-from nccl_doctor.toolkit.fabric.settings import rdma_settings
-from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
-from nccl_doctor.toolkit.versions import release
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
+from nccl_doctor.toolkit.versions import loaded_nccl, release
 
 _SHOW = "show_gids shows the table; give the interface its IPv4 address, and unset "
 

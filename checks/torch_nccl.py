@@ -60,8 +60,7 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
-from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2, process_group
-from nccl_doctor.toolkit.versions import disagreement, minor_of, release
+from nccl_doctor.toolkit.versions import USE_NCCL2, disagreement, minor_of, process_group, release
 
 NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 

@@ -77,7 +77,7 @@ from nccl_doctor.toolkit.gpu.devices import (
     see_gpus,
     torch_build,
 )
-from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
+from nccl_doctor.toolkit.gpu.nvml import hosts_without_gpu
 from nccl_doctor.toolkit.shared_kinds import (
     DRIVER_MISMATCH,
     FABRIC_MANAGER_DOWN,

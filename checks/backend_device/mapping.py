@@ -18,9 +18,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
-from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
-from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2, process_group
-from nccl_doctor.toolkit.versions import public, release
+from nccl_doctor.toolkit.versions import USE_NCCL2, loaded_nccl, process_group, public, release
 
 GPU_HIDDEN = Kind(
     "gpu-hidden",

@@ -48,9 +48,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope
-from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.attempts import Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS

@@ -19,9 +19,8 @@ from nccl_doctor.api import (
     Where,
     number_range,
 )
-from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, is_victim
+from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, attempt_deadline, is_victim
 from nccl_doctor.toolkit.groups.culprits import AGAIN, place_of_all
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.doing import error_of, step_of, what_they_did
 from nccl_doctor.toolkit.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
 

@@ -76,14 +76,13 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
-from nccl_doctor.toolkit.groups.attempts import NEW_GROUP, Attempt, attempts_of
+from nccl_doctor.toolkit.groups.attempts import NEW_GROUP, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS
 from nccl_doctor.toolkit.groups.side_group import describe_default
-from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2
+from nccl_doctor.toolkit.versions import USE_NCCL2
 
 from .initialize import IMPORT as IMPORT_DEEPSPEED
 from .initialize import accelerator_of, hand_over, import_deepspeed, init_by_deepspeed

@@ -57,9 +57,8 @@ from nccl_doctor.api import (
     Skip,
     Untested,
 )
-from nccl_doctor.toolkit.groups.attempts import attempts_of
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import judge_groups, rounds_again
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS

@@ -11,9 +11,9 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Confidence, Rank, Severity, Where
 from nccl_doctor.toolkit.masking import MASK
-from nccl_doctor.toolkit.nccl.loaded import loaded_nccl
 from nccl_doctor.toolkit.variables.table import Variable, table
 from nccl_doctor.toolkit.variables.values import canonical, number_of
+from nccl_doctor.toolkit.versions import loaded_nccl
 
 from .gather import ENVIRONMENT, SET
 from .gpu_models import hosts_of_several_models

@@ -59,9 +59,8 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.fabric.counters import error_counters
-from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits
+from nccl_doctor.toolkit.fabric.hca import HCA, rdma_admits, rdma_settings
 from nccl_doctor.toolkit.fabric.ports import rdma_devices
-from nccl_doctor.toolkit.fabric.settings import rdma_settings
 
 from .lists import as_ranks_want, lists_of_ranks
 

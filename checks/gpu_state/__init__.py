@@ -50,7 +50,7 @@ References
 ----------
 NVIDIA Management Library API reference (with its list of what is deprecated); NVIDIA, Analyzing Xid
 Errors with the Xid Catalog; NVIDIA GPU Memory Error Management; NVIDIA Driver Persistence; NVIDIA
-Fabric Manager user guide; boards without P2P: nccl_doctor/tools/gpu/p2p.toml, with sources.
+Fabric Manager user guide; boards without P2P: checks/gpu_state/p2p.toml, with sources.
 """
 
 from __future__ import annotations

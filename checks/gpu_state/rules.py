@@ -17,9 +17,8 @@ from nccl_doctor.api import (
     Severity,
     Where,
 )
-from nccl_doctor.toolkit.fabric.between import in_the_way
-from nccl_doctor.toolkit.gpu.lost import ended_in_driver
-from nccl_doctor.toolkit.gpu.nvml import device_name
+from nccl_doctor.toolkit.fabric.direct import in_the_way
+from nccl_doctor.toolkit.gpu.nvml import device_name, ended_in_driver
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
 
 from .drift import across_hosts, within_host

@@ -46,7 +46,7 @@ torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
 References
 ----------
 CUDA runtime API (cudaError, cudaGetErrorString), NVIDIA Xid catalogue, PyTorch documentation
-(torch.cuda.Event, CUDA semantics); datasheets named in nccl_doctor/tools/machine/gpupeaks.toml.
+(torch.cuda.Event, CUDA semantics); datasheets named in nccl_doctor/toolkit/gpu/gpupeaks.toml.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from nccl_doctor.api import (
     Severity,
     Where,
 )
-from nccl_doctor.toolkit.fabric.between import in_the_way
+from nccl_doctor.toolkit.fabric.direct import in_the_way
 
 TO_PEER = "copying to another GPU"
 """Breadcrumb of a call that two GPUs, or what is between them, can block."""

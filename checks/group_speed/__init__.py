@@ -57,7 +57,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.gpu.devices import own_device
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.outliers import (
     algorithm_bandwidth,

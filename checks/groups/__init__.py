@@ -62,9 +62,8 @@ from nccl_doctor.api import (
     Skip,
     Untested,
 )
-from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.attempts import Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import is_open, judge_groups, round_compared, rounds_again
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import GROUP_KINDS, GROUP_NEEDS

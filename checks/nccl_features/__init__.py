@@ -44,8 +44,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Level, Round, Scope, Skip
-from nccl_doctor.toolkit.groups.attempts import attempts_of
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 

@@ -61,8 +61,8 @@ from nccl_doctor.api import (
     blame_links,
     host_labels,
 )
+from nccl_doctor.toolkit.fabric.hca import rdma_settings
 from nccl_doctor.toolkit.fabric.rails import rails_of
-from nccl_doctor.toolkit.fabric.settings import rdma_settings
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import calls_deadline, hold_calls

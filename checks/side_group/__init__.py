@@ -52,9 +52,8 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Layer, Level, Round, Scope, Skip
-from nccl_doctor.toolkit.groups.attempts import attempts_of
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.culprits import rounds_again
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
 from nccl_doctor.toolkit.groups.exercise import Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.kinds import DEVICE_ID_HANG, GROUP_KINDS, GROUP_NEEDS

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
-from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2
+from nccl_doctor.toolkit.versions import USE_NCCL2
 
 VARIABLES = (
     "DEEPSPEED_TIMEOUT",

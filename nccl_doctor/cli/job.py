@@ -1,14 +1,75 @@
-"""The record of the job, from the options of `run`."""
+"""The record of the job from the options of `run`, with its DeepSpeed configuration file.
+
+The file is read as DeepSpeed reads it: JSON, or Hjson with comments.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
-from nccl_doctor.cli.deepspeed_config import DsConfigError, read
 from nccl_doctor.model.job import Job
+from nccl_doctor.toolkit import files
+
+
+class DsConfigError(ValueError):
+    """The file cannot be used; the text is one line that says why."""
+
+
+def read(path: str) -> dict[str, Any]:
+    """The configuration.
+
+    Raises:
+        DsConfigError: it cannot be read, is neither JSON nor Hjson, holds a key twice, or is not an
+            object.
+    """
+    try:
+        text = files.read(path).decode()
+    except OSError as error:
+        raise DsConfigError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DsConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    data = _parsed(path, text)
+    if not isinstance(data, dict):
+        raise DsConfigError(f"{path} is not an object: DeepSpeed wants {{…}} with its options")
+    return data
+
+
+def _parsed(path: str, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique)
+    except _Twice as error:
+        raise DsConfigError(f'{path}: the key "{error}" is given twice') from error
+    except json.JSONDecodeError as error:
+        strict = f"{path} is not JSON: {error}"
+    except RecursionError as error:
+        raise DsConfigError(f"{path} is nested too deeply") from error
+    try:
+        import hjson
+    except ImportError:
+        raise DsConfigError(strict) from None
+    try:
+        return hjson.loads(text, object_pairs_hook=_unique)
+    except _Twice as error:
+        raise DsConfigError(f'{path}: the key "{error}" is given twice') from error
+    except ValueError:
+        raise DsConfigError(strict) from None
+
+
+class _Twice(ValueError):
+    pass
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Twice(key)
+        found[key] = value
+    return found
 
 
 def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> Job:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nccl_doctor import __version__
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.sentence import summary
-from nccl_doctor.judge.silent_ranks import silent_ranks
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
 from nccl_doctor.model.cluster_json import run_to_json
-from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
-from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES
+from nccl_doctor.model.findings import CheckResult, Confidence, Finding, Severity, Status
+from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES, RANK_SILENT
 from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report
 
@@ -51,7 +50,7 @@ def conclude(
     """
     judged, broken = judge_all(cluster, checks)
     kept = [
-        finding for finding in (*problems, *silent_ranks(cluster), *judged) if wanted(finding.code)
+        finding for finding in (*problems, *_silent_ranks(cluster), *judged) if wanted(finding.code)
     ]
     findings = fold(explain(kept, cluster))
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
@@ -131,3 +130,18 @@ def _verdict(
     if not measured or unproven or not complete or (Severity.WARN, True) in levels:
         return "unknown"
     return "warn" if warned else "pass"
+
+
+def _silent_ranks(cluster: Cluster) -> Iterator[Finding]:
+    """One finding for each participant that signed in and then posted no evidence in a round."""
+    for rank, facts in cluster.observed():
+        for check, rounds in facts.items():
+            for name, outcome in rounds.items():
+                if outcome.status is OutcomeStatus.SILENT:
+                    yield Finding(
+                        RANK_SILENT,
+                        f"{outcome.reason} ({check}, round {name})",
+                        Evidence.rank_place(rank),
+                        {"check": check, "round": name, "pid": rank.pid},
+                        confidence=Confidence.LIKELY,
+                    )

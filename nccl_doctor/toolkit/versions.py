@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.cluster import Cluster, Rank
 from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
 from nccl_doctor.toolkit.blame import odd_ones_out
 
@@ -184,3 +184,34 @@ def disagreement(
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.CERTAIN,
     )
     return Disagreement(finding, odd.usual)
+
+
+USE_NCCL2 = "TORCH_DIST_USE_NCCL2"
+
+
+def process_group(torch: str, use: str | None) -> str:
+    """`nccl2` or `nccl-legacy`, by torch's version and the value of TORCH_DIST_USE_NCCL2.
+
+    Source: `_register_builtin_nccl_backend` in torch/distributed/distributed_c10d.py.
+    """
+    version = release(torch)
+    new = use != "0" if version >= (2, 15) else version >= (2, 14) and use == "1"
+    return "nccl2" if new else "nccl-legacy"
+
+
+NCCL_LIBRARY = "nccl_library"
+"""The check whose facts `loaded_nccl` reads."""
+
+
+def loaded_nccl(cluster: Cluster) -> dict[int, str]:
+    """Seat → version of NCCL, as check `nccl_library` found it.
+
+    If NCCL is linked into torch, the version that torch was built with. Ranks whose version is not
+    known are left out.
+    """
+    found = {}
+    for rank, facts in cluster.facts(NCCL_LIBRARY):
+        version = (facts.get("loaded") or {}).get("version") or facts.get("built")
+        if version:
+            found[rank.seat] = version
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nccl_doctor.toolkit.groups.deadlines import UNKNOWN_S
+from nccl_doctor.toolkit.groups.attempts import UNKNOWN_S
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 

@@ -12,7 +12,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Round
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 from tests.support.reports import RUN

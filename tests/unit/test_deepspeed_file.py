@@ -14,7 +14,7 @@ from nccl_doctor.checks.deepspeed_config.conflicts import conflict_problems
 from nccl_doctor.checks.deepspeed_config.keys import key_problems
 from nccl_doctor.checks.deepspeed_config.offload import offload_problems
 from nccl_doctor.checks.deepspeed_config.table import KINDS, Settings, table
-from nccl_doctor.cli.deepspeed_config import DsConfigError, read
+from nccl_doctor.cli.job import DsConfigError, read
 
 pytestmark = pytest.mark.xdist_group("torch")
 

@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
-from nccl_doctor.toolkit.groups.deadlines import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import only
 from tests.support.gpu_facts import facts as built

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.timeouts.gather import gather_timeouts
-from nccl_doctor.toolkit.timeouts.table import CLOCKS, waiters
-from nccl_doctor.toolkit.timeouts.waits import COLUMNS, Wait, waits, waits_table
+from nccl_doctor.toolkit.timeouts.waits import CLOCKS, COLUMNS, Wait, waiters, waits, waits_table
 
 LAYERS = [
     "rendezvous",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.judge.history.changed_values import Word, changed_words, together
 from nccl_doctor.judge.history.past import Choice, Past
 from nccl_doctor.judge.history.places import Slower, slower_places
@@ -14,7 +15,15 @@ from nccl_doctor.judge.history.usual import LEAST, Change, amount, changes, perc
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Confidence, Finding, Severity
-from nccl_doctor.model.kinds import BASELINE_SHORT, CHECK_BROKE, SETUP_CHANGED, SLOWER
+from nccl_doctor.model.kinds import (
+    BASELINE_SHORT,
+    CHECK_BROKE,
+    HISTORY_KINDS,
+    SETUP_CHANGED,
+    SLOWER,
+)
+from nccl_doctor.model.report import Report
+from nccl_doctor.registry import Registry
 
 _SHOWN = 3
 """Most figures, or words, in a message; the evidence has more."""
@@ -153,3 +162,27 @@ def _short(numbers: Sequence[Change], choice: Choice) -> Iterator[Finding]:
         text += f"; the largest changes: {', '.join(told)}"
     evidence = {"figures": [_shown(change) for change in by_loss[:_KEPT]]}
     yield Finding(BASELINE_SHORT, text, evidence=evidence)
+
+
+_CODES = frozenset(kind.code for kind in HISTORY_KINDS)
+
+
+def judge_beside(saved: Report, registry: Registry, past: Past | None) -> Report:
+    """Judge the facts of a saved report again, and compare it with earlier reports if there are
+    any.
+
+    What an earlier comparison found gives way to this one; without one it stands.
+
+    Raises:
+        ValueError: the report does not hold a whole cluster.
+    """
+    if past is None:
+        return judge_again(saved, registry)
+    found = compare(saved.cluster, registry.checks, past, saved.run)
+    kept = tuple(finding for finding in saved.findings if not _is_compared(finding))
+    run = {**saved.run, "baseline": dict(found.record)}
+    return judge_again(replace(saved, run=run, findings=(*kept, *found.findings)), registry)
+
+
+def _is_compared(finding: Finding) -> bool:
+    return finding.code in _CODES or (finding.code == CHECK_BROKE.code and not finding.check)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.toolkit.fabric.ports import word
 from nccl_doctor.toolkit.nccl.conf import Setting
 
@@ -180,3 +181,20 @@ def _bytes(path: Path, most: int = 4096) -> bytes:
 def _release(text: str) -> tuple[int, ...]:
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found.group(1)), int(found.group(2))) if found else ()
+
+
+CHECK = "gpu_direct"
+"""The check whose facts `in_the_way` reads."""
+
+
+def in_the_way(cluster: Cluster, host: Host) -> tuple[str, ...]:
+    """Clauses on what check `gpu_direct` saw between the GPUs of a host, or could not read."""
+    for rank, facts in cluster.facts(CHECK):
+        if rank.host.id == host.id:
+            acs, iommu = len(redirecting_bridges(facts)), len(translating(facts))
+            clauses = [f"ACS is on for {acs} PCIe bridges"] if acs else []
+            clauses += [f"the IOMMU translates for {iommu} GPUs and NICs"] if iommu else []
+            unread = 0 if acs else len(unread_bridges(facts))
+            clauses += [f"ACS of {unread} PCIe bridges was not read: it needs root"] * bool(unread)
+            return tuple(clauses)
+    return ()

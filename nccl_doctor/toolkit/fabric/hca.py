@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nccl_doctor.toolkit.nccl.conf import Setting
+from nccl_doctor.model.check import Context, Skip
+from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
 
 HCA = "NCCL_IB_HCA"
 
@@ -95,3 +96,17 @@ def _whole(text: str) -> int:
         return int(text, 0)
     except ValueError:
         return 0
+
+
+def rdma_settings(ctx: Context) -> dict[str, Setting]:
+    """The settings from `nccl_settings`, for a job that may use RDMA.
+
+    Raises:
+        Skip: it does not use NCCL, or a setting turns RDMA off.
+    """
+    if ctx.backend != "nccl":
+        raise Skip("the job does not use NCCL")
+    settings = nccl_settings(ctx.env, root=ctx.root)
+    if off := rdma_off(settings):
+        raise Skip(f"{off} turns RDMA off")
+    return settings

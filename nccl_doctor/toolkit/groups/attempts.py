@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from nccl_doctor.model.cluster import Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.groups.lagging import lagging
 from nccl_doctor.toolkit.groups.mixups import own_collective, was_cut_off
 from nccl_doctor.toolkit.groups.strays import MADE, astray
@@ -157,3 +158,34 @@ def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     for (name, _), members in groups.items():
         attempts.setdefault(name, []).append(Attempt(name, tuple(members)))
     return attempts
+
+
+_MOST_START_S = 60.0
+UNKNOWN_S = 25.0
+"""Seconds if it was not measured: eight GPUs without persistence mode need about 20 s to wake."""
+_STARTS = ("backend_device", "gpu_work")
+"""Names of the checks whose facts hold the time that the driver took."""
+
+
+def attempt_deadline(cluster: Cluster) -> float:
+    """Seconds for one attempt: what the user allows, after the GPU driver has started.
+
+    Every attempt runs in its own processes. Without persistence mode the driver releases a GPU with
+    the last process that uses it, so each attempt waits until it is up again.
+    """
+    return cluster.collective_timeout_s + driver_start_s(cluster)
+
+
+def driver_start_s(cluster: Cluster) -> float:
+    """Seconds, rounded up, that the slowest rank needed for driver and context: at most 60; 0 where
+    no group uses a GPU.
+    """
+    if cluster.backend != "nccl":
+        return 0.0
+    took = [
+        (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0)
+        for check in _STARTS
+        for _, facts in cluster.facts(check, ALONE)
+        if facts.get("start_s") is not None
+    ]
+    return float(min(_MOST_START_S, math.ceil(max(took, default=UNKNOWN_S))))

@@ -9,10 +9,11 @@ from typing import Any
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.toolkit.shared_kinds import TIMEOUT_TOO_SHORT
-from nccl_doctor.toolkit.timeouts.table import CHECK
 from nccl_doctor.toolkit.timeouts.waits import Settings, Wait, waits
 from nccl_doctor.toolkit.variables.table import table
 
+CHECK = "timeouts"
+"""Name of the check whose facts these are."""
 CLOSE = 1.2
 """A time-out shorter than so many times the load may expire on a slow day."""
 _ROOM = 1.5

@@ -8,6 +8,7 @@ minutes after 0.19.5 (30 before). Of NCCL nothing here was measured on a GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -15,11 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.toolkit.nccl.process_group import USE_NCCL2, process_group
-from nccl_doctor.toolkit.timeouts.table import Waiter, waiters
+from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.variables.table import table
 from nccl_doctor.toolkit.variables.values import number_of
-from nccl_doctor.toolkit.versions import public, release
+from nccl_doctor.toolkit.versions import USE_NCCL2, process_group, public, release
 
 COLUMNS = ("layer", "seconds", "set by", "clock starts", "then")
 ENDLESS = "NCCL has no time-out"
@@ -32,6 +32,26 @@ _LONGEST = 20
 """Characters of a value: more make no number of seconds."""
 _STATIC_S, _JOIN_S = 900.0, 600.0
 _WANDB_S = 30.0
+CLOCKS = ("load", "launch", "stuck", "own", "never")
+"""The times at which a clock runs, seen from rank 0 that works alone; see `layers.toml`."""
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """One row of `layers.toml`, where the fields are explained."""
+
+    name: str
+    clock: str
+    starts: str
+    ends: str
+    misses: str
+    fix: str
+
+
+@functools.cache
+def waiters() -> tuple[Waiter, ...]:
+    """All rows, outermost first, read once."""
+    return tuple(Waiter(**row) for row in read_table(__package__, "layers.toml")["layer"])
 
 
 @dataclass(frozen=True)
