@@ -188,7 +188,7 @@ def _batch(settings: Settings, shape: Shape) -> Iterator[Problem]:
         fits(train, micro, steps, ranks, open_ended=open_ended) for ranks in shape.ranks
     ):
         return
-    yield _does_not_fit(train, micro, steps, shape, open_ended=open_ended)
+    yield _does_not_fit(train, micro, steps, shape)
 
 
 def fits(
@@ -208,9 +208,7 @@ def fits(
     return factor > 0 and factor * share == train
 
 
-def _does_not_fit(
-    train: int, micro: int | None, steps: int | None, shape: Shape, *, open_ended: bool
-) -> Problem:
+def _does_not_fit(train: int, micro: int | None, steps: int | None, shape: Shape) -> Problem:
     ranks = shape.ranks[0]
     count = f"{ranks} ranks"
     if shape.taken:

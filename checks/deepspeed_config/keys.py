@@ -44,7 +44,7 @@ def _walk(settings: Settings, path: str, values: Mapping[str, Any]) -> Iterator[
         if key.gone:
             yield _gone(settings, full, key)
         elif key.instead:
-            yield _old(settings, full, key)
+            yield _old(full, key)
         if value is None or value == AUTO:
             if value is None and section.refuses and not key.empty and key.kind != "any":
                 yield _bad(settings, section, full, value, "not null")
@@ -114,7 +114,7 @@ def _gone(settings: Settings, full: str, key: Key) -> Problem:
     )
 
 
-def _old(settings: Settings, full: str, key: Key) -> Problem:
+def _old(full: str, key: Key) -> Problem:
     outer = full.rpartition(".")[0]
     new = f"{outer}.{key.instead}" if outer else key.instead
     return Problem(

@@ -85,7 +85,7 @@ from nccl_doctor.toolkit.groups.side_group import describe_default
 from nccl_doctor.toolkit.versions import USE_NCCL2
 
 from .initialize import IMPORT as IMPORT_DEEPSPEED
-from .initialize import accelerator_of, hand_over, import_deepspeed, init_by_deepspeed
+from .initialize import accelerator_name, hand_over, import_deepspeed, init_by_deepspeed
 from .rules import blame_binding, judge_binding
 
 IMPORT, WRAPS, OWN = "import", "wraps", "own"
@@ -200,7 +200,7 @@ def _stack(ctx: Context, deepspeed: Any) -> dict[str, Any]:
     return {
         "deepspeed": str(getattr(deepspeed, "__version__", "unknown")),
         "torch": str(torch.__version__),
-        "accelerator": accelerator_of(deepspeed),
+        "accelerator": accelerator_name(),
         "use_nccl2": ctx.env.get(USE_NCCL2),
     }
 

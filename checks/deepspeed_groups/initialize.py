@@ -94,7 +94,7 @@ def hand_over(ctx: Context, deepspeed: Any, device: Any) -> dict[str, Any]:
     }
 
 
-def accelerator_of(deepspeed: Any) -> str:
+def accelerator_name() -> str:
     """DeepSpeed's name of the accelerator that it found: `cuda`, `cpu`, …."""
     get = importlib.import_module("deepspeed.accelerator").get_accelerator
     return str(get().device_name())

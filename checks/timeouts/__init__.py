@@ -106,4 +106,4 @@ class Timeouts(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on time-outs that are too short for the expected load, if any."""
-        return judge_timeouts(cluster, self.name)
+        return judge_timeouts(cluster)

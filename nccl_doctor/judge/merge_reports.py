@@ -7,7 +7,7 @@ of them stays, but for a host that lost rank 0: its network path is known now.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
@@ -30,9 +30,7 @@ APART_S = 900.0
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
-def merge_reports(
-    reports: Sequence[Report], registry: Registry, *, problems: Iterable[Finding] = ()
-) -> Report:
+def merge_reports(reports: Sequence[Report], registry: Registry) -> Report:
     """Put the facts of several reports together, and judge them as those of one run.
 
     Reports of one host twice do no harm. Whether the reports can be of one run at all is said in
@@ -41,7 +39,6 @@ def merge_reports(
     Args:
         reports: of the coordinator, of hosts that never reached it, or both; at least one.
         registry: the checks that judge.
-        problems: further findings of the caller, judged with the rest.
 
     Raises:
         ValueError: there is no report, or they cannot be merged; says why.
@@ -60,7 +57,7 @@ def merge_reports(
         cluster,
         registry.checks,
         run=_run(parts, clusters),
-        problems=[*registry.problems, *problems, *_doubts(parts, clusters), *kept],
+        problems=[*registry.problems, *_doubts(parts, clusters), *kept],
         skipped=_skipped(parts, cluster, registry),
         wanted=registry.wanted,
         strict=any(_options(part).get("strict") is True for part in parts),

@@ -10,6 +10,9 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import CheckResult, Finding, Layer, Status, number_range
 from nccl_doctor.model.kinds import ENGINE_CODES
 
+_MOST = 3
+"""Most titles or reasons in the sentence."""
+
 
 def summary(
     cluster: Cluster,
@@ -74,6 +77,6 @@ def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
-def _few(texts: Sequence[str], most: int = 3) -> str:
-    more = len(texts) - most
-    return "; ".join(texts[:most]) + (f"; and {more} more" if more > 0 else "")
+def _few(texts: Sequence[str]) -> str:
+    more = len(texts) - _MOST
+    return "; ".join(texts[:_MOST]) + (f"; and {more} more" if more > 0 else "")

@@ -17,6 +17,8 @@ Mesh = Sequence[tuple[str, int]]
 
 _MOST_RANKS = 4
 """Most ranks of a group with gaps that are all listed."""
+_NEAREST = 3
+"""Most meshes that are proposed."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def mesh_groups(mesh: Mesh) -> dict[str, list[MeshGroup]]:
     return groups
 
 
-def nearest_meshes(mesh: Mesh, world: int, most: int = 3) -> list[tuple[tuple[str, int], ...]]:
+def nearest_meshes(mesh: Mesh, world: int) -> list[tuple[tuple[str, int], ...]]:
     """Meshes with the same names whose sizes multiply to `world` ranks, the nearest first.
 
     Nearer means: fewer sizes change, then outer sizes rather than inner ones, then smaller changes.
@@ -104,7 +106,7 @@ def nearest_meshes(mesh: Mesh, world: int, most: int = 3) -> list[tuple[tuple[st
         return len(changed), changed, round(far, 9), other
 
     names = [name for name, _ in mesh]
-    nearest = sorted(found, key=distance)[:most]
+    nearest = sorted(found, key=distance)[:_NEAREST]
     return [tuple(zip(names, other, strict=True)) for other in nearest]
 
 

@@ -207,12 +207,6 @@ def test_one_report_alone_and_twice():
 # -- what the reports themselves say ---------------------------------------------------------------
 
 
-def test_further_findings_of_the_caller_are_judged_with_the_rest():
-    said = Finding(kind("ssh-refused", Layer.LAUNCH), "Permission denied", Where(nodes=(2,)))
-    merged = merge_reports([report_of(coordinators(HEALTHY, 2))], REGISTRY, problems=[said])
-    assert roots(merged) == {"ssh-refused": Where(nodes=(2,))}
-
-
 def test_which_reports_it_was_made_of():
     seen, view = parts(HEALTHY, 1)
     merged = merge_reports([view, seen], REGISTRY)

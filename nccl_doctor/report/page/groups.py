@@ -19,9 +19,7 @@ def section(report: Report) -> Html | None:
     """The section of the page; None where no group was tried."""
     parts = []
     for check, rounds in outcomes_of(report).items():
-        groups = {
-            name: members for name, seen in rounds.items() if (members := groups_of(check, seen))
-        }
+        groups = {name: members for name, seen in rounds.items() if (members := groups_of(seen))}
         if not groups:
             continue
         rows = [row for name, each in groups.items() for row in _rows(name, each)]
@@ -36,7 +34,7 @@ def section(report: Report) -> Html | None:
     return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
 
 
-def groups_of(check: str, seen: Sequence[Seen]) -> list[list[Seen]]:
+def groups_of(seen: Sequence[Seen]) -> list[list[Seen]]:
     """Groups of one round, in order of their lowest seat."""
     found: dict[int, list[Seen]] = {}
     for each in seen:

@@ -58,7 +58,7 @@ def section(report: Report, checks: Checks) -> Html | None:
         if each.note:
             parts.append(element("p", each.note))
         parts.append(_draw(network, each, views, first, number))
-    parts.append(_scales(network))
+    parts.append(_scales())
     parts += _listed(network)
     return element("section", element("h2", "Links between hosts"), *parts, id="links")
 
@@ -219,7 +219,7 @@ def _cell(network: Network, pair: Pair, views: Sequence[View], written: bool) ->
     )
 
 
-def _scales(network: Network) -> Html:
+def _scales() -> Html:
     """Legend of the colours."""
     late = [f"up to {_LATE[0]:g} × the usual", *(f"more than {step:g} ×" for step in _LATE)]
     slow = [f"at least {_SLOW[0]:.0%} of the usual", *(f"less than {step:.0%}" for step in _SLOW)]

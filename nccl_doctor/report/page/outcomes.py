@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 MOST_BREADCRUMBS = 40
 """Of more steps the first ones are lost (`probe.MAX_BREADCRUMBS`)."""
+_MOST = 4
+"""Most names of hosts in a row."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,14 @@ def outcomes_of(report: Report) -> dict[str, dict[str, list[Seen]]]:
     return {check: dict(in_order(rounds)) for check, rounds in found.items() if rounds}
 
 
-def who(places: list[Seen], most: int = 4) -> str:
+def who(places: list[Seen]) -> str:
     """Several participants, in a few words."""
     ranks = [seen.rank for seen in places if seen.rank is not None]
     if ranks:
         return ranks_in_words(ranks)
     names = list(dict.fromkeys(seen.host for seen in places))
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MOST
+    return ", ".join(names[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

@@ -30,7 +30,6 @@ def form_world(
     *,
     name: str = "",
     bind: bool = False,
-    rank: int | None = None,
     size: int | None = None,
 ) -> Any:
     """Form the default group of this round, over the round's own store.
@@ -39,7 +38,6 @@ def form_world(
         ctx: of a round with peers.
         name: of the group, for messages; the round's name where it is empty.
         bind: give `init_process_group` the device (`device_id`), so that the group is bound to it.
-        rank: of this member, where it is not its position in the round's group.
         size: of a group of fewer than all members of the round; None: all of them.
 
     Returns: the `torch.device` that tensors of this group belong on, set as the current one.
@@ -58,7 +56,7 @@ def form_world(
     dist.init_process_group(
         ctx.backend,
         store=store,
-        rank=ctx.position if rank is None else rank,
+        rank=ctx.position,
         world_size=len(ctx.group) if size is None else size,
         timeout=beyond(ctx),
         **({"device_id": device} if bind else {}),

@@ -57,7 +57,3 @@ def nccl_wheels() -> list[dict[str, Any]]:
         }
         for wheel in wheels(_WHEEL)
     ]
-
-
-def _is_nccl(path: str) -> bool:
-    return library_name(path) in NCCL_LIBRARIES

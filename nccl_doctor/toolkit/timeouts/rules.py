@@ -22,25 +22,25 @@ _LONGEST_MINUTES = 599
 """More than that in DEEPSPEED_TIMEOUT looks like seconds, to the table of variables as well."""
 
 
-def judge_timeouts(cluster: Cluster, check: str = CHECK) -> Iterator[Finding]:
+def judge_timeouts(cluster: Cluster) -> Iterator[Finding]:
     """Findings on time-outs that are too short, by host; none without an expected load."""
     load_s = cluster.job.expect_load_s
     if load_s is None or cluster.world_size < 2:
         return
-    for each in _seen(cluster, check):
+    for each in _seen(cluster):
         if each.waits_for_others:
             yield from _too_short(each, load_s)
         yield from _other_clocks(each, load_s)
 
 
-def too_short_for_load(cluster: Cluster, check: str = CHECK) -> frozenset[tuple[str, str]]:
+def too_short_for_load(cluster: Cluster) -> frozenset[tuple[str, str]]:
     """(variable, host) of each time-out that is found too short for the expected load."""
     load_s = cluster.job.expect_load_s
     if load_s is None or cluster.world_size < 2:
         return frozenset()
     return frozenset(
         (wait.value.variable, each.host.label)
-        for each in _seen(cluster, check)
+        for each in _seen(cluster)
         if each.waits_for_others
         for wait in _short(each.waits, load_s)
         if wait.value.variable
@@ -58,8 +58,8 @@ class _Seen:
     many_hosts: bool
 
 
-def _seen(cluster: Cluster, check: str) -> Iterator[_Seen]:
-    for rank, facts in cluster.facts(check):
+def _seen(cluster: Cluster) -> Iterator[_Seen]:
+    for rank, facts in cluster.facts(CHECK):
         deepspeed = cluster.job.deepspeed
         others = [other for other in cluster.ranks_on(rank.host) if other.rank != 0]
         yield _Seen(
