@@ -46,7 +46,7 @@ from nccl_doctor.api import (
     Where,
     number_range,
 )
-from nccl_doctor.toolkit.host import mounts
+from nccl_doctor.toolkit.host import mounts, text_of
 
 HOSTNAME = Kind(
     "hostname-duplicate",
@@ -139,10 +139,7 @@ def _place(hosts: Iterable[Host]) -> Where:
 
 
 def _line(path: Path) -> str | None:
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
+    text = text_of(path)
     return None if text in ("", "uninitialized") else text
 
 

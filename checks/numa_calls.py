@@ -59,6 +59,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.versions import major, release
 
@@ -202,18 +203,12 @@ def _empty_nodes(sys: Path) -> list[list[Any]]:
     """NVIDIA GPUs whose NUMA node is known, and has no memory."""
     found = []
     for device in sorted((sys / "bus/pci/devices").glob("*")):
-        if _text(device / "vendor") != _NVIDIA or not _text(device / "class").startswith(_DISPLAY):
+        vendor, kind = text_of(device / "vendor"), text_of(device / "class")
+        if vendor != _NVIDIA or not kind.startswith(_DISPLAY):
             continue
-        node = _text(device / "numa_node")
-        lines = _text(sys / f"devices/system/node/node{node}/meminfo").splitlines()
+        node = text_of(device / "numa_node")
+        lines = text_of(sys / f"devices/system/node/node{node}/meminfo").splitlines()
         total = next((line.split() for line in lines if "MemTotal:" in line), [])
         if total[-2:-1] == ["0"]:
             found.append([device.name, int(node)])
     return found
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+from nccl_doctor.toolkit.host import text_of
+
 _COMM = "nv-fabricmanage"  # as long as the kernel keeps it
 _SWITCH = re.compile(r"nvidia-nvswitch\d+")
 _MISFIT = re.compile(
@@ -55,10 +57,10 @@ def read_fabric_manager(
 
 def _running(proc: Path) -> bool | None:
     for path in proc.glob("[0-9]*/comm"):
-        if _text(path) == _COMM:
+        if text_of(path) == _COMM:
             return True
     # Kernel threads are only seen from the first PID namespace.
-    return False if _text(proc / "2/comm") == "kthreadd" else None
+    return False if text_of(proc / "2/comm") == "kthreadd" else None
 
 
 def _misfit(root: Path, crumb: Callable[..., None] | None) -> list[str] | None:
@@ -75,10 +77,3 @@ def _misfit(root: Path, crumb: Callable[..., None] | None) -> list[str] | None:
         if found:
             return list(found[-1])
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.toolkit.forks import OURS
-from nccl_doctor.toolkit.host import Mount, mounts
+from nccl_doctor.toolkit.host import Mount, mounts, text_of
 
 from .causes import CAUSES
 
@@ -157,13 +157,13 @@ def _line(seen: Mapping[int, Process], pid: int) -> Iterator[int]:
 
 def wait_channel(proc: Path, pid: int) -> str:
     """The kernel function that a process waits in; empty where it may not be read."""
-    text = _text(proc / f"{pid}/wchan").strip()
+    text = text_of(proc / f"{pid}/wchan")
     return "" if text == "0" else text
 
 
 def hides_processes(root: Path) -> bool:
     """Whether processes of other users cannot be seen (mount option hidepid)."""
-    if not _text(root / f"proc/{_FIRST}/stat"):
+    if not text_of(root / f"proc/{_FIRST}/stat"):
         return True
     options = ""
     for mount in _mounts(root):
@@ -215,14 +215,6 @@ def _process(proc: Path, pid: int) -> Process | None:
 
 
 def _switches(process: Path) -> int | None:
-    text = _text(process / "status")
+    text = text_of(process / "status")
     counts = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", text, re.MULTILINE)
     return sum(map(int, counts)) if counts else None
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -50,6 +50,15 @@ class Report:
     redacted: bool = False
     schema_version: str = SCHEMA_VERSION
 
+    def gaps(self) -> dict[tuple[Status, str], list[str]]:
+        """(`unknown` or `blocked`, reason) → names of the checks that ended so."""
+        found: dict[tuple[Status, str], list[str]] = {}
+        for check in self.checks:
+            if check.status in (Status.UNKNOWN, Status.BLOCKED):
+                reason = check.reason or check.status.value
+                found.setdefault((check.status, reason), []).append(check.name)
+        return found
+
     def to_json(self) -> Json:
         """The report as `schema.json` describes it."""
         return {

@@ -222,15 +222,11 @@ def _warnings(page: _Page, places: Places, report: Report) -> None:
 
 
 def _not_tested(page: _Page, report: Report) -> None:
-    gaps: dict[tuple[str, str], list[str]] = {}
-    for check in report.checks:
-        if check.status in (Status.UNKNOWN, Status.BLOCKED):
-            tone = check.status.value
-            gaps.setdefault((tone, check.reason or tone), []).append(check.name)
+    gaps = report.gaps()
     if gaps:
         page.heading("Not known to be good")
-    for (tone, reason), names in gaps.items():
-        page.line(f"{', '.join(names)}: {reason}", first=f"  {_MARKS[tone]} ")
+    for (status, reason), names in gaps.items():
+        page.line(f"{', '.join(names)}: {reason}", first=f"  {_MARKS[status.value]} ")
 
 
 def _infos(page: _Page, places: Places, report: Report) -> None:

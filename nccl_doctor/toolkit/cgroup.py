@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
+from nccl_doctor.toolkit.host import text_of
+
 _NO_LIMIT = 1 << 60
 """Version 1 writes the largest multiple of a page for `no limit`."""
 
@@ -52,7 +54,7 @@ class _Groups:
     def __init__(self, root: Path) -> None:
         self._mount = root / "sys/fs/cgroup"
         self._paths: dict[str, str] = {}
-        for line in _text(root / "proc/self/cgroup").splitlines():
+        for line in text_of(root / "proc/self/cgroup").splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             for controller in controllers.split(","):
@@ -105,7 +107,7 @@ def _oom_kills(folder: Path) -> int | None:
 
 
 def _quota(folder: Path) -> float | None:
-    words = _text(folder / "cpu.max").split()
+    words = text_of(folder / "cpu.max").split()
     if len(words) == 2:
         quota, period = (int(word) if word.isdigit() else None for word in words)
     else:
@@ -116,7 +118,7 @@ def _quota(folder: Path) -> float | None:
 
 def _cpuset(folder: Path) -> int | None:
     names = ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus")
-    text = next((text for name in names if (text := _text(folder / name).strip())), "")
+    text = next((text for name in names if (text := text_of(folder / name))), "")
     count = 0
     with suppress(ValueError):
         for part in text.split(",") if text else ():
@@ -127,17 +129,10 @@ def _cpuset(folder: Path) -> int | None:
 
 def _number(path: Path) -> int | None:
     """A limit or a count; None for `max`, -1 and values that mean no limit."""
-    text = _text(path).strip()
+    text = text_of(path)
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 
 
 def _table(path: Path) -> dict[str, int]:
-    rows = (line.split() for line in _text(path).splitlines())
+    rows = (line.split() for line in text_of(path).splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit()}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -64,6 +64,14 @@ class Mount(NamedTuple):
     options: str
 
 
+def text_of(path: Path) -> str:
+    """Content of a small file of the kernel, without blanks at its ends; empty if unreadable."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 # Interfaces ---------------------------------------------------------------------------------------
 
 

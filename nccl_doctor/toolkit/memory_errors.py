@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.toolkit.host import text_of
+
 Controllers = Mapping[str, Mapping[str, Any]]
 """The result of `memory_errors`."""
 
@@ -39,9 +41,9 @@ def memory_errors(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
                 "corrected": _number(module / "dimm_ce_count") or 0,
             }
             if any(counts.values()):
-                modules[module.name] = {"label": _text(module / "dimm_label"), **counts}
+                modules[module.name] = {"label": text_of(module / "dimm_label"), **counts}
         found[folder.name] = {
-            "name": _text(folder / "mc_name"),
+            "name": text_of(folder / "mc_name"),
             "since_s": _number(folder / "seconds_since_reset"),
             "uncorrected": uncorrected or 0,
             "corrected": corrected or 0,
@@ -51,15 +53,8 @@ def memory_errors(root: Path = Path("/")) -> dict[str, dict[str, Any]]:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = text_of(path)
     return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 # --- pure ---

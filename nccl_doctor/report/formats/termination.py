@@ -50,12 +50,9 @@ def _entries(report: Report) -> Iterator[str]:
             lines.append(f"  fix: {fix}")
         last = fix
         yield "".join(f"{_cut(line)}\n" for line in lines)
-    gaps: dict[str, list[str]] = {}
-    for check in report.checks:
-        if check.status is Status.UNKNOWN:
-            gaps.setdefault(check.reason or check.status.value, []).append(check.name)
-    for reason, names in gaps.items():
-        yield _cut(f"not tested: {', '.join(names)}: {reason}") + "\n"
+    for (status, reason), names in report.gaps().items():
+        if status is Status.UNKNOWN:
+            yield _cut(f"not tested: {', '.join(names)}: {reason}") + "\n"
 
 
 def _standing(report: Report) -> list[Finding]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
-from nccl_doctor.model.findings import Finding, Severity, Status
+from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.facts import value_of
 from nccl_doctor.report.page.markup import Html, element, fold, table, together
@@ -151,16 +151,11 @@ def _folded(
 
 
 def _gaps(report: Report) -> Iterator[Html]:
-    gaps: dict[tuple[str, str], list[str]] = {}
-    for check in report.checks:
-        if check.status in (Status.UNKNOWN, Status.BLOCKED):
-            status = check.status.value
-            gaps.setdefault((status, check.reason or status), []).append(check.name)
-    if gaps:
+    if gaps := report.gaps():
         items = [
             element(
                 "li",
-                element("span", status, class_=f"status {status}"),
+                element("span", status.value, class_=f"status {status.value}"),
                 " ",
                 element("b", ", ".join(names)),
                 f": {reason}",

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.toolkit.host import text_of
+
 SYSFS = Path("/sys/class/infiniband")
 MAX_PORTS = 64
 _VERBS = ("InfiniBand", "Ethernet", "")
@@ -68,10 +70,7 @@ def rdma_devices(root: Path = Path("/")) -> list[dict[str, Any]]:
 
 def word(path: Path) -> str:
     """The text of a file, empty where it cannot be read: `4: ACTIVE` is `ACTIVE`."""
-    try:
-        text = path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
+    text = text_of(path)
     number, colon, rest = text.partition(": ")
     return rest if colon and number.isdigit() else text
 
