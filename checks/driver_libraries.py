@@ -112,10 +112,12 @@ class DriverLibraries(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on each rank whose driver starts; then on differences between ranks."""
-        told = {r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")}
+        broken = {
+            r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")
+        }
         for rank, facts in cluster.facts(self.name):
             table = facts["loaded"]
-            for row in table["rows"] if rank.seat not in told else ():
+            for row in table["rows"] if rank.seat not in broken else ():
                 library = dict(zip(table["columns"], row, strict=True))
                 found = _judge(library, facts["kernel"])
                 if found is not None:

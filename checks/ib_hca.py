@@ -141,10 +141,10 @@ class IbHca(Check):
 
 def _lists(cluster: Cluster) -> Iterator[_List]:
     """Each list once for each host; a list that all ranks of a host have belongs to the host."""
-    told: dict[str, dict[str, str]] = {}
+    codes: dict[str, dict[str, str]] = {}
     for down in ports_down(seen_by_rdma(cluster)):
         code = "rdma-port-unconfigured" if down.unconfigured else "rdma-port-down"
-        told.setdefault(down.host, {})[down.name] = code
+        codes.setdefault(down.host, {})[down.name] = code
     same: dict[tuple[int, str], tuple[Mapping[str, Any], list[Rank]]] = {}
     for rank, facts in cluster.facts("ib_hca"):
         same.setdefault((rank.host.id, json.dumps(facts, sort_keys=True)), (facts, []))[1].append(
@@ -155,7 +155,7 @@ def _lists(cluster: Cluster) -> Iterator[_List]:
         # Earlier versions read it once for each host.
         whole = "ib_hca" in host.facts or len(ranks) == len(cluster.ranks_on(host))
         where = Where(hosts=(host.label,))
-        yield _List(where if whole else where | place_of(ranks), facts, told.get(host.label, {}))
+        yield _List(where if whole else where | place_of(ranks), facts, codes.get(host.label, {}))
 
 
 def _wanted(facts: Mapping[str, Any]) -> list[list[Any]]:
@@ -172,7 +172,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     facts = one.facts
     if not facts["ports"] and facts["others"]:
         return  # EFA alone, which this list does not choose
-    told = f"{HCA}={facts['hca']} ({facts['origin']})"
+    setting = f"{HCA}={facts['hca']} ({facts['origin']})"
     wanted = _wanted(facts)
     there = any(port[2] == "ACTIVE" for port in facts["ports"])
     # Without any active port, it is not the list that is wrong: check rdma compares the hosts.
@@ -180,7 +180,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     if wanted:
         yield Finding(
             PORT_DOWN,
-            f"{told} matches {_names(wanted)}, none active; active: {_names(_up(facts))}",
+            f"{setting} matches {_names(wanted)}, none active; active: {_names(_up(facts))}",
             one.where | Where(interfaces=tuple(f"{d}:{p}" for d, p, _ in wanted)),
             {"ports": facts["ports"]},
             severity=severity,
@@ -189,7 +189,7 @@ def _nothing_left(one: _List, *, others_go: bool) -> Iterator[Finding]:
     else:
         yield Finding(
             UNMATCHED,
-            f"{told} matches no port; the host has: {_names(facts['ports'])}",
+            f"{setting} matches no port; the host has: {_names(facts['ports'])}",
             one.where,
             {"ports": facts["ports"]},
             severity=severity,
@@ -211,12 +211,12 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
     hca = HcaList.parse(facts["hca"])
     devices = {device for device, _, _ in facts["ports"]}
     listed = {entry.name for entry in hca.entries}
-    told = f"{HCA}={facts['hca']} ({facts['origin']})"
+    setting = f"{HCA}={facts['hca']} ({facts['origin']})"
     for entry in dict.fromkeys(hca.entries):
         if not any(hca.hits(entry, device, port) for device, port, _ in everywhere):
             yield Finding(
                 UNMATCHED,
-                f"{told}: no host has {entry}; this host has: {_names(facts['ports'])}",
+                f"{setting}: no host has {entry}; this host has: {_names(facts['ports'])}",
                 one.where,
             )
         # A prefix of many may mean some that are unused.
@@ -226,7 +226,7 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
         if mine and not hca.exclude and not any(state == "ACTIVE" for _, _, state in mine):
             yield Finding(
                 PORT_DOWN,
-                f"{told}: {_names(mine)}",
+                f"{setting}: {_names(mine)}",
                 one.where | Where(interfaces=tuple(f"{d}:{p}" for d, p, _ in mine)),
                 explained_by=_why_down(one, mine),
             )
@@ -235,7 +235,7 @@ def _single_names(one: _List, everywhere: Collection[tuple[Any, ...]]) -> Iterat
             does = "excludes" if hca.exclude else "matches"
             yield Finding(
                 OVERMATCH,
-                f"{told}: {entry} also {does} {', '.join(more)}",
+                f"{setting}: {entry} also {does} {', '.join(more)}",
                 one.where | Where(interfaces=tuple(more)),
                 fix=f"export {HCA}={'^' * hca.exclude}={','.join(map(str, hca.entries))}",
             )

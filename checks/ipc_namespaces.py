@@ -92,8 +92,8 @@ class IpcNamespaces(Check):
 
     def _host(self, ctx: Context) -> str:
         """Digest of the host's identity, which need not be readable."""
-        told = nccl_settings(ctx.env, root=ctx.root).get("NCCL_HOSTID")
-        name = told.value if told is not None else ""
+        hostid = nccl_settings(ctx.env, root=ctx.root).get("NCCL_HOSTID")
+        name = hostid.value if hostid is not None else ""
         if not name:
             name = socket.gethostname()
             with suppress(OSError):

@@ -71,8 +71,8 @@ class PcieErrors(Check):
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """One finding for each device with errors that others of its model do not have."""
         seen = {rank.host.id: (rank, facts["devices"]) for rank, facts in cluster.facts(self.name)}
-        told = pcie_outliers({host: devices for host, (_, devices) in seen.items()})
-        for host, outliers in told.items():
+        by_host = pcie_outliers({host: devices for host, (_, devices) in seen.items()})
+        for host, outliers in by_host.items():
             rank, devices = seen[host]
             for address, words in sorted(outliers.items()):
                 yield Finding(

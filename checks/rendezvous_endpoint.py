@@ -84,7 +84,7 @@ class RendezvousEndpoint(Check):
         if ctx.env.get("PET_RDZV_BACKEND", "").lower() != "c10d" or not endpoint:
             raise Skip("the job does not use a c10d rendezvous")
         host, own = endpoint_host(endpoint), socket.gethostname()
-        told = is_host_of(ctx.env.get("PET_RDZV_CONF", ""))
+        is_host = is_host_of(ctx.env.get("PET_RDZV_CONF", ""))
         ctx.breadcrumb(f"look up {host} and {own}")
         resolved, mine = look_up(host, LOOK_UP_S), look_up(own, LOOK_UP_S)
         by_name = matches_machine(host, own, resolved.answers, mine.answers, _canonical(own))
@@ -94,8 +94,8 @@ class RendezvousEndpoint(Check):
             "own_name": own,
             "resolved": list(resolved.answers),
             "own": list(mine.answers),
-            "told": told,
-            "serves": by_name if told is None else told,
+            "told": is_host,
+            "serves": by_name if is_host is None else is_host,
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

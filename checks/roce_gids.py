@@ -120,14 +120,14 @@ class RoceGids(Check):
         if not ports:
             raise Skip("no active RoCE port")
         wanted = wanted_kind(settings)
-        told = [f"{n}={settings[n].value}" for n in GID_SETTINGS if n in settings]
+        shown = [f"{n}={settings[n].value}" for n in GID_SETTINGS if n in settings]
         subnet = settings["NCCL_IB_ADDR_RANGE"].value if "NCCL_IB_ADDR_RANGE" in settings else ""
         facts = {
             "ports": ports,
             "fixed": fixed_index(settings),
             "wanted": [wanted.version, wanted.family],
             "subnet": subnet,
-            "told": told,
+            "told": shown,
         }
         rows = [
             [name, pick.index, str(pick.kind) if pick.kind else "empty", pick.address or ""]
@@ -323,7 +323,7 @@ def _shown(picks: Mapping[str, PickedGid]) -> str:
 
 
 def _why(facts: Mapping[str, Any], old: str) -> str:
-    told = ", ".join(facts["told"])
-    return told or (
+    settings = ", ".join(facts["told"])
+    return settings or (
         f"{old} uses index 0 unless NCCL_IB_GID_INDEX is set" if old else "NCCL found no better GID"
     )

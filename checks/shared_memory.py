@@ -207,8 +207,8 @@ def _needed(ctx: Context, dev: Path) -> int:
         return ranks * _SMALLEST
 
     def number(name: str, default: int) -> int:
-        told = settings[name].value if name in settings else ""
-        return int(told) if told.isascii() and told.isdigit() and int(told) > 0 else default
+        text = settings[name].value if name in settings else ""
+        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default
 
     most = min(number("NCCL_MAX_NCHANNELS", _CHANNELS), number("NCCL_MAX_CTAS", _CHANNELS))
     fewest = max(number("NCCL_MIN_NCHANNELS", 1), number("NCCL_MIN_CTAS", 1))

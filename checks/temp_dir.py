@@ -82,9 +82,9 @@ class TempDir(Check):
         """`tried`: [variable or empty, folder, error or empty] in Python's order, up to the first
         folder that works. `free`: bytes there. `socket`: the error of a socket there, or empty.
         """
-        told = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
+        named = [(name, ctx.env[name]) for name in _VARIABLES if ctx.env.get(name)]
         tried = []
-        for name, folder in [*told, *(("", folder) for folder in (*self.usual, os.curdir))]:
+        for name, folder in [*named, *(("", folder) for folder in (*self.usual, os.curdir))]:
             ctx.breadcrumb(_MAKING, variable=name, folder=folder)
             error = _make_file(folder)
             tried.append([name, folder, error])
@@ -120,14 +120,14 @@ class TempDir(Check):
         for rank, facts in cluster.facts(self.name):
             bad = [f"{_named(name)}{folder}: {error}" for name, folder, error in facts["tried"]]
             used = facts["tried"][-1][1]
-            told = [entry for entry in facts["tried"] if entry[0] and entry[2]]
+            named = [entry for entry in facts["tried"] if entry[0] and entry[2]]
             # A job on CPUs is often a test that compiles nothing and has no workers.
-            severity = Severity.WARN if cluster.backend == "nccl" or told else Severity.INFO
+            severity = Severity.WARN if cluster.backend == "nccl" or named else Severity.INFO
             said = ""
             if facts["free"] is None:
                 severity, said = Severity.FAIL, "; ".join(bad)
-            elif told:
-                said = f"{'; '.join(bad[: len(told)])} (Python uses {used} instead)"
+            elif named:
+                said = f"{'; '.join(bad[: len(named)])} (Python uses {used} instead)"
             elif facts["free"] < _ROOM:
                 said = f"{facts['free'] / _MIB:.0f} MiB free in {used}"
             elif facts["socket"]:
@@ -138,7 +138,7 @@ class TempDir(Check):
                     said,
                     Where(hosts=(rank.host.label,)),
                     {"tried": facts["tried"], "free": facts["free"]},
-                    fix=f"mkdir -p {told[0][1]}, or export {told[0][0]}=/tmp" if told else "",
+                    fix=f"mkdir -p {named[0][1]}, or export {named[0][0]}=/tmp" if named else "",
                     severity=severity,
                 )
 

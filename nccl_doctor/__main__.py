@@ -45,10 +45,10 @@ def main() -> None:
 
 def _unable(profile: str, message: str, code: int) -> int:
     """The exit code of a call that has no report, `code` for ourselves; prints a profile's line."""
-    told = unable(profile, message)
-    if told is not None and told.line and message:
-        click.echo(told.line)
-    return code if told is None else told.code
+    answer = unable(profile, message)
+    if answer is not None and answer.line and message:
+        click.echo(answer.line)
+    return code if answer is None else answer.code
 
 
 if __name__ == "__main__":

@@ -219,8 +219,8 @@ class BackendDevice(Check):
             for outcome in () if first is None else first.facts.get(self.name, {}).values():
                 devices = outcome.facts.get("devices") or ()
                 names = Counter(str(one.get("name")) for one in devices if isinstance(one, Mapping))
-                told = ", ".join(f"{count} x {name}" for name, count in names.items())
-                yield Setup("gpus", told or "none", host.id)
+                models = ", ".join(f"{count} x {name}" for name, count in names.items())
+                yield Setup("gpus", models or "none", host.id)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
         yield from _wedged(cluster.evidence(self.name, ALONE))

@@ -52,16 +52,16 @@ def judge_orders(cluster: Cluster, hosts: Iterable[Seen]) -> Iterator[Finding]:
         for mine in hosts
         if all(rank.local_rank is not None for rank, _ in mine)
     }
-    told = set()
+    reported = set()
     for host, found in _odd(known, {host: _models(mine) for host, mine in known.items()}, "takes"):
-        told.add(host)
+        reported.add(host)
         yield found.replaced(severity=Severity.WARN)
     beside = {rank.seat: facts for rank, facts in cluster.facts("gpu_affinity")}
     left = {
         host: mine
         for host, mine in known.items()
         # Where the NICs beside GPUs are known, these are compared: `gpu-nic-pairs-differ`.
-        if host not in told and not any((beside.get(r.seat) or {}).get("rdma") for r, _ in mine)
+        if host not in reported and not any((beside.get(r.seat) or {}).get("rdma") for r, _ in mine)
     }
     addresses = {host: _addresses(mine, beside) for host, mine in left.items()}
     numbers = {host: {} if addresses[host] else _numbers(mine) for host, mine in left.items()}

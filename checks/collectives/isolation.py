@@ -80,9 +80,9 @@ def judge_isolation(cluster: Cluster, attempts: Attempts) -> tuple[Attempts, lis
 
     Returns: the attempts that isolation does not explain, and the findings about the others.
     """
-    if told := _to_blame(attempts):  # a smaller group shows what the whole did not
+    if blamed := _to_blame(attempts):  # a smaller group shows what the whole did not
         rest = {
-            name: [a for a in found if not _is_open(a) or told.isdisjoint(a.seats)]
+            name: [a for a in found if not _is_open(a) or blamed.isdisjoint(a.seats)]
             for name, found in attempts.items()
         }
         return rest, []

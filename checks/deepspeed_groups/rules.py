@@ -42,7 +42,7 @@ def judge_binding(
         if facts is None:
             continue
         deepspeed, torch = facts["deepspeed"], facts["torch"]
-        told = seen = binds(
+        expected = seen = binds(
             deepspeed,
             torch,
             cluster.backend,
@@ -51,13 +51,13 @@ def judge_binding(
             use_nccl2=facts["use_nccl2"],
         )
         if rank.seat in bound:
-            seen = as_observed(told, bound[rank.seat], bound_by_torch.get(rank.seat))
-        same.setdefault((deepspeed, torch, told, seen), []).append(rank)
+            seen = as_observed(expected, bound[rank.seat], bound_by_torch.get(rank.seat))
+        same.setdefault((deepspeed, torch, expected, seen), []).append(rank)
     kept = _kept(wrapped)
-    for (deepspeed, torch, told, seen), ranks in same.items():
-        if seen.binds is not False or told.binds is not False:
+    for (deepspeed, torch, expected, seen), ranks in same.items():
+        if seen.binds is not False or expected.binds is not False:
             advice = binding_advice(seen, deepspeed, torch, cluster.world_size, kept=kept)
-            yield _finding(cluster, ranks, (deepspeed, torch), (told, seen), advice)
+            yield _finding(cluster, ranks, (deepspeed, torch), (expected, seen), advice)
 
 
 def blame_binding(
@@ -100,9 +100,9 @@ def _bound(attempts: Sequence[Attempt], world_size: int) -> dict[int, bool]:
         for member in attempt.members:
             outcome = member.outcome
             ok = outcome.status is OutcomeStatus.OK
-            told = outcome.facts if ok else outcome.witness.get("default_group")
-            if told and (len(attempt.members) == 1) is (world_size == 1):
-                seen[member.rank.seat] = told.get("bound_device_id") is not None
+            default = outcome.facts if ok else outcome.witness.get("default_group")
+            if default and (len(attempt.members) == 1) is (world_size == 1):
+                seen[member.rank.seat] = default.get("bound_device_id") is not None
     return seen
 
 
@@ -121,7 +121,7 @@ def _finding(
     advice: Advice,
 ) -> Finding:
     """The finding; `bindings`: by the versions, and as seen (or the same again)."""
-    told, seen = bindings
+    expected, seen = bindings
     verb = {True: "is", False: "is not", None: "may or may not be"}[seen.binds]
     words = (
         f"with DeepSpeed {versions[0]} and torch {versions[1]} the default group {verb} bound to a "
@@ -148,8 +148,8 @@ def _finding(
             "why": seen.why,
             "since": seen.since,
             "by": list(seen.by),
-            "seen": None if seen is told else seen.binds,
-            "by_versions": told.binds,
+            "seen": None if seen is expected else seen.binds,
+            "by_versions": expected.binds,
             "fix_is_known_from": advice.how,
         },
         fix=f"{advice.text} (known from: {advice.how})",

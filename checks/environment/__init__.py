@@ -186,11 +186,11 @@ class Environment(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """One finding for each problem, with all its places."""
         kinds = {kind.code: kind for kind in self.kinds}
-        told = too_short_for_load(cluster)
+        too_short = too_short_for_load(cluster)
         for each in judge_variables(cluster, self.name):
             problem = each.problem
             hosts = each.where.hosts
-            if hosts and all((problem.variable, host) in told for host in hosts):
+            if hosts and all((problem.variable, host) in too_short for host in hosts):
                 continue  # `timeouts` measures it against more than a limit
             yield Finding(
                 kinds[problem.code],

@@ -87,8 +87,8 @@ def _watchdog(view: View) -> Iterator[Problem]:
 
 def _spellings(view: View) -> Iterator[Problem]:
     for first, second in _SPELLINGS:
-        told = view.text(first) is not None and view.text(second) is not None
-        if told and view.meaning(first) != view.meaning(second):
+        both_set = view.text(first) is not None and view.text(second) is not None
+        if both_set and view.meaning(first) != view.meaning(second):
             yield Problem(
                 CONFLICT,
                 f"{view.says(first)} but {view.says(second)}: two names of one setting",

@@ -214,17 +214,17 @@ _LEAST_RETRIES_S = 10.0
 
 def _retries(view: View) -> Iterator[Problem]:
     count, pause = "NCCL_SOCKET_RETRY_CNT", "NCCL_SOCKET_RETRY_SLEEP_MSEC"
-    told = [name for name in (count, pause) if view.text(name) is not None]
+    names = [name for name in (count, pause) if view.text(name) is not None]
     tries, sleep = view.number(count), view.number(pause)
-    if not told or tries is None or sleep is None or view.is_older("nccl", "2.24.3"):
+    if not names or tries is None or sleep is None or view.is_older("nccl", "2.24.3"):
         return
     total = tries * (tries + 1) / 2 * sleep / 1000
     if total < _LEAST_RETRIES_S:
         yield Problem(
             SHORT,
-            f"{', '.join(view.says(name) for name in told)}: NCCL waits {max(0.0, total):.1f} s "
+            f"{', '.join(view.says(name) for name in names)}: NCCL waits {max(0.0, total):.1f} s "
             "for a peer that is not up yet; with the defaults, 34 tries and 100 ms, 60 s",
-            "; ".join(view.drop(name) for name in told),
+            "; ".join(view.drop(name) for name in names),
             Severity.WARN,
         )
 

@@ -227,8 +227,8 @@ def _layers(used: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Finding
     }
     apart = list(_apart({host: frozenset(mine.values()) for host, mine in links.items()}, None))
     yield from apart
-    told = {host for finding in apart for host in finding.where.hosts}
-    rest = {host: mine for host, mine in links.items() if host not in told}
+    reported = {host for finding in apart for host in finding.where.hosts}
+    rest = {host: mine for host, mine in links.items() if host not in reported}
     for finding in _unlike(FABRIC, rest):
         yield finding.replaced(severity=Severity.WARN)
 
@@ -247,8 +247,10 @@ def _comparable(
     host: str, ports: Iterable[Mapping[str, Any]], layers: Iterable[Finding]
 ) -> list[Mapping[str, Any]]:
     """The ports to compare: without those of another link layer, whose rates differ anyway."""
-    told = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
-    return [port for port in ports if not any(not names or port["name"] in names for names in told)]
+    reported = [finding.where.interfaces for finding in layers if host in finding.where.hosts]
+    return [
+        port for port in ports if not any(not names or port["name"] in names for names in reported)
+    ]
 
 
 def _apart(values: Mapping[str, frozenset[str]], severity: Severity | None) -> Iterator[Finding]:
@@ -295,8 +297,8 @@ def _unlike(kind: Kind, values: Mapping[str, Mapping[str, str]]) -> Iterator[Fin
         more = {v for v, n in counts[host].items() if v not in usual or (usual[v] < n and examples)}
         ports = [name for name, value in mine.items() if value in more]
         # A port of the same name that has the same value elsewhere is not the one that differs.
-        told = [n for n in ports if not any(each.get(n) == mine[n] for each in examples)]
-        ports = told or ports
+        missing = [n for n in ports if not any(each.get(n) == mine[n] for each in examples)]
+        ports = missing or ports
         if ports:
             rest = set(usual) if examples else {v for c in counts.values() for v in c} - more
             yield Finding(

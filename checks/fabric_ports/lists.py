@@ -33,8 +33,8 @@ def as_ranks_want(
 
     One list, or none, changes nothing: the observing rank used the same list.
     """
-    told = tuple(lists)
-    if len(told) < 2:
+    known = tuple(lists)
+    if len(known) < 2:
         return list(devices)
     return [
         {
@@ -43,7 +43,7 @@ def as_ranks_want(
                 {
                     **port,
                     "wanted": any(
-                        rdma_admits(hca, port["device"], int(port["port"])) for hca in told
+                        rdma_admits(hca, port["device"], int(port["port"])) for hca in known
                     ),
                 }
                 for port in device["ports"]

@@ -154,8 +154,8 @@ def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
 
 def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
     """Facts of a GPU whose process did not return, or raised."""
-    told = str(ended.crumb.get("device", ""))
-    uuid = {"uuid": told} if told.startswith(("GPU-", "MIG-")) else {}
+    device = str(ended.crumb.get("device", ""))
+    uuid = {"uuid": device} if device.startswith(("GPU-", "MIG-")) else {}
     known = {"index": index, **uuid, "lost": False, "refused": {}}
     call = str(ended.crumb.get("call", "the driver"))
     if ended.raised:

@@ -170,7 +170,7 @@ class Groups(Check):
             return
         attempts = attempts_of(cluster, self.name)
         variants = {name: found[0] for name in _VARIANTS if (found := attempts.get(name))}
-        told = set()
+        seen = set()
         for finding in judge_groups(attempts):
             if finding.evidence.get("round") == BESIDE_GLOO and finding.level is Severity.FAIL:
                 finding = finding.replaced(severity=Severity.WARN)
@@ -179,8 +179,8 @@ class Groups(Check):
                 yield finding
                 continue
             key = (finding.code, finding.where, finding.level)
-            if key not in told:  # only once for all variants
-                told.add(key)
+            if key not in seen:  # only once for all variants
+                seen.add(key)
                 states = {name: _state(attempt) for name, attempt in variants.items()}
                 yield finding.replaced(
                     message=f"{finding.message}; {_contrast(states)}",

@@ -214,11 +214,11 @@ class _Leader:
                 if now - before < _QUICK_S and size < LARGEST:
                     size *= 2
                     self.wire.keep_unsent_below(size)
-            told = self.wire.ask(_END)
+            counts = self.wire.ask(_END)
         finally:
             self.sent.cpu["burst"] = [watch.report()]
-        self.sent.bytes, self.sent.seconds = told["bytes"], told["seconds"]
-        for name, report in told["cpu"].items():
+        self.sent.bytes, self.sent.seconds = counts["bytes"], counts["seconds"]
+        for name, report in counts["cpu"].items():
             self.sent.cpu[name].append(report)
 
     def _calm(self) -> None:

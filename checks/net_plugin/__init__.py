@@ -130,9 +130,9 @@ class NetPlugin(Check):
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
         settings = nccl_settings(ctx.env, root=ctx.root)
-        told = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
-        plugin, net = (told[name].value if name in told else "" for name in NAMES)
-        asked = [f"{name}={at.value} (by {at.origin})" for name, at in told.items()]
+        values = {name: at for name in NAMES if (at := settings.get(name)) and at.value}
+        plugin, net = (values[name].value if name in values else "" for name in NAMES)
+        asked = [f"{name}={at.value} (by {at.origin})" for name, at in values.items()]
         tried, loaded = first_plugin(plugin, ctx.breadcrumb)
         ctx.breadcrumb(f"read {loaded}")  # its own step: loading went well
         return {
@@ -150,13 +150,13 @@ class NetPlugin(Check):
         """
         yield from _crashes(cluster)
         seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
-        told = set()
+        reported = set()
         for host, facts in seen:
             for finding in (*_asked_for(facts), *_left(cluster, host, facts)):
-                told.add(host.id)
+                reported.add(host.id)
                 yield finding.replaced(where=_place([host]))
-        without = [host for host, facts in seen if not facts["loaded"] and host.id not in told]
-        use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in told]
+        without = [host for host, facts in seen if not facts["loaded"] and host.id not in reported]
+        use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in reported]
         having = [host for host, _ in use]
         libraries = {facts["loaded"] for _, facts in use}
         if without and having:

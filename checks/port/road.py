@@ -154,7 +154,7 @@ class _Road:
         self.changes: list[list[Any]] = []
         self.knocks = self.strangers = 0
         self.state, self.since, self.rounds = "", self.started, 0
-        self.told = ""
+        self.printed = ""
         self.neighbour: dict[str, Any] | None = None
         self.rules: dict[str, Any] | None = None
 
@@ -223,8 +223,8 @@ class _Road:
             if len(self.changes) < MAX_CHANGES:
                 self.changes.append([round(self.since - self.started, 2), words])
                 self.breadcrumb(f"{words}; trying for {self._left():.0f} s more")
-        elif words != self.told and time.monotonic() - self.since > TELL_S:
-            self.told = words
+        elif words != self.printed and time.monotonic() - self.since > TELL_S:
+            self.printed = words
             self.breadcrumb(f"{words}; trying for {self._left():.0f} s more", tell=True)
         self.rounds += 1
 

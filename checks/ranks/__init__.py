@@ -184,12 +184,12 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
     for host in cluster.present_hosts:
         ranks = list(cluster.ranks_on(host))
         same[claimed_ranks(ranks)].append(ranks)
-    told: set[int] = set()
+    reported: set[int] = set()
     for claimed, hosts in same.items():
         if len(hosts) < 2 or not claimed or None in claimed:
             continue
         seats = [rank for ranks in hosts for rank in ranks]
-        told |= {rank.seat for rank in seats}
+        reported |= {rank.seat for rank in seats}
         nodes = tuple({rank.host.node_rank for rank in seats})
         node = nodes[0] if len(nodes) == 1 else None
         claim = "the same ranks" if node is None else f"node rank {node}"
@@ -209,7 +209,7 @@ def _duplicates(cluster: Cluster) -> tuple[list[Finding], Mapping[int, str]]:
             claims[rank.rank].append(rank)
     left: dict[tuple[int, ...], list[Rank]] = defaultdict(list)
     for ranks in claims.values():
-        whole = {rank.seat for rank in ranks} <= told
+        whole = {rank.seat for rank in ranks} <= reported
         spare |= {rank.seat: (NODE_DUPLICATE if whole else DUPLICATE).code for rank in ranks[1:]}
         if len(ranks) > 1 and not whole:
             left[tuple(sorted(rank.host.id for rank in ranks))] += ranks

@@ -170,8 +170,8 @@ class Rdma(Check):
         settings = nccl_settings(ctx.env, root=ctx.root)
         ctx.breadcrumb("read /sys/class/infiniband")
         ports = admitted(settings, rdma_ports(ctx.root / "sys/class/infiniband"))
-        told = {n: (s.value, s.origin) for n in _VARIABLES if (s := settings.get(n)) is not None}
-        plugin, net = (told.get(name, ("",))[0] for name in ("NCCL_NET_PLUGIN", "NCCL_NET"))
+        values = {n: (s.value, s.origin) for n in _VARIABLES if (s := settings.get(n)) is not None}
+        plugin, net = (values.get(name, ("",))[0] for name in ("NCCL_NET_PLUGIN", "NCCL_NET"))
         active = [port for port in ports if port["state"] == "ACTIVE"]
         verbs = [port["device"] for port in active if port["wanted"] and not rdma_off(settings)]
         library, barred, mtus, loads = "", {}, {}, None
@@ -197,7 +197,7 @@ class Rdma(Check):
             "mtus": mtus,
             "plugin": loads,
             "picks": table_of_picks(settings, road, ports, ctx.root),
-            "settings": {name: list(each) for name, each in told.items()},
+            "settings": {name: list(each) for name, each in values.items()},
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
@@ -332,10 +332,10 @@ def _of(roads: Mapping[str, str], road: str) -> list[str]:
 
 
 def _reason(facts: Mapping[str, Any]) -> str:
-    told = [f"{name}={value}" for name, (value, _) in sorted(facts["settings"].items())]
+    shown = [f"{name}={value}" for name, (value, _) in sorted(facts["settings"].items())]
     ports = [f"{port_name(p)} {p['state'] or 'unknown'}" for p in facts["ports"]]
     why = [facts["reason"]] if facts.get("lacks") else []
-    return ", ".join([*why, *told, *ports][:6]) or "no RDMA device"
+    return ", ".join([*why, *shown, *ports][:6]) or "no RDMA device"
 
 
 def _down(down: PortDown) -> Finding:

@@ -31,10 +31,10 @@ def judge_side_groups(attempts: Attempts) -> Iterator[Finding]:
     worst: dict[tuple[str, Where], Finding] = {}
     for variant in (SIDE_UNBOUND, SIDE_BOUND):
         for finding in judge_groups(_parts_of(attempts, variant)):
-            told = _with_binding(finding, attempts, variant)
-            known = worst.setdefault((told.code, told.where), told)
-            if told.level.order < known.level.order:  # else the same in the variant before
-                worst[told.code, told.where] = told
+            found = _with_binding(finding, attempts, variant)
+            known = worst.setdefault((found.code, found.where), found)
+            if found.level.order < known.level.order:  # else the same in the variant before
+                worst[found.code, found.where] = found
     yield from worst.values()
 
 
@@ -107,15 +107,15 @@ def _default_groups(attempts: Attempts, variant: str) -> Iterator[Mapping[str, A
         for member in attempt.members:
             outcome = member.outcome
             is_ok = outcome.status is OutcomeStatus.OK
-            told = outcome.facts if is_ok else outcome.witness.get("default_group")
-            if isinstance(told, Mapping):
-                yield told
+            default = outcome.facts if is_ok else outcome.witness.get("default_group")
+            if isinstance(default, Mapping):
+                yield default
 
 
 def _self_bound(attempts: Attempts) -> str:
     """The device that torch bound a default group to although none was passed, or empty."""
-    told = (each.get("bound_device_id") for each in _default_groups(attempts, SIDE_UNBOUND))
-    return str(next(filter(None, told), ""))
+    devices = (each.get("bound_device_id") for each in _default_groups(attempts, SIDE_UNBOUND))
+    return str(next(filter(None, devices), ""))
 
 
 def _with_binding(finding: Finding, attempts: Attempts, variant: str) -> Finding:
@@ -154,7 +154,7 @@ def _advice(said: Mapping[str, Any], *, itself: bool, members: int) -> str:
     """The fix for exactly these versions; empty if the job itself must be what binds."""
     deepspeed, torch = said.get("deepspeed"), str(said.get("torch", ""))
     # Whether torch binds by default was observed: versions and variables are not needed.
-    told = binds(deepspeed, torch, "nccl", "cuda", members, use_nccl2=None if itself else "0")
-    by = {*told.by, TORCH} if itself else {*told.by} - {TORCH}
-    told = replace(told, binds=bool(by), by=tuple(sorted(by)))
-    return binding_advice(told, deepspeed, torch, members).text if by else ""
+    binding = binds(deepspeed, torch, "nccl", "cuda", members, use_nccl2=None if itself else "0")
+    by = {*binding.by, TORCH} if itself else {*binding.by} - {TORCH}
+    binding = replace(binding, binds=bool(by), by=tuple(sorted(by)))
+    return binding_advice(binding, deepspeed, torch, members).text if by else ""

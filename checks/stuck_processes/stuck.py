@@ -169,8 +169,8 @@ def hides_processes(root: Path) -> bool:
     for mount in _mounts(root):
         if (mount.folder, mount.kind) == ("/proc", "proc"):
             options = mount.options  # the last one lies on top
-    told = re.search(r"\bhidepid=(\w+)", options)
-    return told is not None and told[1] not in ("0", "off") and os.geteuid() != 0
+    hidden = re.search(r"\bhidepid=(\w+)", options)
+    return hidden is not None and hidden[1] not in ("0", "off") and os.geteuid() != 0
 
 
 def remote_mounts(root: Path) -> list[list[str]]:

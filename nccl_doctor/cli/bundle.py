@@ -200,8 +200,8 @@ def _pack(packed: Bundle, saved: Report, pieces: Sequence[Piece], text: Text | N
     from nccl_doctor.report.text import render
 
     packed.add("report.json", renderer("json")(saved), "nccl-doctor report show --format json")
-    told = render(saved, verbose=True, checks=installed)
-    packed.add("report.txt", told, "nccl-doctor report show -v")
+    shown = render(saved, verbose=True, checks=installed)
+    packed.add("report.txt", shown, "nccl-doctor report show -v")
     for piece in pieces:
         if text is None:
             packed.add(piece.name, piece.data, piece.what)

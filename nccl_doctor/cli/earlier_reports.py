@@ -78,7 +78,7 @@ def _newest_first(place: Path) -> bytes:
     found = []
     for file in place.iterdir():
         with contextlib.suppress(OSError):  # gone meanwhile
-            told = file.stat()
-            if file.suffix == ".json" and stat.S_ISREG(told.st_mode):
-                found.append((told.st_mtime, file.name, told.st_size))
+            status = file.stat()
+            if file.suffix == ".json" and stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime, file.name, status.st_size))
     return json.dumps([(name, size) for _, name, size in sorted(found, reverse=True)]).encode()

@@ -102,10 +102,10 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
     if line.launcher == "none":
         _tell(line)
         return flags
-    told = {name: getattr(line, name) for name in _FIELDS}
-    told["nnodes"] = line.max_nnodes or line.nnodes  # of an elastic range, all that may come
+    values = {name: getattr(line, name) for name in _FIELDS}
+    values["nnodes"] = line.max_nnodes or line.nnodes  # of an elastic range, all that may come
     merged: dict[str, Any] = {}
-    for name, value in told.items():
+    for name, value in values.items():
         own = getattr(flags, name)
         if own is not None and value is not None and str(own) != str(value):
             source = line.sources.get(name, line.launcher)

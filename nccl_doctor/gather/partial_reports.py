@@ -103,10 +103,10 @@ class PartialReports:
         until = time.monotonic() + patience_s
         while True:
             found = self._read(nodes, self._folder)
-            told = [
+            there = [
                 each for each in found.values() if any(host.facts for host in each.cluster.hosts)
             ]
-            if len(told) == len(nodes) or time.monotonic() > until or self._folder is None:
+            if len(there) == len(nodes) or time.monotonic() > until or self._folder is None:
                 self._forget(found)
                 return [found[node] for node in sorted(found)]
             time.sleep(_POLL_S)

@@ -236,8 +236,8 @@ def _renumbered(view: _View, start: tuple[int, int] | None) -> _View:
 
 def _backend_of_views(ordered: Sequence[Cluster]) -> str:
     """Backend as the sign-in would have chosen it."""
-    told = [(rank.backend, rank.device) for cluster in ordered for rank in cluster.present]
-    return backend_of_all(told, _most_common(cluster.backend for cluster in ordered))
+    asked = [(rank.backend, rank.device) for cluster in ordered for rank in cluster.present]
+    return backend_of_all(asked, _most_common(cluster.backend for cluster in ordered))
 
 
 def _most_common(values: Iterable[T]) -> T:

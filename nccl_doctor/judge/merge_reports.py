@@ -85,10 +85,10 @@ def _refuse(reports: Sequence[Report]) -> None:
 def _started(report: Report) -> datetime:
     """Start of the run, by the clock of its host; the beginning of time if it is not known."""
     try:
-        told = datetime.fromisoformat(str(report.run.get("started")).replace("Z", "+00:00"))
+        started = datetime.fromisoformat(str(report.run.get("started")).replace("Z", "+00:00"))
     except ValueError:
         return _NEVER
-    return told if told.tzinfo else told.replace(tzinfo=timezone.utc)
+    return started if started.tzinfo else started.replace(tzinfo=timezone.utc)
 
 
 def _options(report: Report) -> Mapping[str, Any]:

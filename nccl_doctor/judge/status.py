@@ -68,11 +68,11 @@ def _result(
     broken = broken or account.broken
     levels = {finding.level for finding in own}
     codes = ", ".join(dict.fromkeys(f.code for f in own if f.level is not Severity.INFO))
-    told = account.in_one_line(open_gaps)
+    missing = account.in_one_line(open_gaps)
     if Severity.FAIL in levels:
-        status, reason = Status.FAIL, "; ".join(text for text in (codes, broken, told) if text)
+        status, reason = Status.FAIL, "; ".join(text for text in (codes, broken, missing) if text)
     elif broken or open_gaps:
-        status, reason = Status.UNKNOWN, "; ".join(text for text in (broken, told) if text)
+        status, reason = Status.UNKNOWN, "; ".join(text for text in (broken, missing) if text)
     elif blockers:
         words = ", ".join(blockers)
         status = Status.BLOCKED

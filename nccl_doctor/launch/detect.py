@@ -145,15 +145,15 @@ class _Reading:
         if self.launcher.tasks:
             for name in ("rank", "world_size"):
                 numbers = {v: number(self.environ.get(v, "")) for v in self._rivals(name)}
-                told = {v: n for v, n in numbers.items() if n is not None}
-                if len(set(told.values())) > 1:
-                    message = " but ".join(f"{v}={n}" for v, n in told.items())
-                    wrong, right = next(iter(told)), list(told)[1]
+                known = {v: n for v, n in numbers.items() if n is not None}
+                if len(set(known.values())) > 1:
+                    message = " but ".join(f"{v}={n}" for v, n in known.items())
+                    wrong, right = next(iter(known)), list(known)[1]
                     fix = f"`export {wrong}=${right}` in each task, or unset {wrong}"
                     self.problem(
                         "launch-sources-disagree",
                         message,
-                        tuple(told),
+                        tuple(known),
                         fix,
                         fatal=name == "world_size",  # any order of ranks will do, a count will not
                     )
@@ -248,8 +248,8 @@ class _Reading:
             self._derive("node_rank", rank // local, "RANK and LOCAL_WORLD_SIZE")
 
     def _derive(self, name: str, value: int | str, reason: str) -> None:
-        told = any(variable in self.environ for variable in self.launcher.variables(name))
-        if name not in self.values and not told:
+        is_set = any(variable in self.environ for variable in self.launcher.variables(name))
+        if name not in self.values and not is_set:
             self.values[name], self.sources[name] = value, DERIVED + reason
 
     def check_ranges(self) -> None:

@@ -31,9 +31,9 @@ def names_of_nodes(
     names = _in_slurm(environ, nnodes)
     if not names and "KUBERNETES_SERVICE_HOST" in environ and _short(master_addr) == _short(first):
         names = _pods(nnodes, first)
-    told = dict(enumerate(names))
-    fits = all(node in told and _short(told[node]) == _short(name) for node, name in came)
-    return told if fits else {}
+    expected = dict(enumerate(names))
+    fits = all(node in expected and _short(expected[node]) == _short(name) for node, name in came)
+    return expected if fits else {}
 
 
 def _in_slurm(environ: Mapping[str, str], nnodes: int) -> Sequence[str]:

@@ -81,8 +81,8 @@ def run_host(
     while running:
         if waiting and select.select([word], [], [], 0)[0]:
             waiting = False
-            if told := os.read(word, 4096):
-                place, (host, port) = json.loads(told)
+            if message := os.read(word, 4096):
+                place, (host, port) = json.loads(message)
                 body = partial(sibling, HostPlace(**place), (host, port))
                 for local in range(1, nproc):
                     running[forks.fork_child(partial(body, local))] = local

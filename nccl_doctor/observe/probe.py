@@ -71,8 +71,10 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
     """The job of one `observe`, which is killed `grace_s` after its own deadline."""
 
     def work(line: Line) -> Mapping[str, Any]:
-        told = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline)
-        return check.observe(told)
+        inside = replace(
+            context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=deadline
+        )
+        return check.observe(inside)
 
     return ProbeJob(check.name, work, deadline + grace_s, shared=check.cost == "instant")
 

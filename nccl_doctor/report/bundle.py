@@ -95,8 +95,11 @@ class Bundle:
         Raises:
             OSError: the folder is not there or not writable.
         """
-        told = json.dumps(self.manifest(about), indent=1).encode()
-        pieces = {"manifest.json": told, **{name: data for name, (_, data) in self._texts.items()}}
+        manifest = json.dumps(self.manifest(about), indent=1).encode()
+        pieces = {
+            "manifest.json": manifest,
+            **{name: data for name, (_, data) in self._texts.items()},
+        }
         whole = io.BytesIO()
         # No file name in the head of gzip, and no owner in those of tar.
         with (
@@ -153,11 +156,11 @@ def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[P
     """Logs, each once; `raw`: as they are, under their own names, though they may be no text."""
     for i, path in enumerate(dict.fromkeys(path.absolute() for path in paths), 1):
         try:
-            told = send(path.parent, partial(_read_log, path))
+            answer = send(path.parent, partial(_read_log, path))
         except OSError as error:
             packed.leave_out(str(path), f"cannot be read: {error.strerror}")
             continue
-        is_whole, data = told.startswith(_WHOLE), told[len(_WHOLE) :]
+        is_whole, data = answer.startswith(_WHOLE), answer[len(_WHOLE) :]
         if not raw and b"\0" in data:
             packed.leave_out(str(path), "not text, so names in it cannot be replaced by pseudonyms")
             continue

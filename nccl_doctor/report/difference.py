@@ -91,14 +91,14 @@ def _tells(turn: Turn) -> bool:
 
 
 def _speeds(difference: Difference, places: Places, width: int, *, verbose: bool) -> Iterator[str]:
-    told = difference.speeds if verbose else difference.notable
-    if told:
+    changes = difference.speeds if verbose else difference.notable
+    if changes:
         head = ("what", "where", "before", "now", "change")
-        yield from _table(head, [_speed(change, places) for change in told], width)
+        yield from _table(head, [_speed(change, places) for change in changes], width)
     notes = []
     if not verbose:
         busy = sum(change.busy for change in difference.speeds)
-        small = len(difference.speeds) - len(told) - busy
+        small = len(difference.speeds) - len(changes) - busy
         if small:
             notes.append(f"{small} changed by less than {100 * SHARE:.0f} % (-v)")
         if busy:

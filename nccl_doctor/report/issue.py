@@ -65,7 +65,7 @@ def _fields(report: Report, checks: Checks) -> dict[str, str]:
     nccl = loaded or software["nccl"]
     cuda = software["cuda"]
     title = report.root_causes[0].kind.title if report.root_causes else report.summary
-    told = [f"{name} {value}" for name, value in software.items() if value]
+    versions = [f"{name} {value}" for name, value in software.items() if value]
     return {
         **{name: code(value) if value else _NONE for name, value in software.items()},
         "title": prose(title),
@@ -73,7 +73,7 @@ def _fields(report: Report, checks: Checks) -> dict[str, str]:
         "nccl": code(f"{nccl}{f'+cuda{cuda}' if cuda and '+' not in nccl else ''}")
         if nccl
         else _NONE,
-        "software": ", ".join(map(code, told)) or _NONE,
+        "software": ", ".join(map(code, versions)) or _NONE,
         "command": code(str(report.run.get("command") or "nccl-doctor run")),
         "launcher": code(str(report.run.get("launcher") or "none")),
         "backend": code(cluster.backend),
@@ -114,7 +114,7 @@ def _impact(report: Report) -> str:
 def _gpus(said: Sequence[Setup]) -> str:
     """Models and how many of each a host has, where hosts are alike once."""
     kinds = Counter(str(each.value) for each in said)
-    lines = [f"{told} on {count} host{'s' if count > 1 else ''}" for told, count in kinds.items()]
+    lines = [f"{value} on {count} host{'s' if count > 1 else ''}" for value, count in kinds.items()]
     return ", ".join(map(code, lines[:MOST_PLACES])) or _NONE
 
 
@@ -131,8 +131,8 @@ def _network(setup: Mapping[str, Sequence[Setup]]) -> str:
 def _inline(item: Any) -> str:
     if not isinstance(item, Mapping):
         return str(item)
-    told = {name: value for name, value in item.items() if value not in (None, "", [], False)}
-    return ", ".join(f"{name} {_inline_value(value)}" for name, value in told.items())[:300]
+    values = {name: value for name, value in item.items() if value not in (None, "", [], False)}
+    return ", ".join(f"{name} {_inline_value(value)}" for name, value in values.items())[:300]
 
 
 def _inline_value(value: Any) -> str:

@@ -59,8 +59,8 @@ class Link:
         parts += [show_latency(self.rtt_us), show_rate(self.rate)]
         if self.lost:
             parts.append(f"{self.lost} of {self.segments} segments lost")
-        told = ", ".join(part for part in parts if part) or "not tried"
-        return f"{told}; blamed by {', '.join(self.blame)}" if self.blame else told
+        text = ", ".join(part for part in parts if part) or "not tried"
+        return f"{text}; blamed by {', '.join(self.blame)}" if self.blame else text
 
 
 @dataclass(frozen=True)

@@ -289,11 +289,11 @@ def counts(report: Report) -> str:
         Status.BLOCKED: "blocked",
         Status.SKIPPED: "skipped",
     }
-    told = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
+    numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
     hosts = _reported(report.cluster.hosts, "hosts")
     ranks = _reported(report.cluster.ranks, "ranks")
     took = report.run.get("duration_s")
-    parts = [f"checks: {', '.join(told) or 'none'}", hosts, ranks]
+    parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
     if isinstance(took, (int, float)):
         parts.append(f"{took:.1f} s")
     return " · ".join([*parts, f"exit code {report.exit_code}"])
@@ -301,9 +301,9 @@ def counts(report: Report) -> str:
 
 def _baseline(page: _Page, report: Report) -> None:
     """Write the number of earlier runs of the comparison, and why other files were not used."""
-    told = report.run.get("baseline")
-    if isinstance(told, Mapping) and isinstance(told.get("text"), str):
-        page.line(told["text"], first="baseline: ", rest="  ")
+    baseline = report.run.get("baseline")
+    if isinstance(baseline, Mapping) and isinstance(baseline.get("text"), str):
+        page.line(baseline["text"], first="baseline: ", rest="  ")
 
 
 def _reported(items: Sequence[Host | Rank], thing: str) -> str:

@@ -74,7 +74,7 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     os.close(write_end)
     forks.living.add(pid)
     try:
-        told = _hear(pipe)
+        answer = _hear(pipe)
     except TimeoutError:
         _memory.silent.add(folder)
         forks.kill(pid)
@@ -85,7 +85,7 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     finally:
         os.close(pipe)
         forks.living.discard(pid)
-    return _answer(told.lstrip(_ALIVE))
+    return _answer(answer.lstrip(_ALIVE))
 
 
 def _hear(pipe: int) -> bytes:
@@ -96,19 +96,19 @@ def _hear(pipe: int) -> bytes:
     """
     left = max(0.0, _memory.leave_by - time.monotonic())
     patience, until = min(PATIENCE_S, left / 3), time.monotonic() + left / 2
-    told = bytearray()
+    heard = bytearray()
     while select.select([pipe], [], [], patience)[0]:
         data = os.read(pipe, 1 << 20)
         if not data:
-            return bytes(told)
-        told += data
+            return bytes(heard)
+        heard += data
         if time.monotonic() > until:
             raise TimeoutError(errno.ETIMEDOUT, f"not finished within {left / 2:.1f} s")
     raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.1f} s")
 
 
-def _answer(told: bytes) -> bytes:
-    how, said = told[:1], told[1:]
+def _answer(answer: bytes) -> bytes:
+    how, said = answer[:1], answer[1:]
     if how == _DONE:
         return said
     if how == _REFUSED:
@@ -128,12 +128,12 @@ def _serve(work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:
             os.dup2(null, number)
         _memory.waits = pipe
         try:
-            told = _DONE + work()
+            answer = _DONE + work()
         except OSError as error:
-            told = _REFUSED + json.dumps([error.errno, error.strerror or str(error)]).encode()
+            answer = _REFUSED + json.dumps([error.errno, error.strerror or str(error)]).encode()
         except Exception:  # the boundary of the process: the parent decides
-            told = _BROKE + traceback.format_exc(limit=-8).encode("utf-8", "replace")
-        rest = memoryview(told)
+            answer = _BROKE + traceback.format_exc(limit=-8).encode("utf-8", "replace")
+        rest = memoryview(answer)
         while rest:
             rest = rest[os.write(pipe, rest) :]
     finally:

@@ -42,8 +42,8 @@ def road_to_master(cluster: Cluster, host: Host) -> Where:
     master, first = master_host(cluster), cluster.first_on(host)
     if master is not None and master.id == host.id:
         return Where(hosts=(host.label,))
-    told = first.launch.master_addr if first and first.launch else None
-    end = master.label if master else told
+    address = first.launch.master_addr if first and first.launch else None
+    end = master.label if master else address
     return Where(links=((host.label, end),)) if end else Where(hosts=(host.label,))
 
 

@@ -214,7 +214,7 @@ def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[s
     for key, devices in hosts.items():
         for address, device in devices.items():
             like.setdefault((device["kind"], device["model"]), []).append((key, address))
-    told: dict[int, dict[str, str]] = {}
+    outliers: dict[int, dict[str, str]] = {}
     for places in like.values():
         fatal = [place for place in places if hosts[place[0]][place[1]][FATAL]]
         if len(places) > _PEERS and 2 * len(fatal) > len(places):
@@ -237,5 +237,5 @@ def pcie_outliers(hosts: Mapping[int, Mapping[str, Device]]) -> dict[int, dict[s
                     f"model is {median(others):g}"
                 )
             if words:
-                told.setdefault(place[0], {})[place[1]] = "; ".join(words)
-    return told
+                outliers.setdefault(place[0], {})[place[1]] = "; ".join(words)
+    return outliers

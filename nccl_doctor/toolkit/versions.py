@@ -158,17 +158,17 @@ def disagreement(
 
     Returns: None if all agree.
     """
-    told = [(rank, value) for rank, value in claims if value is not None]
+    known = [(rank, value) for rank, value in claims if value is not None]
     hosts: dict[int, set[Any]] = defaultdict(set)
-    for rank, value in told:
+    for rank, value in known:
         hosts[rank.host.id].add(value)
     # A host votes once: a big one must not outvote two small ones.
     whole = all(len(values) == 1 for values in hosts.values())
-    odd = odd_ones_out({rank.host.id if whole else rank.seat: value for rank, value in told})
+    odd = odd_ones_out({rank.host.id if whole else rank.seat: value for rank, value in known})
     if odd is None:
         return None
     places = set(odd.places)
-    blamed = [item for item in told if (item[0].host.id if whole else item[0].seat) in places]
+    blamed = [item for item in known if (item[0].host.id if whole else item[0].seat) in places]
     said = ", ".join(f"{name}={v}" for v in sorted({value for _, value in blamed}, key=str))
     where = place_of(rank for rank, _ in blamed)
     finding = Finding(
@@ -177,7 +177,7 @@ def disagreement(
         if odd.tie
         else f"{said}, elsewhere {name}={odd.usual}",
         Where(hosts=where.hosts) if of_host and whole else where,
-        {"values": {rank.host.label: sorted(hosts[rank.host.id], key=str) for rank, _ in told}},
+        {"values": {rank.host.label: sorted(hosts[rank.host.id], key=str) for rank, _ in known}},
         f"decide which {name} is right, and set it on all of them"
         if odd.tie
         else f"set {name}={odd.usual} there, as elsewhere",

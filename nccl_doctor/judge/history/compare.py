@@ -60,12 +60,12 @@ def compare(
         *_short(numbers, choice),
     )
     judged = sum(change.is_judged for change in numbers)
-    told = choice.to_json()
+    record = choice.to_json()
     if len(choice.used) >= LEAST:
-        told["text"] += f"; {judged} of {len(now.numbers)} speeds judged"
+        record["text"] += f"; {judged} of {len(now.numbers)} speeds judged"
         busy = sum(not figure.counts for figure in now.numbers.values())
-        told["text"] += f", {busy} measured on a busy machine" if busy else ""
-    return Comparison(findings, {**told, "figures": judged})
+        record["text"] += f", {busy} measured on a busy machine" if busy else ""
+    return Comparison(findings, {**record, "figures": judged})
 
 
 def _broken(now: Sheet) -> Iterator[Finding]:
@@ -157,9 +157,9 @@ def _short(numbers: Sequence[Change], choice: Choice) -> Iterator[Finding]:
         return
     text = f"{choice.in_words()}; {LEAST} are needed to judge speeds"
     by_loss = sorted(numbers, key=lambda change: -abs(change.share))
-    told = [f"{each.now.name} {percent(each.share)}" for each in by_loss[:_SHOWN]]
-    if told:
-        text += f"; the largest changes: {', '.join(told)}"
+    largest = [f"{each.now.name} {percent(each.share)}" for each in by_loss[:_SHOWN]]
+    if largest:
+        text += f"; the largest changes: {', '.join(largest)}"
     evidence = {"figures": [_shown(change) for change in by_loss[:_KEPT]]}
     yield Finding(BASELINE_SHORT, text, evidence=evidence)
 

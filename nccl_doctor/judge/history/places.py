@@ -93,14 +93,14 @@ def _of_links(group: Sequence[Change]) -> Iterator[tuple[Where, Change]]:
     causes = blame_links(tested, worse).causes
     links = [cause for cause in causes if not cause.is_host]
     rest = frozenset(pair for cause in links for pair in cause.pairs)
-    told: set[tuple[Where, Link]] = set()
+    seen: set[tuple[Where, Link]] = set()
     for cause in causes:
         pairs = rest if len(links) > _APART and not cause.is_host else cause.pairs
         where = Where(hosts=cause.ends) if cause.is_host else Where(links=tuple(sorted(pairs)))
         for pair in sorted(cause.pairs):
             first = worse[pair].now.where.links[0]
-            if (where, first) not in told:
-                told.add((where, first))
+            if (where, first) not in seen:
+                seen.add((where, first))
                 yield where, worse[pair]
 
 

@@ -26,10 +26,12 @@ def which(argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> str | N
     if not argv or not argv[0]:
         return "no command after --"
     try:
-        told = send((cwd / argv[0]).parent, lambda: json.dumps(_which(argv, environ, cwd)).encode())
+        answer = send(
+            (cwd / argv[0]).parent, lambda: json.dumps(_which(argv, environ, cwd)).encode()
+        )
     except OSError as error:
         return f"{argv[0]}: {error.strerror}"
-    problem: str | None = json.loads(told)
+    problem: str | None = json.loads(answer)
     return problem
 
 

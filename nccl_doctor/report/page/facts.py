@@ -98,8 +98,8 @@ def _outcome(same: Sequence[Seen]) -> Html:
     span = f"{took[0]:.2f} s" if took[0] == took[-1] else f"{took[0]:.2f} to {took[-1]:.2f} s"
     title = f"{who(list(same))}: {same[0].in_words()}, {span}"
     parts: list[Html | None] = []
-    told = [(key, record[key]) for key in _TEXTS if record.get(key) not in (None, "")]
-    parts.append(_rows(told) if told else None)
+    texts = [(key, record[key]) for key in _TEXTS if record.get(key) not in (None, "")]
+    parts.append(_rows(texts) if texts else None)
     facts = mapping(record.get("facts"))
     parts.append(_rows(in_order(facts)) if facts else None)
     parts += [
@@ -116,9 +116,9 @@ def _outcome(same: Sequence[Seen]) -> Html:
 
 def _launch(report: Report) -> Iterator[Html]:
     hosts, ranks = report.cluster.hosts, report.cluster.ranks
-    told = [(host.label, ", ".join(host.addresses) or "–") for host in hosts[:_MOST_ITEMS]]
-    if told:
-        yield fold(f"Hosts ({len(hosts)})", table(("host", "addresses"), told))
+    shown = [(host.label, ", ".join(host.addresses) or "–") for host in hosts[:_MOST_ITEMS]]
+    if shown:
+        yield fold(f"Hosts ({len(hosts)})", table(("host", "addresses"), shown))
     if ranks:
         yield _seats(ranks)
     launches = [rank.launch.to_json() if rank.launch else {} for rank in ranks]
@@ -154,11 +154,11 @@ def _seats(ranks: Sequence[Rank]) -> Html:
         )
         for rank in ranks[:_MOST_RANKS]
     )
-    told = (["–" if cell is None else _text(cell) for cell in row] for row in rows)
+    cells = (["–" if cell is None else _text(cell) for cell in row] for row in rows)
     more = len(ranks) - _MOST_RANKS
     return fold(
         f"Ranks ({len(ranks)})",
-        table(("rank", "host", "node", "local rank", "pid", "device"), told),
+        table(("rank", "host", "node", "local rank", "pid", "device"), cells),
         element("p", f"and {more} more (see the JSON report)") if more > 0 else None,
     )
 

@@ -23,7 +23,7 @@ def header(report: Report) -> Html:
     mark = _MARKS.get(report.verdict, "?")
     badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
     run, tool = report.run, report.tool
-    told = [
+    shown = [
         ("run", run.get("id")),
         ("started", run.get("started")),
         ("took", f"{number(run.get('duration_s')):.1f} s" if "duration_s" in run else None),
@@ -38,7 +38,7 @@ def header(report: Report) -> Html:
     ]
     items = [
         element("span", f"{name} ", element("b", value))
-        for name, value in told
+        for name, value in shown
         if value not in (None, "")
     ]
     return element(
@@ -60,8 +60,8 @@ def sections(report: Report) -> Iterator[Html]:
     explained = [found for found in loud if found.explained_by]
     title = "Explained by the above, gone when it is fixed"
     yield from _folded(places, title, "explained", explained)
-    told = {(finding.code, finding.level) for finding in report.root_causes}
-    rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in told]
+    causes = {(finding.code, finding.level) for finding in report.root_causes}
+    rest = [f for f in loud if not f.explained_by and (f.code, f.level) not in causes]
     yield from _folded(places, "Warnings", "warnings", rest, is_open=True)
     yield from _gaps(report)
     yield from _folded(places, "Worth knowing", "notes", notes)
@@ -72,7 +72,7 @@ def checks(report: Report) -> Html | None:
     if not report.checks:
         return None
     counts = Counter(check.status.value for check in report.checks)
-    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    numbers = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     rows = [
         (
             element("span", check.status.value, class_=f"status {check.status.value}"),
@@ -88,7 +88,7 @@ def checks(report: Report) -> Html | None:
     return element(
         "section",
         element("h2", "Checks"),
-        fold(f"{len(report.checks)} checks: {told}", table(head, rows)),
+        fold(f"{len(report.checks)} checks: {numbers}", table(head, rows)),
         id="checks",
     )
 
@@ -145,8 +145,8 @@ def _folded(
         causes = sorted({str(found.explained_by) for found in group if found.explained_by})
         reason = f", explained by {', '.join(causes)}" if causes else ""
         place = places.say(group[0].where) if len(group) == 1 else f"{len(group)} places"
-        told = group[0].kind.title + (f" ({place})" if place else "") + reason
-        parts.append(fold(told, _card(places, group)))
+        words = group[0].kind.title + (f" ({place})" if place else "") + reason
+        parts.append(fold(words, _card(places, group)))
     yield element("section", fold(element("h2", title), *parts, is_open=is_open), id=name)
 
 

@@ -25,12 +25,12 @@ def section(report: Report) -> Html | None:
         rows = [row for name, each in groups.items() for row in _rows(name, each)]
         bad = sum(_result(group) == "bad" for each in groups.values() for group in each)
         count = sum(map(len, groups.values()))
-        told = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
+        title = f"{check}: {count} group{'' if count == 1 else 's'}, " + (
             f"{bad} bad" if bad else "none bad"
         )
         more = len(rows) - _MOST
         rest = element("p", f"and {more} more lines") if more > 0 else None
-        parts.append(fold(told, table(_HEAD, rows[:_MOST]), rest, is_open=bool(bad)))
+        parts.append(fold(title, table(_HEAD, rows[:_MOST]), rest, is_open=bool(bad)))
     return element("section", element("h2", "Groups"), *parts, id="groups") if parts else None
 
 

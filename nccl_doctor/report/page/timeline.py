@@ -277,10 +277,10 @@ def _draw(lane: Lane, rows: Sequence[Row]) -> Html:
     if more:
         lines.append(element("p", f"and {more} more, not worse than these"))
     bad = sum(row.is_bad for row in lane.rows)
-    told = f"{lane.title}: {len(lane.rows)} participants, {span:.2f} s"
-    told += f", {bad} failed" if bad else ""
+    title = f"{lane.title}: {len(lane.rows)} participants, {span:.2f} s"
+    title += f", {bad} failed" if bad else ""
     remarks = [element("p", words, class_="remark") for words in lane.remarks]
-    return fold(told, *remarks, *lines, is_open=lane.is_bad, class_="lane")
+    return fold(title, *remarks, *lines, is_open=lane.is_bad, class_="lane")
 
 
 def _bar(row: Row, span: float) -> Html:
@@ -297,10 +297,12 @@ def _bar(row: Row, span: float) -> Html:
         for phase in row.phases
         if phase.end_s > phase.begin_s
     ]
-    told = "; ".join(f"{phase.name} {phase.end_s - phase.begin_s:.2f} s" for phase in row.phases)
+    durations = "; ".join(
+        f"{phase.name} {phase.end_s - phase.begin_s:.2f} s" for phase in row.phases
+    )
     return element(
         "svg",
-        element("title", told),
+        element("title", durations),
         *rects,
         viewBox=f"0 0 {_SCALE} 10",
         preserveAspectRatio="none",

@@ -53,8 +53,8 @@ def ports_down(seen: Seen) -> list[PortDown]:
     reason, where the same port is ACTIVE on at least as many other hosts that use verbs.
     """
     found = list(_unconfigured(seen))
-    told = {(each.host, each.name) for each in found}
-    return found + [each for each in _alone(seen) if (each.host, each.name) not in told]
+    known = {(each.host, each.name) for each in found}
+    return found + [each for each in _alone(seen) if (each.host, each.name) not in known]
 
 
 def _unconfigured(seen: Seen) -> Iterator[PortDown]:
@@ -65,8 +65,8 @@ def _unconfigured(seen: Seen) -> Iterator[PortDown]:
         if port["state"] == "ACTIVE"
     ]
     for host, facts in seen.items():
-        told = {name: Setting(*each) for name, each in facts["settings"].items()}
-        if facts["road"] in ("plugin", "efa") or rdma_off(told):
+        settings = {name: Setting(*each) for name, each in facts["settings"].items()}
+        if facts["road"] in ("plugin", "efa") or rdma_off(settings):
             continue
         for port in facts["ports"]:
             linked = port["link"] == "InfiniBand" and port["physical"] == "LinkUp"

@@ -123,5 +123,5 @@ def _by_verbs(
         first = next(iter(port["device"] for port in wanted))
         said = f"no verbs device can be opened ({first}: {barred[first]})"
         return Road("sockets", said, lacks="access")
-    told = settings.get(HCA, _NOBODY).value
-    return Road("infiniband", f"{HCA}={told}" if told else "a verbs port is active", usable)
+    hca = settings.get(HCA, _NOBODY).value
+    return Road("infiniband", f"{HCA}={hca}" if hca else "a verbs port is active", usable)

@@ -157,28 +157,28 @@ def _advice_name(binding: Binding, world_size: int) -> str:
     return "one-rank" if world_size == 1 else "unbound-first"
 
 
-def as_observed(told: Binding, own: bool, wrapped: bool | None) -> Binding:
+def as_observed(expected: Binding, own: bool, wrapped: bool | None) -> Binding:
     """The binding seen on the group itself, which outweighs versions; `how` notes a difference.
 
     Args:
-        told: what `binds` says of these versions.
+        expected: what `binds` says of these versions.
         own: whether the group that DeepSpeed formed was bound.
         wrapped: whether the one that torch formed without device_id was, and so torch binds by
             itself; None where it was not seen.
     """
-    by = told.by if told.binds else ()
+    by = expected.by if expected.binds else ()
     if own and wrapped is not None:
         by = (
             *([DEEPSPEED] if DEEPSPEED in by or not wrapped else []),
             *([TORCH] if wrapped else []),
         )
     how = "seen on the group itself"
-    if told.binds is not own:
+    if expected.binds is not own:
         table = {True: "it would be bound", False: "it would not be bound", None: "it is not known"}
-        how += f", though by the table of versions {table[told.binds]}"
-        if told.binds is None:
+        how += f", though by the table of versions {table[expected.binds]}"
+        if expected.binds is None:
             how = how.replace(", though", ";")
-    return Binding(own, by if own else (), told.why, told.since if own else "", how)
+    return Binding(own, by if own else (), expected.why, expected.since if own else "", how)
 
 
 _NAMES: Mapping[str, str] = {DEEPSPEED: "DeepSpeed", TORCH: "torch"}

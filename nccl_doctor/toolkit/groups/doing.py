@@ -87,10 +87,10 @@ RankOutcome = tuple[int, Outcome]
 """A rank and how it ended."""
 
 
-def _folded(told: Sequence[RankOutcome], key: Any) -> list[list[RankOutcome]]:
+def _folded(outcomes: Sequence[RankOutcome], key: Any) -> list[list[RankOutcome]]:
     """Members with the same key together: the most members first, then the lowest rank."""
     groups: dict[Hashable, list[RankOutcome]] = {}
-    for rank, outcome in told:
+    for rank, outcome in outcomes:
         groups.setdefault(key(outcome), []).append((rank, outcome))
     return sorted(groups.values(), key=lambda these: (-len(these), these[0][0]))
 
@@ -129,15 +129,15 @@ def _doing(these: Sequence[RankOutcome]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if value not in ("", None)}
 
 
-def _said(told: Sequence[RankOutcome], name: str) -> list[dict[str, Any]]:
+def _said(outcomes: Sequence[RankOutcome], name: str) -> list[dict[str, Any]]:
     """Entries of one kind that members left as witnesses."""
-    found = [(rank, o) for rank, o in told if isinstance(o.witness.get(name), Mapping)]
+    found = [(rank, o) for rank, o in outcomes if isinstance(o.witness.get(name), Mapping)]
     same = _folded(found, lambda o: json.dumps(o.witness[name], sort_keys=True, default=str))
     return [{**_who(these), **these[0][1].witness[name]} for these in same[:_MOST_OF_A_KIND]]
 
 
-def _logs(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
-    found = [(rank, outcome) for rank, outcome in told if outcome.log_tail.strip()]
+def _logs(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
+    found = [(rank, outcome) for rank, outcome in outcomes if outcome.log_tail.strip()]
     same = _folded(found, lambda o: _CHANGING.sub("#", "\n".join(_log_lines(o.log_tail))))
     return [
         {**_who(these), "text": "\n".join(_log_lines(these[0][1].log_tail))[-_LONGEST_LOG:]}
@@ -158,7 +158,7 @@ def _log_lines(log: str) -> list[str]:
     return [*warnings[-_MOST_LINES:], *found[tail:]]
 
 
-def _errors(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
+def _errors(outcomes: Sequence[RankOutcome]) -> list[dict[str, Any]]:
     """Each error once, with its meaning; also one that a hung member only printed."""
 
     def key(outcome: Outcome) -> Hashable:
@@ -166,7 +166,7 @@ def _errors(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
         return (error, meaning_of(error_text(outcome)))
 
     entries: list[dict[str, Any]] = []
-    for these in _folded(told, key):
+    for these in _folded(outcomes, key):
         outcome = these[0][1]
         if len(entries) == 2 * _MOST_OF_A_KIND or key(outcome) == ("", None):
             continue
@@ -179,11 +179,11 @@ def _errors(told: Sequence[RankOutcome]) -> list[dict[str, Any]]:
     return entries
 
 
-def _by_value(told: Sequence[RankOutcome], name: str) -> Any:
+def _by_value(outcomes: Sequence[RankOutcome], name: str) -> Any:
     """The one value that all last breadcrumbs have, or value → ranks."""
     values: dict[str, list[int]] = {}
     plain: dict[str, Any] = {}
-    for rank, outcome in told:
+    for rank, outcome in outcomes:
         value = _crumb(outcome, name)
         if value is not None:
             values.setdefault(str(value), []).append(rank)

@@ -134,9 +134,9 @@ def meet_engine(ctx: Context, name: str, device: Any, *, clear: bool = False) ->
         master_listen_fd=listener.detach(),
     )
     nonce = secrets.token_hex(8)
-    told = json.dumps({"address": address, "port": port, "nonce": nonce})
+    place = json.dumps({"address": address, "port": port, "nonce": nonce})
     # For one of perhaps thousands: not by `collect`, which waits for all of them.
-    ctx.peers.store().set(_TAG, told)
+    ctx.peers.store().set(_TAG, place)
     return _form(ctx, name, (store, nonce, f"{address}:{port}"), 0, device, clear=clear)
 
 
@@ -156,8 +156,8 @@ def meet_trainer(ctx: Context, name: str) -> Side:
     ctx.breadcrumb(CONNECT, group=name, side="client")
     ours = ctx.peers.store()
     ours.wait([_TAG], beyond(ctx))
-    told = json.loads(ours.get(_TAG))
-    address, port = str(told["address"]), int(told["port"])
+    place = json.loads(ours.get(_TAG))
+    address, port = str(place["address"]), int(place["port"])
     where = f"{address}:{port}"
     ctx.breadcrumb(CONNECT, group=name, side="client", address=where)
     # Well before the deadline: an address that cannot be reached raises here, and is no hang.
@@ -180,7 +180,7 @@ def meet_trainer(ctx: Context, name: str) -> Side:
         words = str(error).partition("\n")[0]
         raise RuntimeError(f"cannot use the trainer's store at {where}: {words}") from error
     store.set_timeout(beyond(ctx))
-    return _form(ctx, name, (store, str(told["nonce"]), where), 1, device)
+    return _form(ctx, name, (store, str(place["nonce"]), where), 1, device)
 
 
 def serving_address(

@@ -79,8 +79,8 @@ def summary(text: str, pid: int) -> dict[str, Any]:
     data = _parse(text)
     if data is None:
         return {"answer": "text", "text": text.strip()[:_MAX_TEXT]}
-    told = [_communicator(each) for each in _tables(data.get("communicators"))]
-    told.sort(key=lambda each: not (each["missing"] or each["behind"]))
+    communicators = [_communicator(each) for each in _tables(data.get("communicators"))]
+    communicators.sort(key=lambda each: not (each["missing"] or each["behind"]))
     found: dict[str, Any] = {
         "answer": "json",
         "nccl": str(data.get("nccl_version", ""))[:40],
@@ -90,10 +90,10 @@ def summary(text: str, pid: int) -> dict[str, Any]:
             for each in _tables(data.get("communicators"))
             for rank in (*_tables(each.get("ranks")), *_tables(each.get("missing_ranks")))
         ),
-        "communicators": told[:_MOST_COMMUNICATORS],
+        "communicators": communicators[:_MOST_COMMUNICATORS],
     }
-    if len(told) > _MOST_COMMUNICATORS:
-        found["communicators_left_out"] = len(told) - _MOST_COMMUNICATORS
+    if len(communicators) > _MOST_COMMUNICATORS:
+        found["communicators_left_out"] = len(communicators) - _MOST_COMMUNICATORS
     return found
 
 

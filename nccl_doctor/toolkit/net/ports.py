@@ -83,9 +83,9 @@ _MESH_PORTS = (15001, 15006, 15021)
 
 def mesh_proxy(env: Mapping[str, str], root: Path = ROOT) -> str:
     """The sign that a service mesh's proxy intercepts this host's connections, or empty."""
-    told = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
-    if told:
-        return f"variable {told}"
+    variable = next((name for name in sorted(env) if name.startswith("ISTIO_")), "")
+    if variable:
+        return f"variable {variable}"
     listening = {one.port for one in tcp_sockets(root) if one.state == LISTEN}
     there = [port for port in _MESH_PORTS if port in listening]
     return f"a listener on port {there[0]}" if there else ""

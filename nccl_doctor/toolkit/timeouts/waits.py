@@ -132,9 +132,9 @@ def waits_table(found: tuple[Wait, ...]) -> dict[str, Any]:
 
 def _cells(wait: Wait) -> list[Any]:
     source = wait.value.source
-    told = wait.seconds is not None or source.startswith(("unknown", ENDLESS))
+    is_shown = wait.seconds is not None or source.startswith(("unknown", ENDLESS))
     row = wait.waiter
-    return [row.name, wait.seconds, source, *((row.starts, row.ends) if told else (None, None))]
+    return [row.name, wait.seconds, source, *((row.starts, row.ends) if is_shown else (None, None))]
 
 
 class Settings:
