@@ -123,7 +123,7 @@ def bundle(
         _learn(text, pieces)
         _pack(packed, cover.of_report(saved), pieces, text)
         cover.keep(text.book)
-    about = {"redacted": cover is not None, "verdict": saved.verdict, "run": saved.run.get("id")}
+    about = {"redacted": cover is not None, "verdict": saved.verdict, "run": saved.run.id}
     kept = _write_map(cover) if cover else None  # first: without it the archive is half an answer
     try:
         packed.write(path, about)

@@ -203,7 +203,7 @@ def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
     every = registry.load()
     known = {*every.kinds, *every.origins}
     selected, ignored = (
-        [set(_strings(saved.run.get("options"), name)) & known for saved in reports]
+        [set(_strings(saved.run.options, name)) & known for saved in reports]
         for name in ("select", "ignore")
     )
     return {
@@ -212,6 +212,6 @@ def _chosen(reports: Sequence[Report]) -> dict[str, list[str]]:
     }
 
 
-def _strings(table: Any, key: str) -> list[str]:
-    items = table.get(key, ()) if isinstance(table, Mapping) else ()
+def _strings(table: Mapping[str, Any], key: str) -> list[str]:
+    items = table.get(key)
     return [item for item in items if isinstance(item, str)] if isinstance(items, list) else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
@@ -14,6 +14,7 @@ from nccl_doctor.judge.history import compare
 from nccl_doctor.judge.merge_clusters import merge_clusters
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 
 
 def make_report(
@@ -39,10 +40,11 @@ def make_report(
     }
     if alone:
         skipped |= {c.name: "needs other hosts or ranks" for c in run.registry.checks if c.together}
-    about, problems = _describe(run), [*run.registry.problems, *extra]
+    about = _record(run, alone=alone)
+    problems = [*run.registry.problems, *extra]
     if run.config.past is not None and complete:
         found = compare(cluster, run.registry.checks, run.config.past, about)
-        about["baseline"] = dict(found.record)
+        about = replace(about, baseline=found.record)
         problems += found.findings
     return conclude(
         cluster,
@@ -52,17 +54,17 @@ def make_report(
         skipped=skipped,
         wanted=run.registry.wanted,
         strict=run.options.strict,
-        alone=alone,
     )
 
 
-def _describe(run: Run) -> dict[str, Any]:
+def _record(run: Run, *, alone: bool) -> RunRecord:
     """The record of the run: id, start, duration, launcher, command, options."""
-    return {
-        "id": run.nonce or secrets.token_hex(8),
-        "started": run.config.started_at,
-        "duration_s": round(time.monotonic() - run.config.started, 3),
-        "launcher": run.launch.launcher,
-        "command": run.config.command,
-        "options": run.options.to_json(),
-    }
+    return RunRecord(
+        id=run.nonce or secrets.token_hex(8),
+        started=run.config.started_at,
+        duration_s=round(time.monotonic() - run.config.started, 3),
+        launcher=run.launch.launcher,
+        command=run.config.command,
+        options=run.options.to_json(),
+        alone=alone,
+    )

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from nccl_doctor import registry
 from nccl_doctor.gather.progress import Progress
@@ -37,6 +36,7 @@ from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit.masking import command_line
 
@@ -137,34 +137,34 @@ def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Re
         options,
         heard,
         checks,
-        {
-            "started": started_at,
-            "duration_s": round(time.monotonic() - started, 3),
-            "launcher": OWN,
-            "command": command_line(["nccl-doctor", *sys.argv[1:]]),
-            "options": options.to_json(),
-            "hostfile": fleet.path,
-        },
+        RunRecord(
+            started=started_at,
+            duration_s=round(time.monotonic() - started, 3),
+            launcher=OWN,
+            command=command_line(["nccl-doctor", *sys.argv[1:]]),
+            options=options.to_json(),
+            extra={"hostfile": fleet.path},
+        ),
     )
-    if past is None or not report.run.get("complete"):
+    if past is None or not report.cluster.complete:
         return report
     return judge_beside(report, checks, past)
 
 
 def combine(
-    fleet: Fleet, options: Options, heard: Heard, checks: Registry, run: Mapping[str, Any]
+    fleet: Fleet, options: Options, heard: Heard, checks: Registry, run: RunRecord
 ) -> Report:
     """One report from the answers of all hosts. `run` is the record of this process."""
     reports = [report for ended in heard.ended if (report := report_of(ended.stdout)) is not None]
     problems = list(_problems(fleet, heard, reports))
-    if len(reports) == 1 and reports[0].run.get("complete") and not problems:
-        return replace(reports[0], run={**reports[0].run, **run})
+    if len(reports) == 1 and reports[0].cluster.complete and not problems:
+        return replace(reports[0], run=_taken_over(reports[0].run, run))
     problems = [problem for problem in problems if checks.wanted(problem.code)]
     if not reports:
         return conclude(
             _nobody(fleet, options),
             checks.checks,
-            run={"id": secrets.token_hex(8), **run},
+            run=replace(run, id=secrets.token_hex(8)),
             problems=[*checks.problems, *problems],
             wanted=checks.wanted,
             strict=options.strict,
@@ -173,11 +173,23 @@ def combine(
     names: dict[int | None, str] = {node: entry.name for node, entry in enumerate(fleet.entries)}
     known = replace(
         merged,
-        run={**merged.run, **run},
+        run=_taken_over(merged.run, run),
         findings=(*merged.findings, *problems),
         cluster=_named(merged.cluster, names),
     )
     return judge_again(known, checks)
+
+
+def _taken_over(theirs: RunRecord, own: RunRecord) -> RunRecord:
+    """The record of this process, with what the hosts alone know of the run."""
+    return replace(
+        own,
+        id=theirs.id,
+        baseline=theirs.baseline,
+        redacted_with=theirs.redacted_with,
+        alone=theirs.alone,
+        extra={**theirs.extra, **own.extra},
+    )
 
 
 def report_of(stdout: str) -> Report | None:

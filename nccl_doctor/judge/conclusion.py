@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nccl_doctor import __version__
 from nccl_doctor.judge.causes import explain, fold, root_causes
@@ -12,11 +12,11 @@ from nccl_doctor.judge.sentence import summary
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
-from nccl_doctor.model.cluster_json import run_to_json
 from nccl_doctor.model.findings import CheckResult, Confidence, Finding, Severity, Status
 from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES, RANK_SILENT
 from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 
 if TYPE_CHECKING:
     from nccl_doctor.registry import Registry
@@ -31,22 +31,19 @@ def conclude(
     cluster: Cluster,
     checks: Sequence[Check],
     *,
-    run: Mapping[str, Any],
+    run: RunRecord,
     problems: Iterable[Finding] = (),
     skipped: Mapping[str, str] = _NONE,
     wanted: Callable[[str], bool] = lambda code: True,
     strict: bool = False,
     others: Sequence[CheckResult] = (),
-    alone: bool = False,
 ) -> Report:
     """Judge everything that was gathered, and put the report together.
 
-    `run` is the part of the report's `run` that the cluster does not know (id, started, duration_s,
-    launcher, command, options). `problems` are findings of the engine itself. `skipped`
-    is as in `check_results`. `wanted` says whether findings of a code belong in the
-    report (`Registry.wanted`). With `strict`, warnings fail. `others` are results of checks that
-    are not here to judge. `alone` says that one host was to be examined by itself, so that nobody
-    is missed, and nobody is told that the cluster is fit.
+    `problems` are findings of the engine itself. `skipped` is as in `check_results`. `wanted` says
+    whether findings of a code belong in the report (`Registry.wanted`). With `strict`, warnings
+    fail. `others` are results of checks that are not here to judge. If one host was to be examined
+    by itself (`run.alone`), nobody is missed, and nobody is told that the cluster is fit.
     """
     judged, broken = judge_all(cluster, checks)
     kept = [
@@ -55,14 +52,14 @@ def conclude(
     findings = fold(explain(kept, cluster))
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
-    heard = alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
+    heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)
     verdict = _verdict(findings, results, strict=strict, complete=heard)
     roots = root_causes(findings)
     return Report(
         verdict=verdict,
         exit_code=_exit_code(cluster, verdict, roots),
-        summary=summary(cluster, verdict, roots, results, alone=alone),
-        run={**run, **run_to_json(cluster), "alone": alone},
+        summary=summary(cluster, verdict, roots, results, alone=run.alone),
+        run=run,
         cluster=cluster,
         root_causes=tuple(roots),
         findings=tuple(findings),
@@ -96,9 +93,8 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         problems=kept,
         skipped=skipped,
         wanted=registry.wanted,
-        strict=bool(saved.run.get("options", {}).get("strict", False)),
+        strict=saved.run.strict,
         others=[result for name, result in results.items() if name not in here],
-        alone=saved.run.get("alone") is True,
     )
 
 

@@ -7,10 +7,9 @@ of them stays, but for a host that lost rank 0: its network path is known now.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
 
 from nccl_doctor.judge.causes import importance
 from nccl_doctor.judge.checks import judge_all
@@ -21,6 +20,7 @@ from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
 from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit.hosts import road_to_master
 
@@ -60,7 +60,7 @@ def merge_reports(reports: Sequence[Report], registry: Registry) -> Report:
         problems=[*registry.problems, *_doubts(parts, clusters), *kept],
         skipped=_skipped(parts, cluster, registry),
         wanted=registry.wanted,
-        strict=any(_options(part).get("strict") is True for part in parts),
+        strict=any(part.run.strict for part in parts),
         others=_others(parts, registry),
     )
     return replace(merged, redacted=parts[0].redacted)
@@ -73,46 +73,41 @@ def _refuse(reports: Sequence[Report]) -> None:
         raise ValueError(
             "some reports are redacted and some are not, so their hosts cannot be matched"
         )
-    if len({report.run.get("redacted_with") for report in reports}) > 1:
+    if len({report.run.redacted_with for report in reports}) > 1:
         raise ValueError(
             "the reports were redacted with different keys, so their hosts cannot be matched; "
             "redact all of them with the same key (--redact-key FILE), or merge them first"
         )
-    if any(report.run.get("alone") is True for report in reports):
+    if any(report.run.alone for report in reports):
         raise ValueError("one report is of `nccl-doctor env` (one host alone), not of a run")
 
 
 def _started(report: Report) -> datetime:
     """Start of the run, by the clock of its host; the beginning of time if it is not known."""
     try:
-        started = datetime.fromisoformat(str(report.run.get("started")).replace("Z", "+00:00"))
+        started = datetime.fromisoformat((report.run.started or "").replace("Z", "+00:00"))
     except ValueError:
         return _NEVER
     return started if started.tzinfo else started.replace(tzinfo=timezone.utc)
 
 
-def _options(report: Report) -> Mapping[str, Any]:
-    options = report.run.get("options")
-    return options if isinstance(options, Mapping) else {}
-
-
-def _run(parts: Sequence[Report], clusters: Sequence[Cluster]) -> dict[str, Any]:
+def _run(parts: Sequence[Report], clusters: Sequence[Cluster]) -> RunRecord:
     """Record of the coordinator's run, if it is known, and of the reports that were merged."""
     first = next((p for p, c in zip(parts, clusters, strict=True) if c.complete), parts[0])
-    took = [part.run.get("duration_s") for part in parts]
-    return {
-        **first.run,
-        "duration_s": max((s for s in took if isinstance(s, (int, float))), default=0.0),
-        "merged": [
-            {
-                "id": part.run.get("id"),
-                "started": part.run.get("started"),
-                "complete": cluster.complete,
-                "hosts": [host.label for host in cluster.present_hosts],
-            }
-            for part, cluster in zip(parts, clusters, strict=True)
-        ],
-    }
+    merged = [
+        {
+            "id": part.run.id,
+            "started": part.run.started,
+            "complete": cluster.complete,
+            "hosts": [host.label for host in cluster.present_hosts],
+        }
+        for part, cluster in zip(parts, clusters, strict=True)
+    ]
+    return replace(
+        first.run,
+        duration_s=max(part.run.duration_s or 0.0 for part in parts),
+        extra={**first.run.extra, "merged": merged},
+    )
 
 
 def _skipped(parts: Sequence[Report], cluster: Cluster, registry: Registry) -> dict[str, str]:

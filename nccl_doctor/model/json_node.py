@@ -34,6 +34,13 @@ class Node:
         """Value of `get`; None for null and for absence."""
         return None if self.data.get(key) is None else self.get(key, what)
 
+    def readable(self, key: str, what: type[T]) -> T | None:
+        """As `maybe`, but a value of another type is None too."""
+        try:
+            return self.maybe(key, what)
+        except ValueError:
+            return None
+
     def choice(self, key: str, what: type[E]) -> E:
         """A member of an enumeration of strings."""
         value = self.get(key, str)

@@ -24,6 +24,7 @@ from nccl_doctor.model.findings import (
     Where,
 )
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.run_record import RunRecord
 
 SCHEMA_VERSION = "1"
 VERDICTS = ("pass", "warn", "fail", "unknown")
@@ -33,7 +34,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Report:
-    """One report. `run` is plain JSON data; `cluster` is what it was made of.
+    """One report. `run` is how it was made, `cluster` what it was made of.
 
     `root_causes` are findings too, the most important first; each also stands in `findings`.
     """
@@ -41,7 +42,7 @@ class Report:
     verdict: str
     exit_code: int
     summary: str
-    run: Mapping[str, Any]
+    run: RunRecord
     cluster: Cluster
     root_causes: tuple[Finding, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -67,7 +68,7 @@ class Report:
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "summary": self.summary,
-            "run": dict(self.run),
+            "run": self.run.to_json(self.cluster),
             "root_causes": [_finding_json(finding) for finding in self.root_causes],
             "findings": [_finding_json(finding) for finding in self.findings],
             "checks": [check.to_json() for check in self.checks],
@@ -96,18 +97,18 @@ class Report:
         exit_code = root.get("exit_code", int)
         if exit_code not in range(4):
             raise ValueError(f"report.exit_code is {exit_code}, not one of 0, 1, 2, 3")
-        Node("report.run", root.get("run", dict)).get("options", dict, {})
+        cluster = cluster_from_json(root)
         return cls(
             verdict=verdict,
             exit_code=exit_code,
             summary=root.get("summary", str),
-            run=root.get("run", dict),
+            run=RunRecord.from_json(Node("report.run", root.get("run", dict)), cluster),
             root_causes=root.each("root_causes", _finding),
             findings=root.each("findings", _finding),
             checks=root.each("checks", _check),
             tool=root.get("tool", dict),
             redacted=root.get("redacted", bool),
-            cluster=cluster_from_json(root),
+            cluster=cluster,
         )
 
 

@@ -74,8 +74,8 @@ def _fields(report: Report, checks: Checks) -> dict[str, str]:
         if nccl
         else _NONE,
         "software": ", ".join(map(code, versions)) or _NONE,
-        "command": code(str(report.run.get("command") or "nccl-doctor run")),
-        "launcher": code(str(report.run.get("launcher") or "none")),
+        "command": code(report.run.command or "nccl-doctor run"),
+        "launcher": code(report.run.launcher or "none"),
         "backend": code(cluster.backend),
         "scale": f"{cluster.world_size} ranks on {cluster.nnodes} "
         f"host{'s' if cluster.nnodes != 1 else ''}",

@@ -117,7 +117,7 @@ def print_report(
         ascii=plain,
         checks=checks,
     )
-    if report.run.get("alone") is True and not options.quiet:
+    if report.run.alone and not options.quiet:
         text += "\n" + render_facts(report, width=width, ascii=plain)
     _put(stream, inert(text) if options.github else text)
 

@@ -136,8 +136,8 @@ def _figures(report: Report) -> str:
     """Performance data: label=value;warn;crit;min."""
     levels = [finding.level for finding in report.findings]
     failures, warnings = levels.count(Severity.FAIL), levels.count(Severity.WARN)
-    took = report.run.get("duration_s")
-    seconds = f" time={took:g}s;;;0" if isinstance(took, (int, float)) else ""
+    took = report.run.duration_s
+    seconds = f" time={took:g}s;;;0" if took is not None else ""
     return f"failures={failures};;0;0 warnings={warnings};0;;0{seconds}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from nccl_doctor.model.cluster import Host, Rank
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
@@ -292,18 +292,18 @@ def counts(report: Report) -> str:
     numbers = [f"{statuses[status]} {word}" for status, word in names.items() if statuses[status]]
     hosts = _reported(report.cluster.hosts, "hosts")
     ranks = _reported(report.cluster.ranks, "ranks")
-    took = report.run.get("duration_s")
+    took = report.run.duration_s
     parts = [f"checks: {', '.join(numbers) or 'none'}", hosts, ranks]
-    if isinstance(took, (int, float)):
+    if took is not None:
         parts.append(f"{took:.1f} s")
     return " · ".join([*parts, f"exit code {report.exit_code}"])
 
 
 def _baseline(page: _Page, report: Report) -> None:
     """Write the number of earlier runs of the comparison, and why other files were not used."""
-    baseline = report.run.get("baseline")
-    if isinstance(baseline, Mapping) and isinstance(baseline.get("text"), str):
-        page.line(baseline["text"], first="baseline: ", rest="  ")
+    text = (report.run.baseline or {}).get("text")
+    if isinstance(text, str):
+        page.line(text, first="baseline: ", rest="  ")
 
 
 def _reported(items: Sequence[Host | Rank], thing: str) -> str:

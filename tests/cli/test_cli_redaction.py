@@ -8,6 +8,7 @@ import json
 import socket
 import stat
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,7 @@ def test_redacted_in_every_format_with_one_map(saved, command):
 
 def test_diff_redacted(saved):
     cluster = make_cluster(("gandalf", "bilbo18.shire.example.com"))
-    now = conclude(cluster, [], run={**RUN, "id": "now"})
+    now = conclude(cluster, [], run=replace(RUN, id="now"))
     Path("now.json").write_text(json_format.render(now))
     for form in ("text", "json"):
         command = ("report", "diff", "saved.json", "now.json", "-v", "--format", form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import Check, Finding, Layer, Severity
@@ -37,6 +38,6 @@ def report_of(
     """
     facts = dict.fromkeys(hosts, OK) if by_host is None else by_host
     cluster = make_cluster(hosts, 2, check="shm", by_host=facts, **more)
-    run = {**RUN, "options": {"strict": strict}}
+    run = replace(RUN, options={"strict": strict})
     checks = [made_check("shm", finds=findings), *others]
     return through_json(conclude(cluster, checks, run=run, strict=strict))

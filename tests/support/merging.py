@@ -80,8 +80,7 @@ def report_of(
     if not cluster.complete:
         here = Where(hosts=(str(cluster.hosts[0].name),))
         said.append(Finding(kinds.COORDINATOR_LOST, "could not sign in at nd0:29500", here))
-    told = {**RUN, **run}
-    made = conclude(cluster, checks, run=told, problems=said, others=others)
+    made = conclude(cluster, checks, run=replace(RUN, **run), problems=said, others=others)
     return through_json(made)
 
 

@@ -10,6 +10,7 @@ from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
 from tests.support import exchanges, peers
@@ -23,7 +24,7 @@ PORT = kind("port-shut", Layer.PORT)
 SLOW = kind("road-slow", Layer.SPEED, Severity.WARN)
 NOTE = kind("a-note", Layer.ROUTE, Severity.INFO)
 NOBODY = Cluster(0, 0, "gloo", Level.STANDARD, (), ())
-EMPTY = Report(verdict="unknown", exit_code=3, summary="", run={}, cluster=NOBODY)
+EMPTY = Report(verdict="unknown", exit_code=3, summary="", run=RunRecord(), cluster=NOBODY)
 
 
 @dataclass
@@ -201,6 +202,6 @@ def hostile() -> Report:
     )
     cluster = with_round(cluster, dict.fromkeys(range(3), hung), HOSTILE)
     check = made_check("firewall", kinds=[bad], finds=[finding, explained])
-    run = {**RUN, "id": HOSTILE, "launcher": HOSTILE, "command": HOSTILE}
+    run = replace(RUN, id=HOSTILE, launcher=HOSTILE, command=HOSTILE)
     report = conclude(cluster, [check, made_check("collectives")], run=run)
     return replace(through_json(report), summary=HOSTILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster
@@ -12,6 +13,7 @@ from nccl_doctor.judge.history import Comparison, Past, compare
 from nccl_doctor.judge.history.past import Earlier
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from tests.support.exchanges import World
 from tests.support.reports import RUN
 
@@ -19,8 +21,9 @@ LINKS: tuple[Check, ...] = (Links(),)
 NOW = "2026-11-21T07:00:00+00:00"
 
 
-def run_of(day: int, **more: Any) -> dict[str, Any]:
-    return {**RUN, "id": f"run-{day}", "started": f"2026-11-{day:02}T07:00:00+00:00", **more}
+def run_of(day: int, **more: Any) -> RunRecord:
+    known = {"id": f"run-{day}", "started": f"2026-11-{day:02}T07:00:00+00:00"}
+    return replace(RUN, **{**known, **more})
 
 
 def saved(cluster: Cluster, day: int, checks: Sequence[Check] = LINKS, **run: Any) -> Report:
@@ -45,7 +48,7 @@ def noisy(count: int, days: int, share: float, seed: int = 0) -> list[Report]:
 def held_against(
     cluster: Cluster, reports: Iterable[Report], checks: Sequence[Check] = LINKS
 ) -> Comparison:
-    return compare(cluster, checks, past(reports, checks), {"id": "now", "started": NOW})
+    return compare(cluster, checks, past(reports, checks), RunRecord("now", NOW))
 
 
 def of(found: Iterable[Finding], code: str) -> list[Finding]:

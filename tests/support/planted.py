@@ -125,17 +125,17 @@ def secret_report() -> Report:
         },
         fix='on gandalf: echo "10.20.30.42 bilbo17" >> /etc/hosts; ssh frodo@bilbo17',
     )
-    run = {
-        **RUN,
-        "command": "nccl-doctor run --json mithril.json --output-dir /home/frodo/palantir "
+    run = replace(
+        RUN,
+        command="nccl-doctor run --json mithril.json --output-dir /home/frodo/palantir "
         "--master-addr gandalf -- /home/frodo/silmaril.sh …",
-        "options": {
+        options={
             "outputs": {"json": "mithril.json"},
             "output_dir": "palantir",
             "job": {"deepspeed_config": {"wandb": {"team": "sauron", "token": "hunter2"}}},
         },
-        "expected": {"note": "rack of rivendell.shire.example.com"},
-    }
+        extra={"note": "rack of rivendell.shire.example.com"},
+    )
     return conclude(secret_cluster(), [made_check("made", finds=[found])], run=run)
 
 

@@ -11,17 +11,17 @@ import jsonschema
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Round, Scope, Severity
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.report.formats import json as json_format
 
 SCHEMA = json.loads(files("nccl_doctor.report").joinpath("schema.json").read_text("utf-8"))
-RUN = {
-    "id": "0123abcd",
-    "started": "2026-11-21T07:00:00+00:00",
-    "duration_s": 3.5,
-    "launcher": "torchrun",
-    "command": "nccl-doctor run",
-    "options": {},
-}
+RUN = RunRecord(
+    id="0123abcd",
+    started="2026-11-21T07:00:00+00:00",
+    duration_s=3.5,
+    launcher="torchrun",
+    command="nccl-doctor run",
+)
 
 
 def validate(data: Any) -> None:
@@ -42,6 +42,12 @@ def through_json(report: Report) -> Report:
     again = Report.from_json(data)
     assert json_format.render(again) == text
     return again
+
+
+def read_with(report: Report, **run: Any) -> Report:
+    """The report as it is read from a file whose `run` holds these values."""
+    data = report.to_json()
+    return Report.from_json({**data, "run": {**data["run"], **run}})
 
 
 def kind(code: str, layer: Layer = Layer.HOST, severity: Severity = Severity.FAIL) -> Kind:

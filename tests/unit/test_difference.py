@@ -14,8 +14,8 @@ from nccl_doctor.report.difference import render
 from nccl_doctor.report.places import Places
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import World, both
-from tests.support.pasts import LINKS, run_of, saved
-from tests.support.reports import kind, made_check
+from tests.support.pasts import LINKS, saved
+from tests.support.reports import kind, made_check, read_with
 from tests.unit.test_history import CHECKS, IMAGE, image
 
 
@@ -43,7 +43,7 @@ def at(finding_kind, *hosts: str, **more) -> Finding:
 
 def test_two_reports_of_the_same():
     report = saved(World(3).cluster(), 1)
-    found = compared(report, replace(report, run=run_of(2) | dict(report.run) | {"id": "b"}))
+    found = compared(report, read_with(report, id="b"))
     assert (found.words, found.turns, found.hosts, found.checks) == ((), (), (), ())
     assert found.notes == ()
     assert not found.is_worse

@@ -15,7 +15,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report.formats import junit
 from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
 from tests.support.clusters import make_cluster
-from tests.support.reports import RUN, made_check
+from tests.support.reports import RUN, made_check, read_with
 
 junitparser = pytest.importorskip("junitparser")
 
@@ -230,7 +230,7 @@ def test_hostile_names_and_messages():
         hosts=("nd0", HOSTILE),
         by_host={"nd0": OK, HOSTILE: Outcome(OutcomeStatus.RAISED, reason=HOSTILE)},
     )
-    found = cases(replace(report, run={**report.run, "started": HOSTILE, "duration_s": HOSTILE}))
+    found = cases(read_with(report, started=HOSTILE, duration_s=HOSTILE))
     assert len(found) > 2
 
 

@@ -19,6 +19,7 @@ from nccl_doctor.report.formats import prometheus
 from tests.cli.program import program
 from tests.support import pages
 from tests.support.ci import GROUP, HOSTILE, PORT, RISK, SHM, report_of
+from tests.support.reports import read_with
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\[\\"n])*)"'
@@ -95,7 +96,7 @@ def test_absent_hosts_are_counted():
 )
 def test_when(started, seconds):
     report = report_of()
-    found = samples(replace(report, run={**report.run, "started": started}))
+    found = samples(read_with(report, started=started))
     assert found.get(("nccl_doctor_run_timestamp_seconds",)) == seconds
 
 
@@ -107,7 +108,7 @@ def test_hostile_text_stays_in_its_label():
             report,
             tool={"version": name},
             checks=(check, replace(check, name=name), replace(check, name=name)),
-            run={**report.run, "started": name, "duration_s": float("nan")},
+            run=replace(report.run, started=name, duration_s=float("nan")),
         )
         prometheus.render(odd).encode()
         more, fewer = 1, 2  # a check; neither a start nor a duration

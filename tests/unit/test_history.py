@@ -17,13 +17,14 @@ from nccl_doctor.cli.earlier_reports import LARGEST, NEWEST, read_past
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.judge.history import Past, compare, judge_beside
 from nccl_doctor.judge.history.past import MOST
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import load
 from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import World, both
 from tests.support.pasts import LINKS, NOW, held_against, noisy, of, past, run_of, saved
-from tests.support.reports import made_check, through_json
+from tests.support.reports import made_check, read_with, through_json
 
 SLOWER = "slower-than-before"
 
@@ -215,7 +216,7 @@ def test_reports_of_others_are_left_out_and_counted():
     elsewhere = saved(replace(cluster, hosts=hosts, ranks=ranks), 2)
     odd = [
         elsewhere,
-        replace(elsewhere, redacted=True, run=run_of(3) | dict(elsewhere.run) | {"id": "r"}),
+        replace(elsewhere, redacted=True, run=replace(elsewhere.run, id="r")),
         saved(World(3).cluster(world_size=8), 4),
         saved(World(3, backend="nccl").cluster(), 5),
         saved(World(3).cluster(complete=False), 6),
@@ -313,7 +314,7 @@ def test_the_report_says_what_it_was_held_against():
     now = World(4).slow([("nd0", "nd2")], share=0.82).cluster()
     reports = noisy(4, 10, 0.02)
     again = judge_beside(saved(now, 21), load(), replace(past(reports), left_out={"broken": 2}))
-    assert again.run["baseline"]["text"] == (
+    assert again.run.baseline["text"] == (
         "10 earlier runs in past; not used: 2 broken; 24 of 24 speeds judged"
     )
     assert again.verdict == "warn"
@@ -360,16 +361,13 @@ def test_a_file_that_would_take_all_the_memory_is_left_alone(tmp_path):
 
 
 def test_what_somebody_wrote_into_a_report_breaks_nothing():
-    odd = [
-        replace(report, run=dict(report.run) | {"id": [day], "started": 0})
-        for day, report in enumerate(noisy(2, 4, 0.02))
-    ]
+    odd = [read_with(report, id=[day], started=0) for day, report in enumerate(noisy(2, 4, 0.02))]
     assert len(held_against(World(2).cluster(), odd).record["runs"]) == 4
 
 
 def test_an_empty_folder_is_a_first_run(tmp_path):
     found = compare(
-        World(2).cluster(), LINKS, read_past(str(tmp_path), LINKS), {"id": "", "started": NOW}
+        World(2).cluster(), LINKS, read_past(str(tmp_path), LINKS), RunRecord(started=NOW)
     )
     assert [f.code for f in found.findings] == ["baseline-too-short"]
 

@@ -30,7 +30,7 @@ from tests.support.merging import (
     roots,
     with_facts,
 )
-from tests.support.reports import kind, through_json
+from tests.support.reports import kind, read_with, through_json
 
 # -- one verdict -----------------------------------------------------------------------------------
 
@@ -210,11 +210,11 @@ def test_one_report_alone_and_twice():
 def test_which_reports_it_was_made_of():
     seen, view = parts(HEALTHY, 1)
     merged = merge_reports([view, seen], REGISTRY)
-    assert [(part["hosts"], part["complete"]) for part in merged.run["merged"]] in (
+    assert [(part["hosts"], part["complete"]) for part in merged.run.extra["merged"]] in (
         [(["nd0", "nd2"], True), (["nd1"], False)],
         [(["nd1"], False), (["nd0", "nd2"], True)],
     )
-    assert merged.run["command"] == seen.run["command"]
+    assert merged.run.command == seen.run.command
 
 
 def test_what_the_engine_said_of_one_host_stays():
@@ -271,7 +271,7 @@ def test_of_two_own_views_of_one_host_the_newest_counts():
 )
 def test_reports_of_different_times_are_doubted(started: object, words: str | None):
     seen, view = parts(HEALTHY, 1)
-    view = replace(view, run={**view.run, "started": started})
+    view = read_with(view, started=started)
     found = [
         f for f in merge_reports([seen, view], REGISTRY).findings if f.code == "merge-doubtful"
     ]
@@ -323,4 +323,4 @@ def test_pseudonyms_cannot_be_matched_with_names():
 def test_a_host_examined_by_itself_is_no_part_of_a_run():
     seen, view = parts(HEALTHY, 1)
     with pytest.raises(ValueError, match="nccl-doctor env"):
-        merge_reports([seen, replace(view, run={**view.run, "alone": True})], REGISTRY)
+        merge_reports([seen, read_with(view, alone=True)], REGISTRY)

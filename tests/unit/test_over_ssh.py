@@ -20,9 +20,8 @@ from tests.support.reports import RUN, through_json
 
 CHECKS = registry.load(["ranks"])
 REFUSED = "ssh: connect to host {} port 22: Connection refused\n"
-HERE = {"command": "nccl-doctor run --hostfile hosts", "hostfile": "hosts"}
-MINE = {**RUN, **HERE, "launcher": "nccl-doctor"}
-del MINE["id"]
+COMMAND = "nccl-doctor run --hostfile hosts"
+MINE = replace(RUN, id=None, command=COMMAND, launcher="nccl-doctor", extra={"hostfile": "hosts"})
 
 
 def fleet(*hosts: str) -> Fleet:
@@ -46,7 +45,7 @@ def facts(cluster: Cluster) -> Cluster:
 
 
 def answer(cluster: Cluster, **run: object) -> str:
-    report = conclude(facts(cluster), CHECKS.checks, run={**RUN, **run}, wanted=CHECKS.wanted)
+    report = conclude(facts(cluster), CHECKS.checks, run=replace(RUN, **run), wanted=CHECKS.wanted)
     return json_format.render(report)
 
 
@@ -63,9 +62,9 @@ def test_the_report_of_the_coordinator_is_the_report():
     text = answer(make_cluster())
     report = of(ended(0, text), ended())
     assert (report.verdict, report.exit_code) == ("pass", 0)
-    assert report.run["hostfile"] == "hosts"
-    assert report.run["command"] == "nccl-doctor run --hostfile hosts"
-    assert report.run["id"] == RUN["id"]
+    assert report.run.extra == {"hostfile": "hosts"}
+    assert report.run.command == COMMAND
+    assert report.run.id == RUN.id
 
 
 def test_a_host_that_cannot_be_reached_explains_its_absence():

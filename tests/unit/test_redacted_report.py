@@ -37,7 +37,7 @@ def changed(report):
     """The same cluster in another run, without any finding and with one host gone."""
     cluster = report.cluster
     hosts = (cluster.hosts[0], replace(cluster.hosts[1], reported=False))
-    made = conclude(replace(cluster, hosts=hosts), [], run={**report.run, "id": "other"})
+    made = conclude(replace(cluster, hosts=hosts), [], run=replace(report.run, id="other"))
     return replace(made, redacted=report.redacted)
 
 
@@ -89,7 +89,7 @@ def test_versions_and_the_doctors_own_words_stay():
 def test_it_is_a_report_like_any_other():
     assert REDACTED.redacted
     validate(REDACTED.to_json())
-    assert through_json(REDACTED).run["redacted_with"] == BOOK.fingerprint
+    assert through_json(REDACTED).run.redacted_with == BOOK.fingerprint
     assert (REDACTED.verdict, REDACTED.exit_code) == (PLAIN.verdict, PLAIN.exit_code)
 
 
@@ -126,7 +126,7 @@ def test_the_same_key_gives_the_same_and_another_key_another():
     assert redact(PLAIN, KEY)[0] == REDACTED
     other = redact(PLAIN, b"another key")[0]
     assert other.cluster.hosts[0].name != REDACTED.cluster.hosts[0].name
-    assert other.run["redacted_with"] != REDACTED.run["redacted_with"]
+    assert other.run.redacted_with != REDACTED.run.redacted_with
 
 
 def test_what_is_redacted_is_not_redacted_again():

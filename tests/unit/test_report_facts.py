@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def made(
     cluster = make_cluster(hosts, nproc, check="gpus", by_rank={0: found})
     ranks = cluster.ranks[0].facts | {k: {"alone": outcome(v)} for k, v in (more or {}).items()}
     cluster = change_rank(cluster, 0, facts=ranks, **changes)
-    return conclude(cluster, [made_check("gpus")], run=RUN, alone=True)
+    return conclude(cluster, [made_check("gpus")], run=replace(RUN, alone=True))
 
 
 def report_of(found: Any, **more: Any) -> Report:

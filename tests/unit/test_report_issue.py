@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Where
@@ -93,6 +95,6 @@ def _stuck(outcome):
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_report_that_knows_little(project):
-    empty = conclude(make_cluster(absent_nodes=(0, 1)), [], run={**RUN, "command": ""})
+    empty = conclude(make_cluster(absent_nodes=(0, 1)), [], run=replace(RUN, command=""))
     assert "not in the report" in fill(form_of(project), empty, installed)
     assert fill(form_of(project), secret_report(), installed)

@@ -294,7 +294,7 @@ def test_strict_is_remembered():
     cluster = make_cluster(check="shm", by_host={"nd0": {"a": 1}, "nd1": {"a": 1}})
     warn = Finding(HOST, "m", severity=Severity.WARN)
     check = made_check("shm", finds=[warn])
-    saved = conclude(cluster, [check], run={**RUN, "options": {"strict": True}}, strict=True)
+    saved = conclude(cluster, [check], run=replace(RUN, options={"strict": True}), strict=True)
     assert judge_again(through_json(saved), registry_of(check)).exit_code == 1
 
 

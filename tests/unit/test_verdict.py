@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus
@@ -104,11 +106,11 @@ def test_a_host_on_its_own_never_passes():
 
 def test_a_host_that_was_to_be_examined_alone_may_pass_but_is_not_called_fit():
     cluster = make_cluster(("nd0",), check="shm", by_host={"nd0": OK}, complete=False)
-    report = through_json(conclude(cluster, [made_check("shm")], run=RUN, alone=True))
+    report = through_json(conclude(cluster, [made_check("shm")], run=replace(RUN, alone=True)))
     assert (report.verdict, report.exit_code) == ("pass", 0)
     assert report.summary == "No failure found on this host alone; other hosts were not examined"
     risky = made_check("shm", finds=[Finding(RISK, "m")])
-    report = through_json(conclude(cluster, [risky], run=RUN, alone=True))
+    report = through_json(conclude(cluster, [risky], run=replace(RUN, alone=True)))
     assert report.verdict == "warn"
     assert "but 1 warning: Title of a-risk" in report.summary
 

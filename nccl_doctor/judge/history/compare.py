@@ -23,6 +23,7 @@ from nccl_doctor.model.kinds import (
     SLOWER,
 )
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
 
 _SHOWN = 3
@@ -38,16 +39,14 @@ class Comparison:
     record: Mapping[str, Any] = field(default_factory=dict)
 
 
-def compare(
-    cluster: Cluster, checks: Sequence[Check], past: Past, run: Mapping[str, Any]
-) -> Comparison:
+def compare(cluster: Cluster, checks: Sequence[Check], past: Past, run: RunRecord) -> Comparison:
     """Hold a run against earlier reports of the same hosts.
 
     Args:
         cluster: what was gathered in this run.
         checks: those that judge it; what they have no figures of is not compared.
         past: the reports that were found.
-        run: `id` and `started` of this run.
+        run: the record of this run.
     """
     choice = past.beside(cluster, run)
     now = sheet_of(cluster, checks)
@@ -180,7 +179,7 @@ def judge_beside(saved: Report, registry: Registry, past: Past | None) -> Report
         return judge_again(saved, registry)
     found = compare(saved.cluster, registry.checks, past, saved.run)
     kept = tuple(finding for finding in saved.findings if not _is_compared(finding))
-    run = {**saved.run, "baseline": dict(found.record)}
+    run = replace(saved.run, baseline=found.record)
     return judge_again(replace(saved, run=run, findings=(*kept, *found.findings)), registry)
 
 

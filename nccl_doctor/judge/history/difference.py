@@ -18,7 +18,6 @@ from nccl_doctor.model.report import Report
 
 _COMPARED = frozenset(kind.code for kind in HISTORY_KINDS)
 """Codes of comparisons with earlier runs, which are not differences between these two runs."""
-_RUN = ("id", "started", "backend", "level", "world_size", "nnodes", "launcher")
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,12 @@ def difference(old: Report, new: Report, checks: Sequence[Check]) -> Difference:
 
 
 def _about(report: Report) -> dict[str, Any]:
+    run = report.run
     return {
-        **{key: report.run.get(key) for key in _RUN},
+        "id": run.id,
+        "started": run.started,
+        **_scale(report.cluster),
+        "launcher": run.launcher,
         "tool": str(report.tool.get("version", "")),
         "verdict": report.verdict,
         "exit_code": report.exit_code,
@@ -163,17 +166,26 @@ def _about(report: Report) -> dict[str, Any]:
     }
 
 
+def _scale(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "backend": cluster.backend,
+        "level": cluster.level.value,
+        "world_size": cluster.world_size,
+        "nnodes": cluster.nnodes,
+    }
+
+
 def _notes(old: Report, new: Report, before: Cluster, now: Cluster) -> Iterator[str]:
     if old.redacted != new.redacted:
         yield "one of the reports is redacted and the other is not: their names do not match"
-    if old.run.get("id") == new.run.get("id"):
+    if old.run.id == new.run.id:
         yield "both reports are of the same run"
-    elif str(old.run.get("started", "")) > str(new.run.get("started", "")):
+    elif (old.run.started or "") > (new.run.started or ""):
         yield "the first report is newer than the second"
-    for name in ("backend", "level", "world_size", "nnodes"):
-        values = old.run.get(name), new.run.get(name)
-        if values[0] != values[1]:
-            yield f"{name.replace('_', ' ')} {values[0]} → {values[1]}"
+    scale = _scale(now)
+    for name, was in _scale(before).items():
+        if was != scale[name]:
+            yield f"{name.replace('_', ' ')} {was} → {scale[name]}"
     for report, which in ((before, "first"), (now, "second")):
         if not report.complete:
             yield f"the {which} report is the partial report of one host"

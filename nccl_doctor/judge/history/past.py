@@ -11,6 +11,7 @@ from nccl_doctor.judge.history.sheet import Sheet, sheet_of
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import Report
+from nccl_doctor.model.run_record import RunRecord
 
 MOST = 20
 """Most earlier runs to compare with; the newest are used."""
@@ -36,8 +37,8 @@ class Earlier:
         cluster = report.cluster
         return cls(
             file=file,
-            id=_text(report.run, "id"),
-            started=_text(report.run, "started"),
+            id=report.run.id or "",
+            started=report.run.started or "",
             hosts=_names(cluster),
             world_size=cluster.world_size,
             backend=cluster.backend,
@@ -55,19 +56,19 @@ class Past:
     runs: tuple[Earlier, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
-    def beside(self, cluster: Cluster, run: Mapping[str, Any]) -> Choice:
+    def beside(self, cluster: Cluster, run: RunRecord) -> Choice:
         """Earlier runs of the same hosts, ranks and backend, that began before this run.
 
         Args:
             cluster: of this run.
-            run: its `id` and `started`, as in the report.
+            run: its record, which has its `id` and `started`.
         """
         out = Counter(self.left_out)
         used: list[Earlier] = []
-        known = {_text(run, "id")}
+        known = {run.id or ""}
         for earlier in sorted(self.runs, key=lambda e: (e.started, e.file), reverse=True):
             reason = _unfit(cluster, run, earlier)
-            if earlier.id in known:
+            if earlier.id and earlier.id in known:
                 reason = "of this run, or of one that is there already"
             if not reason and len(used) == MOST:
                 reason = f"older than the newest {MOST}"
@@ -112,7 +113,7 @@ class Choice:
         }
 
 
-def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
+def _unfit(cluster: Cluster, run: RunRecord, earlier: Earlier) -> str:
     """Reason that an earlier report does not count; empty if it does."""
     here, there = _names(cluster), earlier.hosts
     if not (earlier.complete and there):
@@ -123,17 +124,10 @@ def _unfit(cluster: Cluster, run: Mapping[str, Any], earlier: Earlier) -> str:
         return "of another number of ranks"
     if earlier.backend != cluster.backend:
         return f"with backend {earlier.backend}"
-    if earlier.started > _text(run, "started"):
+    if earlier.started > (run.started or ""):  # ISO 8601 in UTC sorts as text does
         return "of later runs"
     return ""
 
 
 def _names(cluster: Cluster) -> frozenset[str]:
     return frozenset(host.name for host in cluster.present_hosts if host.name)
-
-
-def _text(run: Mapping[str, Any], key: str) -> str:
-    """A value of a file into which anybody may have written anything. ISO 8601 in UTC sorts as
-    text does.
-    """
-    return str(run.get(key, ""))

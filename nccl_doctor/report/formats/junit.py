@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from xml.etree import ElementTree
 
 from nccl_doctor.model.cluster import Facts, OutcomeStatus
@@ -62,7 +61,7 @@ def render(report: Report) -> str:
         "failures": counts["failure"],
         "errors": counts["error"],
         "skipped": counts["skipped"],
-        "time": _seconds(report.run.get("duration_s")),
+        "time": _seconds(report.run.duration_s),
     }
     # Jenkins' xUnit refuses a file whose root counts what was skipped.
     root = ElementTree.Element("testsuites", {k: v for k, v in total.items() if k != "skipped"})
@@ -80,7 +79,7 @@ _ELEMENTS = ("failure", "error", "skipped")
 
 def _origin(report: Report) -> dict[str, str]:
     """Time and place: a time without its zone, as Ant writes it, and rank 0's host."""
-    started = _TIME.match(str(report.run.get("started", "")))
+    started = _TIME.match(report.run.started or "")
     first = [rank.host.name for rank in report.cluster.ranks if rank.rank == 0 and rank.host.name]
     return {
         **({"timestamp": started[0]} if started else {}),
@@ -108,8 +107,8 @@ def _lines(text: str) -> str:
     return "\n".join(_clean(line) for line in text.split("\n"))
 
 
-def _seconds(value: Any) -> str:
-    good = isinstance(value, (int, float)) and 0 <= value < float("inf")
+def _seconds(value: float | None) -> str:
+    good = value is not None and 0 <= value < float("inf")
     return f"{value:.3f}" if good else "0.000"
 
 
@@ -146,7 +145,7 @@ def _of_checks(report: Report, ground: _Ground) -> Iterator[_Case]:
     found: dict[str, list[Finding]] = defaultdict(list)
     for finding in report.findings:
         found[finding.check].append(finding)
-    strict = bool((report.run.get("options") or {}).get("strict"))
+    strict = report.run.strict
     for check in report.checks:
         classname = f"{check.layer.value}.{check.name}"
         findings = found[check.name]

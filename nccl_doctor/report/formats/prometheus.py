@@ -74,12 +74,12 @@ def _lines(report: Report) -> Iterator[str]:
         reported = sum(item.reported for item in items)
         states = [({"state": "expected"}, len(items)), ({"state": "reported"}, reported)]
         yield from _gauge(thing, f"{thing.capitalize()}: expected, and reported.", states)
-    started = _epoch(str(report.run.get("started", "")))
+    started = _epoch(report.run.started or "")
     if started is not None:
         words = "Start of the last run, in seconds since 1970."
         yield from _gauge("run_timestamp_seconds", words, [({}, started)])
-    took = report.run.get("duration_s")
-    if isinstance(took, (int, float)) and math.isfinite(took):
+    took = report.run.duration_s
+    if took is not None and math.isfinite(took):
         yield from _gauge(
             "run_duration_seconds", "Duration of the last run, in seconds.", [({}, took)]
         )

@@ -24,12 +24,12 @@ def header(report: Report) -> Html:
     badge = element("b", f"{mark} {report.verdict.upper()}", class_=f"badge {report.verdict}")
     run, tool = report.run, report.tool
     shown = [
-        ("run", run.get("id")),
-        ("started", run.get("started")),
-        ("took", f"{number(run.get('duration_s')):.1f} s" if "duration_s" in run else None),
-        ("launcher", run.get("launcher")),
-        ("backend", run.get("backend")),
-        ("level", run.get("level")),
+        ("run", run.id),
+        ("started", run.started),
+        ("took", None if run.duration_s is None else f"{number(run.duration_s):.1f} s"),
+        ("launcher", run.launcher),
+        ("backend", report.cluster.backend),
+        ("level", report.cluster.level.value),
         ("ranks", _of(report.cluster.ranks)),
         ("hosts", _of(report.cluster.hosts)),
         ("exit code", report.exit_code),

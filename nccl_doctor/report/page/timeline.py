@@ -129,7 +129,7 @@ def _roll_call(report: Report) -> Iterator[Lane]:
         label = f"rank {rank.rank}" + (f" on {rank.host.name}" if rank.host.name else "")
         at = number(rank.signed_in_s)
         if not rank.reported:
-            patience = max(last, number(report.run.get("join_timeout_s")))
+            patience = max(last, number(report.cluster.join_timeout_s))
             gone = Phase("never signed in", 0.0, patience, "stuck")
             rows.append(Row(label, (gone,), "never signed in", True))
             continue
