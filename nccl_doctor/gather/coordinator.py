@@ -16,6 +16,7 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold
 from nccl_doctor.gather.join import Join
 from nccl_doctor.gather.make_report import make_report
+from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.judge.checks import judge_all
@@ -100,16 +101,9 @@ class Coordinator:
             return
         wait_s = deadline_s + SETTLE_S
         round_ = Round(round_.name, groups, deadline_s, round_.params)
-        order = {
-            "check": check.name,
-            "round": round_.name,
-            "groups": groups,
-            "params": dict(round_.params),
-            "deadline_s": deadline_s,
-            "next_s": wait_s + 2 * SETTLE_S,
-        }
+        order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S)
         started = time.monotonic()
-        box.put(f"order/{self._number}", order)
+        box.put(f"order/{self._number}", order.to_json())
         members = [seat for group in groups for seat in group]
         met = {seat: min(group) for group in groups for seat in group}
         if run.seat in met:
@@ -175,7 +169,7 @@ class Coordinator:
     def _send_home(self, code: int) -> None:
         """Tell everybody the exit code, and keep the store up until they have read it."""
         box = self._box
-        box.put(f"order/{self._number}", {"finish": code})
+        box.put(f"order/{self._number}", Finish(code).to_json())
         byes = [
             f"bye/{seat}"
             for seat in self._evidence.seats

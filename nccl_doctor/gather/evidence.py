@@ -34,6 +34,7 @@ class EvidenceLog:
         self._signed_in: dict[int, SignIn] = {}
         self._signed_in_s: dict[int, float] = {}
         self._layout: Layout | None = None
+        self._waited_s: float | None = None
         self._late: set[int] = set()
         self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
 
@@ -67,9 +68,13 @@ class EvidenceLog:
         for check, rounds in who.facts.items():
             self._facts[seat].setdefault(check, {}).update(rounds)
 
-    def lay_out(self, layout: Layout) -> None:
-        """Take the places that the hosts were given, and with them the ranks that are expected."""
+    def lay_out(self, layout: Layout, waited_s: float | None = None) -> None:
+        """Take the places that the hosts were given, and with them the ranks that are expected.
+
+        `waited_s` is how long the hosts were waited for, if not for the join time-out.
+        """
         self._layout = layout
+        self._waited_s = waited_s
         for seat, place in layout.seats.items():
             who = self._signed_in[seat]
             self._signed_in[seat] = replace(who, launch=placed(who.launch, place))
@@ -137,7 +142,7 @@ class EvidenceLog:
             level=options.level,
             hosts=(*hosts.values(), *absent_hosts),
             ranks=tuple(ranks),
-            join_timeout_s=options.join_timeout_s,
+            join_timeout_s=options.join_timeout_s if self._waited_s is None else self._waited_s,
             collective_timeout_s=options.collective_timeout_s,
             complete=complete,
             expected=options.expected,

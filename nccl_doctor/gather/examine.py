@@ -6,9 +6,7 @@ Every `observe` runs in a probe child; what comes back is an outcome, however th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
 from nccl_doctor.gather.run_state import Run
@@ -67,12 +65,6 @@ def take_place(run: Run, place: HostPlace, box: ControlStore) -> None:
     run.launch = placed(run.launch, place)
     run.environ = set_rank_env(run.launch, run.environ)
     run.config.start_siblings(place, (box.host, box.port))
-
-
-def round_from(order: Mapping[str, Any]) -> Round:
-    """The round that an order is about."""
-    groups = tuple(tuple(group) for group in order["groups"])
-    return Round(order["round"], groups, order["deadline_s"], order["params"])
 
 
 def hold(run: Run, box: ControlStore, check: Check, round_: Round) -> Outcome:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
+from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.model.findings import number_range
@@ -69,8 +69,8 @@ class Join:
         )
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
         run.backend = backend_of_all(self._evidence.backends(), run.backend)
-        roster = {"nonce": run.nonce, "backend": run.backend, "next_s": SETTLE_S + OPERATION_S}
-        self._box.put("roster", {**roster, "tokens": self._tokens()})
+        roster = Roster(self._tokens(), run.nonce, run.backend, next_s=SETTLE_S + OPERATION_S)
+        self._box.put("roster", roster.to_json())
 
     def latecomers(self) -> set[int]:
         """Seats that signed in after the end of the sign-in: they took no part, but each is a fact
@@ -99,16 +99,13 @@ class Join:
             return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
 
         self._wait(until, complete, missing)
+        layout = lay_out(self._claims(), nnodes)
+        waited_s = None
         if run.options.absent_nodes:  # the report says how long they were waited for: not so long
             waited_s = round(time.monotonic() - run.config.started, 1)
-            run.options = replace(run.options, join_timeout_s=waited_s)
-        layout = lay_out(self._claims(), nnodes)
-        self._evidence.lay_out(layout)
-        places = {str(seat): vars(place) for seat, place in layout.seats.items()}
-        self._box.put(
-            "layout",
-            {"places": places, "tokens": self._tokens(), "next_s": RANKS_S + 2 * SETTLE_S},
-        )
+        self._evidence.lay_out(layout, waited_s)
+        places = HostPlaces(layout.seats, self._tokens(), next_s=RANKS_S + 2 * SETTLE_S)
+        self._box.put("layout", places.to_json())
         take_place(self._run, layout.seats[self._run.seat], self._box)
         return layout
 
@@ -136,8 +133,9 @@ class Join:
         seats = range(self._box.add("seats", 0))
         awaited = {f"seat/{seat}": seat for seat in seats if not self._evidence.knows(seat)}
         for key in self._box.wait(awaited, 0.0) if awaited else ():
-            who = SignIn.from_json(self._box.get(key, OPERATION_S))
-            self._evidence.sign_in(awaited[key], who, time.monotonic() - self._opened)
+            seat = awaited[key]
+            who = SignIn.from_json(seat, self._box.get(key, OPERATION_S))
+            self._evidence.sign_in(seat, who, time.monotonic() - self._opened)
 
-    def _tokens(self) -> dict[str, str]:
-        return {str(seat): self._evidence.token(seat) for seat in self._evidence.seats}
+    def _tokens(self) -> dict[int, str]:
+        return {seat: self._evidence.token(seat) for seat in self._evidence.seats}

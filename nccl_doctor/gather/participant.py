@@ -24,10 +24,10 @@ from nccl_doctor.gather.examine import (
     SETTLE_S,
     examine_alone,
     hold,
-    round_from,
     take_place,
 )
 from nccl_doctor.gather.make_report import make_report
+from nccl_doctor.gather.orders import Finish, HostPlaces, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import introduce
@@ -38,7 +38,6 @@ from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
-from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
 
@@ -185,43 +184,53 @@ class Participant:
         for key in ("layout", "roster") if self._speaks_for_host() else ("roster",):
             patience = min(patience, run.left())
             try:
-                letter = box.get(key, patience, run.progress.tick)
+                data = box.get(key, patience, run.progress.tick)
+                told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
+            except ValueError as error:
+                return self._misread(error)
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
-            if letter["tokens"].get(str(run.seat)) != self._token:
+            if not told.admits(run.seat, self._token):
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
                     "participant signed in too late",
                 )
-            if key == "layout":
-                take_place(run, HostPlace(**letter["places"][str(run.seat)]), box)
-            patience = letter["next_s"]
-        run.nonce, run.backend = letter["nonce"], letter["backend"]
+            if isinstance(told, HostPlaces):
+                take_place(run, told.places[run.seat], box)
+            else:
+                run.nonce, run.backend = told.nonce, told.backend
+            patience = told.next_s
         number = 0
         while True:
             try:
-                order = box.get(f"order/{number}", min(patience, run.left()), run.progress.tick)
+                data = box.get(f"order/{number}", min(patience, run.left()), run.progress.tick)
+                order = order_from_json(data)
+            except ValueError as error:
+                return self._misread(error)
             except StoreTimeout:
                 return self._own_view(
                     kinds.COORDINATOR_LOST,
                     f"no answer from rank 0 for {patience:.0f} s",
                     Where(ranks=(0,)),
                 )
-            if "finish" in order:
+            if isinstance(order, Finish):
                 with contextlib.suppress(StoreLost):  # the store may go as soon as it has it
                     box.put(f"bye/{run.seat}", True)
-                return ParticipantResult(int(order["finish"]))
-            round_ = round_from(order)
-            if any(run.seat in group for group in round_.groups):
-                outcome = self._take_part_in(box, order["check"], round_)
+                return ParticipantResult(order.code)
+            if any(run.seat in group for group in order.round.groups):
+                outcome = self._take_part_in(box, order.check, order.round)
                 box.put(f"evidence/{number}/{run.seat}", outcome.to_json())
-            patience = order["next_s"]
+            patience = order.next_s
             number += 1
+
+    def _misread(self, error: ValueError) -> ParticipantResult:
+        store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run or version"
+        return self._own_view(kinds.COORDINATOR_LOST, f"{store}: {error}")
 
     def _take_part_in(self, box: ControlStore, name: str, round_: Round) -> Outcome:
         check = next((check for check in self._run.registry.checks if check.name == name), None)

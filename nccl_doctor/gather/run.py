@@ -113,6 +113,7 @@ def prepare(
     watched = launch.rank in (0, None) and not options.quiet
     config = RunConfig(
         registry=registry.load(options.select, options.ignore),
+        options=options,
         started=started,
         deadline=deadline,
         command=command_line(["nccl-doctor", *sys.argv[1:]]),
@@ -127,7 +128,7 @@ def prepare(
         redaction=redaction,
     )
     backend = identity.resolve_backend(options.backend, environ)
-    return Run(config, options, launch, environ, backend)
+    return Run(config, launch, environ, backend)
 
 
 def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:

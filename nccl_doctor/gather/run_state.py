@@ -30,6 +30,7 @@ class RunConfig:
     """
 
     registry: Registry
+    options: Options
     started: float
     deadline: float
     command: str
@@ -48,7 +49,6 @@ class Run:
     """State of one participant: its host gets a place, and all get a seat and the nonce."""
 
     config: RunConfig
-    options: Options
     launch: Launch
     environ: Mapping[str, str]
     backend: str
@@ -60,6 +60,11 @@ class Run:
     def registry(self) -> Registry:
         """The checks of this run."""
         return self.config.registry
+
+    @property
+    def options(self) -> Options:
+        """Options of this run."""
+        return self.config.options
 
     @property
     def progress(self) -> Progress:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.launch import identity
-from nccl_doctor.model.cluster import Facts, facts_from_json, facts_to_json
+from nccl_doctor.model.cluster import Facts, facts_to_json
+from nccl_doctor.model.cluster_json import facts_from_json, launch_from_json
+from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.toolkit.masking import allowed
 
@@ -60,20 +62,25 @@ class SignIn:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> SignIn:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
-        host = data["host"]
+    def from_json(cls, seat: int, data: Any) -> SignIn:
+        """Inverse of `to_json`; unknown keys, from a newer version, are ignored.
+
+        Raises:
+            ValueError: it is malformed; names the seat that sent it, and the place in it.
+        """
+        node = Node(f"seat {seat}: sign-in", data)
+        host = Node(f"{node.path}.host", node.get("host", dict))
         return cls(
-            token=data["token"],
-            pid=data["pid"],
-            launch=Launch.from_json(data["launch"]),
-            host_name=host["name"],
-            host_key=host["key"],
-            addresses=tuple(host["addresses"]),
-            env=data["env"],
-            device=data["device"],
-            backend=data.get("backend", ""),
-            facts=facts_from_json(data.get("facts", {})),
+            token=node.get("token", str),
+            pid=node.get("pid", int),
+            launch=launch_from_json(node),
+            host_name=host.get("name", str),
+            host_key=host.get("key", str),
+            addresses=host.many("addresses", str),
+            env=node.get("env", dict),
+            device=node.maybe("device", str),
+            backend=node.get("backend", str, ""),
+            facts=facts_from_json(node),
         )
 
 

@@ -130,18 +130,6 @@ def facts_to_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def facts_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Outcome]]:
-    """Inverse of `facts_to_json`.
-
-    Raises:
-        ValueError: as `Outcome.from_json`.
-    """
-    return {
-        check: {name: Outcome.from_json(outcome) for name, outcome in rounds.items()}
-        for check, rounds in data.items()
-    }
-
-
 @dataclass(frozen=True)
 class Host:
     """One host: everything with the same name, kernel boot and network namespace.

@@ -9,9 +9,9 @@ from nccl_doctor.model.cluster import (
     Cluster,
     Facts,
     Host,
+    Outcome,
     OutcomeStatus,
     Rank,
-    facts_from_json,
     facts_to_json,
 )
 from nccl_doctor.model.findings import Level
@@ -116,7 +116,7 @@ def _host(node: Node) -> Host:
         node_rank=node.maybe("node_rank", int),
         reported=node.get("reported", bool),
         addresses=node.many("addresses", str),
-        facts=_facts(node),
+        facts=facts_from_json(node),
         joined=node.get("joined", bool, True),
         key=node.get("key", str, ""),
     )
@@ -126,42 +126,50 @@ def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
         raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
-    launch = node.maybe("launch", dict)
     return Rank(
         seat=node.get("seat", int),
         rank=node.maybe("rank", int),
         local_rank=node.maybe("local_rank", int),
         host=hosts[host_id],
         reported=node.get("reported", bool),
-        launch=None if launch is None else _launch(node.path, launch),
+        launch=None if node.data.get("launch") is None else launch_from_json(node),
         env=node.get("env", dict, {}),
         device=node.maybe("device", str),
         backend=node.get("backend", str, ""),
         pid=node.maybe("pid", int),
         signed_in_s=node.get("signed_in_s", float, 0.0),
         last_breadcrumb=node.maybe("last_breadcrumb", str),
-        facts=_facts(node),
+        facts=facts_from_json(node),
     )
 
 
-def _launch(path: str, data: Mapping[str, Any]) -> Launch:
+def launch_from_json(node: Node) -> Launch:
+    """The launch record at `launch`; ValueError if it is none."""
+    data = node.get("launch", dict)
     try:
         launch = Launch.from_json(data)
-        Node(f"{path}.launch", data).get("sources", dict, {})
+        Node(f"{node.path}.launch", data).get("sources", dict, {})
         return launch
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}.launch is not a launch record: {error!r}") from error
+        raise ValueError(f"{node.path}.launch is not a launch record: {error!r}") from error
 
 
-def _facts(node: Node) -> Facts:
-    facts = node.get("facts", dict, {})
-    for check, rounds in facts.items():
-        place = Node(f"{node.path}.facts.{check}", rounds)
-        for name in rounds:
-            outcome = Node(f"{place.path}.{name}", place.get(name, dict))
-            outcome.choice("status", OutcomeStatus)
-            outcome.get("facts", dict, {})
-            outcome.get("breadcrumbs", list, [])
-            outcome.get("reason", str, "")
-            outcome.get("duration_s", float, 0.0)
-    return facts_from_json(facts)
+def facts_from_json(node: Node) -> Facts:
+    """The facts at `facts`; ValueError if an outcome is malformed."""
+    checks = Node(f"{node.path}.facts", node.get("facts", dict, {}))
+    rounds = {check: Node(f"{checks.path}.{check}", each) for check, each in checks.data.items()}
+    return {
+        check: {
+            name: _outcome(Node(f"{place.path}.{name}", each)) for name, each in place.data.items()
+        }
+        for check, place in rounds.items()
+    }
+
+
+def _outcome(node: Node) -> Outcome:
+    node.choice("status", OutcomeStatus)
+    node.get("facts", dict, {})
+    node.get("breadcrumbs", list, [])
+    node.get("reason", str, "")
+    node.get("duration_s", float, 0.0)
+    return Outcome.from_json(node.data)

@@ -12,6 +12,7 @@ from torch.distributed import TCPStore
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
 from nccl_doctor.gather.examine import PROTOCOL
+from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -41,16 +42,40 @@ def test_rank_0_says_that_the_port_is_taken(stale: Ranks) -> None:
     assert str(stale.port) in found["message"]
 
 
-def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks) -> None:
+@pytest.mark.parametrize("more", [{}, {"next_s": 15.0}], ids=["another version", "this version"])
+def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks, more: dict[str, float]) -> None:
     old = ControlStore("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
     old.add("seats", 2)
-    old.put("roster", {"nonce": "old", "backend": "gloo", "tokens": {"0": "a", "1": "b"}})
+    old.put("roster", {"nonce": "old", "backend": "gloo", "tokens": {"0": "a", "1": "b"}, **more})
     old.put("order/0", {"finish": 0})
     stale.start([1])
     ended = stale.wait(WAIT_S)
     assert ended[1].code != 0
     assert "belongs to another run" in " ".join(ended[1].stderr.split())
     assert not stale.report_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ({}, 'rank 0: order has no "round"'),
+        ([], "rank 0: order is a list, not an object"),
+        ({"finish": "0"}, "rank 0: order.finish is a text, not a whole number"),
+    ],
+)
+def test_an_order_that_nobody_can_read_ends_the_run_of_this_rank(
+    stale: Ranks, order: object, words: str
+) -> None:
+    rank_0 = ControlStore("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+    stale.start([1])
+    token = rank_0.get("seat/0", WAIT_S)["token"]
+    rank_0.put("roster", Roster({0: token}, "nonce", "gloo", 15.0).to_json())
+    rank_0.put("order/0", order)
+    ended = stale.wait(WAIT_S)
+    said = " ".join(ended[1].stderr.split())
+    assert ended[1].code == 3
+    assert words in said
+    assert "Traceback" not in said
 
 
 def test_store_of_another_job_is_waited_at_no_longer_than_for_a_late_rank_0(stale: Ranks) -> None:

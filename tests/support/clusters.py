@@ -15,10 +15,11 @@ from nccl_doctor.model.cluster import (
     Outcome,
     OutcomeStatus,
     Rank,
-    facts_from_json,
     facts_to_json,
 )
+from nccl_doctor.model.cluster_json import facts_from_json
 from nccl_doctor.model.findings import Level
+from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
 
 
@@ -124,4 +125,4 @@ def change_rank(
 
 def reread(facts: Facts) -> Facts:
     """Facts as re-read from a saved report: lists, and text for keys."""
-    return facts_from_json(json.loads(json.dumps(facts_to_json(facts))))
+    return facts_from_json(Node("rank", {"facts": json.loads(json.dumps(facts_to_json(facts)))}))

@@ -26,7 +26,7 @@ def sign_in(node: int, nproc: int, **launch: Any) -> SignIn:
     )
 
 
-def called(*came: tuple[int, int]) -> EvidenceLog:
+def called(*came: tuple[int, int], waited_s: float | None = None) -> EvidenceLog:
     """A roll call that was closed when these hosts (node rank, ranks) had come."""
     first = sign_in(*came[0])
     flags = Flags(nnodes=3, node_rank=0, master_addr="nd0")
@@ -35,7 +35,7 @@ def called(*came: tuple[int, int]) -> EvidenceLog:
     for seat, (node, nproc) in enumerate(came):
         log.sign_in(seat, sign_in(node, nproc) if seat else first, float(seat))
         claims.append(Claim(seat, node, 3, nproc))
-    log.lay_out(lay_out(claims, 3))
+    log.lay_out(lay_out(claims, 3), waited_s)
     return log
 
 
@@ -74,6 +74,12 @@ def test_a_host_that_comes_after_the_places_were_given_does_not_join() -> None:
     ]
 
 
+def test_the_cluster_says_how_long_the_hosts_were_waited_for() -> None:
+    options = Options(join_timeout_s=30.0)
+    assert called((0, 2)).cluster(options, "gloo").join_timeout_s == 30.0
+    assert called((0, 2), waited_s=2.5).cluster(options, "gloo").join_timeout_s == 2.5
+
+
 def test_ranks_that_a_host_forked_came_with_their_host() -> None:
     log = called((0, 2), (1, 2), (2, 2))
     log.sign_in(3, sign_in(1, 2, rank=3, local_rank=1), 9.5)
@@ -88,4 +94,4 @@ def test_a_sign_in_is_the_same_after_its_way_through_the_store() -> None:
         "port": {ALONE: Outcome(OutcomeStatus.HUNG, breadcrumbs=({"step": "connect"},))},
     }
     who = replace(sign_in(1, 2), env={"NCCL_DEBUG": "INFO"}, addresses=("10.0.0.2",), facts=ends)
-    assert SignIn.from_json(json.loads(json.dumps(who.to_json()))) == who
+    assert SignIn.from_json(1, json.loads(json.dumps(who.to_json()))) == who

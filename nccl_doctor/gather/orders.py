@@ -1,0 +1,144 @@
+"""What rank 0 tells the participants; it crosses the store as JSON.
+
+`from_json` raises ValueError for what is malformed, and names the sender and the place in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from nccl_doctor.model.findings import Round
+from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.layout import HostPlace
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The end of the sign-in: who is in, by seat and token, and what holds for all from here on.
+
+    `nonce` is that of the run, `next_s` the longest time until the first order.
+    """
+
+    tokens: Mapping[int, str]
+    nonce: str
+    backend: str
+    next_s: float
+
+    def admits(self, seat: int, token: str) -> bool:
+        """True if the participant of this seat and token takes part."""
+        return self.tokens.get(seat) == token
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "tokens": _by_text(self.tokens)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Roster:
+        """Inverse of `to_json`."""
+        node = Node("rank 0: roster", data)
+        return cls(_tokens(node), node.get("nonce", str), node.get("backend", str), _next_s(node))
+
+
+@dataclass(frozen=True)
+class HostPlaces:
+    """The place of every host, by the seat of the participant that signed in for it.
+
+    `next_s` is the longest time until the roster.
+    """
+
+    places: Mapping[int, HostPlace]
+    tokens: Mapping[int, str]
+    next_s: float
+
+    def admits(self, seat: int, token: str) -> bool:
+        """True if the host of the participant of this seat and token has a place."""
+        return self.tokens.get(seat) == token and seat in self.places
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        places = {seat: asdict(place) for seat, place in self.places.items()}
+        tokens = _by_text(self.tokens)
+        return {"places": _by_text(places), "tokens": tokens, "next_s": self.next_s}
+
+    @classmethod
+    def from_json(cls, data: Any) -> HostPlaces:
+        """Inverse of `to_json`."""
+        node = Node("rank 0: layout", data)
+        places = Node(f"{node.path}.places", node.get("places", dict))
+        return cls(
+            {_seat(places, key): _place(places, key) for key in places.data},
+            _tokens(node),
+            _next_s(node),
+        )
+
+
+@dataclass(frozen=True)
+class Order:
+    """One round to hold. `next_s` is the longest time until the next order."""
+
+    check: str
+    round: Round
+    next_s: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "check": self.check,
+            "round": self.round.name,
+            "groups": self.round.groups,
+            "params": dict(self.round.params),
+            "deadline_s": self.round.deadline_s,
+            "next_s": self.next_s,
+        }
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of the run, with the exit code of all."""
+
+    code: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"finish": self.code}
+
+
+def order_from_json(data: Any) -> Order | Finish:
+    """Inverse of `to_json` of both."""
+    node = Node("rank 0: order", data)
+    if "finish" in node.data:
+        return Finish(node.get("finish", int))
+    groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
+    round_ = Round(
+        node.get("round", str),
+        tuple(group.many("groups[]", int) for group in groups),
+        node.get("deadline_s", float),
+        node.get("params", dict),
+    )
+    return Order(node.get("check", str), round_, _next_s(node))
+
+
+def _place(places: Node, key: str) -> HostPlace:
+    node = Node(f"{places.path}.{key}", places.data[key])
+    return HostPlace(*(node.get(field.name, int) for field in fields(HostPlace)))
+
+
+def _tokens(node: Node) -> dict[int, str]:
+    tokens = Node(f"{node.path}.tokens", node.get("tokens", dict))
+    return {_seat(tokens, key): tokens.get(key, str) for key in tokens.data}
+
+
+def _by_text(by_seat: Mapping[int, Any]) -> dict[str, Any]:
+    return {str(seat): each for seat, each in by_seat.items()}
+
+
+def _seat(node: Node, key: str) -> int:
+    if not key.isdecimal():
+        raise ValueError(f'{node.path}: "{key}" is not the number of a seat')
+    return int(key)
+
+
+def _next_s(node: Node) -> float:
+    return node.get("next_s", float)

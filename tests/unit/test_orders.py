@@ -1,0 +1,117 @@
+"""Messages of the control store: the same after their way through it, refused if malformed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
+from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.model.findings import Round
+from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.layout import HostPlace
+
+ROSTER = Roster({0: "a", 12: "b"}, "0123", "gloo", 15.0)
+PLACES = HostPlaces({12: HostPlace(1, 2, 2, 4)}, {0: "a", 12: "b"}, 25)
+ORDER = Order("links", Round("pairs", ((0, 1), (3, 2)), 7.5, {"port": 1}), 22.5)
+SIGN_IN = SignIn("t", 1, Launch(rank=3), "nd0", "key", ("10.0.0.1",), {"A": "b"}, "cpu", "gloo")
+
+READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "roster": (ROSTER, Roster.from_json),
+    "layout": (PLACES, HostPlaces.from_json),
+    "order": (ORDER, order_from_json),
+    "finish": (Finish(3), order_from_json),
+    "sign-in": (SIGN_IN, lambda data: SignIn.from_json(3, data)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_message_is_the_same_after_its_way_through_the_store(name: str) -> None:
+    message, read = READERS[name]
+    data = json.loads(json.dumps(message.to_json()))
+    assert read({**data, "of a newer version": 1}) == message
+
+
+def test_the_format_is_that_of_other_versions() -> None:
+    assert ROSTER.to_json() == {
+        "tokens": {"0": "a", "12": "b"},
+        "nonce": "0123",
+        "backend": "gloo",
+        "next_s": 15.0,
+    }
+    assert PLACES.to_json() == {
+        "places": {"12": {"node_rank": 1, "first_rank": 2, "nproc": 2, "world_size": 4}},
+        "tokens": {"0": "a", "12": "b"},
+        "next_s": 25,
+    }
+    assert json.loads(json.dumps(ORDER.to_json())) == {
+        "check": "links",
+        "round": "pairs",
+        "groups": [[0, 1], [3, 2]],
+        "params": {"port": 1},
+        "deadline_s": 7.5,
+        "next_s": 22.5,
+    }
+    assert Finish(3).to_json() == {"finish": 3}
+
+
+def test_only_the_participant_of_seat_and_token_is_admitted() -> None:
+    assert ROSTER.admits(12, "b")
+    assert PLACES.admits(12, "b")
+    assert not ROSTER.admits(12, "a")
+    assert not ROSTER.admits(1, "a")
+    assert not PLACES.admits(0, "a"), "it signed in, but not for a host"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("roster", "tokens", KeyError, 'rank 0: roster has no "tokens"'),
+        ("roster", "tokens", ["a"], "rank 0: roster.tokens is a list, not an object"),
+        ("roster", "tokens", {"x": "a"}, 'rank 0: roster.tokens: "x" is not the number of a seat'),
+        ("roster", "tokens", {"-1": "a"}, 'rank 0: roster.tokens: "-1" is not the number'),
+        ("roster", "tokens", {"1": 2}, "rank 0: roster.tokens.1 is a whole number, not a text"),
+        ("roster", "nonce", None, "rank 0: roster.nonce is null, not a text"),
+        ("roster", "next_s", "soon", "rank 0: roster.next_s is a text, not a number"),
+        ("layout", "places", None, "rank 0: layout.places is null, not an object"),
+        ("layout", "places", {"1": 2}, "rank 0: layout.places.1 is a whole number"),
+        ("layout", "places", {"1": {}}, 'rank 0: layout.places.1 has no "node_rank"'),
+        ("layout", "tokens", None, "rank 0: layout.tokens is null"),
+        ("layout", "next_s", KeyError, 'rank 0: layout has no "next_s"'),
+        ("order", "check", 1, "rank 0: order.check is a whole number, not a text"),
+        ("order", "round", KeyError, 'rank 0: order has no "round"'),
+        ("order", "groups", [1], "rank 0: order.groups[] is a whole number, not a list"),
+        ("order", "groups", [["1"]], "rank 0: order.groups[][] is a text, not a whole number"),
+        ("order", "params", [], "rank 0: order.params is a list, not an object"),
+        ("order", "deadline_s", None, "rank 0: order.deadline_s is null, not a number"),
+        ("finish", "finish", "0", "rank 0: order.finish is a text, not a whole number"),
+        ("sign-in", "token", KeyError, 'seat 3: sign-in has no "token"'),
+        ("sign-in", "pid", "1", "seat 3: sign-in.pid is a text, not a whole number"),
+        ("sign-in", "launch", [], "seat 3: sign-in.launch is a list, not an object"),
+        ("sign-in", "launch", {"problems": [1]}, "seat 3: sign-in.launch is not a launch record"),
+        ("sign-in", "host", {"name": 1}, "seat 3: sign-in.host.name is a whole number"),
+        ("sign-in", "env", "A=b", "seat 3: sign-in.env is a text, not an object"),
+        ("sign-in", "facts", {"port": []}, "seat 3: sign-in.facts.port is a list"),
+        ("sign-in", "facts", {"port": {"alone": {"status": "x"}}}, "port.alone.status is"),
+    ],
+)
+def test_a_malformed_message_names_its_sender_and_the_place(
+    name: str, key: str, value: object, words: str
+) -> None:
+    message, read = READERS[name]
+    data = {**json.loads(json.dumps(message.to_json())), key: value}
+    if value is KeyError:
+        del data[key]
+    with pytest.raises(ValueError, match=r"^(rank 0|seat 3): ") as error:
+        read(data)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 3])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_object_is_no_message(name: str, data: object) -> None:
+    with pytest.raises(ValueError, match="not an object"):
+        READERS[name][1](data)
