@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nccl_doctor import __version__
@@ -86,7 +87,7 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         for finding in saved.findings
         if finding.check not in here or finding.code in ENGINE_CODES - {CHECK_BROKE.code}
     ]
-    return conclude(
+    again = conclude(
         saved.cluster,
         registry.checks,
         run=saved.run,
@@ -96,6 +97,7 @@ def judge_again(saved: Report, registry: Registry) -> Report:
         strict=saved.run.strict,
         others=[result for name, result in results.items() if name not in here],
     )
+    return replace(again, redacted=saved.redacted)
 
 
 def _exit_code(cluster: Cluster, verdict: str, roots: Sequence[Finding]) -> int:

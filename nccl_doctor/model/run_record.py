@@ -50,8 +50,8 @@ class RunRecord:
 
     def to_json(self, cluster: Cluster) -> dict[str, Any]:
         """`run` of the report, with what the cluster knows."""
-        told = {name: getattr(self, name) for name in _TYPES}
-        known = {name: value for name, value in told.items() if value is not None}
+        values = {name: getattr(self, name) for name in _TYPES}
+        known = {name: value for name, value in values.items() if value is not None}
         extra = {name: value for name, value in self.extra.items() if name not in known}
         return {**known, **extra, **run_to_json(cluster), "alone": self.alone}
 

@@ -108,7 +108,9 @@ def test_redacted_in_every_format_with_one_map(saved, command):
     assert sorted(path.name for path in Path().glob("*.map.json")) == ["out.json.map.json"]
     assert json.loads(Path("out.json").read_text())["redacted"] is True
     # What is redacted can be shown and judged like any other report.
-    assert invoke("report", "judge", "out.json").exit_code == done.exit_code
+    again = invoke("report", "judge", "out.json", "--json", "again.json")
+    assert again.exit_code == done.exit_code
+    assert json.loads(Path("again.json").read_text())["redacted"] is True
     assert invoke("report", "show", "out.json").exit_code == 0
 
 

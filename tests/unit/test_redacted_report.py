@@ -167,6 +167,20 @@ def test_redacted_views_are_merged_if_their_key_is_one():
         merge_reports([redact(seen, KEY)[0], redact(view, b"another key")[0]], NO_CHECKS)
 
 
+def test_judged_again_it_is_still_redacted_and_can_be_merged():
+    plain = conclude(make_cluster(("nd0", "nd1"), absent_nodes=(1,)), [], run=RUN)
+    view = conclude(
+        shut_out(make_cluster(("nd0", "nd1"), complete=False), "nd0", "nd1"), [], run=RUN
+    )
+    saved, other = redact(plain, KEY)[0], redact(view, KEY)[0]
+    again = through_json(judge_again(saved, NO_CHECKS))
+    assert again.redacted
+    assert again.run.redacted_with == saved.run.redacted_with
+    assert not judge_again(plain, NO_CHECKS).redacted
+    merged = merge_reports([again, other], NO_CHECKS)
+    assert merged.to_json() == merge_reports([saved, other], NO_CHECKS).to_json()
+
+
 @pytest.mark.parametrize("name", ["head", "node", "rank", "store", "port", "alone", "self"])
 def test_a_host_named_like_a_word_of_the_report_breaks_nothing(name):
     finding = Finding(kind("port-made"), f"no answer from {name}", Where(hosts=(name,)))
