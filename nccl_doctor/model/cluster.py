@@ -38,7 +38,7 @@ class Outcome:
     D = uninterruptible, S = sleeping), `wchan` the kernel function that it slept in,
     `log_tail` the end of what it printed. `witness` is what a child that was about to miss its
     deadline said of itself, by name (see `Context.witness`). `group` is the lowest seat of the
-    group that it took part in; None where it observed alone.
+    group that it took part in; None where it observed alone. `extra` are keys of another version.
     """
 
     status: OutcomeStatus
@@ -54,6 +54,7 @@ class Outcome:
     signal: str | None = None
     duration_s: float = 0.0
     group: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def last_step(self) -> str:
@@ -85,7 +86,7 @@ class Outcome:
             value = getattr(self, key)
             if value not in ("", None):
                 data[key] = value
-        return data
+        return data | dict(self.extra)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
@@ -110,6 +111,7 @@ class Outcome:
             signal=data.get("signal"),
             duration_s=data.get("duration_s", 0.0),
             group=data.get("group"),
+            extra={key: data[key] for key in data if key not in cls.__dataclass_fields__},
         )
 
 
@@ -138,7 +140,7 @@ class Host:
     it. `reported` is False for a host that is expected but never signed in; then `name` is None
     unless another source has it. `joined` is False if only its partial report is known: it examined
     itself, and never reached the coordinator (or lost it). `key` is the same in every report of one
-    machine, and of no other; empty if not known.
+    machine, and of no other; empty if not known. `extra` are keys of another version.
     """
 
     id: int
@@ -149,6 +151,7 @@ class Host:
     facts: Facts = field(default_factory=dict)
     joined: bool = True
     key: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -164,7 +167,7 @@ class Rank:
     variables as the launcher gave them. `device` is what it would train on: `cuda` where its host
     has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
     `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
-    launch, environment or facts.
+    launch, environment or facts. `extra` are keys of another version.
     """
 
     seat: int
@@ -180,6 +183,7 @@ class Rank:
     signed_in_s: float = 0.0
     last_breadcrumb: str | None = None
     facts: Facts = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.model.cluster import (
@@ -24,42 +25,46 @@ Json = dict[str, Any]
 
 def hosts_to_json(cluster: Cluster) -> list[Json]:
     """`hosts` of the report."""
-    return [
-        {
-            "id": host.id,
-            "host": host.name,
-            "node_rank": host.node_rank,
-            "reported": host.reported,
-            "joined": host.joined,
-            "key": host.key,
-            "addresses": list(host.addresses),
-            "facts": facts_to_json(host.facts),
-        }
-        for host in cluster.hosts
-    ]
+    return [_host_to_json(host) for host in cluster.hosts]
+
+
+def _host_to_json(host: Host) -> Json:
+    return {
+        "id": host.id,
+        "host": host.name,
+        "node_rank": host.node_rank,
+        "reported": host.reported,
+        "joined": host.joined,
+        "key": host.key,
+        "addresses": list(host.addresses),
+        "facts": facts_to_json(host.facts),
+        **host.extra,
+    }
 
 
 def ranks_to_json(cluster: Cluster) -> list[Json]:
     """`ranks` of the report."""
-    return [
-        {
-            "seat": rank.seat,
-            "rank": rank.rank,
-            "local_rank": rank.local_rank,
-            "host": rank.host.name,
-            "host_id": rank.host.id,
-            "device": rank.device,
-            "backend": rank.backend,
-            "reported": rank.reported,
-            "last_breadcrumb": rank.last_breadcrumb,
-            "launch": None if rank.launch is None else rank.launch.to_json(),
-            "env": dict(rank.env),
-            "pid": rank.pid,
-            "signed_in_s": rank.signed_in_s,
-            "facts": facts_to_json(rank.facts),
-        }
-        for rank in cluster.ranks
-    ]
+    return [_rank_to_json(rank) for rank in cluster.ranks]
+
+
+def _rank_to_json(rank: Rank) -> Json:
+    return {
+        "seat": rank.seat,
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "host": rank.host.name,
+        "host_id": rank.host.id,
+        "device": rank.device,
+        "backend": rank.backend,
+        "reported": rank.reported,
+        "last_breadcrumb": rank.last_breadcrumb,
+        "launch": None if rank.launch is None else rank.launch.to_json(),
+        "env": dict(rank.env),
+        "pid": rank.pid,
+        "signed_in_s": rank.signed_in_s,
+        "facts": facts_to_json(rank.facts),
+        **rank.extra,
+    }
 
 
 def run_to_json(cluster: Cluster) -> Json:
@@ -110,23 +115,23 @@ def _job(data: Mapping[str, Any]) -> Job:
 
 
 def _host(node: Node) -> Host:
-    return Host(
+    host = Host(
         id=node.get("id", int),
         name=node.maybe("host", str),
         node_rank=node.maybe("node_rank", int),
         reported=node.get("reported", bool),
         addresses=node.many("addresses", str),
-        facts=facts_from_json(node),
         joined=node.get("joined", bool, True),
         key=node.get("key", str, ""),
     )
+    return replace(host, facts=facts_from_json(node), extra=node.beyond(_host_to_json(host)))
 
 
 def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
     host_id = node.get("host_id", int)
     if host_id not in hosts:
         raise ValueError(f"{node.path}.host_id is {host_id}, but no host has that id")
-    return Rank(
+    rank = Rank(
         seat=node.get("seat", int),
         rank=node.maybe("rank", int),
         local_rank=node.maybe("local_rank", int),
@@ -139,8 +144,8 @@ def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
         pid=node.maybe("pid", int),
         signed_in_s=node.get("signed_in_s", float, 0.0),
         last_breadcrumb=node.maybe("last_breadcrumb", str),
-        facts=facts_from_json(node),
     )
+    return replace(rank, facts=facts_from_json(node), extra=node.beyond(_rank_to_json(rank)))
 
 
 def launch_from_json(node: Node) -> Launch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -59,6 +59,10 @@ class Node:
         """A list of plain values of one type; absence is the empty one."""
         items: Sequence[Any] = self.get(key, list, [])
         return tuple(Node(self.path, {f"{key}[]": item}).get(f"{key}[]", what) for item in items)
+
+    def beyond(self, known: Container[str]) -> dict[str, Any]:
+        """The values of all other keys: of another version, to be written again as they are."""
+        return {key: value for key, value in self.data.items() if key not in known}
 
     def _value(self, key: str) -> Any:
         if key not in self.data:

@@ -65,9 +65,5 @@ class RunRecord:
         node.get("options", dict, {})
         values = {name: node.readable(name, what) for name, what in _TYPES.items()}
         read: dict[str, Any] = {name: each for name, each in values.items() if each is not None}
-        known = {*read, *run_to_json(cluster), "alone"}
-        return cls(
-            **read,
-            alone=node.readable("alone", bool) is True,
-            extra={name: value for name, value in node.data.items() if name not in known},
-        )
+        extra = node.beyond({*read, *run_to_json(cluster), "alone"})
+        return cls(**read, alone=node.readable("alone", bool) is True, extra=extra)

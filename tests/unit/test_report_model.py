@@ -116,6 +116,18 @@ def test_unknown_keys_are_for_newer_versions():
     assert Report.from_json(data).verdict == "fail"
 
 
+def test_keys_of_another_version_are_written_again():
+    data = full_report().to_json()
+    places = [data["run"], data["hosts"][0], data["ranks"][1]]
+    places += [data["hosts"][1]["facts"]["shm"]["alone"], data["ranks"][2]["facts"]["gpu"]["alone"]]
+    for place in places:
+        place["new"] = {"deep": [1]}
+    data = json.loads(json.dumps(data))
+    again = Report.from_json(data)
+    assert again.to_json() == data
+    assert judge_again(again, registry_of()).to_json() == data
+
+
 def test_render_is_stable_ascii_with_sorted_keys():
     text = json_format.render(full_report())
     assert text.isascii()
