@@ -1,4 +1,4 @@
-"""What rank 0 tells the participants; it crosses the store as JSON.
+"""Messages of rank 0 to the participants; they cross the store as JSON.
 
 `from_json` raises ValueError for what is malformed, and names the sender and the place in it.
 """

@@ -35,7 +35,7 @@ class Node:
         return None if self.data.get(key) is None else self.get(key, what)
 
     def readable(self, key: str, what: type[T]) -> T | None:
-        """As `maybe`, but a value of another type is None too."""
+        """Value as of `maybe`; None for another type, too."""
         try:
             return self.maybe(key, what)
         except ValueError:
