@@ -6,7 +6,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.cli.program import CLEAN, program
 from tests.ranks.test_bad_plugin import MISTAKES, install
+from tests.support.forkserver import quick_python_path
 from tests.support.reports import validate
 
 yaml = pytest.importorskip("yaml")
@@ -32,7 +32,7 @@ def act(
     `path` is one more folder of modules for Python.
     """
     step = ACTION["runs"]["steps"][-1]
-    given = {**DEFAULTS, "python": sys.executable, **inputs}
+    given = {**DEFAULTS, "python": quick_python_path(), **inputs}
     env = {
         name: re.sub(r"\$\{\{ inputs\.([a-z]+) \}\}", lambda found: given[found[1]], value)
         for name, value in step["env"].items()
@@ -114,7 +114,7 @@ def test_the_action_on_a_runner_with_too_few_gpus(tmp_path: Path):
     lines = re.findall(r"^(nccl-doctor report show .*)$", PAGE, re.MULTILINE)
     assert len(lines) == 2
     for line in lines:
-        shell = f'nccl-doctor() {{ "{sys.executable}" -m nccl_doctor "$@"; }}\n{line}'
+        shell = f'nccl-doctor() {{ "{quick_python_path()}" -m nccl_doctor "$@"; }}\n{line}'
         ran = subprocess.run(
             ["bash", "-ec", shell], cwd=tmp_path, env=CLEAN, capture_output=True, check=False
         )

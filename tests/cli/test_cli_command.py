@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
+from tests.support.forkserver import quick_python_path
 
 Done = subprocess.CompletedProcess[str]
 QUICK = ("--backend", "gloo", "--select", "ranks,torch_import,interfaces")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 # One write for each line: the ranks share the pipe.
 PRINTS = """
 import os
@@ -41,6 +40,10 @@ def examine(tmp_path: Path) -> Callable[..., tuple[Done, dict[str, Any]]]:
         return done, json.loads(path.read_text())
 
     return run_it
+
+
+def torchrun() -> tuple[str, ...]:
+    return quick_python_path(), "-m", "torch.distributed.run"
 
 
 def alone() -> list[str]:
@@ -81,7 +84,7 @@ def test_its_arguments_are_not_recorded(examine):
 
 def test_the_topology_is_read_from_torchrun(examine, tmp_path):
     (tmp_path / "job.py").write_text(PRINTS)
-    done, report = examine(*TORCHRUN, "--nproc-per-node", "3", "job.py")
+    done, report = examine(*torchrun(), "--nproc-per-node", "3", "job.py")
     assert done.returncode == 0, done
     assert report["run"]["world_size"] == 3
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("job"))
@@ -90,7 +93,7 @@ def test_the_topology_is_read_from_torchrun(examine, tmp_path):
 
 def test_what_the_line_sets_for_its_ranks_is_examined(examine, tmp_path):
     (tmp_path / "job.py").write_text(PRINTS)
-    line = ("env", "GLOO_SOCKET_IFNAME=no-such-nic", *TORCHRUN, "job.py")
+    line = ("env", "GLOO_SOCKET_IFNAME=no-such-nic", *torchrun(), "job.py")
     done, report = examine(*line)
     assert done.returncode == 1
     assert [root["code"] for root in report["root_causes"]] == ["interface-missing"]

@@ -21,6 +21,7 @@ from nccl_doctor.launch.ssh.relay import MARKER, instructions
 from nccl_doctor.model.options import Options
 from tests.cli.program import CLEAN, error_of, program
 from tests.ranks.ranks import free_port
+from tests.support.forkserver import quick_python_path
 from tests.support.reports import validate
 
 SSH = """#!/bin/sh
@@ -58,9 +59,26 @@ def run(tmp_path: Path, env: dict[str, str]) -> Run:
 
     def run_one(lines: str, *options: str, **more) -> subprocess.CompletedProcess[str]:
         (tmp_path / "hosts").write_text(lines)
-        more = {"cwd": tmp_path, "timeout_s": 90, **more, "env": {**env, **more.get("env", {})}}
+        more["env"] = {**CLEAN, **env, **more.get("env", {})}
         port = ("--master-port", str(free_port()))  # other tests run at the same time
-        return program("run", "--hostfile", "hosts", *port, *options, **more)
+        return subprocess.run(
+            [
+                quick_python_path(),
+                "-m",
+                "nccl_doctor",
+                "run",
+                "--hostfile",
+                "hosts",
+                *port,
+                *options,
+            ],
+            cwd=tmp_path,
+            timeout=90,
+            capture_output=True,
+            text=True,
+            check=False,
+            **more,
+        )
 
     return run_one
 
@@ -104,7 +122,7 @@ def test_one_host(run: Run, tmp_path: Path, host: str):
     log = (tmp_path / "log").read_text()
     assert f"-- {host} cd {tmp_path}; exec env " in log
     assert f" PYTHONPATH={tmp_path}" in log
-    assert f" {sys.executable} -m nccl_doctor run --relay --nnodes 1 --node-rank 0 " in log
+    assert f" {quick_python_path()} -m nccl_doctor run --relay --nnodes 1 --node-rank 0 " in log
 
 
 def test_json_on_stdout_is_nothing_but_json(run: Run):
@@ -276,7 +294,7 @@ def test_the_configuration_file_may_name_the_hosts(tmp_path: Path, env: dict[str
 
 def relay(tmp_path: Path, env: dict[str, str], *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "nccl_doctor", "run", "--relay", *options],
+        [quick_python_path(), "-m", "nccl_doctor", "run", "--relay", *options],
         cwd=tmp_path,
         env={**CLEAN, **env},
         stdin=subprocess.PIPE,

@@ -20,6 +20,7 @@ from nccl_doctor.report.formats import formats
 from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests.cli.program import CLEAN, program
 from tests.support import disks
+from tests.support.forkserver import quick_python_path
 from tests.support.ways import GIVES, MOST_S, PRINTS, SAVED, SUMMARY, files_in
 
 START_S = 10.0
@@ -87,7 +88,7 @@ def on_a_full_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str
         "cd full; ls -A; cat report.json",
     )
     return subprocess.run(
-        ["unshare", "-m", "sh", "-c", "\n".join(lines), "sh", sys.executable],
+        ["unshare", "-m", "sh", "-c", "\n".join(lines), "sh", quick_python_path()],
         cwd=folder,
         env=CLEAN,
         capture_output=True,

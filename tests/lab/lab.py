@@ -24,6 +24,7 @@ from typing import Any
 from tests.lab.hosts import SWITCH, Host, hold, new_host, user_namespace
 from tests.lab.processes import PATH, Process, Strike, call, describe
 from tests.lab.run import Run
+from tests.support.forkserver import quick_python_path
 
 MASTER_PORT = 29500
 EPHEMERAL = (32768, 60999)
@@ -74,6 +75,11 @@ class Lab:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def python(self) -> str:
+        """Python for launchers: one that has torch imported as it starts, if that may be."""
+        return sys.executable if self.fresh else quick_python_path()
 
     def __getitem__(self, name: str) -> Host:
         return self.hosts[self.names.index(name)]
@@ -186,8 +192,7 @@ class Lab:
         processes = []
         for host, args, wrap in self._topology(nproc, hosts, per_host, **more):
             variables = {**(env or {}), **(per_host_env or {}).get(host.name, {})}
-            torchrun = [sys.executable, "-m", "torch.distributed.run"]
-            argv = [*wrap, *torchrun, *args, *command]
+            argv = [*wrap, self.python, "-m", "torch.distributed.run", *args, *command]
             processes.append(host.run(argv, variables, folder))
         return processes
 
@@ -307,7 +312,7 @@ class Lab:
             if rendezvous == "c10d":
                 endpoint = f"{self.names[0]}:{MASTER_PORT}"
                 args = [*args[:4], "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
-            torchrun = ["--", sys.executable, "-m", "torch.distributed.run"] if job else []
+            torchrun = ["--", self.python, "-m", "torch.distributed.run"] if job else []
             argv += [*torchrun, *args, *job]
             started[host.index] = [host.run(argv, variables, folder)]
         self.wait([process for each in started.values() for process in each], timeout_s)

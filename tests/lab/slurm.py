@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -166,7 +165,7 @@ class Slurm:
     def doctor(self, srun: Sequence[str], *options: str) -> Run:
         """`srun … python -m nccl_doctor run`, and what it left."""
         folder = self.lab.new_folder()
-        command = ["srun", *srun, sys.executable, "-m", "nccl_doctor", "run"]
+        command = ["srun", *srun, self.lab.python, "-m", "nccl_doctor", "run"]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
         command += [*PATIENT, "--collective-timeout", f"{COLLECTIVE_S:g}", *options]
         env = {"TMPDIR": str(folder / "tmp")}

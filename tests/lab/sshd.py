@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -109,7 +108,7 @@ class Ssh:
         self.export(TMPDIR=str(folder / "tmp"), **(env or {}))
         hosts = self.folder / "hosts"
         hosts.write_text("\n".join(lines or [f"{host.name} slots=1" for host in lab.hosts]) + "\n")
-        command = [sys.executable, "-m", "nccl_doctor", "run", "--hostfile", str(hosts)]
+        command = [lab.python, "-m", "nccl_doctor", "run", "--hostfile", str(hosts)]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
         command += ["--join-timeout", f"{join_s:g}", "--collective-timeout", f"{COLLECTIVE_S:g}"]
         command += ["--timeout", f"{total_s:g}", *options]

@@ -120,6 +120,7 @@ def test_a_firewall_before_the_server(ssh: Ssh) -> None:
 
 
 def test_no_python_there(ssh: Ssh) -> None:
+    ssh.lab.fresh = True
     ssh.serve("nd0", "nd1")
     _hide(ssh, "nd1", Path(sys.executable).parent)
     fix = check_refused(ssh.run(), "exit 127: ", code="remote-command-failed")
@@ -127,6 +128,7 @@ def test_no_python_there(ssh: Ssh) -> None:
 
 
 def test_no_doctor_there(ssh: Ssh) -> None:
+    ssh.lab.fresh = True
     ssh.serve("nd0", "nd1")
     _hide(ssh, "nd1", Path(nccl_doctor.__file__).parent)
     fix = check_refused(ssh.run(), "No module named nccl_doctor", code="remote-command-failed")

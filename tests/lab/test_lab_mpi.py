@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +38,7 @@ def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) ->
     folder = lab.new_folder()
     variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
     doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
-    doctor += [sys.executable, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
+    doctor += [lab.python, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
     doctor += ["--backend", "gloo", *PATIENT]
     doctor += ["--collective-timeout", f"{COLLECTIVE_S:g}", *options]
     env = {

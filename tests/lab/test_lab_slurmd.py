@@ -20,6 +20,7 @@ from tests.lab import slurm
 from tests.lab.lab import Lab
 from tests.lab.slurm import Slurm
 from tests.nvml.stand_in import build, h100s, uuid, write
+from tests.support.forkserver import quick_python_path
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "slurm.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
@@ -117,7 +118,8 @@ class Nodes:
             "NVML_STAND_IN": str(file),
         }
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        self._doctor(node, f'exec env -i {given} {sys.executable} -m nccl_doctor "$@"')
+        python = quick_python_path(str(self.library))
+        self._doctor(node, f'exec env -i {given} {python} -m nccl_doctor "$@"')
 
     def is_well(self, node: str) -> None:
         self._finds(node, h100s())

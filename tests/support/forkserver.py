@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -27,9 +28,12 @@ import time
 import traceback
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from tests.support import quick_client, quick_python
 
 
 @functools.cache
@@ -56,6 +60,13 @@ class Nursery:
             return json.loads(self._lines.readline())
 
 
+@functools.cache
+def quick_python_path(library_path: str = "") -> str:
+    """Path of a `python` for launchers and scripts that has torch imported as it starts."""
+    return str(nursery(library_path).ask(python=True))
+
+
+_PR_SET_PDEATHSIG = 1
 _RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 
@@ -171,19 +182,82 @@ def _serve() -> None:
     assert threading.active_count() == 1
     gc.freeze()  # what is imported, no child needs to go through, and so to copy
     _use_huge_pages()
-    door = socket.socket(fileno=os.dup(0))
+    with tempfile.TemporaryDirectory(prefix="nccl-doctor-tests-") as folder:
+        python, quick = quick_python.make(Path(folder))
+        _listen(socket.socket(fileno=os.dup(0)), quick, str(python))
+
+
+def _listen(door: socket.socket, quick: socket.socket, python: str) -> None:
+    """Serve the workers of a test run at `door` until the last of them has left, and who starts
+    the quick `python` at `quick`.
+    """
     callers: dict[socket.socket, IO[str]] = {}
+    guests: dict[socket.socket, Guest] = {}
     while True:
-        ready, _, _ = select.select([door, *callers], [], [])
+        ends = {guest.end: sock for sock, guest in guests.items()}
+        ready, _, _ = select.select([door, quick, *callers, *guests, *ends], [], [])
+        open_here = [door, quick, *callers, *guests]
         for sock in ready:
             if sock is door:
                 caller, _ = door.accept()
                 callers[caller] = caller.makefile("rw")
-            elif not _answer(callers[sock], [door, *callers]):
+            elif sock is quick:
+                caller, _ = quick.accept()
+                if guest := _receive(caller, [*open_here, caller], python):
+                    guests[caller] = guest
+            elif sock in ends or sock in guests:
+                caller = ends.get(sock, sock)
+                if caller in guests and guests[caller].is_over(caller, ended=sock in ends):
+                    del guests[caller]
+                    caller.close()
+            elif not _answer(callers[sock], open_here, python):
                 callers.pop(sock).close()
                 sock.close()
         if not callers:
             return
+
+
+@dataclass
+class Guest:
+    """The process of one that started the quick `python`."""
+
+    pid: int
+    end: int
+
+    def is_over(self, caller: socket.socket, *, ended: bool) -> bool:
+        """Pass a signal on, or the end of one to the other. Returns whether it has ended."""
+        if not ended:
+            with contextlib.suppress(ConnectionError):
+                if word := caller.recv(100):
+                    os.kill(self.pid, int(word))
+                    return False
+            os.kill(self.pid, signal.SIGKILL)  # as the one that it is for was
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.end)
+        code = os.waitstatus_to_exitcode(status)
+        word = b"ended %d" % code if code >= 0 else b"killed %d" % -code
+        with contextlib.suppress(OSError):
+            caller.send(word)
+        return True
+
+
+def _receive(caller: socket.socket, sockets: Sequence[socket.socket], python: str) -> Guest | None:
+    """Fork what a caller asks for, if a fork can be it."""
+    request = quick_python.receive(caller)
+    if request is None or quick_python.needs_fresh(request):
+        with contextlib.suppress(OSError):
+            caller.send(b"fresh")
+        caller.close()
+        if request:
+            request.close()
+        return None
+    pid = os.fork()
+    if pid == 0:
+        for each in sockets:
+            os.close(each.fileno())
+        _be_the_guest(request, python)
+    request.close()
+    return Guest(pid, os.pidfd_open(pid))
 
 
 _MADV_COLLAPSE = 25  # Linux 6.1
@@ -219,13 +293,15 @@ def _import_all() -> None:
     table.table()
 
 
-def _answer(lines: IO[str], sockets: Sequence[socket.socket]) -> bool:
+def _answer(lines: IO[str], sockets: Sequence[socket.socket], python: str) -> bool:
     """Do what one caller asks for. Returns whether there was one; no child keeps the `sockets`."""
     try:
         if not (line := lines.readline()):
             return False
         order = json.loads(line)
-        if "poll" in order:
+        if "python" in order:
+            answer: Any = python
+        elif "poll" in order:
             _, status = os.waitpid(order["poll"], 0)
             answer = os.waitstatus_to_exitcode(status)
         else:
@@ -242,16 +318,22 @@ def _answer(lines: IO[str], sockets: Sequence[socket.socket]) -> bool:
 
 
 def _move_to(host: int) -> None:
-    """Go on, in a child of this process, in the namespaces of another one; setns(2)."""
-    user = ["user"] if os.geteuid() else []
-    kinds = [*user, "net", "uts", "ipc", "mnt", "pid"]
-    handles = [os.open(f"/proc/{host}/ns/{kind}", os.O_RDONLY) for kind in kinds]
+    """Go on, in a child of this process, in the namespaces of another one; setns(2).
+
+    This one stays, passes signals on to the child, and ends as it does.
+    """
+    moves = quick_python.namespaces(host)
+    handles = [os.open(path, os.O_RDONLY) for path in moves.values()]
     libc = ctypes.CDLL(None, use_errno=True)
     for handle in handles:
         if libc.setns(handle, 0):
             raise OSError(ctypes.get_errno(), "setns")
         os.close(handle)
+    if "pid" not in moves:
+        return
     if child := os.fork():
+        for number in quick_client.FORWARDED:
+            signal.signal(number, lambda number, _: os.kill(child, number))
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             with contextlib.suppress(OSError):  # as of SIGKILL
@@ -261,32 +343,78 @@ def _move_to(host: int) -> None:
 
 
 def _be_the_program(order: Mapping[str, Any]) -> None:
-    from nccl_doctor.__main__ import main
-
-    code: Any = 1
-    try:
+    def enter() -> None:
         if order["host"] is not None:
             _move_to(order["host"])
         os.chdir(order["folder"])
-        os.environ.clear()
-        os.environ.update(order["env"])
-        tempfile.tempdir = None  # what TMPDIR says is found out once
-        if "TEST_BREAK" in os.environ:
-            import tests.broken.sitecustomize  # noqa: F401
-        descriptors = [os.open(os.devnull, os.O_RDONLY)]
-        descriptors += [os.open(out, os.O_WRONLY | os.O_CREAT, 0o600) for out in order["outputs"]]
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        sys.stdin, sys.stdout, sys.stderr = (
-            os.fdopen(number, mode, buffering=1, closefd=False)
-            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
-        )
+
+    def streams() -> list[int]:
+        flags = os.O_WRONLY | os.O_CREAT
+        outputs = [os.open(out, flags, 0o600) for out in order["outputs"]]
+        return [os.open(os.devnull, os.O_RDONLY), *outputs]
+
+    def body() -> None:
+        from nccl_doctor.__main__ import main
+
         sys.argv = ["nccl-doctor", *order["arguments"]]
         if order["code"]:
             exec(order["code"], {"__name__": "__main__"})
         else:
             main()
+
+    _be(enter, order["env"], streams, body)
+
+
+def _be_the_guest(request: quick_python.Request, python: str) -> None:
+    def enter() -> None:
+        quick_python.take_over(request.pid)
+        if quick_python.namespaces(request.pid):
+            _move_to(request.pid)
+            # Its life hangs on that of the process that waits for it.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.fchdir(request.folder)
+        os.close(request.folder)
+
+    def body() -> None:
+        from nccl_doctor import __main__
+
+        sys.path[:1] = request.path
+        sys.executable = python
+        module, *words = request.words
+        if module == "nccl_doctor":
+            sys.argv = [__main__.__file__, *words]
+            __main__.main()
+        else:
+            sys.argv = [module, *words]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+    _be(enter, request.env, lambda: request.streams, body)
+
+
+def _be(
+    enter: Callable[[], None],
+    env: Mapping[str, str],
+    streams: Callable[[], list[int]],
+    body: Callable[[], None],
+) -> None:
+    """Become a program; never returns."""
+    code: Any = 1
+    try:
+        enter()
+        os.environ.clear()
+        os.environ.update(env)
+        tempfile.tempdir = None  # what TMPDIR says is found out once
+        if "TEST_BREAK" in os.environ:
+            import tests.broken.sitecustomize  # noqa: F401
+        descriptors = [os.dup(number) for number in streams()]
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        os.closerange(3, max(descriptors) + 1)
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(number, mode, buffering=1, closefd=False)
+            for number, mode in ((0, "r"), (1, "w"), (2, "w"))
+        )
+        body()
         code = 0
     except SystemExit as leaves:
         code = leaves.code

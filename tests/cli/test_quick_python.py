@@ -1,0 +1,92 @@
+"""The `python` that tests give to launchers behaves as the one that it stands for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import CLEAN
+from tests.support.forkserver import quick_python_path
+
+WAITS = ("run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost")
+OPTIONS = ("--backend", "gloo", "--nproc-per-node", "1", "--select", "ranks", "--timeout", "60")
+
+
+def ran(*command: str, **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=30, check=False, env=CLEAN, **more
+    )
+
+
+def seconds(*command: str) -> float:
+    started = time.monotonic()
+    assert ran(*command).returncode == 0
+    return time.monotonic() - started
+
+
+def test_the_same_words_and_codes():
+    quick = quick_python_path()
+    for words in (("--version",), ("frobnicate",), ("schema",)):
+        one, other = (
+            ran(python, "-m", "nccl_doctor", *words) for python in (quick, sys.executable)
+        )
+        assert (one.returncode, one.stdout, one.stderr) == (
+            other.returncode,
+            other.stdout,
+            other.stderr,
+        )
+
+
+def test_what_is_no_module_runs_in_python_itself():
+    done = ran(quick_python_path(), "-c", "import sys; print(sys.executable); sys.exit(7)")
+    assert (done.returncode, done.stdout) == (7, f"{sys.executable}\n")
+
+
+def test_limits_and_folder_are_the_caller_s(tmp_path: Path):
+    command = ("run", *OPTIONS, "--select", "limits", "--json", "here.json")
+    ran(
+        "prlimit",
+        "--nofile=201:202",
+        quick_python_path(),
+        "-m",
+        "nccl_doctor",
+        *command,
+        cwd=tmp_path,
+    )
+    report = json.loads((tmp_path / "here.json").read_text())
+    (host,) = report["hosts"]
+    print(host)
+    assert "201" in json.dumps(report)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it_and_all_that_it_started(tmp_path: Path, number: int):
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        process = subprocess.Popen(
+            [quick_python_path(), "-m", "nccl_doctor", *WAITS, *OPTIONS, "--verbose"],
+            stdout=file,
+            stderr=file,
+            cwd=tmp_path,
+            env={**CLEAN, "TMPDIR": str(tmp_path)},
+        )
+        time.sleep(1.5)
+        process.send_signal(number)
+        code = process.wait(20)
+    assert code == -signal.SIGKILL if number == signal.SIGKILL else code in (1, 3), said.read_text()
+    end = time.monotonic() + 5
+    while left := ran("pgrep", "-f", str(tmp_path)).stdout:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def test_a_module_in_the_way_gets_a_fresh_python(tmp_path: Path):
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)\n")
+    done = ran(quick_python_path(), "-m", "nccl_doctor", "run", *OPTIONS, cwd=tmp_path)
+    assert done.returncode == 9, done
