@@ -7,7 +7,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from nccl_doctor.gather.watchdog import LAST_WORDS_S
 from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests.ranks.ranks import BASE, Ended, Ranks
 from tests.support import disks
+from tests.support.forkserver import quick_python_path
 
 RUN_S = 20.0  # of two ranks that are well, on a machine that is not
 # Rank 0 may wait for the disk before it opens the store that the other one joins.
@@ -45,7 +45,7 @@ def told(tmp_path: Path, *options: str, **env: str) -> tuple[Ranks, Ended]:
 
 def test_a_report_that_cannot_be_put_there_is_still_told(tmp_path: Path, disk: Path) -> None:
     """By the own launcher, to pipes: what is left behind keeps neither them nor it."""
-    command = [sys.executable, "-m", "nccl_doctor", "run", "--nproc-per-node=2", *OPTIONS]
+    command = [quick_python_path(), "-m", "nccl_doctor", "run", "--nproc-per-node=2", *OPTIONS]
     started = time.monotonic()
     done = subprocess.run(
         [*command, f"--json={disk}/a.json", f"--markdown={disk}/a.md"],

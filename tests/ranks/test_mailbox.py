@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
 from nccl_doctor.gather import control_store, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
@@ -60,6 +59,8 @@ def test_letters_of_any_size_arrive_whole(door: tuple[int, int]) -> None:
 def test_no_piece_is_larger_than_a_small_packet(door: tuple[int, int]) -> None:
     box = connect(door[0])
     box.put("big", [os.urandom(64).hex() for _ in range(500)])
+    from torch.distributed import TCPStore
+
     store = TCPStore("127.0.0.1", door[0], is_master=False)
     piece = 1
     while store.check([f"{PREFIX}big#{piece}"]):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
 
 from tests.ranks.ranks import free_port, rank_env
+from tests.support.forkserver import quick_python_path
 
 # One rank of two, alone: what is awaited must be said.
-COMMAND = [sys.executable, "-m", "nccl_doctor", "run", "--join-timeout=2", "--timeout=30"]
+OPTIONS = ["-m", "nccl_doctor", "run", "--join-timeout=2", "--timeout=30"]
 
 
 def watched(tmp_path: Path, *options: str) -> tuple[str, str]:
     """stdout (a pipe) and stderr (a terminal) of a run in which rank 1 never comes."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, *options],
+        [quick_python_path(), *OPTIONS, *options],
         env=rank_env(0, 2, free_port(), TERM="xterm"),
         stdout=subprocess.PIPE,
         stderr=theirs,
@@ -57,7 +57,7 @@ def test_quiet_shows_none(tmp_path: Path) -> None:
 
 def test_pipe_shows_none(tmp_path: Path) -> None:
     done = subprocess.run(
-        COMMAND,
+        [quick_python_path(), *OPTIONS],
         env=rank_env(0, 2, free_port()),
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.ranks.ranks import Ranks, descendants, free_port, gone, handles, probe_child, rank_env
-from tests.support.forkserver import Forked
+from tests.support.forkserver import Forked, quick_python_path
 
 JOIN_S = 5.0
 COLLECTIVE_S = 3.0
@@ -61,7 +61,7 @@ def test_own_launcher_on_one_host(tmp_path: Path) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         del env[name]
     del env["MASTER_PORT"]
-    command = [sys.executable, "-m", "nccl_doctor", "run", "--nproc-per-node=3"]
+    command = [quick_python_path(), "-m", "nccl_doctor", "run", "--nproc-per-node=3"]
     done = subprocess.run(
         [*command, f"--master-port={free_port()}", f"--json={path}", *OPTIONS],
         env=env,

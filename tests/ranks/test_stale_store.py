@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import TCPStore
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
@@ -79,6 +78,8 @@ def test_an_order_that_nobody_can_read_ends_the_run_of_this_rank(
 
 
 def test_store_of_another_job_is_waited_at_no_longer_than_for_a_late_rank_0(stale: Ranks) -> None:
+    from torch.distributed import TCPStore
+
     other = TCPStore("127.0.0.1", stale.port, is_master=False, timeout=timedelta(seconds=5))
     other.set("their/key", "their value")
     stale.start([1])

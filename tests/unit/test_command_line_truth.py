@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import launch, run
-from torch.distributed.elastic.rendezvous import utils
 
 from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed, read, torchrun
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import Said
+from tests.support.lazy import Lazy
 
+launch, run = Lazy("torch.distributed.launch"), Lazy("torch.distributed.run")
+utils = Lazy("torch.distributed.elastic.rendezvous.utils")
 pytestmark = pytest.mark.xdist_group("torch")
 
 

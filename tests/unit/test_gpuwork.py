@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nccl_doctor.api import Outcome, OutcomeStatus, Untested
 from nccl_doctor.checks.gpu_work import GpuWork
@@ -30,7 +29,9 @@ from nccl_doctor.toolkit.gpu.tables import MEASURES, gpu_error, peaks_of
 from tests.support.clusters import make_cluster
 from tests.support.findings import only
 from tests.support.gpu_facts import worked
+from tests.support.lazy import Lazy
 
+torch = Lazy("torch")
 pytestmark = pytest.mark.xdist_group("torch")
 
 
@@ -44,9 +45,10 @@ def work(said: list[str]) -> DeviceWork:
     return DeviceWork(lambda step, **details: said.append(step), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", [32, 100, 258])
-def test_the_product_is_known_exactly(dtype: torch.dtype, size: int) -> None:
+def test_the_product_is_known_exactly(name: str, size: int) -> None:
+    dtype = getattr(torch, name)
     left, right, product = operands(size, dtype)
     whole = left.to(torch.int64) @ right.to(torch.int64)
     assert torch.equal(whole, product.to(torch.int64))
