@@ -6,6 +6,7 @@ machine is goes into the JUnit report, from which `scripts/gpu_validation.py` ma
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -51,14 +52,23 @@ print(json.dumps(found))
 @pytest.fixture(scope="session")
 def machine(record_testsuite_property: Callable[[str, object], None]) -> dict[str, Any]:
     """Versions, `gpus` (names of those that torch can use), `has_nccl`, `mig` (one is in parts)."""
-    look = subprocess.run(
-        [sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120, check=True
-    )
-    found: dict[str, Any] = json.loads(look.stdout.splitlines()[-1])
+    found = _found()
     names = found["gpus"]
     record_testsuite_property("gpu", f"{len(names)} x {names[0]}" if names else "none")
     for name in ("driver", "cuda", "torch", "nccl", "deepspeed"):
         record_testsuite_property(name, found[name] or "none")
+    return found
+
+
+def _found() -> dict[str, Any]:
+    version = importlib.metadata.version("torch")
+    if version.endswith("+cpu"):  # nothing to look for, which would take seconds
+        nothing = dict.fromkeys(("driver", "cuda", "nccl", "deepspeed"), "")
+        return {**nothing, "torch": version, "gpus": [], "has_nccl": False, "mig": False}
+    look = subprocess.run(
+        [sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120, check=True
+    )
+    found: dict[str, Any] = json.loads(look.stdout.splitlines()[-1])
     return found
 
 
