@@ -308,7 +308,8 @@ class Lab:
         for host, args, wrap in self._topology(nproc, hosts, per_host, **more):
             variables = {"TMPDIR": str(folder / "tmp"), **(env or {})}
             variables |= (per_host_env or {}).get(host.name, {})
-            argv = [*wrap, sys.executable, "-m", "nccl_doctor", *_options(folder, options)]
+            python = self.python if wrap else sys.executable
+            argv = [*wrap, python, "-m", "nccl_doctor", *_options(folder, options)]
             if rendezvous == "c10d":
                 endpoint = f"{self.names[0]}:{MASTER_PORT}"
                 args = [*args[:4], "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]

@@ -85,6 +85,7 @@ class Line:
     text: str
 
 
+_LIBRARIES = "LD_LIBRARY_PATH"
 _DOCTOR = [sys.executable, "-m", "nccl_doctor"]
 _numbers = itertools.count()
 
@@ -114,7 +115,13 @@ class Process:
                 os.mkfifo(pipe)
             out, err = pipes
             self._outer = Forked(
-                argv[len(_DOCTOR) :], self.env, folder=folder, out=out, err=err, host=host.init
+                argv[len(_DOCTOR) :],
+                self.env,
+                folder=folder,
+                out=out,
+                err=err,
+                host=host.init,
+                library_path=self.env.get(_LIBRARIES, ""),
             )
         else:
             self._outer = subprocess.Popen(
@@ -136,6 +143,7 @@ class Process:
     def _can_be_forked(self) -> bool:
         lab = self.host.lab
         told = {name: value for name, value in self.env.items() if lab.env.get(name) != value}
+        told.pop(_LIBRARIES, None)
         return self.argv[: len(_DOCTOR)] == _DOCTOR and not (read_early(told) or lab.fresh)
 
     @property
