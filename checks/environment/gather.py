@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from nccl_doctor.toolkit.masking import allowed
+from nccl_doctor.toolkit.masking import masked_variable
 from nccl_doctor.toolkit.nccl.conf import conf_faults, nccl_settings
 from nccl_doctor.toolkit.variables.table import VariableTable, table
 
@@ -52,9 +52,7 @@ def gather_variables(
                 fault = "has no effect here: only NCCL reads this file"
             faults.append(_fault(setting.origin, setting.line, name, fault, misplaced=True))
             continue
-        value = SET if row.kind == "url" else setting.value
-        # A secret in the table is masked there as well.
-        shown = allowed({name: value}).get(name, value)
+        shown = SET if row.kind == "url" else masked_variable(name, setting.value)
         variables[name] = {"value": shown, "origin": setting.origin, "line": setting.line}
     for each in conf_faults(env, home, root):
         if not each.name or each.name in known.variables or known.library_of(each.name):

@@ -13,7 +13,8 @@ from nccl_doctor.model.cluster import Facts, facts_to_json
 from nccl_doctor.model.cluster_json import facts_from_json, launch_from_json
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
-from nccl_doctor.toolkit.masking import allowed
+from nccl_doctor.toolkit.masking import masked_data
+from nccl_doctor.toolkit.variables.recorded import allowed
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def introduce(launch: Launch, environ: Mapping[str, str], backend: str) -> SignI
     return SignIn(
         token=secrets.token_hex(8),
         pid=os.getpid(),
-        launch=launch,
+        launch=Launch.from_json(masked_data(launch.to_json())),
         host_name=identity.host_name(),
         host_key=identity.host_key(),
         addresses=identity.host_addresses(),

@@ -1,83 +1,266 @@
-"""Environment variables and words that may be recorded, and secrets that are masked in them.
+"""Secrets become `***`, in everything that is recorded or printed. Pure.
 
-An allow-list, never a full dump: what is not about the launch, the network or the GPU stays out of
-facts, reports and support tickets.
+A secret is known by what says so (`--password X`, `api_key=X`, `Authorization: X`, the user part
+of a URL, the key of a table) or by its own shape (a GitHub token, a JWT, a PEM block). What has
+neither stays: settings, paths, addresses, versions, hashes and UUIDs are what the rules judge by.
+Which variables of the environment are recorded at all: `nccl_doctor.toolkit.variables.recorded`.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 MASK = "***"
 
-_PREFIXES = ("NCCL_", "TORCH_", "GLOO_", "CUDA_", "UCX_", "FI_", "OMPI_", "SLURM_", "PET_")
-_NAMES = frozenset(
-    {
-        "LD_LIBRARY_PATH",
-        # Who am I in the job, in the words of every launcher.
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "NNODES", "CROSS_RANK", "CROSS_SIZE"),
-        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
-        *("PMI_RANK", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    }
+# Every repetition has a bound or stops at a character that no start can follow: the time grows with
+# the length of the text, whatever it holds.
+_WORD = r"""(?:token|secret|passw(?:or)?d|passphrase|pwd|credentials?|jwt
+    |(?:api|access|secret|private|account|auth|signing|encryption|shared|service|storage|license)
+    [_-]?key(?:[_-]?id)?)"""
+"""How the name of a secret ends. `tokens`, `tokenizer` and `token_file` name none."""
+_VALUE = r"""(?:\\"(?:(?!\\")[^\n])*(?:\\")?|"(?:[^"\\\n]|\\[^\n])*"?|'(?:[^'\\\n]|\\[^\n])*'?
+    |\$\{\w{1,64}\}|(?:[^\s'",;&()\[\]{}<>|\\]|\\(?!"))+)"""
+_NAME_IS = re.compile(rf"(?:^|.*[_\W]|.*(?<=[a-z])(?=[A-Z]))(?i:{_WORD})", re.VERBOSE | re.DOTALL)
+_ENV_NAME_IS = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|JWT|AUTH(?:_|$)", re.IGNORECASE)
+_PEM = re.compile(
+    r"(-----BEGIN[ ][A-Z0-9 ]{1,40}-----)(?:[^-]+|-(?!----END[ ]))*"
+    r"(-----END[ ][A-Z0-9 ]{1,40}-----)?"
 )
-_PERSONAL = re.compile(r"USER|ACCOUNT|COMMENT|_UID$|_GID$|_GROUP$")
-"""In names of SLURM_ variables: who the user is, and whatever was typed as a comment."""
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_TOLD = re.compile(
-    r"""((?:token|secret|password|passwd|passphrase|(?:api|access|private|account)[_-]?key)
-    [\w-]*['"]?\s*[=:]\s*(?:bearer\s+)?['"]?)(?!['"\s,;)\]}])[^\s'",;)\]}]+
-    |(\bbearer\s+)[\w.~+/=-]{8,}
-    |\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA|ASIA)[\w-]{12,}""",
+_PEM_END = re.compile(r"\A[A-Za-z0-9+/=\s\\]+(-----END[ ][A-Z0-9 ]{1,40}-----)")
+_IN_URL = re.compile(
+    r"(?<=://)(?:[^\s/?#'\"<>]+(?=@)|[^\s/:@'\"<>]{0,64}:(?!\d{1,5}/)[^\s:@'\"<>]{1,256}(?=@))"
+)
+_BEFORE_HOST = re.compile(r"(?<![\w./:@-])[\w.-]{1,64}:[^\s:@/,;'\"]{1,256}(?=@[\w.-]{1,253}:\d)")
+"""`user:password@host:port`, without a scheme."""
+_AFTER_WORD = re.compile(
+    rf"""
+    (?P<header>\b(?:(?:proxy-)?authorization|x-[a-z-]{{0,30}}(?:token|key)|(?:set-)?cookie)
+        ["']?[ ]{{0,3}}[:=][ ]{{0,3}}["']?(?:(?:basic|bearer|digest|token|negotiate)[ ]{{1,3}})?)
+        (?P<header_is>[^\s"'][^\r\n"']*)
+    |(?P<named>{_WORD}(?:\\?["'])?\s{{0,4}}(?:=>|:=|=(?!=)|:)\s{{0,4}}(?:bearer\s{{1,4}})?)
+        (?P<named_is>(?!`){_VALUE})
+    |(?P<flag>(?<![\w-])--?(?:[a-z0-9]{{1,24}}[_-]){{0,6}}(?:{_WORD}|pass|auth)(?:\s{{1,4}}|=))
+        (?P<flag_is>(?!-){_VALUE})
+    |(?P<short>[_-](?:pass|auth|pw|pat)=)(?P<short_is>{_VALUE})
+    |(?P<bearer>\bbearer\s{{1,4}})(?P<bearer_is>[\w.~+/=-]{{8,}})
+    |(?P<query>[?&](?:sig|signature|x-amz-(?:signature|credential)|code|key|auth)=)
+        (?P<query_is>[^\s&'"<>]+)
+    |(?P<element><[\w:-]{{0,40}}{_WORD}>)(?P<element_is>[^<\s][^<]*)
+    |(?P<option>\bsshpass\s{{1,4}}-p\s{{0,4}}
+        |\b(?:docker|podman|helm|oc|registry|nerdctl)\s{{1,4}}login\b[^\n|;&]{{0,200}}?\s-p\s{{1,4}}
+        |\bmysql\w{{0,12}}\s(?:[^\n|;&]{{0,200}}?\s)?-p(?=[^\s-])
+        |\bcurl\s(?:[^\n|;&]{{0,200}}?\s)?(?:-u|--user)[\s=]{{1,4}}["']?[^\s:]{{1,64}}:)
+        (?P<option_is>[^\s"']+)
+    |(?P<near>\b(?:token|secret|key|password|passphrase|credential|auth|session|signature)s?
+        (?:["']?\s{{0,3}}[=:]\s{{0,3}}|\s{{1,3}}(?:is\s{{1,3}}|was\s{{1,3}})?)["'`]?)
+        (?P<near_is>[A-Za-z0-9+/_=~-]{{20,}})
+    """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""In free text: a value behind a word that speaks of a secret, and tokens known by their shape."""
-
-
-def allowed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that may be recorded.
-
-    The value of a variable whose name speaks of a token, key, secret or password becomes `***`, and
-    so do credentials inside a URL. Bytes that are not UTF-8 become escapes.
-    """
-    return {
-        name: MASK if _SECRET.search(name) else _CREDENTIALS.sub(MASK, _text(value))
-        for name, value in sorted(environ.items())
-        if _is_allowed(name)
-    }
+_WORD_SIGNS = (
+    *("token", "secret", "pass", "pwd", "credential", "jwt", "key", "auth", "bearer", "cookie"),
+    *("pw=", "pat=", "sig", "code=", "login", "mysql", "curl", "session"),
+)
+"""One of them is in every line that `_AFTER_WORD` finds something in, in lower case."""
+_SHAPES = re.compile(
+    r"""(?<![A-Za-z0-9])(?:
+    gh[pousr]_[A-Za-z0-9]{12,}|github_pat_\w{12,}
+    |gl(?:pat|dt|rt|ptt|ft|soat|cbt|agent)-[\w-]{12,}
+    |hf_[A-Za-z0-9]{12,}|nvapi-[\w-]{12,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{30,}
+    |sk-(?=[\w-]{0,40}\d)[\w-]{12,}|[rsp]k_(?:live|test)_\w{12,}|whsec_\w{12,}
+    |(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ABIA|ACCA)[A-Z0-9]{12,}
+    |xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}|npm_[A-Za-z0-9]{12,}|pypi-[\w-]{24,}
+    |AIza[\w-]{30,}|ya29\.[\w-]{12,}|GOCSPX-[\w-]{12,}|SG\.[\w-]{12,}\.[\w-]{12,}
+    |dckr_(?:pat|oat)_[\w-]{12,}|do[oprt]_v1_[0-9a-f]{32,}|dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{12,}
+    |wandb_v\d_\w{12,}|lsv2_\w{12,}|tskey-[\w-]{12,}|MUNGE:[A-Za-z0-9+/=]{16,}:?
+    |eyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*){0,3}
+    )
+    |(?<=hooks\.slack\.com/services/)[\w/]+""",
+    re.VERBOSE,
+)
+_SHAPE_SIGNS = (
+    *("gh", "github_pat_", "gl", "hf_", "nvapi-", "gsk_", "r8_", "sk-", "k_live_", "k_test_"),
+    *("whsec_", "hooks.slack"),
+    *("AKIA", "ASIA", "AROA", "AIDA", "AGPA", "ANPA", "ABIA", "ACCA", "xox", "xapp-", "npm_"),
+    *("pypi-", "AIza", "ya29.", "GOCSPX-", "SG.", "dckr_", "_v1_", "dapi", "hvs.", "hvb.", "hvr."),
+    *("wandb_v", "lsv2_", "tskey-", "MUNGE:", "eyJ"),
+)
+_NOTHING = frozenset(("none", "null", "true", "false", "unset", "n/a", "(set)", "-", MASK))
+"""Values that are no secret; whether one is set is worth knowing."""
+_PLACE_HOLDER = re.compile(r"\$[A-Z_]+|\$\{[A-Z_]+\}|%[a-z]|\.{2,}|…")
+_MOST_PASSES = 8
 
 
 def masked(text: str) -> str:
-    """Free text, as of a log, without secrets: credentials in a URL, values that are said to be a
-    token, key or password, and what has the shape of one, become `***`.
+    """A text with every secret in it masked; one without any is returned as it is.
+
+    What was masked once stays the same when it is masked again.
     """
-
-    def hide(match: re.Match[str]) -> str:
-        return (match[1] or match[2] or "") + MASK
-
-    return _TOLD.sub(hide, _CREDENTIALS.sub(MASK, text))
+    return _masked(text) if len(text) <= _MOST_KEPT else _until_stable(text)
 
 
-def _is_allowed(name: str) -> bool:
-    if name.startswith("SLURM_") and _PERSONAL.search(name):
-        return False
-    return name in _NAMES or name.startswith(_PREFIXES)
+def masked_data(value: Any, key: str = "") -> Any:
+    """The same for plain data (tables, lists, texts, numbers): its texts, keys too, are masked, and
+    what stands behind a key that names a secret.
+    """
+    if isinstance(value, str):
+        return _hidden(value) if key and names_secret(key) else masked(value)
+    if isinstance(value, Mapping):
+        hides = bool(key) and names_secret(key)
+        return {
+            masked(name) if isinstance(name, str) else name: masked_data(
+                item, key if hides else str(name)
+            )
+            for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [masked_data(item, key) for item in value]
+    return value
 
 
-def _text(value: str) -> str:
-    return value.encode("utf-8", "backslashreplace").decode()
+def masked_variable(name: str, value: str) -> str:
+    """The value of an environment variable, as it may be recorded.
+
+    All of it is masked where the name speaks of a token, key, secret or password. Bytes that are
+    not UTF-8 become escapes.
+    """
+    if _ENV_NAME_IS.search(name):
+        return MASK
+    return masked(value.encode("utf-8", "backslashreplace").decode())
+
+
+def names_secret(name: str) -> bool:
+    """True if a name ends like that of a secret: `api_key`, `--hf-token`, `clientSecret`."""
+    return _names_secret(name[-_LONGEST_NAME:])
+
+
+def masked_command(words: Sequence[str]) -> str:
+    """A command line as one would type it, with the secrets in its words masked."""
+    made, hidden = [], False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if hidden and not word.startswith("--"):
+            made.append(_hidden(word))
+            hidden = False
+        elif equals and value and names_secret(name):
+            made.append(f"{name}={_hidden(value)}")
+            hidden = False
+        else:
+            made.append(masked(word))
+            hidden = not equals and word.startswith("-") and names_secret(word)
+    return masked(" ".join(map(_quoted, made)))
 
 
 def command_line(argv: Sequence[str]) -> str:
     """Command line for the report: of a command after `--` only its first word, because its
-    arguments may hold secrets.
+    arguments may hold what nobody can tell for a secret.
     """
     at = argv.index("--") if "--" in argv else len(argv)
     own, command = argv[:at], argv[at + 1 :]
     more = " …" if command[1:] else ""
-    return shlex.join(own) + (f" -- {shlex.quote(command[0])}{more}" if command else "")
+    return masked_command(own) + (f" -- {masked_command(command[:1])}{more}" if command else "")
+
+
+# --- one text ---
+
+_MOST_KEPT = 4096
+"""Longest text that is remembered; longer ones are log tails and stacks, and seldom come twice."""
+_LONGEST_NAME = 256
+
+
+def _until_stable(text: str) -> str:
+    for _ in range(_MOST_PASSES):
+        made = _once(text)
+        if made == text:
+            break
+        text = made
+    return text
+
+
+_masked = lru_cache(maxsize=4096)(_until_stable)
+
+
+@lru_cache(maxsize=4096)
+def _names_secret(name: str) -> bool:
+    return bool(_NAME_IS.fullmatch(name))
+
+
+def _once(text: str) -> str:
+    if "-----" in text:
+        text = _PEM_END.sub(rf"{MASK}\1", _PEM.sub(_in_pem, text))
+    if "@" in text:
+        text = _BEFORE_HOST.sub(MASK, _IN_URL.sub(MASK, text))
+    if _has_sign(text):
+        text = "".join(
+            _AFTER_WORD.sub(_behind_word, part) if signed else part for signed, part in _parts(text)
+        )
+    if any(sign in text for sign in _SHAPE_SIGNS):
+        text = _SHAPES.sub(MASK, text)
+    return text
+
+
+def _has_sign(text: str) -> bool:
+    lower = text.lower()
+    return any(sign in lower for sign in _WORD_SIGNS)
+
+
+def _parts(text: str) -> Iterator[tuple[bool, str]]:
+    """Lines that may tell a secret, each with those behind it that may hold it; and the others."""
+    part, goes_on = "", False
+    for line in text.splitlines(keepends=True):
+        signed = _has_sign(line)
+        if part and not goes_on:
+            yield True, part
+            part = ""
+        if signed or goes_on:
+            part += line
+        else:
+            yield False, line
+        goes_on = signed or (goes_on and not line.strip())
+    if part:
+        yield True, part
+
+
+def _in_pem(match: re.Match[str]) -> str:
+    return f"{match[1]}{MASK}{match[2] or ''}"
+
+
+def _behind_word(match: re.Match[str]) -> str:
+    kind = (match.lastgroup or "").removesuffix("_is")
+    word, value = match[kind], match[f"{kind}_is"]
+    if kind == "near":
+        return word + (MASK if _is_random(value) else value)
+    if kind in ("flag", "short") and value.isdecimal() and len(value) < 4:
+        return match.group()  # --auth 0, two_pass=1
+    if kind == "named" and "pwd" in word.lower() and value[:1] in "/~.$":
+        return match.group()  # the working directory
+    return word + _hidden(value)
+
+
+def _hidden(value: str) -> str:
+    """The mask of a value that is said to be a secret, in the quotes that it stands in."""
+    quote = next((each for each in ('\\"', '"', "'") if value.startswith(each)), "")
+    closed = quote if quote and len(value) >= 2 * len(quote) and value.endswith(quote) else ""
+    bare = value[len(quote) : len(value) - len(closed)]
+    if not bare or bare.lower() in _NOTHING or _PLACE_HOLDER.fullmatch(bare):
+        return value
+    return quote + MASK + closed
+
+
+def _is_random(text: str) -> bool:
+    """True if a long word looks like drawn by chance: letters and digits that change often."""
+    if text[:1] in "/~.-" or text.count("/") > 2:
+        return False
+    kinds = ["digit" if c.isdigit() else "upper" if c.isupper() else "lower" for c in text]
+    changes = sum(one != other for one, other in pairwise(kinds))
+    return kinds.count("digit") >= 2 and len(set(kinds)) > 1 and changes >= len(kinds) // 5
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell wants it; the mask needs no quotes."""
+    return shlex.quote(word.replace(MASK, "@MASK@")).replace("@MASK@", MASK)

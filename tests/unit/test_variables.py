@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.environment.gather import closest, gather_variables
-from nccl_doctor.toolkit import masking
 from nccl_doctor.toolkit import variables as package
+from nccl_doctor.toolkit.masking import MASK
 from nccl_doctor.toolkit.nccl.conf import ConfFault, Setting, conf_faults, nccl_settings
 from nccl_doctor.toolkit.tables import read_table
+from nccl_doctor.toolkit.variables.recorded import allowed
 from nccl_doctor.toolkit.variables.table import AUTO, FILES, KINDS, Variable, table
 from nccl_doctor.toolkit.variables.values import as_strtoll, canonical, misread
 
@@ -132,7 +133,7 @@ def test_an_old_name_means_what_the_new_one_means() -> None:
 
 def test_no_value_of_the_table_escapes_the_mask_of_reports() -> None:
     for name in ROWS:
-        if name not in masking.allowed({name: "value"}):
+        if name not in allowed({name: "value"}):
             assert not re.search("TOKEN|KEY|SECRET|PASS", name), name
 
 
@@ -323,7 +324,7 @@ def test_the_environment_wins_over_files_and_each_value_has_its_origin(
     assert found["NCCL_DEBUG"] == {"value": "INFO", "origin": "environment", "line": 0}
     assert found["NCCL_BUFFSIZE"] == {"value": "4M", "origin": str(conf), "line": 13}
     assert "NCCL_PROTO" not in found
-    assert found["NCCL_IB_PKEY"]["value"] == masking.MASK
+    assert found["NCCL_IB_PKEY"]["value"] == MASK
     # torch has read its own before; OpenMP never reads a file of NCCL's.
     assert "TORCH_NCCL_BLOCKING_WAIT" not in found
     assert "OMP_NUM_THREADS" not in found
