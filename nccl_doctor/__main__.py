@@ -11,6 +11,7 @@ from nccl_doctor.cli import cli
 from nccl_doctor.cli.help import PROGRAM
 from nccl_doctor.cli.streams import CannotPrint, protect
 from nccl_doctor.report.profiles import profile_of, unable
+from nccl_doctor.toolkit.masking import masked
 
 
 def main() -> None:
@@ -26,7 +27,7 @@ def main() -> None:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        message = " ".join(error.format_message().split())
+        message = masked(" ".join(error.format_message().split()))
         click.echo(f"{PROGRAM}: error: {message}", err=True)
         code = _unable(profile, message, error.exit_code)
     except click.Abort:
@@ -36,10 +37,8 @@ def main() -> None:
         click.echo(f"{PROGRAM}: error: cannot write to stdout: {error.strerror}", err=True)
         code = _unable(profile, "", 3)
     except Exception as error:
-        if profile == "native":
-            raise
-        traceback.print_exc()
-        code = _unable(profile, f"internal error: {error!r}", 1)
+        click.echo(masked(traceback.format_exc()), err=True, nl=False)
+        code = _unable(profile, f"internal error: {masked(repr(error))}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.toolkit.masking import masked
 from nccl_doctor.toolkit.suggest import suggest
 
 GROUP = "nccl_doctor.checks"
@@ -122,6 +123,7 @@ class _Shelf:
             text = (
                 str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
             )
+            text = masked(text)
             self.problems.append(
                 Finding(
                     CHECK_UNUSABLE,

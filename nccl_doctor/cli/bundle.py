@@ -169,7 +169,7 @@ def _default_output(file: str) -> str:
 
 def _tools(packed: Bundle) -> Iterator[Piece]:
     """Output of the tools of this host."""
-    from nccl_doctor.report.bundle import Piece
+    from nccl_doctor.report.bundle import Piece, without_secrets
     from nccl_doctor.report.vendor import run_tools
 
     for name, printed in run_tools().items():
@@ -177,7 +177,7 @@ def _tools(packed: Bundle) -> Iterator[Piece]:
         if printed.problem:
             packed.leave_out(command, printed.problem)
         if printed.text:
-            yield Piece(f"tools/{name}.txt", command, printed.text.encode())
+            yield Piece(f"tools/{name}.txt", command, without_secrets(printed.text.encode()))
 
 
 def _learn(text: Text, pieces: Sequence[Piece]) -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from nccl_doctor.cli.help import Manual
+from nccl_doctor.toolkit.masking import masked_command
 
 COMMAND = "nccl-doctor.command"
 """Key in the click context for the command: a list of words, empty without a command."""
@@ -48,6 +49,7 @@ def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
-        sys.stderr.write(f"nccl-doctor: cannot run {command[0]}: {error.strerror}\n")
+        program = masked_command(command[:1])
+        sys.stderr.write(f"nccl-doctor: cannot run {program}: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(2)

@@ -13,6 +13,7 @@ import click
 
 from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.masking import masked_data
 
 
 class DsConfigError(ValueError):
@@ -82,7 +83,7 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
     config = None
     if path is not None:
         try:
-            config = read(path)
+            config = masked_data(read(path))  # it goes into the report
         except DsConfigError as error:
             raise click.UsageError(f"--deepspeed-config: {error}", ctx) from error
     return Job(

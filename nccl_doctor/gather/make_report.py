@@ -15,6 +15,7 @@ from nccl_doctor.judge.merge_clusters import merge_clusters
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.toolkit.masking import masked_data
 
 
 def make_report(
@@ -65,6 +66,6 @@ def _record(run: Run, *, alone: bool) -> RunRecord:
         duration_s=round(time.monotonic() - run.config.started, 3),
         launcher=run.launch.launcher,
         command=run.config.command,
-        options=run.options.to_json(),
+        options=masked_data(run.options.to_json()),
         alone=alone,
     )

@@ -38,7 +38,7 @@ from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
-from nccl_doctor.toolkit.masking import command_line
+from nccl_doctor.toolkit.masking import command_line, masked_data
 
 CONNECT_S = 10.0
 """Time for ssh to connect, at most a quarter of the run's time."""
@@ -142,7 +142,7 @@ def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Re
             duration_s=round(time.monotonic() - started, 3),
             launcher=OWN,
             command=command_line(["nccl-doctor", *sys.argv[1:]]),
-            options=options.to_json(),
+            options=masked_data(options.to_json()),
             extra={"hostfile": fleet.path},
         ),
     )

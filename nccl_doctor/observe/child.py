@@ -32,12 +32,15 @@ from nccl_doctor.toolkit.forks import (
     settle,
     signal_name,
 )
+from nccl_doctor.toolkit.masking import masked, masked_data
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest size of facts; a check with more has a fault."""
 MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
+_BEFORE_BYTES = 2000
+"""Of a log, read before what is kept of it: the word that names a secret may stand there."""
 FILES = 4
 """Open files of the parent for each child; later children inherit them."""
 _MUTE = ("T", "t", "Z", "")
@@ -264,11 +267,11 @@ def _result(work: Work, line: Line) -> dict[str, Any]:
     except Untested as reason:
         return {"untested": str(reason)}
     except Exception:  # the boundary that turns whatever a check did into a fact
-        return {"raised": traceback.format_exc(limit=-8)[-LOG_TAIL_BYTES:]}
+        return {"raised": masked(traceback.format_exc(limit=-8))[-LOG_TAIL_BYTES:]}
 
 
 class Line:
-    """The child's end of the pipe; whole messages, from any thread."""
+    """The child's end of the pipe; whole messages, from any thread. No secret leaves the child."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -278,9 +281,9 @@ class Line:
     def send(self, message: Mapping[str, Any]) -> None:
         """One message: `{"facts"}`, `{"crumb"}`, …"""
         try:
-            line = json.dumps(message)
-        except (TypeError, ValueError) as error:
-            line = json.dumps({"raised": f"the facts are not JSON: {error}"})
+            line = json.dumps(masked_data(json.loads(json.dumps(message))))
+        except (TypeError, ValueError, RecursionError) as error:
+            line = json.dumps({"raised": f"the facts are not JSON: {masked(str(error))}"})
         data = memoryview(line.encode() + b"\n")
         with self._lock:
             while data:
@@ -298,8 +301,10 @@ class Line:
 
 def _tail(fd: int, start: int) -> str:
     """The end of what was written since `start`."""
-    return _text(fd, max(start, os.fstat(fd).st_size - LOG_TAIL_BYTES), LOG_TAIL_BYTES)
+    size = os.fstat(fd).st_size
+    limit = LOG_TAIL_BYTES + _BEFORE_BYTES
+    return _text(fd, max(start, size - limit), limit)[-LOG_TAIL_BYTES:].strip()
 
 
 def _text(fd: int, start: int, limit: int) -> str:
-    return os.pread(fd, limit, start).decode("utf-8", "replace").strip()
+    return masked(os.pread(fd, limit, start).decode("utf-8", "replace").strip())

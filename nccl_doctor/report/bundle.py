@@ -25,6 +25,7 @@ from nccl_doctor import __version__
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.errands import alive, send
+from nccl_doctor.toolkit.masking import masked
 
 ROOT = "nccl-doctor-bundle"
 """Folder in the archive."""
@@ -166,7 +167,8 @@ def read_logs(paths: Sequence[Path], packed: Bundle, *, raw: bool) -> Iterator[P
             continue
         if not is_whole:
             packed.leave_out(str(path), f"its middle part: longer than {(_HEAD + _TAIL) >> 20} MiB")
-        yield Piece(f"logs/{i:02d}-{path.name}" if raw else f"logs/{i:02d}.txt", str(path), data)
+        name = f"logs/{i:02d}-{path.name}" if raw else f"logs/{i:02d}.txt"
+        yield Piece(name, str(path), without_secrets(data))
 
 
 def _read_log(path: Path) -> bytes:
@@ -185,6 +187,13 @@ def _read_log(path: Path) -> bytes:
     # Whole lines, so that no half of a name stays.
     head, tail = head[: head.rfind(b"\n") + 1], tail[tail.find(b"\n") + 1 :]
     return _NOT_WHOLE + head + b"[...]\n" + tail
+
+
+def without_secrets(data: bytes) -> bytes:
+    """A text with its secrets masked, also where names may be seen; what is no text stays."""
+    if b"\0" in data:
+        return data
+    return masked(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def by_line(text: str, replaced: Callable[[str], str]) -> str:

@@ -22,6 +22,7 @@ from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
 from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import write_whole
+from nccl_doctor.toolkit.masking import masked
 
 if TYPE_CHECKING:
     from nccl_doctor.model.launch import Launch
@@ -318,5 +319,5 @@ def _put(stream: TextIO, text: str) -> None:
 
 
 def _complain(text: str) -> None:
-    sys.stderr.write(f"nccl-doctor: {text}\n")
+    sys.stderr.write(f"nccl-doctor: {masked(text)}\n")
     sys.stderr.flush()

@@ -23,18 +23,32 @@ from __future__ import annotations
 import fcntl
 import ipaddress
 import os
+import re
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from nccl_doctor.toolkit.masking import masked
 
 ROOT = Path("/")
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 _SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
 LISTEN, TIME_WAIT = "0A", "06"
 """States of a `Socket`, as the kernel writes them (include/net/tcp_states.h)."""
+_INTERPRETERS = tuple(
+    (re.compile(name), re.compile(code), tuple(takes.split()))
+    for name, code, takes in (
+        (r"(?:python|pypy)[\d.]*t?", r"-[A-Za-z]*c|-$", "-X -W --check-hash-based-pycs"),
+        (r"-?(?:ba|da|z|k)?sh", r"-[A-Za-z]*[cs]", "-o +o -O +O --rcfile --init-file"),
+        (r"perl[\d.]*|ruby[\d.]*", r"-[A-Za-z]*[eE]|-$", "-I -r"),
+        (r"node(?:js)?", r"-[A-Za-z]*[ep]|--eval|--print|-$", "-r --require --import --loader -C"),
+    )
+)
+"""Programs that run a script; which option says that the next word is the program itself; and those
+that take the next word for something else."""
 
 
 class Address(NamedTuple):
@@ -168,6 +182,40 @@ def command_line(pid: int, root: Path = ROOT) -> list[str]:
             return list(psutil.Process(pid).cmdline())
         except (psutil.Error, OSError):
             return []
+
+
+def program(words: Sequence[str]) -> str:
+    """Program and script in the command line of another process: its arguments may hold secrets.
+
+    `python -u train.py --key=X` gives `python train.py`, `bash -c "…"` gives `bash`.
+    """
+    if len(words) == 1:
+        words = words[0].split()  # a process that gave itself a name of its own
+    if not words:
+        return ""
+    shown = [words[0]]
+    name = words[0].rpartition("/")[2]
+    for known, code, takes in _INTERPRETERS:
+        if known.fullmatch(name):
+            shown += _script(words[1:], code, takes)
+    return masked(" ".join(" ".join(shown).split()))
+
+
+def _script(words: Sequence[str], code: re.Pattern[str], takes: Sequence[str]) -> list[str]:
+    """The script, or `-m` and the module, behind the options of an interpreter; none where the
+    program itself stands in the command line.
+    """
+    rest = iter(words)
+    for word in rest:
+        if code.match(word):
+            break
+        if word == "-m":
+            return [word, next(rest, "")]
+        if not word.startswith(("-", "+")):
+            return [word]
+        if word in takes:
+            next(rest, None)
+    return []
 
 
 def ancestors(root: Path = ROOT) -> list[int]:

@@ -363,3 +363,27 @@ def test_child_does_not_outlive_its_parent() -> None:
     assert os.read(read_end, 1) == b""  # the end of the pipe: its last holder is gone
     os.close(read_end)
     assert child != parent
+
+
+def test_no_secret_leaves_a_child() -> None:
+    hidden, heard = "open" + "sesame", []
+
+    def work(line: Any) -> Any:
+        line.breadcrumb(f"calling https://bob:{hidden}@head", api_key=hidden)
+        line.witness("said", f"--password {hidden}")
+        print("x" * 3000 + f" password={'y' * 990}{hidden}")  # the word is cut off the tail
+        print("z" * 3000, flush=True)
+        if os.environ.get("NO_SUCH") is None:
+            raise ValueError(f"token={hidden}")
+        return {}
+
+    (outcome,) = run_all(
+        probe.ProbeJob("test", work, time.monotonic() + 10.0, heard=heard.append),
+    )
+    told = f"{outcome.to_json()} {heard}"
+    assert outcome.status is OutcomeStatus.RAISED
+    assert hidden not in told
+    assert "y" * 10 not in told
+    assert heard[0]["step"] == "calling https://***@head"
+    facts = outcome_of(lambda line: {"a": [f"token={hidden}", 1, None], "password": hidden}).facts
+    assert facts == {"a": ["token=***", 1, None], "password": "***"}

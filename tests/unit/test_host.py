@@ -130,6 +130,58 @@ def test_an_interface_that_is_gone_has_no_mtu_and_is_down(name: str) -> None:
 # Sockets and processes ----------------------------------------------------------------------------
 
 
+LISTEN = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_arguments_of_who_holds_a_port_are_not_told(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text(LISTEN)
+    command = [sys.executable, str(script), "--api-key=hunter2", "hunter2"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        held = port_holder(int(process.stdout.readline()))
+        process.communicate(b"")
+    assert held is not None
+    if held["pid"] is not None:  # visible to this user
+        assert held["command"] == f"{sys.executable} {script}"[:120]
+    assert "hunter2" not in str(held)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["python", "-u", "train.py", "--api-key=hunter2"], "python train.py"),
+        (
+            ["/usr/bin/python3", "-X", "dev", "-m", "http.server", "80"],
+            "/usr/bin/python3 -m http.server",
+        ),
+        (["python3.12", "-Wignore", "a.py", "hunter2"], "python3.12 a.py"),
+        (["python", "-c", "hunter2"], "python"),
+        (["python", "-Ic", "hunter2"], "python"),
+        (["bash", "-lc", "hunter2"], "bash"),
+        (["sh", "-e", "run.sh", "hunter2"], "sh run.sh"),
+        (["perl", "-I", "lib", "x.pl", "hunter2"], "perl x.pl"),
+        (["perl", "-ne", "hunter2"], "perl"),
+        (["node", "--eval", "hunter2"], "node"),
+        (["etcd", "hunter2"], "etcd"),
+        (["java", "-Dpassword=hunter2", "Main"], "java"),
+        (["python train.py --token hunter2"], "python train.py"),  # by setproctitle
+        (["ray::IDLE hunter2"], "ray::IDLE"),
+        (["http://bob:hunter2@h/x"], "http://***@h/x"),
+        (["python"], "python"),
+        ([""], ""),
+        ([], ""),
+    ],
+)
+def test_of_a_foreign_process_program_and_script_are_told(words: list[str], told: str) -> None:
+    assert host.program(words) == told
+
+
 def test_who_holds_a_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -138,8 +190,7 @@ def test_who_holds_a_port() -> None:
         assert host.socket_process(port, listening=False) is None
         held = port_holder(port)
     assert held is not None
-    words = host.command_line(os.getpid())[:3]
-    assert held.pop("command") == " ".join(" ".join(words).split())[:120]
+    assert held.pop("command") == host.program(host.command_line(os.getpid()))[:120]
     assert held == {"state": "listening", "uid": os.geteuid(), "pid": os.getpid()}
     assert port_holder(port) is None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from nccl_doctor.launch.command_line.job_line import JobLineError
+from nccl_doctor.toolkit.masking import masked_command
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def unwrap(argv: Sequence[str], cwd: Path) -> Unwrapped:
         else:
             return line
         if not line.words:
-            raise JobLineError(f"{shlex.join(argv)}: no program after {name}")
+            raise JobLineError(f"{masked_command(argv)}: no program after {name}")
     return line
 
 
@@ -113,8 +114,8 @@ def advice(words: Sequence[str], at: int | None = None, *, is_launcher: bool = F
         )
     if not is_launcher and name not in _ELSEWHERE:
         return ""
-    front = shlex.join(words[:at] if at else words[:1])
-    behind = shlex.join(words[at : at + 1]) if at else "COMMAND"
+    front = masked_command(words[:at] if at else words[:1])
+    behind = masked_command(words[at : at + 1]) if at else "COMMAND"
     why = "starts tasks on other hosts" if name in _ELSEWHERE else "is not known here"
     return f"{name} {why}: put nccl-doctor after it: {front} nccl-doctor run -- {behind} …"
 
@@ -124,7 +125,7 @@ def _other_python(line: Unwrapped, words: Sequence[str]) -> tuple[str, ...]:
     front = line.words[: len(line.words) - len(words)]
     if not _WRAPPERS[PurePath(front[0]).name].subcommand:
         return ()
-    line_behind = f"{shlex.join(front)} nccl-doctor run -- {' '.join(words[:1])} …"
+    line_behind = f"{masked_command(front)} nccl-doctor run -- {' '.join(words[:1])} …"
     return (f"{front[0]} may use another torch than the one examined; better: {line_behind}",)
 
 

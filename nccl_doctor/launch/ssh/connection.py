@@ -23,6 +23,7 @@ from pathlib import PurePath
 from typing import IO
 
 from nccl_doctor.toolkit.host import open_descriptors
+from nccl_doctor.toolkit.masking import masked
 
 STDOUT_MAX = 256 << 20
 STDERR_MAX = 64 << 10
@@ -132,7 +133,7 @@ class _Ssh:
         code = self.process.returncode if self.seconds is not None else None
         seconds = time.monotonic() - self.started if self.seconds is None else self.seconds
         stdout, stderr = (data.decode("utf-8", "replace") for data in (self.stdout, self.stderr))
-        return Ended(code, self.ready, stdout, stderr, round(seconds, 3))
+        return Ended(code, self.ready, stdout, masked(stderr), round(seconds, 3))
 
 
 def converse(

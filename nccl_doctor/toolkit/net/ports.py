@@ -11,6 +11,7 @@ from nccl_doctor.toolkit.host import (
     ROOT,
     TIME_WAIT,
     command_line,
+    program,
     socket_process,
     tcp_sockets,
 )
@@ -57,7 +58,7 @@ def port_holder(port: int, root: Path = ROOT) -> PortHolder | None:
     """The socket that has the port, a listener before others, and its process if visible.
 
     Returns: `state` (`listening` or `connected`), `uid`, `pid` (None if this user cannot see it)
-    and `command`; None if no socket of this network namespace has the port.
+    and `command`, its program and script; None if no socket of this network namespace has the port.
     """
     found = [
         (one.state != LISTEN, one.uid)
@@ -68,12 +69,11 @@ def port_holder(port: int, root: Path = ROOT) -> PortHolder | None:
         return None
     connected, uid = min(found)
     pid = socket_process(port, listening=not connected, root=root)
-    words = [] if pid is None else command_line(pid, root)[:3]
     return {
         "state": "connected" if connected else "listening",
         "uid": uid,
         "pid": pid,
-        "command": " ".join(" ".join(words).split())[:MAX_COMMAND],
+        "command": "" if pid is None else program(command_line(pid, root))[:MAX_COMMAND],
     }
 
 
