@@ -13,20 +13,21 @@ _PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-def slurm_hosts(text: str) -> tuple[str, ...]:
+def slurm_hosts(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
     """Host names in the order of the list; zeros that pad a number stay, a name may have several
     brackets.
 
-    Returns: an empty tuple if the text is no host list: a part of a list would be misleading.
+    Returns: an empty tuple if the text is no host list, or has more than `most`: a part of a list
+    would be misleading.
     """
     try:
-        hosts = tuple(itertools.islice(_hosts(text.strip()), MAX_HOSTS + 1))
+        hosts = tuple(itertools.islice(_hosts(text.strip(), most), most + 1))
     except ValueError:
         return ()
-    return hosts if len(hosts) <= MAX_HOSTS else ()
+    return hosts if len(hosts) <= most else ()
 
 
-def _hosts(text: str) -> Iterator[str]:
+def _hosts(text: str, most: int) -> Iterator[str]:
     """Names one by one.
 
     Raises:
@@ -39,7 +40,7 @@ def _hosts(text: str) -> Iterator[str]:
             piece = _PIECE.match(name, at)
             if piece is None:
                 raise ValueError(name)
-            parts.append([piece[2]] if piece[2] else _numbers(piece[1]))
+            parts.append([piece[2]] if piece[2] else _numbers(piece[1], most))
             at = piece.end()
         for combination in itertools.product(*parts):
             yield "".join(combination)
@@ -59,7 +60,7 @@ def _names(text: str) -> Iterator[str]:
         raise ValueError(text)
 
 
-def _numbers(text: str) -> list[str]:
+def _numbers(text: str, most: int) -> list[str]:
     """The numbers of `01-03,07`."""
     found: list[str] = []
     for part in text.split(","):
@@ -67,7 +68,7 @@ def _numbers(text: str) -> list[str]:
         if match is None:
             raise ValueError(text)
         first, last = match[1], match[2] or match[1]
-        if int(last) < int(first) or int(last) - int(first) >= MAX_HOSTS:
+        if int(last) < int(first) or int(last) - int(first) >= most:
             raise ValueError(text)
         found += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return found

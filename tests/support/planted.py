@@ -18,6 +18,7 @@ SECRETS = (
     *("10.20.30.", "172.31.44.", "203.0.113.77", "fd12:3456", "2001:db8:77", "3456:789a"),
     *("0c:42:a1", "0c42:a103:003b:2c5a", "0c42a103003b2c5a", "8f453264", "3d1219c7c4c5404a"),
     *("1322421012345", "nd0-secret-key"),
+    *("orc[01-03]", "orc02", "nazgul", "0c42.a100.0011", "ent[7-9]", "1f6d2a48adfd", "uruk"),
 )
 """Parts of what must not be seen, in lower case."""
 VERSIONS = (
@@ -84,6 +85,7 @@ def secret_cluster() -> Cluster:
                 "MASTER_ADDR": "gandalf.shire.example.com",
                 "SLURM_JOB_NODELIST": "gandalf,bilbo[17-19]",
                 "SLURM_CLUSTER_NAME": "mithril",
+                "SLURM_WORKING_CLUSTER": "uruk:nazgul:6817:10240:101",
                 "NCCL_DEBUG_FILE": "/data/sauron/nccl.%h.%p",
                 "LD_LIBRARY_PATH": "/usr/lib:/home/samwise/lib",
                 "NCCL_SOCKET_IFNAME": "eth0",
@@ -120,6 +122,10 @@ def secret_report() -> Report:
             "gandalf": "host",
             "hosts": {"gandalf": "a", "bilbo17": "b"},
             "path": "/scratch/frodo/palantir/x.json",
+            "srun": "srun: error: orc[01-03]: Killed; switch port of 0c42.a100.0011; ent[7-9]",
+            "more": "orc02 is down; GUID 0c42a103003b2c5a; container 1f6d2a48adfd; "
+            "/sys/fs/cgroup/docker/1f6d2a48adfda43d1219c7c4c5404aaa1f6d2a48adfda43d1219c7c4c5404aaa",
+            "id": "2 hosts have the machine id 3d1219c7c4c5404aaa1f6d2a48adfda4",
             "text": "BILBO18 and bilbo19 said: no; see /home/pippin/log and ~samwise/x",
             "versions": "torch 2.13.0+cu129, NCCL 2.27.5, DeepSpeed 0.19.8, /dev/shm",
         },

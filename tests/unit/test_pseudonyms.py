@@ -103,6 +103,9 @@ def known() -> Text:
     return text
 
 
+C = "3d1219c7c4c5404aaa1f6d2a48adfda43d1219c7c4c5404aaa1f6d2a48adfda4"
+
+
 SAME = [
     "ranks 0–2, 5: torch 2.13.0+cpu, cuda 12.4, NCCL 2.27.5+cuda12.9, driver 570.86.15",
     "driver 570.86.15.1, cudnn 9.1.0.70, nvidia-cublas-cu12==12.4.5.8, version 1.2.3.4",
@@ -113,6 +116,10 @@ SAME = [
     "https://docs.nvidia.com/deeplearning/nccl/x#y torch.distributed.run vm.overcommit_memory",
     "head is the head of the head; localhost:29500 127.0.0.1 [::1]:29500 255.255.255.0",
     "Serial Number : N/A; self.log.info('x'); /usr/local/cuda-12.4/lib64",
+    "GID[0] ranks[0-7] cpus[0-31,64-95] mlx5_[0-3] comm[3] args[1,2] Channel[00] x[0-3]",
+    f"sha256:{C} digest 3d1219c7c4c5404a",
+    "torch 2.6.0a0+df5bbc09d1ab 1234567890123456 123456789012 00007f1234567890 deadbeefdeadbeef",
+    "driver 1234.5678.9012 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
 ]
 
 
@@ -121,6 +128,7 @@ def test_what_names_nobody_stays(text):
     assert known().replaced(text) == text
 
 
+X = r"(?!3d12)[0-9a-f]"
 H = r"host-[0-9a-f]{8}"
 D = r"domain-[0-9a-f]{8}"
 U = r"user-[0-9a-f]{8}"
@@ -168,6 +176,24 @@ MADE = {
     r"python3\.11/site-packages/torch/x\.py",
     "a-b-c-d-e-f-g-h-i-j-k-l-m-n-nd0-o-p": rf"a-b-c-d-e-f-g-h-i-j-k-l-m-n-{H}-o-p",
     "frodo's job": rf"{U}'s job",
+    "srun: error: gpu[001-003]: killed": rf"srun: error: {H},{H},{H}: killed",
+    "on rack[0-1]blade[07,09].hpc.acme.com.": rf"on {H}\.{D},{H}\.{D},{H}\.{D},{H}\.{D}\.",
+    "tcp://gpu[01-02]:29500 nd[0]": rf"tcp://{H},{H}:29500 {H}",
+    "bob@gpu[001-002]": rf"{U}@{H},{H}",
+    "gpu[0001-2000]": rf"{H}(,{H}){{63}} and 1936 more",
+    "oops[1-999999999]": r"\*\*\*",
+    "0c42.a100.0011 0c42.a103.003b.2c5a": r"02[0-9a-f]{2}(\.[0-9a-f]{4}){2} 0e..(\.[0-9a-f]{4}){3}",
+    "Node GUID 0c42a103003b2c5a": r"Node GUID 0e[0-9a-f]{14}",
+    "machine id 3d1219c7c4c5404aaa1f6d2a48adfda4": rf"machine id {X}{{32}}",
+    f"docker-{C}.scope": rf"docker-{X}{{64}}\.scope",
+    f"/sys/fs/cgroup/system.slice/docker-{C}.scope": rf"/sys/fs/cgroup/system.slice/"
+    rf"docker-{X}{{64}}\.scope",
+    f"/docker/{C}": rf"/docker/{P}",
+    "container 3d1219c7c4c5": rf"container {X}{{12}}",
+    "kubepods-pod8f453264_8570_45ac_ae5e_228675ddc858.slice": r"kubepods-pod(?!8f45)[0-9a-f]{8}"
+    r"(_[0-9a-f]{4}){3}_[0-9a-f]{12}\.slice",
+    "/sys/fs/cgroup/kubepods/pod8f453264-8570-45ac-ae5e-228675ddc858/x": r"/sys/fs/cgroup/kubepods/"
+    r"pod(?!8f45)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/x",
     "HF_TOKEN=hf_abcdefghijklmnop": r"HF_TOKEN=\*\*\*",
 }
 
@@ -183,6 +209,22 @@ def test_one_name_has_one_pseudonym_wherever_it_stands():
     assert words[0] == words[1] == words[2].split(".")[0]
     assert words[3] == f"/home/{words[4]}"
     assert words[6] == f"x:{words[5]}"
+
+
+def test_one_thing_has_one_pseudonym_in_every_spelling():
+    text = known()
+    text.learn("gpu[001-003]: gone")
+    one, many, alone = text.replaced("gpu002; gpu[001-003]; gpu[002]").split("; ")
+    assert one == many.split(",")[1] == alone
+    mac = text.replaced("0c:42:a1:00:00:11")
+    assert text.replaced("0c42.a100.0011").replace(".", "") == mac.replace(":", "")
+    guid = text.replaced("0x0c42a103003b2c5a").removeprefix("0x")
+    assert text.replaced("0c42a103003b2c5a") == guid
+    assert text.replaced("0c42.a103.003b.2c5a").replace(".", "") == guid
+    machine = "3d1219c7c4c5404aaa1f6d2a48adfda4"
+    assert text.replaced(f"machine id {machine}").split()[2] == text.ids.of(machine)
+    assert text.replaced(f"({C[:12]})") == f"({text.replaced(C)[:12]})"
+    assert text.ids.of(C) == text.replaced(C)
 
 
 def test_the_key_alone_decides():
@@ -221,7 +263,12 @@ def test_words_about_secrets_are_no_secrets():
 
 
 @pytest.mark.parametrize(
-    "piece", ["a.", "1.", "fd00:", "/a", "nd0-", "aa:", "@", "://", "'/", "a@", "0x0"]
+    "piece",
+    [
+        *("a.", "1.", "fd00:", "/a", "nd0-", "aa:", "@", "://", "'/", "a@", "0x0"),
+        *("a[0-9]", "a[", "a[1-2", "a[1]", "0c42.", "0c42a103003b2c5a", "a1b2c3d4e5f6 ", "1a"),
+        *("xyz[0-9] ", "éa", "pod8f453264-", "[1]"),
+    ],
 )
 def test_the_time_grows_with_a_hostile_text_and_no_faster(piece: str):
     text = known()

@@ -24,6 +24,7 @@ from nccl_doctor.report.text import render as render_text
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.planted import SECRETS, VERSIONS, leaks, secret_report
 from tests.support.reports import RUN, kind, made_check, through_json, validate
+from tests.support.secrets_planted import HIDDEN, SECRET_TEXTS
 
 KEY = b"the key of the test"
 PLAIN = secret_report()
@@ -202,3 +203,13 @@ def test_values_that_are_no_text():
     redacted, _ = redact(conclude(cluster, [], run=RUN), KEY)
     assert "nd1" not in renderer("json")(redacted)
     assert isinstance(Report.from_json(json.loads(renderer("json")(redacted))), Report)
+
+
+def test_secrets_in_a_report_of_an_older_version_are_masked():
+    env = {f"SLURM_X{i}": text for i, text in enumerate(SECRET_TEXTS)}
+    env |= {"SLURM_JWT": "opensesame", "SLURM_ACCESS_KEY": "opensesame"}
+    facts = {"path": "https://bob:opensesame@h/x", "by": dict(enumerate(SECRET_TEXTS))}
+    cluster = make_cluster(("nd0",), check="made", by_host={"nd0": facts}, env={0: env})
+    redacted, _ = redact(conclude(cluster, [], run=RUN), KEY)
+    text = renderer("json")(redacted)
+    assert [each for each in HIDDEN if each in text] == []

@@ -9,12 +9,15 @@ from nccl_doctor.report.redaction.book import Book
 from nccl_doctor.report.redaction.vocabulary import (
     COMMON,
     COUNTRIES,
+    DEVICES,
     ENDINGS,
     LOCAL_NAMES,
     PUBLIC_DOMAINS,
     SYSTEM_USERS,
     TOP_LEVEL,
 )
+from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.toolkit.slurm import slurm_hosts
 
 _HOST = re.compile(r"(?=.{1,253}\.?$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?)+", re.I)
 _EC2 = re.compile(r"ip-\d{1,3}(?:-\d{1,3}){3}|ip-(?:[0-9a-f]{1,4}-){2,7}[0-9a-f]{1,4}", re.I)
@@ -24,6 +27,15 @@ _VARIABLE = re.compile(
 """A launch says of each field which variable it is from."""
 _USER = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 _PIECES = re.compile(r"([-_.])")
+_PADDED = re.compile(r"[\[,-]0\d")
+_MOST_LISTED, _MOST_BRACKETS = 4096, 5
+"""Hosts, and numbers in brackets, of one list in free text; of a longer one none is shown."""
+_MOST_SHOWN = 64
+"""Hosts of one list in free text that get their pseudonyms; the others are counted."""
+_MOST_LEARNT = 65_536
+"""Hosts that lists in free text may tell: more than any cluster has."""
+_MOST_EXPANDED = 1_000_000
+"""Hosts of all lists in free text: a hostile text is full of lists."""
 _MOST_PIECES = 12
 """Of a name that are joined by dots and dashes."""
 
@@ -58,6 +70,9 @@ class Names:
         self._families: set[str] = set()
         self._users: set[str] = set()
         self._domains: set[str] = set()
+        self._left = _MOST_EXPANDED
+        self._expanded = lru_cache(maxsize=256)(self._hosts_of)
+        self.list_of = lru_cache(maxsize=4096)(self._list_of)
         self.in_word = lru_cache(maxsize=65536)(self._in_word)
 
     def know_host(self, name: str) -> None:
@@ -68,6 +83,7 @@ class Names:
         if short in self._hosts and (not domain or domain in self._domains):
             return
         self.in_word.cache_clear()
+        self.list_of.cache_clear()
         self._hosts.add(short)
         if re.search(r"[a-z]{2}", short) and re.search(r"\d", short):
             stem = re.sub(r"[\d_-]+$", "", short)
@@ -75,6 +91,29 @@ class Names:
                 self._families.add(re.sub(r"\d+", "#", short))
         if domain and domain not in PUBLIC_DOMAINS:
             self._domains.add(domain)
+
+    def know_list(self, text: str) -> None:
+        """A host list stands in free text: its hosts are in the record."""
+        if len(self._hosts) < _MOST_LEARNT and _looks_like_hosts(text):
+            for name in self._expanded(text):
+                self.know_host(name)
+
+    def _list_of(self, text: str) -> str | None:
+        """The pseudonyms of the hosts of a list, `gpu[001-003]`; None where it is none of hosts."""
+        hosts = self._expanded(text)
+        if not (_looks_like_hosts(text) or any(map(self.knows_host, hosts[:_MOST_SHOWN]))):
+            return None
+        shown = ",".join(map(self.host, hosts[:_MOST_SHOWN])) or MASK
+        more = len(hosts) - _MOST_SHOWN
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    def _hosts_of(self, text: str) -> tuple[str, ...]:
+        """The hosts of a list; none if it is too long."""
+        if len(text) > _MOST_LISTED or text.count("[") > _MOST_BRACKETS or self._left < 0:
+            return ()
+        hosts = slurm_hosts(text, _MOST_LISTED)
+        self._left -= len(hosts) or _MOST_LISTED
+        return hosts
 
     def know_user(self, name: str) -> None:
         """A user of this name is in the record."""
@@ -181,6 +220,16 @@ class Names:
     def _in_family(self, lower: str) -> bool:
         """True if it is like a known name, but for its numbers: `nd7`, where `nd0` is known."""
         return bool(self._families) and re.sub(r"\d+", "#", lower) in self._families
+
+
+def _looks_like_hosts(text: str) -> bool:
+    """True if a word with several numbers in brackets lists hosts: the numbers are padded, or the
+    word before them is not one for parts of a host.
+    """
+    stem = text.partition("[")[0].rstrip("0123456789_-.").lower()
+    several = "," in text or "-" in text.partition("[")[2]
+    is_thing = len(stem) < 2 or stem in COMMON or stem in DEVICES
+    return several and (bool(_PADDED.search(text)) or not is_thing)
 
 
 def _is_domain(pieces: list[str]) -> bool:

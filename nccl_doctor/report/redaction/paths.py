@@ -8,6 +8,7 @@ folders stay the folders that they were.
 from __future__ import annotations
 
 from nccl_doctor.report.redaction.book import Book
+from nccl_doctor.report.redaction.ids import Ids
 from nccl_doctor.report.redaction.names import Names
 from nccl_doctor.report.redaction.vocabulary import (
     ENDINGS,
@@ -25,9 +26,10 @@ HOMES = frozenset(("home", "Users", "users", "u"))
 class Paths:
     """Pseudonyms of paths."""
 
-    def __init__(self, book: Book, names: Names) -> None:
+    def __init__(self, book: Book, names: Names, ids: Ids) -> None:
         self._book = book
         self._names = names
+        self._ids = ids
 
     def path(self, text: str) -> str:
         """The pseudonym of a path, absolute or relative, or of several with colons between them."""
@@ -35,7 +37,9 @@ class Paths:
 
     def _one(self, text: str) -> str:
         if is_systems_own(text):
-            return "/".join(self._names.in_word(part) for part in text.split("/"))
+            known = self._names.knows_host
+            named = (self._ids.replaced(part, known=known) for part in text.split("/"))
+            return "/".join(map(self._names.in_word, named))
         parts = text.split("/")
         out: list[str] = []
         in_python = False

@@ -30,7 +30,7 @@ from nccl_doctor.report.redaction.vocabulary import (
     SERIAL_KEYS,
     VERSION_KEYS,
 )
-from nccl_doctor.toolkit.masking import MASK
+from nccl_doctor.toolkit.masking import MASK, masked, names_secret
 from nccl_doctor.toolkit.slurm import slurm_hosts
 
 _SAME = frozenset(
@@ -43,6 +43,8 @@ _SAME = frozenset(
 """Keys of the report itself whose values are the doctor's own words."""
 _SECRET = re.compile(r"token|secret|passw|passphrase|api_?key", re.IGNORECASE)
 _LISTED = re.compile(r"NODELIST$")
+_CONTROLLER = re.compile(r"WORKING_CLUSTER$")
+"""`cluster:host:port:version`, of the controller that a job of a federation talks to."""
 _WITH_PORT = re.compile(r"([^:\s]+)(:\d+)")
 _UNLIKE_A_WORD = re.compile(r"[\d.:-]")
 _ENDING = re.compile(rf"[^\s=]+\.(?:{'|'.join(sorted(ENDINGS))})")
@@ -109,6 +111,8 @@ def _learn(text: Text, key: str, value: str) -> None:
     if _LISTED.search(key):
         for host in slurm_hosts(value):
             text.names.know_host(host)
+    elif _CONTROLLER.search(key):
+        text.names.know_host(value.partition(":")[2].partition(":")[0])
     elif HOST_VARIABLES.search(key):
         for each in re.split(r"[\s,;:=/]+", value):
             text.names.know_host(each)
@@ -154,6 +158,8 @@ class _Writer:
             name = str(name)
             if own and (name in _SAME or (key == "checks" and name == "name")):
                 made[name] = item
+            elif name == "id" and ((own and key == "run") or key == "merged"):
+                made[name] = item  # drawn by chance: it names nobody
             elif own and key == "hosts" and name == "key" and item:
                 made[name] = self._text.addresses.uuid(str(item))
             else:
@@ -172,12 +178,18 @@ class _Writer:
         text = self._text
         if not value or value == MASK:
             return value
-        if _SECRET.search(key):
+        if _SECRET.search(key) or names_secret(key):
             return MASK
+        value = masked(value)
         if key == "command":
             return re.sub(r"\S+", self._word_of_command, value)
         if key in ID_KEYS:
-            return text.addresses.uuid(value)
+            return text.ids.of(value)
+        if _CONTROLLER.search(key):
+            cluster, colon, rest = value.partition(":")
+            host, end, more = rest.partition(":")
+            at = text.addresses.ip(host) or (text.names.host(host) if host else "")
+            return text.names.label(cluster) + colon + at + end + more
         if key in LABEL_KEYS or LABEL_VARIABLES.search(key):
             return value if value == "none" or value.isdecimal() else text.names.label(value)
         if SERIAL_KEYS.search(key):

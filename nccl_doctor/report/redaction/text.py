@@ -10,20 +10,23 @@ import re
 
 from nccl_doctor.report.redaction.addresses import Addresses
 from nccl_doctor.report.redaction.book import Book
+from nccl_doctor.report.redaction.ids import Ids
 from nccl_doctor.report.redaction.names import Names, is_public
 from nccl_doctor.report.redaction.paths import HOMES, Paths, is_systems_own
 from nccl_doctor.toolkit.masking import MASK, masked
 
 _PATH_END = r"[^\s'\"`<>|;,()\[\]{}:]"
+_WORD = re.compile(r"[a-z0-9]+(?:[-_.]+[a-z0-9]+)*", re.IGNORECASE)
 _THINGS = re.compile(
     r"""
     (?P<url>\b[a-z][a-z0-9+.-]*://[^\s'"`<>,;]+)
     |(?P<serial>(?:\bserial(?:\ number|[_-]number)?|\[SN\]\ Serial\ number|\basset\ tag)
         \s*[:=]\s*)(?P<serial_is>[\w.-]+)
-    |(?P<uuid_of>(?<![0-9a-z])(?:[a-z]\w*[-_])?)
+    |(?P<uuid_of>(?<![0-9a-z])(?:[a-z][a-z0-9_]*[-_])?)
         (?P<uuid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-z]))
     |(?P<mac>(?<!\w)[0-9a-f]{2}(?P<sep>[:-])[0-9a-f]{2}(?:(?P=sep)[0-9a-f]{2}){4,18}
         (?!\w|(?P=sep)[0-9a-f]))
+    |(?P<dotted>(?<![\w.])[0-9a-f]{4}(?:\.[0-9a-f]{4}){2,3}(?!\w|\.\w))
     |(?P<enx>\benx)(?P<enx_is>[0-9a-f]{12})\b
     |(?P<guid>(?<![\w:])[0-9a-f]{4}(?::[0-9a-f]{4}){3}(?![\w:])|\b0x(?!0000)[0-9a-f]{16}\b)
     |(?P<ipv6>(?<![\w%])(?:[0-9a-f]{0,4}:){2,7}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{0,4})
@@ -33,9 +36,10 @@ _THINGS = re.compile(
     |(?P<path>(?:(?<![\w/.~)\]}>$-])(?:~[\w.-]*|\.{1,2}|\$\{?\w+\}?)?/(?!/)
         |/(?=(?:home|Users)/))PATH_END*)
     |(?P<user>\b[a-z_][\w.-]*)@(?P<at>(?!if\d|eth|en[opsx]|ib\d|bond|veth|wl|lo\b)
-        [a-z0-9](?:[\w.-]*[a-z0-9])?)
-    |(?P<word>[a-z0-9]+(?:[-_.]+[a-z0-9]+)*)
-    """.replace("PATH_END", _PATH_END),
+        [a-z0-9](?:[\w.-]*[a-z0-9])?(?:\[\d[\d,-]*\])?)
+    |(?P<hosts>[a-z0-9][a-z0-9_.-]*(?:\[\d[\d,-]*\](?:[a-z0-9_.-]*[a-z0-9])?)+)
+    |(?P<word>WORD)
+    """.replace("PATH_END", _PATH_END).replace("WORD", _WORD.pattern),
     re.VERBOSE | re.IGNORECASE,
 )
 _VERSION = re.compile(
@@ -46,6 +50,10 @@ _VERSION = re.compile(
 """What stands before four numbers that are a version, and no address."""
 _IS_VERSION = re.compile(r"v?\d+(?:\.\d+)+[\w.+-]*", re.IGNORECASE)
 _FOUR = re.compile(r"(?<!\d)(?:\d{1,3}\.){3}\d{1,3}(?!\d)")
+_LISTED = re.compile(
+    r"(?<![a-z0-9_.-])[a-z0-9][a-z0-9_.-]*(?:\[\d[\d,-]*\](?:[a-z0-9_.-]*[a-z0-9])?)+",
+    re.IGNORECASE,
+)
 _NCCL_LINE = re.compile(r"(?<!\S)([^\s:]+):\d+:\d+ \[")
 _HOMES = re.compile(rf"/(?:{'|'.join(sorted(HOMES))})/([^\s/'\"`<>|;,()\[\]{{}}:%*$]+)")
 _SAID = re.compile(r"\b(?:connect to host |resolve host(?:name)? |HOSTNAME=)([\w.-]*\w)")
@@ -58,7 +66,8 @@ class Text:
     def __init__(self, book: Book) -> None:
         self.names = Names(book)
         self.addresses = Addresses(book)
-        self.paths = Paths(book, self.names)
+        self.ids = Ids(book, self.addresses)
+        self.paths = Paths(book, self.names, self.ids)
         self.book = book
         self._known_ips: set[str] = set()
 
@@ -73,6 +82,9 @@ class Text:
         if "/" in text:
             for user in _HOMES.findall(text):
                 self.names.know_user(user)
+        if "[" in text:
+            for listed in _LISTED.findall(text):
+                self.names.know_list(listed)
         if " [" in text:
             for host in _NCCL_LINE.findall(text):
                 self.names.know_host(host)
@@ -92,7 +104,11 @@ class Text:
     def _put(self, match: re.Match[str], is_version: bool) -> str:
         kind, text = match.lastgroup, match.group()
         if kind == "word":
-            return self._word(text)
+            return self._word(text, match, is_version)
+        if kind == "hosts":
+            return self._hosts(text, match, is_version)
+        if kind == "dotted" and (is_version or _VERSION.search(_before(match))):
+            return text
         if kind in ("ipv4", "ipv6"):
             return self._ip(match, text, is_version)
         if kind == "path":
@@ -117,8 +133,17 @@ class Text:
             return text
         return self.book.pseudonym("serial", text)
 
-    def _word(self, word: str) -> str:
-        """Names in a word; and addresses in it, as in `nccl.10.0.0.1.log`, where they are known."""
+    def _hosts(self, text: str, match: re.Match[str], is_version: bool) -> str:
+        """A list of hosts; or a word, and numbers in brackets that are no hosts."""
+        made = self.names.list_of(text)
+        if made is not None:
+            return made
+        return _WORD.sub(lambda word: self._word(word.group(), match, is_version), text)
+
+    def _word(self, word: str, match: re.Match[str], is_version: bool) -> str:
+        """Names and ids in a word; and addresses, as in `nccl.10.0.0.1.log`, that are known."""
+        if not is_version:
+            word = self.ids.replaced(word, _before(match), self.names.knows_host)
         if word.count(".") < 3:
             return self.names.in_word(word)
 
@@ -131,10 +156,9 @@ class Text:
 
     def _ip(self, match: re.Match[str], text: str, is_version: bool) -> str:
         bare, slash, length = text.partition("/")
-        if match.lastgroup == "ipv4" and bare not in self._known_ips:
-            before = match.string[max(0, match.start() - 24) : match.start()]
-            if is_version or _VERSION.search(before):
-                return text
+        is_known = match.lastgroup != "ipv4" or bare in self._known_ips
+        if not is_known and (is_version or _VERSION.search(_before(match))):
+            return text
         inner = text.strip(":") if "::" not in (text[:2], text[-2:]) else text
         for each in (text, text.removesuffix(":"), inner):
             made = self.addresses.ip(each)
@@ -147,7 +171,8 @@ class Text:
     def _at(self, text: str, user: str, at: str) -> str:
         if _IS_VERSION.fullmatch(at) and self.addresses.ip(at) is None:
             return text
-        host = self.addresses.ip(at) or self.names.host(at)
+        listed = self.names.list_of(at) if "[" in at else None
+        host = listed or self.addresses.ip(at) or self.names.host(at)
         return f"{self.names.user(user)}@{host}"
 
     def _quoted(self, text: str) -> str:
@@ -171,3 +196,8 @@ class Text:
             user = self.names.user(user)
         made = f"{scheme}://{user}{at}{self.replaced(host)}"
         return made + (self.paths.path(slash + path) if slash else "") + text[len(bare) :]
+
+
+def _before(match: re.Match[str]) -> str:
+    """The few characters before a match, which may say what it is."""
+    return match.string[max(0, match.start() - 24) : match.start()]

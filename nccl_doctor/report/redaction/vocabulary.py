@@ -33,6 +33,13 @@ write wrong
 """)
 """A host or user of such a name gets its pseudonym where a name is expected, not in free text."""
 
+DEVICES = _words("""
+args axes axis bnxt bonds channel channels cores cpus cxi dim dims efa elements en eno enp ens eths
+gpus hcas hfi ibp ibs indices irdma irq irqs lane lanes layers list lists mlx mlx5 nics nvme
+nvmes pages queues roce seats sd shape slots sockets threads veth vfs wlan
+""")
+"""Words before numbers in brackets that name parts of a host, or anything but a host."""
+
 LOCAL_NAMES = _words("""
 localhost localhost.localdomain ip6-localhost ip6-loopback localhost4 localhost6
 """)
