@@ -55,12 +55,17 @@ def test_the_files_of_home_and_working_directory(folders):
     assert exported({"DS_ENV_FILE": str(other)}, home, cwd)["NCCL_DEBUG"] == "VERSION"
 
 
-@pytest.mark.parametrize("line", ["", "# a comment", "#A=b", "export A=b", "A b", "=x", "A=\0"])
+@pytest.mark.parametrize(
+    "line", ["", "# a comment", "#A=b", "export A=b", "A b", "=x", "A=\0", "MIIEa"]
+)
 def test_a_line_at_which_the_launcher_would_stop(folders, line):
     home, cwd = folders
     (cwd / ".deepspeed_env").write_text(f"NCCL_DEBUG=INFO\n{line}\nA=b\n")
-    with pytest.raises(ExportsError, match=r"\.deepspeed_env, line 2: .* is not NAME=value"):
+    with pytest.raises(
+        ExportsError, match=r"\.deepspeed_env, line 2: .* is not NAME=value"
+    ) as wrong:
         exported({}, home, cwd)
+    assert "MIIEa" not in str(wrong.value), "it may be a line of a key"
 
 
 def test_a_file_that_is_no_text(folders):

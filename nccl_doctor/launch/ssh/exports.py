@@ -51,7 +51,7 @@ def _read(file: Path) -> dict[str, str]:
         name = name.strip()
         if not equals or not name or not name.replace("_", "a").isalnum() or "\0" in value:
             raise ExportsError(
-                f'{file}, line {number}: "{line.strip()[:60]}" is not NAME=value (the deepspeed '
+                f"{file}, line {number}: this line is not NAME=value (the deepspeed "
                 "launcher takes no comments or empty lines there either)"
             )
         found[name] = value.strip()
