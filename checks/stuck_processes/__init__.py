@@ -56,9 +56,9 @@ from nccl_doctor.api import (
     Untested,
     Where,
 )
+from nccl_doctor.toolkit.kernel_waits import Cause as StuckCause
+from nccl_doctor.toolkit.kernel_waits import cause_of as stuck_cause
 
-from .causes import Cause as StuckCause
-from .causes import cause_of as stuck_cause
 from .stuck import look_for_stuck
 
 PROCESS_STUCK = Kind(

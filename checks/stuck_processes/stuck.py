@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.host import Mount, mounts, text_of
-
-from .causes import CAUSES
+from nccl_doctor.toolkit.kernel_waits import CAUSES
 
 _NEAR_S = 60.0
 _MOST = 64

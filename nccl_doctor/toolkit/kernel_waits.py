@@ -27,6 +27,12 @@ def _cause(words: str, channel: str, name: str = "", mounts: str = "", fix: str 
 
 
 _SERVER = "bring its server back (dmesg: not responding), or remove the mount: umount -f -l"
+GPU_DRIVER = _cause(
+    "NVIDIA's driver",
+    r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
+    r"nvidia-|nv-hostengine|nv-fabric",
+    fix="dmesg (NVRM, Xid) shows which GPU; if it does not recover, reboot the host",
+)
 CAUSES = (
     _cause("NFS", r"nfs|rpc_|rpcauth_|xprt_", r"u?mount\.nfs", "nfs nfs4", _SERVER),
     _cause("SMB", r"cifs|smb[23]?_|wait_for_response", r"mount\.cifs", "cifs smb3", _SERVER),
@@ -49,12 +55,7 @@ CAUSES = (
         "check the process that serves it, or remove the mount: fusermount -u -z",
     ),
     _cause("automount", r"autofs", "", "autofs", "systemctl status autofs: a server may be down"),
-    _cause(
-        "NVIDIA's driver",
-        r"nvidia|_?nv_|_nv\d|nvkms|uvm_|rm_|os_acquire_",
-        r"nvidia-|nv-hostengine|nv-fabric",
-        fix="dmesg (NVRM, Xid) shows which GPU; if it does not recover, reboot the host",
-    ),
+    GPU_DRIVER,
     _cause("NVMe", r"nvme", fix="dmesg (nvme) and nvme list show which disk does not answer"),
     _cause(
         "RDMA",
