@@ -126,6 +126,8 @@ class Account:
         self._took[name] = max(self._took[name], outcome.duration_s)
         if outcome.status is OutcomeStatus.OK:
             self.tested[unit] = self.labels.get(unit, str(unit))
+            if reason:  # a part of it
+                self._gap(unit, name, f"{_WORDS[OutcomeStatus.UNTESTED]}: {reason}")
         elif outcome.status is OutcomeStatus.SKIPPED:
             self.skips.append(reason)
         else:

@@ -27,7 +27,12 @@ class Untested(Exception):
     """Raised by `observe`: the check applies but could not look. The text is the reason.
 
     The check is then `blocked` if a failure of a lower layer covers the place, else `unknown`.
+    With `facts`, it could look at a part only: these are judged, and the check is no pass.
     """
+
+    def __init__(self, reason: str = "", facts: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.facts = facts
 
 
 class Peers(Protocol):

@@ -19,7 +19,7 @@ ALONE = "alone"
 class OutcomeStatus(str, Enum):
     """Ending of one `observe`."""
 
-    OK = "ok"  # it returned facts
+    OK = "ok"  # it returned facts; `reason`: what it could not look at
     SKIPPED = "skipped"  # it does not apply here; `reason`
     UNTESTED = "untested"  # it could not look; `reason`
     RAISED = "raised"  # an exception nobody expected; `reason`

@@ -214,7 +214,8 @@ class Child:
         }
         result = messages.result
         if result is not None and "facts" in result:
-            return Outcome(OutcomeStatus.OK, facts=result["facts"], **common)
+            part = result.get("untested", "")
+            return Outcome(OutcomeStatus.OK, facts=result["facts"], reason=part, **common)
         if result is not None and "skip" in result:
             return Outcome(OutcomeStatus.SKIPPED, reason=result["skip"], **common)
         if result is not None and "untested" in result:
@@ -265,7 +266,8 @@ def _result(work: Work, line: Line) -> dict[str, Any]:
     except Skip as reason:
         return {"skip": str(reason)}
     except Untested as reason:
-        return {"untested": str(reason)}
+        known = {} if reason.facts is None else {"facts": reason.facts}
+        return {"untested": str(reason), **known}
     except Exception:  # the boundary that turns whatever a check did into a fact
         return {"raised": masked(traceback.format_exc(limit=-8))[-LOG_TAIL_BYTES:]}
 

@@ -95,7 +95,9 @@ def _outcomes(facts: Facts, order: list[str], launch: Mapping[str, Any]) -> Iter
                 yield title, [(outcome.status.value, _text(outcome.reason or None))]
                 continue
             items = outcome.facts.items()
-            yield title, _rows((k, v) for k, v in items if k not in launch or launch[k] != v)
+            part = [("untested", _text(outcome.reason))] if outcome.reason else []
+            rest = _rows((k, v) for k, v in items if k not in launch or launch[k] != v)
+            yield title, [*part, *rest]
 
 
 def _rows(items: Iterable[tuple[str, Any]]) -> list[Row]:

@@ -66,6 +66,16 @@ def test_skip_and_untested_carry_their_reason(
     assert (outcome.status, outcome.reason) == (status, "no such thing here")
 
 
+def test_a_part_that_could_be_seen_comes_with_the_reason() -> None:
+    def work(line: Any) -> dict[str, Any]:
+        raise Untested("one of two could not be read", {"read": 1})
+
+    outcome = outcome_of(work)
+    assert (outcome.status, outcome.facts) == (OutcomeStatus.OK, {"read": 1})
+    assert outcome.reason == "one of two could not be read"
+    assert Outcome.from_json(outcome.to_json()) == outcome
+
+
 def test_exception_is_a_fact_with_its_place() -> None:
     def work(line: Any) -> dict[str, Any]:
         print("said before")

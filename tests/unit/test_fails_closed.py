@@ -28,6 +28,7 @@ from tests.unit.test_check_backend_device import cluster_of, one_host
 junitparser = pytest.importorskip("junitparser")
 
 SKIPPED = Outcome(OutcomeStatus.SKIPPED, reason="no GPU")
+PART = Outcome(OutcomeStatus.OK, facts=OK, reason="one of two could not be read")
 HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=({"step": "open /dev/x", "at_s": 0.0},))
 DIED = Outcome(OutcomeStatus.DIED, reason="killed by SIGSEGV")
 
@@ -52,6 +53,7 @@ NOT_GREEN: dict[str, tuple[Callable[[], Report], int]] = {
     "no check ran": (lambda: conclude(make_cluster(), [], run=RUN), 3),
     "every check was skipped": (lambda: report_of(by_host={"nd0": SKIPPED, "nd1": SKIPPED}), 3),
     "a check broke": (broken_check, 3),
+    "a check saw a part of one host": (lambda: report_of(by_host={"nd0": OK, "nd1": PART}), 3),
     "a check hung on one host": (lambda: report_of(by_host={"nd0": OK, "nd1": HUNG}), 3),
     "a check died on every host": (lambda: report_of(by_host={"nd0": DIED, "nd1": DIED}), 3),
     "one host told nothing": (lambda: report_of(by_host={"nd0": OK}), 3),

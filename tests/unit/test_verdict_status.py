@@ -45,6 +45,14 @@ def test_what_was_not_observed_is_unknown(status):
     assert ("barrier" in result.reason) == (status in ("hung", "died"))
 
 
+def test_what_was_observed_in_part_is_unknown():
+    part = Outcome(OutcomeStatus.OK, facts=OK, reason="one of two could not be read")
+    cluster = make_cluster(check="shm", by_host={"nd0": OK, "nd1": part})
+    result = result_of(made_check("shm"), cluster)
+    assert (result.status, result.tested) == (Status.UNKNOWN, ("nd0", "nd1"))
+    assert result.reason == "could not be tested: one of two could not be read (nd1)"
+
+
 def test_what_a_lower_failure_covers_is_blocked_by_it():
     check = made_check("gpu", Layer.DEVICE, Scope.RANK)
     hung = Outcome(OutcomeStatus.HUNG)
