@@ -31,7 +31,7 @@ information below that: many modules have a few.
 Where the kernel counts only one of the two, only that one was judged: the statuses of `pcie_errors`
 and `memory_errors` show which. A kernel that is set to panic counts no uncorrected error. An error
 that the memory controller found in a page that nothing uses has killed nothing yet; drain the host
-all the same.
+all the same. One that the controller assigns to no module is only likely a fault of the memory.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
@@ -157,11 +157,14 @@ def _modules(host: Host, early: Mapping[str, Any], late: Mapping[str, Any]) -> I
     risen = memory_risen(early["controllers"], late["controllers"])
     lost, corrected = module_names(risen, "uncorrected"), module_names(risen, "corrected")
     if lost:
+        # One that the controller assigns to no module may come from the bus, or from a test.
+        of_module = any("/" in place and risen[place]["uncorrected"] for place in risen)
         yield Finding(
             MEMORY_FAILING,
             f"{_errors(risen, 'uncorrected')} in {seconds:.0f} s",
             Where(hosts=(host.label,), devices=lost),
             {"modules": risen},
+            confidence=Confidence.CERTAIN if of_module else Confidence.LIKELY,
         )
     elif corrected:
         many = any(counts["corrected"] >= CORRECTED_TOO_MANY for counts in risen.values())

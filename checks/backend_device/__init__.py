@@ -31,7 +31,10 @@ call a barrier before they set a device. Parts of one GPU (MIG) are recognised b
 which check `gpu_affinity` reads.
 Several ranks on one GPU are correct where NCCL_MULTI_RANK_GPU_ENABLE=1, or a different NCCL_HOSTID
 for each rank, shows that this is intended; the finding is then only information. Without
-persistence mode a driver may need longer to start than this check waits.
+persistence mode a driver may need longer to start than this check waits: that it does not work is
+then only likely. So is every error of CUDA that not only hardware makes: a device file is missing,
+a limit, another program, a library that is being replaced. A process that was stopped or killed
+while CUDA started says nothing of a GPU.
 Equal GPUs in another order (gpu-order-differs) do no harm where all of them reach each other and
 the network equally well. Where RDMA ports are known, check `gpu_affinity` compares those instead.
 Not validated on hardware: everything about GPUs here was written from sources and tested on made-up
@@ -53,6 +56,7 @@ from nccl_doctor.api import (
     ALONE,
     Check,
     Cluster,
+    Confidence,
     Context,
     Evidence,
     Finding,
@@ -77,7 +81,13 @@ from nccl_doctor.toolkit.gpu.devices import (
     see_gpus,
     torch_build,
 )
-from nccl_doctor.toolkit.gpu.nvml import hosts_without_gpu
+from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of
+from nccl_doctor.toolkit.gpu.lost import (
+    facts_by_host,
+    hosts_without_gpu,
+    manager_is_down,
+    unless_serviced,
+)
 from nccl_doctor.toolkit.shared_kinds import (
     DRIVER_MISMATCH,
     FABRIC_MANAGER_DOWN,
@@ -96,8 +106,6 @@ from .mapping import (
     sharing_is_meant,
 )
 from .orders import GPU_ORDER, judge_orders
-
-DRIVER_STEP = "starting the GPU driver"
 
 MISMATCH = Kind(
     "backend-device-mismatch",
@@ -152,6 +160,10 @@ _DRIVER_ERRORS = {
     ),
 }
 """CUresult → kind and fix; all others are `gpu-unhealthy`."""
+_OF_HARDWARE = (214, 220)  # uncorrectable errors of a GPU's memory, and of its NVLinks
+"""CUresults that no container, limit, setting or other process makes. Others, such as 999 (unknown
+error), also come where /dev/nvidia-uvm is missing, memory is short, or a driver is replaced: then
+`gpu-unhealthy` is only likely, unless `gpu_state` has seen why."""
 
 
 class BackendDeviceFacts(TorchBuild, SeenGpus):
@@ -204,13 +216,20 @@ class BackendDevice(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Each rank alone, then the ranks of each host, then hosts against each other."""
-        without = hosts_without_gpu(cluster)
+        without, seen = hosts_without_gpu(cluster), facts_by_host(cluster)
+        at = {host.label: seen[host.id] for host in cluster.hosts if host.id in seen}
         lost = {host.label for host in cluster.hosts if host.id in without}
         for found in self._found(cluster):
             # While one GPU of the host does not answer, CUDA starts on fewer GPUs or on none.
             if found.code in ("gpu-unhealthy", "gpu-missing") and lost & {*found.where.hosts}:
                 found = found.replaced(explained_by="gpu-lost")
-            yield found
+            by_nvml = at.get(found.where.hosts[0], {}) if found.where.hosts else {}
+            # Without NVSwitches here the fabric is that of other hosts, or of a hypervisor.
+            if found.code == "fabric-manager-down" and manager_is_down(
+                by_nvml.get("fabric_manager")
+            ):
+                found = found.replaced(confidence=Confidence.CERTAIN)
+            yield unless_serviced(found, by_nvml)
 
     def sections(self, cluster: Cluster) -> Iterator[Setup]:
         """Models of GPUs and how many of each, as the first rank of a host sees them."""
@@ -223,7 +242,7 @@ class BackendDevice(Check):
                 yield Setup("gpus", models or "none", host.id)
 
     def _found(self, cluster: Cluster) -> Iterator[Finding]:
-        yield from _wedged(cluster.evidence(self.name, ALONE))
+        yield from _wedged(cluster.evidence(self.name, ALONE), facts_by_host(cluster))
         hosts: dict[int, list[SeenByRank]] = defaultdict(list)
         for one in (SeenByRank(rank, facts) for rank, facts in cluster.facts(self.name)):
             hosts[one.rank.host.id].append(one)
@@ -248,12 +267,15 @@ def _for_gpus(cluster: Cluster) -> Severity:
     return Severity.FAIL if cluster.backend == "nccl" else Severity.WARN
 
 
-def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
+def _wedged(
+    evidence: Iterable[Evidence], by_nvml: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Processes that ended in a call to the driver, and not because somebody else ended them."""
     for item in evidence:
-        end = item.outcome
-        hung = end.status is OutcomeStatus.HUNG
+        end, sure = item.outcome, certainty_of(item.outcome)
         # A process that ends before it touches a GPU did not end because of the driver.
-        if end.last_step == DRIVER_STEP and (hung or end.status is OutcomeStatus.DIED):
+        if end.last_step == DRIVER_STEP and sure is not None:
+            hung, seen = end.status is OutcomeStatus.HUNG, by_nvml.get(item.host.id, {})
             how = "did not return" if hung else "killed the process"
             detail = f", process state {end.state}" if end.state else ""
             detail += f", {end.signal}" if end.signal else ""
@@ -262,7 +284,15 @@ def _wedged(evidence: Iterable[Evidence]) -> Iterator[Finding]:
                 f"{end.breadcrumbs[-1]['call']} {how}{detail}",
                 item.where,
                 {"breadcrumb": end.last_step, "wchan": end.wchan, "log_tail": end.log_tail},
+                # A crash may be that of a library that is just being replaced; and GPUs that
+                # sleep between jobs are woken one after the other.
+                confidence=sure if hung and not _sleeps(seen) else Confidence.LIKELY,
             )
+
+
+def _sleeps(seen: Mapping[str, Any]) -> bool:
+    """Whether a GPU has no persistence mode, by what `gpu_state` saw of its host."""
+    return any(gpu.get("persistence") == 0 for gpu in seen.get("gpus", ()))
 
 
 def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
@@ -319,7 +349,15 @@ def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     elif error["name"] == "libcuda.so.1":
         kind, text = DRIVER_MISMATCH, f"libcuda.so.1 cannot be loaded; kernel driver is {kernel}"
         fix = "install libcuda of that version; in a container set NVIDIA_DRIVER_CAPABILITIES=all"
-    return Finding(kind, text, fix=fix, severity=_for_gpus(cluster), evidence=dict(error))
+    sure = not kind.drains or error["code"] in _OF_HARDWARE
+    return Finding(
+        kind,
+        text,
+        fix=fix,
+        severity=_for_gpus(cluster),
+        evidence=dict(error),
+        confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+    )
 
 
 def _arch(cluster: Cluster, one: SeenByRank) -> Finding | None:

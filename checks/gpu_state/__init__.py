@@ -33,7 +33,14 @@ read (nor by a user where kernel.dmesg_restrict=1): then no Xid is judged, and t
 process whose name cannot be read may belong to this examination. Memory that no visible process
 uses counts only above what check `gpu_work` may hold. With MIG on, processes of other tenants are
 listed too, so none is judged. An Xid or SXid may be older than the last reset: for a GPU that
-answers, and for an NVSwitch, it is only a warning. Locked clocks cannot be read back: a GPU is
+answers it is only a warning, and for an NVSwitch too unless the NVLink fabric now gives a GPU less
+than it should. A GPU whose driver does not answer is certainly lost only if the process that asked
+sleeps uninterruptibly (state D) or died of a fault signal, twice; one that is merely slow is likely
+lost. If somebody stopped or killed that process (the kernel for lack of memory, a scheduler), the
+state of the GPU is not known, and the check is no pass. While a GPU is reset or tested, or a driver
+is installed, nothing is certain; in a container such a program is not seen. The NVLink fabric is
+certainly not set up only on a host with NVSwitches and no fabric manager, ten minutes after its
+start. Locked clocks cannot be read back: a GPU is
 blamed for them only where most GPUs of its model have free clocks; drivers from CUDA 14 on have no
 applications clocks. GPUs that do not reach each other's memory count only where most equally near
 pairs do. A patched driver that lets GeForce boards reach each other may work: it is information
@@ -58,11 +65,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nccl_doctor.api import Check, Cluster, Context, Figure, Finding, Layer, Where
+from nccl_doctor.api import Check, Cluster, Context, Figure, Finding, Layer, Untested, Where
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 from .gather import GpuStates, gather_gpus
 from .rules import GPU_STATE_KINDS, judge_gpus
+from .unread import why_unread
 
 
 class GpuStateFacts(GpuStates):
@@ -84,9 +92,16 @@ class GpuState(Check):
     def observe(self, ctx: Context) -> GpuStateFacts:
         """The facts of `gather_gpus`, and `p2p_off`: whether NCCL is set not to copy directly
         between GPUs. Every call to the driver leaves a breadcrumb.
+
+        Raises:
+            Untested: with these facts, the process that read a GPU was stopped or killed.
         """
         found = gather_gpus(ctx.breadcrumb, ctx.root, ctx.left)
-        return {**found, "p2p_off": _is_p2p_off(nccl_settings(ctx.env, root=ctx.root))}
+        p2p_off = _is_p2p_off(nccl_settings(ctx.env, root=ctx.root))
+        facts: GpuStateFacts = {**found, "p2p_off": p2p_off}
+        if reasons := why_unread(facts):
+            raise Untested("; ".join(reasons), facts)
+        return facts
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The GPU in each slot, and its settings."""

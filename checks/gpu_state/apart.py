@@ -24,6 +24,10 @@ Work = Callable[[Crumb], Any]
 
 _REAP_S = 0.3
 _PATIENCE_S = 1.0
+_LATE = "did not return within"
+_LOOK_AGAIN_S = 0.1
+_LEAP_S = 1.0
+"""A wait that takes this much longer than it was meant to: this process itself did not run."""
 
 
 @dataclass
@@ -36,7 +40,9 @@ class Ended:
             name of a signal, or the last line of an exception.
         raised: the traceback of an unexpected error; a mistake of the work, not of the driver.
         crumb: its last breadcrumb, with `step`.
-        state, wchan: of a stuck process, as /proc has them.
+        state, wchan: of a stuck process, as /proc has them; of one that was seen in uninterruptible
+            sleep (D) and a moment later was not, the later ones.
+        stopped_s: seconds for which the process that waits was itself stopped, and nobody ran.
     """
 
     value: Any = None
@@ -45,6 +51,12 @@ class Ended:
     crumb: Mapping[str, Any] = field(default_factory=dict)
     state: str = ""
     wchan: str = ""
+    stopped_s: float = 0.0
+
+    @property
+    def died(self) -> bool:
+        """Whether its process ended without an answer."""
+        return bool(self.how) and not (self.raised or self.how.startswith(_LATE))
 
 
 def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ended]:
@@ -63,14 +75,25 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
     children = [_Child(work) for work in works]
     until = time.monotonic() + limit_s
     open_pipes = {child.pipe: child for child in children}
+    stopped_s = 0.0
     try:
         while open_pipes and (left := until - time.monotonic()) > 0:
+            before = time.monotonic()
             readable, _, _ = select.select(list(open_pipes), [], [], min(left, _PATIENCE_S))
+            leap_s = time.monotonic() - before - min(left, _PATIENCE_S)
+            stopped_s += leap_s if leap_s > _LEAP_S else 0.0
             for pipe in readable:
                 if not open_pipes[pipe].pump(crumb):
                     del open_pipes[pipe]
-        for child in open_pipes.values():
-            child.give_up(f"did not return within {limit_s:.0f} s")
+        late = list(open_pipes.values())
+        for child in late:
+            child.look()
+        if any(child.ended.state == "D" for child in late):
+            time.sleep(_LOOK_AGAIN_S)  # one who reads from a disk is there for moments only
+            for child in late:
+                child.look()
+        for child in late:
+            child.give_up(f"{_LATE} {limit_s:.0f} s", round(stopped_s, 1))
     finally:
         by = time.monotonic() + _REAP_S
         for child in children:
@@ -106,10 +129,13 @@ class _Child:
                 self.ended.how = said.strip().splitlines()[-1]
         return bool(data) and not self._returned
 
-    def give_up(self, how: str) -> None:
-        """Note how a stuck one stands, and kill it."""
-        self.ended.how = how
+    def look(self) -> None:
+        """Note how a stuck one stands."""
         self.ended.state, self.ended.wchan = look_at(self._pid)
+
+    def give_up(self, how: str, stopped_s: float) -> None:
+        """Kill a stuck one."""
+        self.ended.how, self.ended.stopped_s = how, stopped_s
         kill(self._pid)
 
     def conclude(self, by: float) -> None:

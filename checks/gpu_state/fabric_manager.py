@@ -25,12 +25,16 @@ _LOGS = ("var/log/fabricmanager.log", "var/log/syslog", "var/log/messages")
 _TAIL_BYTES = 1 << 20
 
 
-class FabricManager(TypedDict):
-    """The fabric manager, as `read_fabric_manager` returns it."""
-
+class _Manager(TypedDict):
     switches: int
     running: bool | None
     misfit: list[str] | None
+
+
+class FabricManager(_Manager, total=False):
+    """The fabric manager, as `read_fabric_manager` returns it; `up_s` with switches only."""
+
+    up_s: int | None
 
 
 def read_fabric_manager(
@@ -44,15 +48,25 @@ def read_fabric_manager(
 
     Returns: `switches`: NVSwitches by their device files; `running`: whether its process is there,
     None in a container, where processes of the host cannot be seen; `misfit`: None, or `[its
-    version, the driver's]`, the last that it complained of in a log that may be read.
+    version, the driver's]`, the last that it complained of in a log that may be read; `up_s`:
+    seconds since the host was started, None if not known.
     """
     dev = root / "dev"
     switches = [path for path in dev.glob("nvidia-nvswitch*") if _SWITCH.fullmatch(path.name)]
     facts: FabricManager = {"switches": len(switches), "running": None, "misfit": None}
     if switches:
+        facts["up_s"] = _up_s(root / "proc/uptime")
         facts["running"] = _running(root / "proc")
         facts["misfit"] = _misfit(root, crumb)
     return facts
+
+
+def _up_s(path: Path) -> int | None:
+    words = text_of(path).split()
+    try:
+        return int(float(words[0])) if words else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _running(proc: Path) -> bool | None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from nccl_doctor.api import Skip, Untested
+from nccl_doctor.toolkit.cgroup import memory_kills
 from nccl_doctor.toolkit.forks import OURS
 from nccl_doctor.toolkit.gpu.devices import HostGpus, host_gpus
+from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.nvml import (
     LOST,
     Crumb,
@@ -22,25 +24,39 @@ from nccl_doctor.toolkit.gpu.nvml import (
     start,
 )
 
-from .apart import Ended, each_apart
+from .apart import Ended, Work, each_apart
+from .device_files import refused_files
 from .fabric_manager import FabricManager, read_fabric_manager
 from .fields import read_gpu
+from .in_service import programs_in_service
 from .kernel_log import KernelLog, read_kernel_log
 from .trouble import is_readable
+from .unread import of_reader
 
 MOST_GPUS = 64
 _RESERVE_S = 6.0
 """Part of the deadline for pairs of GPUs, for the kernel log, and for reporting."""
 _LEAST_PAIRS_S = 3.0
 _AFTER_PAIRS_S = 3.0
+_IN_SERVICE_S = 1.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
-class CallError(TypedDict):
-    """A call that failed, and the name of its error."""
-
+class _Call(TypedDict):
     call: str
     name: str
+
+
+class CallError(_Call, total=False):
+    """A call that failed, and the name of its error; the end of the process that made it, or device
+    files that may not be opened.
+    """
+
+    how: str
+    state: str
+    wchan: str
+    stopped_s: float
+    refused_files: list[str]
 
 
 class GpuStates(System, Pairs):
@@ -53,6 +69,8 @@ class GpuStates(System, Pairs):
     own: list[int]
     kernel_log: KernelLog
     fabric_manager: FabricManager
+    memory_kills: int
+    in_service: list[str]
 
 
 def gather_gpus(
@@ -61,26 +79,30 @@ def gather_gpus(
     """The facts that the rules of `health`, `hostwide` and `drift` read.
 
     Each GPU is read in its own process: one whose driver never answers is `wedged`, and the others
-    are still described.
+    are still described. A process that died is started once more: only a GPU ends it twice.
 
     Args:
         crumb: called with each call before it is made.
         root: folder in which `dev`, `proc`, `sys` and `var` lie.
         left: seconds until this process is killed.
 
-    Returns: `error`: the call without which nothing can be read; `on_pci`: NVIDIA GPUs that the
-    kernel sees on the bus and that no other driver has; `gpus`, those of `read_gpu` in the order of
-    NVML, or of a wedged one `index`, `uuid` if known, and `wedged`: `{call, how, state, wchan}`,
-    or of one at whose answers this raised, the same and `raised`: `{call, how}`; `pairs_error`: the
-    call that kept pairs from being asked for; `own`: process ids of this examination.
+    Returns: `error`: the call without which nothing can be read, and how the process ended in it;
+    `on_pci`: NVIDIA GPUs that the kernel sees on the bus and that no other driver has; `gpus`,
+    those of `read_gpu` in the order of NVML, or of a wedged one `index`, `uuid` if known, and
+    `wedged`: `{call, how, state, wchan, stopped_s}`, or of one at whose answers this raised, the
+    same and `raised`: `{call, how}`; of one without a handle also `refused_files`, device files
+    that may not be opened; `pairs_error`: the call that kept pairs from being asked for; `own`:
+    process ids of this examination; `memory_kills`: processes that the kernel killed for lack of
+    memory meanwhile; `in_service` of `programs_in_service`.
 
     Raises:
         Skip: there is no NVIDIA GPU, or nothing to read it by.
         Untested: the library refuses, for a reason that is not the GPUs'.
     """
+    kills, before = memory_kills(root), _in_service(root)
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
-    # Forever: then this process misses its own deadline, and its breadcrumb names the call.
-    (system,) = each_apart([_system], float("inf"), crumb)
+    limit_s = max(1.0, left() - _RESERVE_S)
+    (system,) = _twice([partial(_system, root)], limit_s, left, crumb)
     if system.raised:
         raise RuntimeError(system.raised)
     error = _error(system)
@@ -94,7 +116,7 @@ def gather_gpus(
     elif error["name"] == _NO_BINDINGS:
         raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))
     else:
-        _give_up(error, on_host, on_pci)
+        _give_up(error, on_host, on_pci, _more(kills, memory_kills(root)))
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
     own = sorted(pid for pid in pids if _is_own(pid, root))
     pairs, pairs_error = _between([gpu for gpu in gpus if is_readable(gpu)], crumb, left)
@@ -108,33 +130,85 @@ def gather_gpus(
         "own": own,
         "kernel_log": read_kernel_log(root, crumb),
         "fabric_manager": read_fabric_manager(root, crumb),
+        "memory_kills": _more(kills, memory_kills(root)),
+        "in_service": sorted({*before, *_in_service(root)}),
     }
 
 
 _NO_BINDINGS = "no bindings"
+_NOT_THE_GPUS = (
+    "NO_PERMISSION",
+    "OPERATING_SYSTEM",  # a control group forbids it
+    "MEMORY",
+    "INSUFFICIENT_RESOURCES",
+    "FUNCTION_NOT_FOUND",
+    "ARGUMENT_VERSION_MISMATCH",
+)
+"""Refusals that come from this process: its rights, its limits, its bindings."""
 
 
-def _system(crumb: Crumb) -> dict[str, Any]:
+def _system(root: Path, crumb: Crumb) -> dict[str, Any]:
     try:
         return {"system": read_system(start(crumb))}
     except ImportError:
         return {"error": {"call": "import pynvml", "name": _NO_BINDINGS}}
     except Refused as refused:
-        return {"error": {"call": refused.call, "name": refused.name}}
+        refusal = {"call": refused.call, "name": refused.name}
+        return {"error": {**refusal, "refused_files": refused_files(root, crumb, gpus=False)}}
 
 
 def _error(system: Ended) -> CallError | None:
+    """None, or the call without an answer and its error, or the end of the process in it."""
     if system.how:
-        return {"call": str(system.crumb.get("call", "nvmlInit")), "name": system.how}
+        return {
+            "call": str(system.crumb.get("call", "nvmlInit")),
+            "name": system.how,
+            "how": system.how,
+            "state": system.state,
+            "wchan": system.wchan,
+            "stopped_s": system.stopped_s,
+        }
     error: CallError | None = system.value.get("error")
     return error
+
+
+def _twice(
+    works: Sequence[Work], limit_s: float, left: Callable[[], float], crumb: Crumb
+) -> list[Ended]:
+    """As `each_apart`; those whose process died are tried once more."""
+    ends = each_apart(works, limit_s, crumb)
+    died = [number for number, end in enumerate(ends) if end.died]
+    limit_s = min(limit_s, left() - _RESERVE_S)
+    if died and limit_s > 1.0:
+        again = each_apart([works[number] for number in died], limit_s, crumb)
+        for number, end in zip(died, again, strict=True):
+            ends[number] = end
+    return ends
+
+
+def _in_service(root: Path) -> list[str]:
+    """Programs that work on the GPUs; none if the answer does not come soon."""
+    (ended,) = each_apart([lambda _: programs_in_service(root)], _IN_SERVICE_S, _unheard)
+    return list(ended.value or ())
+
+
+def _unheard(step: str, **details: Any) -> None:
+    """Breadcrumbs of what cannot be a GPU's doing are nobody's business."""
+
+
+def _more(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Processes killed for lack of memory in between: of this group, else of the machine."""
+    for name in ("oom_kills", "machine_kills"):
+        if before[name] is not None and after[name] is not None and after[name] > before[name]:
+            return int(after[name] - before[name])
+    return 0
 
 
 def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> list[dict[str, Any]]:
     """The facts of each GPU, in the order of NVML."""
     works = [partial(_one, index, root) for index in range(count)]
     limit_s = max(1.0, left() - _RESERVE_S)
-    all_ended = each_apart(works, limit_s, crumb)
+    all_ended = _twice(works, limit_s, left, crumb)
     if all(ended.raised for ended in all_ended):
         raise RuntimeError(all_ended[0].raised)  # not the fault of a single GPU
     return [
@@ -149,7 +223,10 @@ def _one(index: int, root: Path, crumb: Crumb) -> dict[str, Any]:
     except Refused as refused:
         lost = refused.name == LOST
         return {"index": index, "lost": lost, "refused": {refused.name: ["handle"]}}
-    return read_gpu(library, index, root).facts
+    facts = read_gpu(library, index, root).facts
+    if "uuid" not in facts and not facts["lost"]:
+        facts["refused_files"] = refused_files(root, crumb, gpus=True)
+    return facts
 
 
 def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
@@ -160,8 +237,8 @@ def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
     call = str(ended.crumb.get("call", "the driver"))
     if ended.raised:
         return {**known, "raised": {"call": call, "how": ended.how}}
-    how = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
-    return {**known, "wedged": {"call": call, **how}}
+    end = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
+    return {**known, "wedged": {"call": call, **end, "stopped_s": ended.stopped_s}}
 
 
 def _between(
@@ -192,9 +269,16 @@ def _nothing(on_host: HostGpus, reason: str) -> str:
     return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
 
 
-def _give_up(error: CallError, on_host: HostGpus, on_pci: int) -> None:
+def _give_up(error: CallError, on_host: HostGpus, on_pci: int, kills: int) -> None:
     """Raise if the refusal is no sign of a faulty GPU."""
     name = error["name"]
+    if error.get("how") and certainty_of_reader(error) is None:
+        raise Untested(of_reader("the GPU driver", error, kills))
+    if name == "UNKNOWN" and error.get("refused_files"):
+        raise Untested(
+            f"NVML refuses ({error['call']}: {name}), and {', '.join(error['refused_files'])} may "
+            "not be opened here: start the container again, or ask for the permission"
+        )
     if name == "LIBRARY_NOT_FOUND":
         reason = "libnvidia-ml.so.1 is not installed here"
         if on_host["nodes"]:
@@ -207,7 +291,7 @@ def _give_up(error: CallError, on_host: HostGpus, on_pci: int) -> None:
         raise Untested(
             f"libnvidia-ml.so.1 has another version than the kernel driver ({on_host['driver']})"
         )
-    if name in ("NO_PERMISSION", "FUNCTION_NOT_FOUND"):
+    if name in _NOT_THE_GPUS:
         raise Untested(f"NVML refuses: {error['call']}: {name}")
 
 

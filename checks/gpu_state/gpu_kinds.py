@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from nccl_doctor.api import Kind, Layer, Severity
 
+# Drains: GPU_IS_LOST, or a reader held in state D or ended by a fault signal. What else makes that:
+# the kernel that kills for memory, a scheduler or a person that stops or kills the reader, a paused
+# container, a library on a file server that is gone (nothing is known then: `ends`); a busy host,
+# and GPUs that wake one after the other (likely); a library that crashes at every GPU; a reset, a
+# diagnosis or a new driver under way (`in_service`); a rank that works with the GPU all the same.
 GPU_LOST = Kind(
     "gpu-lost",
     Layer.DEVICE,
@@ -74,6 +79,8 @@ P2P_UNAVAILABLE = Kind(
     "the slots of these GPUs.",
     Severity.WARN,
 )
+# Drains only while the fabric reports, now, that a GPU gets less than it should: the log keeps what
+# was before a reset, for as long as the machine is up.
 NVSWITCH_ERROR = Kind(
     "nvswitch-error",
     Layer.DEVICE,

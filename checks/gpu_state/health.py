@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.nvml import LOST
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
 
@@ -15,8 +16,10 @@ from .trouble import Gpu, Trouble, is_readable
 from .users import busy_troubles
 from .xid import asks_for_nothing, xid_of
 
-_BROKEN = ("UNKNOWN", "RESET_REQUIRED", "IRQ_ISSUE", "TIMEOUT", "INSUFFICIENT_POWER")
-"""Refusals of a handle that mean a faulty GPU; others mean that it is not ours."""
+_SURE = ("RESET_REQUIRED", "IRQ_ISSUE", "INSUFFICIENT_POWER")
+_BROKEN = ("UNKNOWN", "TIMEOUT", *_SURE)
+"""Refusals of a handle that mean a faulty GPU; others mean that it is not ours. The first two have
+other reasons as well (a driver that is busy): an Xid of this GPU is asked for as a second sign."""
 _VITAL = {"uuid", "name", "memory", "temperature", "pcie_width"}
 """Fields that every driver reports for every GPU that works."""
 _THROTTLES = {
@@ -50,6 +53,9 @@ def troubles_of(
     xids: Sequence[Mapping[str, Any]],
     own: Collection[int],
     ours: int = 0,
+    *,
+    waited: bool = False,
+    manager: Mapping[str, Any] | None = None,
 ) -> Iterator[Trouble]:
     """Troubles of one GPU.
 
@@ -59,15 +65,15 @@ def troubles_of(
         xids: its Xids in the kernel log.
         own: processes of the examination.
         ours: bytes that the examination may hold on it.
+        waited: whether the process that read another GPU of the host was still running when the
+            time was over.
+        manager: facts about the fabric manager of the host.
     """
     if gpu["lost"]:
         yield Trouble(GPU_LOST, f"the driver reports {LOST}{_last_words(xids)}")
         return
     if gpu.get("wedged"):
-        stuck = gpu["wedged"]
-        state = f", process state {stuck['state']}" if stuck["state"] else ""
-        text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
-        yield Trouble(GPU_LOST, text)
+        yield from _wedged(gpu["wedged"], xids, alone=not others, waited=waited)
         return
     if gpu.get("raised"):
         yield Trouble(
@@ -82,26 +88,55 @@ def troubles_of(
         return
     if not is_readable(gpu):
         broken = [name for name in gpu["refused"] if name in _BROKEN]
-        if broken:
+        # A container that may not open the file of a GPU gets UNKNOWN for it, too.
+        if broken and not gpu.get("refused_files"):
+            sure = broken[0] in _SURE or _is_confirmed(xids)
             yield Trouble(
-                GPU_UNHEALTHY, f"the driver refuses access: {broken[0]}{_last_words(xids)}"
+                GPU_UNHEALTHY,
+                f"the driver refuses access: {broken[0]}{_last_words(xids)}",
+                confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
             )
         return
     silent = sorted(_VITAL.intersection(gpu["refused"].get("UNKNOWN", ())))
     if silent:
-        text = f"the driver answers UNKNOWN for its {', '.join(silent)}"
-        yield Trouble(GPU_UNHEALTHY, f"{text}{_last_words(xids)}")
+        text = f"the driver answers UNKNOWN for its {', '.join(silent)}{_last_words(xids)}"
+        sure = _is_confirmed(xids)
+        yield Trouble(
+            GPU_UNHEALTHY, text, confidence=Confidence.CERTAIN if sure else Confidence.LIKELY
+        )
     alike = [other for other in others if other["name"] == gpu["name"]]
     yield from _recovery(gpu)
     yield from _memory_errors(gpu)
     yield from _xids(xids)
-    yield from fabric_troubles(gpu)
+    yield from fabric_troubles(gpu, manager)
     yield from busy_troubles(gpu, own, ours)
     yield from _throttled(gpu)
     yield from _clocks(gpu, alike)
     yield from _power(gpu, alike)
     yield from _pcie(gpu, alike)
     yield from link_troubles(gpu, alike)
+
+
+def _wedged(
+    stuck: Mapping[str, Any], xids: Sequence[Mapping[str, Any]], *, alone: bool, waited: bool
+) -> Iterator[Trouble]:
+    """A GPU whose reader did not come back; nothing if somebody else stopped or killed that."""
+    sure = certainty_of_reader(stuck)
+    if sure is None:
+        return  # it is one of those that were not read
+    if waited or (alone and "killed the process" in stuck["how"] and not _is_confirmed(xids)):
+        # It may wait for a lock that another reader holds; or the library crashes at every GPU, as
+        # it does while it is replaced.
+        sure = Confidence.LIKELY
+    state = f", process state {stuck['state']}" if stuck["state"] else ""
+    text = f"{stuck['call']} {stuck['how']}{state}{_last_words(xids)}"
+    yield Trouble(GPU_LOST, text, confidence=sure)
+
+
+def _is_confirmed(xids: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the kernel log has an Xid of this GPU after which it cannot be used."""
+    rows = (xid_of(seen["xid"]) for seen in xids if not asks_for_nothing(seen))
+    return any(row is not None and row.severity is Severity.FAIL for row in rows)
 
 
 def _last_words(xids: Sequence[Mapping[str, Any]]) -> str:
@@ -120,12 +155,16 @@ def _recovery(gpu: Gpu) -> Iterator[Trouble]:
     elif gpu["recovery_action"] in _ASKS:
         severity, fix = _ASKS[gpu["recovery_action"]]
         text = f"the driver asks for {gpu['recovery_action'].lower().replace('_', ' ')}"
-        yield Trouble(GPU_UNHEALTHY, text, fix, severity)
+        # An IMEX domain spans hosts: another one may have broken it.
+        elsewhere = gpu["recovery_action"] == "RECOVER_IMEX_DOMAIN"
+        sure = Confidence.LIKELY if elsewhere else Confidence.CERTAIN
+        yield Trouble(GPU_UNHEALTHY, text, fix, severity, sure)
     if gpu["compute_mode"] == _PROHIBITED:
         yield Trouble(
             GPU_UNHEALTHY,
             "its compute mode is Prohibited: no process may use it",
             "nvidia-smi -c DEFAULT",
+            drains=False,  # somebody has set it: the GPU works
         )
     if gpu.get("virtualization") == _VGPU:
         yield Trouble(GPU_VIRTUAL, "the driver reports a vGPU")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.api import Confidence, Kind, Severity
+from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 from nccl_doctor.toolkit.tables import read_table
 
@@ -21,7 +22,9 @@ from .gpu_kinds import (
     PERSISTENCE_OFF,
     STATE_UNREAD,
 )
+from .nvlinks import is_cut_off, is_registered
 from .trouble import is_readable
+from .unread import is_unread, why_unread
 
 _WHY = {
     "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it
@@ -85,7 +88,7 @@ def troubles_between(
     if copying is not None:
         yield from _unsupported(facts, copying)
     yield from _asleep(facts)
-    yield from _switches(facts["kernel_log"].get("sxids", ()))
+    yield from _switches(facts)
     yield from _fabric_manager(facts, cuda_starts)
 
 
@@ -212,6 +215,8 @@ def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
             "run it as root, or as root: sysctl kernel.dmesg_restrict=0; in a container, allow it "
             "to read /dev/kmsg"
         )
+    unread = why_unread(facts)
+    gaps += unread
     error = facts.get("pairs_error")
     if error:
         gaps.append(f"{_ASKED['p2p']} ({error['call']}: {error['name']})")
@@ -221,7 +226,13 @@ def _unread(facts: Mapping[str, Any]) -> Iterator[Between]:
                 pairs = f"{count} {'pair' if count == 1 else 'pairs'}"
                 gaps.append(f"{_ASKED.get(field_name, field_name)} ({pairs}: {name})")
     if gaps:
-        yield Between(STATE_UNREAD, f"not read: {'; '.join(gaps)}", fix="; ".join(fixes))
+        yield Between(
+            STATE_UNREAD,
+            f"not read: {'; '.join(gaps)}",
+            tuple(gpu["index"] for gpu in facts["gpus"] if is_unread(gpu)),
+            fix="; ".join(fixes),
+            severity=Severity.WARN if unread else None,
+        )
 
 
 def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
@@ -234,19 +245,29 @@ def _asleep(facts: Mapping[str, Any]) -> Iterator[Between]:
 # NVSwitches ---------------------------------------------------------------------------------------
 
 
-def _switches(sxids: Sequence[Mapping[str, Any]]) -> Iterator[Between]:
-    """Fatal errors of NVSwitches; they may be older than a reset, so none is certain."""
-    fatal = [seen for seen in sxids if seen["fatal"]]
+def _switches(facts: Mapping[str, Any]) -> Iterator[Between]:
+    """Fatal errors of NVSwitches; one may be older than a reset, so alone it is only a warning.
+
+    It is certain where the NVLink fabric says right now that a GPU of this host does not get what
+    it should.
+    """
+    fatal = [seen for seen in facts["kernel_log"].get("sxids", ()) if seen["fatal"]]
     if not fatal:
         return
+    now = sorted(
+        gpu["index"] for gpu in facts["gpus"] if is_readable(gpu) and is_cut_off(gpu["fabric"])
+    )
     words = [_in_words(seen) for seen in fatal[-4:]]
     words += [f"and {len(fatal) - 4} more"] if len(fatal) > 4 else []
+    words += [f"the NVLink fabric gives {_listed('GPU', now)} less than it should"] if now else []
     yield Between(
         NVSWITCH_ERROR,
         f"kernel log: {'; '.join(words)}",
+        tuple(now),
         devices=tuple(sorted({str(seen["bus"]) for seen in fatal})),
         evidence={"sxids": [dict(seen) for seen in fatal]},
-        confidence=Confidence.LIKELY,
+        severity=Severity.FAIL if now else None,
+        confidence=Confidence.CERTAIN if now else Confidence.LIKELY,
     )
 
 
@@ -275,11 +296,15 @@ def _fabric_manager(facts: Mapping[str, Any], cuda_starts: bool) -> Iterator[Bet
     # A log line about another driver is older than an upgrade.
     if seen["misfit"] and seen["misfit"][1] == facts["driver"]:
         its, driver = seen["misfit"]
+        # GPUs that it had registered before the driver changed can still be used.
+        registered = any(is_readable(gpu) and is_registered(gpu["fabric"]) for gpu in facts["gpus"])
+        sure = manager_is_down(seen) and not (cuda_starts or registered)
         yield Between(
             FABRIC_MANAGER_DOWN,
             f"fabric manager {its} does not fit driver {driver} and did not start",
             fix=f"install fabric manager {driver}, and systemctl restart nvidia-fabricmanager",
             severity=severity,
+            confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
         )
     elif seen["running"] is False:
         yield Between(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 
 from .gpu_kinds import NVLINK_DOWN, NVLINK_ERRORS
@@ -36,8 +37,26 @@ _MANY, _TIMES = 1000, 10
 _COUNTED = {"crc_flit": "CRC errors", "replay": "replays"}
 
 
-def fabric_troubles(gpu: Gpu) -> Iterator[Trouble]:
-    """Troubles of the registration with the NVLink fabric, and of the health that it reports."""
+def is_registered(fabric: Mapping[str, Any] | None) -> bool:
+    """Whether the GPU has its place in the NVLink fabric."""
+    return fabric is not None and fabric["state"] == "COMPLETED" and not fabric["status"]
+
+
+def is_cut_off(fabric: Mapping[str, Any] | None) -> bool:
+    """Whether the fabric reports, now, less bandwidth or unhealthy routes for a registered GPU."""
+    if not fabric or not is_registered(fabric):
+        return False
+    mask = fabric.get("health_mask") or 0
+    return bool(fabric["degraded"]) or mask >> _ROUTE_UNHEALTHY & 3 == _TRUE
+
+
+def fabric_troubles(gpu: Gpu, manager: Mapping[str, Any] | None = None) -> Iterator[Trouble]:
+    """Troubles of the registration with the NVLink fabric, and of the health that it reports.
+
+    That a GPU is not registered is certainly a fault of this host only where the fabric `manager`
+    of its own is down; and a registration that failed, where it has one. Otherwise it may be under
+    way, the fabric may be that of other hosts, or this is a virtual machine without NVLinks.
+    """
     seen = gpu["fabric"]
     if not seen or seen["state"] == "NOT_SUPPORTED":
         return
@@ -46,10 +65,20 @@ def fabric_troubles(gpu: Gpu) -> Iterator[Trouble]:
     if seen["state"] != "COMPLETED":
         words = seen["state"].lower().replace("_", " ")
         why = f"; {incorrect}" if incorrect else ""
-        yield Trouble(FABRIC_MANAGER_DOWN, f"registration with the NVLink fabric: {words}{why}")
+        sure = manager_is_down(manager) and seen["state"] != "IN_PROGRESS"
+        yield Trouble(
+            FABRIC_MANAGER_DOWN,
+            f"registration with the NVLink fabric: {words}{why}",
+            confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+        )
     elif seen["status"]:
         text = f"registration with the NVLink fabric failed (status {seen['status']})"
-        yield Trouble(FABRIC_MANAGER_DOWN, text)
+        sure = bool(manager and manager["switches"] and manager["running"] is not None)
+        yield Trouble(
+            FABRIC_MANAGER_DOWN,
+            text,
+            confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
+        )
     else:
         yield from _health(seen, mask, incorrect)
 

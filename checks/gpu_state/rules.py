@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from nccl_doctor.api import (
-    ALONE,
     Cluster,
     Confidence,
     Finding,
@@ -18,7 +17,9 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
-from nccl_doctor.toolkit.gpu.nvml import device_name, ended_in_driver
+from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of, certainty_of_reader
+from nccl_doctor.toolkit.gpu.lost import ended_in_driver, unless_serviced
+from nccl_doctor.toolkit.gpu.nvml import LOST, device_name
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
 
 from .drift import across_hosts, within_host
@@ -40,7 +41,7 @@ from .gpu_kinds import (
 from .health import troubles_of
 from .host_wide import Between, Copying, troubles_between
 from .trouble import Trouble, is_readable
-from .users import Users, facts_on, held_by_us, users_of
+from .users import Users, facts_on, held_by_us, outcomes_on, users_of
 
 CHECK = "gpu_state"
 """Name of the check that these facts belong to."""
@@ -69,11 +70,11 @@ def judge_gpus(cluster: Cluster) -> Iterator[Finding]:
     """Findings on every host alone, then on differences between hosts."""
     hosts: dict[int, Mapping[str, Any]] = {}
     labels: dict[int, Host] = {}
-    for found in (_wedged(cluster), _unread(cluster)):
-        yield from (_weighed(cluster, finding) for finding in found)
+    yield from (_weighed(cluster, finding) for finding in _wedged(cluster))
     for rank, facts in cluster.facts(CHECK):
         hosts[rank.host.id], labels[rank.host.id] = facts, rank.host
-        yield from (_weighed(cluster, found) for found in _of_host(cluster, rank.host, facts))
+        for found in (*_unread(cluster, rank.host, facts), *_of_host(cluster, rank.host, facts)):
+            yield _weighed(cluster, unless_serviced(found, facts))
     compared = any(facts["devices"] for _, facts in cluster.facts("backend_device"))
     for drift in across_hosts(hosts, count=not compared):
         where = Where(hosts=tuple(sorted(labels[key].label for key in drift.places)))
@@ -87,17 +88,23 @@ def _weighed(cluster: Cluster, finding: Finding) -> Finding:
     return finding
 
 
+def _cuda_too(cluster: Cluster, host: Host) -> bool:
+    """Whether CUDA did not start, because of the driver: `backend_device` reports it, with the
+    ranks.
+    """
+    return any(
+        found.last_step == DRIVER_STEP and certainty_of(found) is not None
+        for _, found in outcomes_on(cluster, host, "backend_device")
+    )
+
+
 def _wedged(cluster: Cluster) -> Iterator[Finding]:
-    cuda_too = {
-        item.rank.host.id
-        for item in cluster.evidence("backend_device", ALONE)
-        if item.outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED)
-    }
+    """The whole observation ended in a call to the driver; not if somebody else ended it."""
     for item in ended_in_driver(cluster):
         end, crumb = item.outcome, item.outcome.breadcrumbs[-1]
-        of_gpu = "gpu" in crumb
-        if not of_gpu and item.rank.host.id in cuda_too:
-            continue  # `backend_device` reports it, with the ranks
+        of_gpu, sure = "gpu" in crumb, certainty_of(end)
+        if sure is None or (not of_gpu and _cuda_too(cluster, item.rank.host)):
+            continue
         how = "did not return" if end.status is OutcomeStatus.HUNG else "killed the process"
         detail = f", process state {end.state}" if end.state else ""
         detail += f", {end.signal}" if end.signal else ""
@@ -107,23 +114,39 @@ def _wedged(cluster: Cluster) -> Iterator[Finding]:
             f"{crumb['call']} {how}{detail}",
             _place(users_of(cluster, item.rank.host, ()), item.rank.host, [gpu] if of_gpu else []),
             {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
+            confidence=sure,
         )
 
 
-def _unread(cluster: Cluster) -> Iterator[Finding]:
-    """Findings on hosts where the library does not start at all."""
-    for rank, facts in cluster.facts(CHECK):
-        error = facts["error"]
-        if error is None or _cuda_error(cluster, rank.host) is not None:
-            continue  # `backend_device` reports it, by the driver's own error
+_OF_HARDWARE = (LOST, "RESET_REQUIRED", "IRQ_ISSUE", "INSUFFICIENT_POWER")
+"""Errors that the driver has for a GPU alone; others may come from the process, the container, or
+a driver that is just being replaced."""
+
+
+def _unread(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """The finding on a host where the library does not start at all."""
+    error, where = facts["error"], Where(hosts=(host.label,))
+    if error is None or _cuda_error(cluster, host) is not None:
+        return  # `backend_device` reports it, by the driver's own error
+    if error.get("how"):
+        # A crash of the library at its start says nothing of a GPU: it may be half replaced.
+        sure = certainty_of_reader(error)
+        if "killed the process" in error["how"] and sure is not None:
+            sure = Confidence.LIKELY
+        if sure is None or _cuda_too(cluster, host):
+            return
+        state = f", process state {error['state']}" if error["state"] else ""
+        text = f"{error['call']}: {error['name']}{state}"
+        yield Finding(GPU_UNHEALTHY, text, where, dict(error), confidence=sure)
+    elif error["name"] == "DRIVER_NOT_LOADED":
+        # Likely: a driver that is being replaced is not loaded, nor one that nobody asked for yet.
+        text = f"{facts['on_pci']} NVIDIA GPUs on the PCI bus, but no driver is loaded"
+        fix = "modprobe nvidia; `dmesg` shows why it was not loaded"
+        yield Finding(GPU_UNHEALTHY, text, where, fix=fix, confidence=Confidence.LIKELY)
+    else:
+        sure = Confidence.CERTAIN if error["name"] in _OF_HARDWARE else Confidence.LIKELY
         text = f"{error['call']}: {error['name']}"
-        if error["name"] == "DRIVER_NOT_LOADED":
-            number = facts["on_pci"]
-            text = f"{number} NVIDIA GPUs on the PCI bus, but no driver is loaded"
-            fix = "modprobe nvidia; `dmesg` shows why it was not loaded"
-            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), fix=fix)
-        else:
-            yield Finding(GPU_UNHEALTHY, text, Where(hosts=(rank.host.label,)), dict(error))
+        yield Finding(GPU_UNHEALTHY, text, where, dict(error), confidence=sure)
 
 
 def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
@@ -141,8 +164,21 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             copying=_copying(cluster, host, facts, users),
         )
     )
+    works = _working(cluster, host)
     for gpu, ours in zip(gpus, held_by_us(cluster, host, users, gpus), strict=True):
-        for one in troubles_of(gpu, readable, _xids_of(gpu, gpus, log), own, ours):
+        troubles = troubles_of(
+            gpu,
+            readable,
+            _xids_of(gpu, gpus, log),
+            own,
+            ours,
+            waited=_others_run(gpu, gpus),
+            manager=facts.get("fabric_manager"),
+        )
+        for one in troubles:
+            if one.kind is GPU_LOST and gpu.get("uuid") in works:
+                text = f"{one.text}; but a rank worked with it"
+                one = replace(one, text=text, confidence=Confidence.LIKELY)
             # The fabric belongs to the whole host.
             foreign = one.kind is not FABRIC_MANAGER_DOWN and users.is_foreign(gpu)
             same[one, foreign].append(gpu)
@@ -156,6 +192,8 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         for more in [more for more in between if more.kind is one.kind]:
             between.remove(more)
             one = replace(one, text=f"{one.text}; {more.text}", fix=one.fix or more.fix)
+            if more.confidence is Confidence.CERTAIN:
+                one = replace(one, confidence=Confidence.CERTAIN)
         buses = ",".join(str(gpu.get("bus_id") or gpu["index"]) for gpu in sick)
         found = Finding(
             one.kind,
@@ -165,6 +203,7 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
             one.fix.replace("BUS_ID", buses),
             one.severity,
             one.confidence,
+            drains=one.drains,
         )
         yield _not_ours(found, _unused(sick)) if foreign else found
     foreign_ones = {gpu["index"] for gpu in gpus if users.is_foreign(gpu)}
@@ -177,6 +216,26 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
         found = Finding(GPU_DIFFERS, drift.text, _place(users, host, odd), severity=drift.severity)
         foreign = foreign_ones.issuperset(drift.places)
         yield _not_ours(found, _unused(odd)) if foreign else found
+
+
+def _others_run(gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a process that read another GPU was late too, and not in uninterruptible sleep: it
+    may hold the driver's lock, for example to wake GPUs one after the other.
+    """
+    stuck = [other["wedged"] for other in gpus if other is not gpu and other.get("wedged")]
+    return any(one["how"].startswith("did not return") and one["state"] in _RUNS for one in stuck)
+
+
+_RUNS = ("R", "S")
+
+
+def _working(cluster: Cluster, host: Host) -> set[str]:
+    """UUIDs of GPUs that computed for a rank of this host without an error."""
+    return {
+        str(seen["uuid"])
+        for _, seen in facts_on(cluster, host, "gpu_work")
+        if seen["uuid"] and not (seen["error"] or seen["wrong"])
+    }
 
 
 def _unused(gpus: Sequence[Mapping[str, Any]]) -> str:

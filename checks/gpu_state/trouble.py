@@ -14,13 +14,14 @@ Gpu = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trouble:
-    """A trouble of one GPU; `severity` None means that of the kind."""
+    """A trouble of one GPU; `severity` None means that of the kind, `drains` as in `Finding`."""
 
     kind: Kind
     text: str
     fix: str = ""
     severity: Severity | None = None
     confidence: Confidence = Confidence.CERTAIN
+    drains: bool = True
 
 
 def is_readable(gpu: Gpu) -> bool:

@@ -40,6 +40,10 @@ the GPUs of the host that copy at once. A power limit set on purpose looks the s
 Ranks that share a GPU are not compared. Only neighbours copy to each other, in the way that torch
 uses: NCCL may use another one. On a GPU with less than 2 GiB of free memory, or in a run with too
 little time left, no speed is measured; the report says so.
+That a GPU hangs, crashes or has an error is certain only where nothing but hardware makes the error
+(uncorrectable ECC or NVLink errors); that it computes wrongly, where another GPU of its model does
+not: otherwise the fault may be a library's, or another program's. A process that somebody stopped
+or killed says nothing of its GPU.
 Not validated on hardware: everything about GPUs here was written from sources, and tested with
 torch on the CPU and on made-up clusters; no run on a GPU is on record yet.
 
@@ -51,7 +55,7 @@ CUDA runtime API (cudaError, cudaGetErrorString), NVIDIA Xid catalogue, PyTorch 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
@@ -79,6 +83,8 @@ from nccl_doctor.toolkit.gpu.devices import (
     see_gpus,
     torch_build,
 )
+from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP as DRIVER
+from nccl_doctor.toolkit.gpu.ends import certainty_of
 from nccl_doctor.toolkit.gpu.nvml import STEP as ASKING_NVML
 from nccl_doctor.toolkit.gpu.tables import gpu_error
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -88,8 +94,6 @@ from .peers import P2P_BROKEN, P2P_UNTESTED, judge_peers
 from .rates import judge_gpu_rates, rate_figures, rates_table
 from .under_load import LoadReader
 from .work import GPU_STEPS, DeviceWork, WrongElements, is_gpu_error
-
-DRIVER = "starting the GPU driver"
 
 _TRY_S = 5.0
 _PAUSE_S = 1.0
@@ -194,6 +198,11 @@ class GpuWork(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on every GPU by itself, then on the speeds of those that work."""
         said = _with_bad_driver(cluster)
+        right = {
+            facts["model"]
+            for _, facts in cluster.facts(self.name)
+            if not (facts["error"] or facts["wrong"])
+        }
         for item in cluster.evidence(self.name, ALONE):
             status, facts = item.outcome.status, item.outcome.facts
             if item.outcome.last_step == DRIVER and item.rank.seat in said:
@@ -201,7 +210,7 @@ class GpuWork(Check):
             if status in (OutcomeStatus.HUNG, OutcomeStatus.DIED):
                 yield from _ended(item)
             elif status is OutcomeStatus.OK:
-                yield from _faulty(item.where | _device(facts["uuid"]), facts)
+                yield from _faulty(item.where | _device(facts["uuid"]), facts, right)
         yield from judge_peers(cluster)
         yield from judge_gpu_rates(cluster.facts(self.name))
 
@@ -314,7 +323,7 @@ def _with_bad_driver(cluster: Cluster) -> set[int]:
     return {
         item.rank.seat
         for item in cluster.evidence("backend_device", ALONE)
-        if item.outcome.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED)
+        if (item.outcome.last_step == DRIVER and certainty_of(item.outcome) is not None)
         or item.outcome.facts.get("driver_error")
     }
 
@@ -324,7 +333,7 @@ def _ended(item: Evidence) -> Iterator[Finding]:
     end = item.outcome
     if end.last_step not in (DRIVER, ASKING_NVML, *GPU_STEPS):
         return
-    if end.state in ("T", "t") or end.signal == "SIGKILL":
+    if certainty_of(end) is None:
         return  # somebody stopped or killed the process: not a fault of the GPU
     if end.status is OutcomeStatus.HUNG:
         words = f"stuck in {end.last_step}: no end within {end.duration_s:.0f} s"
@@ -339,11 +348,17 @@ def _ended(item: Evidence) -> Iterator[Finding]:
         words,
         item.where | _device(crumb.get("uuid")),
         {"breadcrumb": dict(crumb), "wchan": end.wchan, "log_tail": end.log_tail},
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY,  # another program on the GPU may hold it up
     )
 
 
-def _faulty(where: Where, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _faulty(where: Where, facts: Mapping[str, Any], right: Collection[str]) -> Iterator[Finding]:
+    """Errors and wrong results of one GPU.
+
+    An error is certainly the GPU's where only hardware makes it; others also come from another
+    program (MPS), or from what a container allows. A wrong result is, where another GPU of the
+    model got it `right`; otherwise it may be a library's.
+    """
     error = facts["error"]
     if error is not None:
         meaning = gpu_error(error["text"])
@@ -354,6 +369,7 @@ def _faulty(where: Where, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             dict(error),
             fix=meaning.ask if meaning else "",
+            confidence=Confidence.CERTAIN if meaning and meaning.hardware else Confidence.LIKELY,
         )
     for wrong in facts["wrong"]:
         yield Finding(
@@ -363,4 +379,5 @@ def _faulty(where: Where, facts: Mapping[str, Any]) -> Iterator[Finding]:
             where,
             dict(wrong),
             fix="drain the host, run `dcgmi diag -r 3`, and have the GPU replaced",
+            confidence=Confidence.CERTAIN if facts["model"] in right else Confidence.LIKELY,
         )

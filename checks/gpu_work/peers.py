@@ -18,6 +18,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
+from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
 
 TO_PEER = "copying to another GPU"
 """Breadcrumb of a call that two GPUs, or what is between them, can block."""
@@ -64,7 +65,7 @@ def _broken(cluster: Cluster) -> Iterator[tuple[Evidence, Finding]]:
             peer = end.facts.get("peer")
             if peer and peer["uuid"] not in sick:
                 yield from ((item, found) for found in _seen(item, end.facts, peer))
-        elif end.last_step == TO_PEER and end.state not in ("T", "t") and end.signal != "SIGKILL":
+        elif end.last_step == TO_PEER and certainty_of(end) is not None:
             crumb = end.breadcrumbs[-1]
             if crumb.get("peer") not in sick:
                 hung = end.status is OutcomeStatus.HUNG
@@ -125,5 +126,5 @@ def _sick(cluster: Cluster) -> Iterator[str]:
                 yield str(uuid)
     for _, facts in cluster.facts("gpu_state"):
         for gpu in facts["gpus"]:
-            if gpu.get("uuid") and (gpu["lost"] or gpu.get("wedged")):
+            if gpu.get("uuid") and is_gone(gpu):
                 yield str(gpu["uuid"])

@@ -33,6 +33,7 @@ def fold(findings: Iterable[Finding]) -> list[Finding]:
                 finding.fix or finding.kind.fix,
                 finding.confidence,
                 finding.explained_by,
+                finding.drains,
             )
         ].append(finding)
     return sorted((_united(group) for group in same.values()), key=importance)
@@ -110,6 +111,7 @@ def importance(finding: Finding) -> tuple[Any, ...]:
         finding.confidence.value,
         finding.explained_by or "",
         finding.check,
+        finding.drains,
         _canonical(finding.evidence),
     )
 

@@ -100,7 +100,7 @@ class Kind:
     it may break any of them, not only the odd one. A kind that comes `later` can only break the job
     itself: it explains no finding of the examination, and no finding explains it. A kind that
     `drains` means that the host itself is broken, for every job: a scheduler may take it out of
-    service if the finding is certain and a failure.
+    service if the finding is certain and a failure, and nothing else can have made its facts.
     """
 
     code: str
@@ -165,7 +165,8 @@ class Finding:
     the same fault on many ranks folds into one finding. Set `explained_by` in `judge` only if
     another finding of the same check is the cause and the layers cannot show that. `shuts_out`
     marks a fault on the host of rank 0 that stops all other hosts from signing in: it then explains
-    every absent host.
+    every absent host. Without `drains`, the host stays in service whatever its kind says: the fact
+    is certain, and a setting or a program on the host can have made it.
     """
 
     kind: Kind
@@ -178,6 +179,7 @@ class Finding:
     explained_by: str | None = None
     check: str = ""
     shuts_out: bool = False
+    drains: bool = True
 
     @property
     def code(self) -> str:

@@ -127,7 +127,8 @@ class ParticipantResult:
 
 
 def _finding_json(finding: Finding) -> Json:
-    return {**finding.to_json(), "why": finding.kind.why, "drains": finding.kind.drains}
+    drains = finding.kind.drains and finding.drains
+    return {**finding.to_json(), "why": finding.kind.why, "drains": drains}
 
 
 def _finding(node: Node) -> Finding:

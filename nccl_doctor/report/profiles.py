@@ -94,6 +94,7 @@ def drains(finding: Finding) -> bool:
     """True if the finding takes its host out of service: certainly broken, for every job."""
     return (
         finding.kind.drains
+        and finding.drains
         and finding.level is Severity.FAIL
         and finding.confidence is Confidence.CERTAIN
         and finding.explained_by is None

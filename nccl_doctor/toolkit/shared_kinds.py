@@ -55,6 +55,12 @@ DRIVER_MISMATCH = Kind(
     "CUDA cannot be initialised, so no rank on this host has a GPU.",
     "Upgrade the NVIDIA driver, or install a torch build for an older CUDA.",
 )
+# Drains: what the driver itself says of one GPU (a reset or a reboot is required, no spare rows),
+# errors of CUDA that only hardware makes, a wrong product where another GPU of the model was right,
+# a driver that holds a process in state D. What else makes an error: a container that may not open
+# a device file, a limit or a setting of the user (compute mode), another program (MPS, an exclusive
+# GPU), another host (IMEX), a driver that is not loaded yet or is being replaced, counts of months
+# ago: then it is likely at most, a warning, or `drains` is off; UNKNOWN needs an Xid beside it.
 GPU_UNHEALTHY = Kind(
     "gpu-unhealthy",
     Layer.DEVICE,
@@ -80,6 +86,9 @@ GPU_DIFFERS = Kind(
     "Use hosts with the same GPUs and the same settings, or accept the speed of the slowest.",
     Severity.WARN,
 )
+# Drains only where the host has NVSwitches of its own, was not just started, and its fabric manager
+# is seen not to run, or failed to register a GPU. Elsewhere (a virtual machine, a container, a
+# fabric that other hosts set up, registration under way, a new driver) it is likely at most.
 FABRIC_MANAGER_DOWN = Kind(
     "fabric-manager-down",
     Layer.DEVICE,
@@ -111,6 +120,9 @@ MEMORY_ERRORS = Kind(
     Severity.WARN,
     later=True,
 )
+# Drains: the count of a module rose while the examination ran, so it is no error of months ago. An
+# error that the controller assigns to no module, as of a bus, is likely only. Counters that were
+# reset, or whose driver was loaded meanwhile, are not compared.
 MEMORY_FAILING = Kind(
     "memory-failing",
     Layer.HOST,

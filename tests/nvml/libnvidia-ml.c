@@ -2,9 +2,12 @@
  *
  * It answers from the file that NVML_STAND_IN names, one answer on a line: GPU (or "-"), key, value.
  * The key is the function and its arguments, joined by dots. A value "!15" is the error 15, "!wedge"
- * a call that never returns, "!die" one that kills the process, "!slow 7" the value 7 after 3.5 s. What is not in the file is not
- * supported (3). Built with -DOLD_DRIVER it lacks what only newer drivers have.
+ * a call that never returns, "!die" one that kills the process, "!signal 9" one in which the process
+ * gets that signal ("!once 9": the first time only), "!slow 7" the value 7 after 3.5 s. What is not
+ * in the file is not supported (3). Built with -DOLD_DRIVER it lacks what only newer drivers have.
  */
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +45,13 @@ static const char *find(int gpu, const char *key, int *error) {
         const char *value = lines[i] + strlen(start);
         if (!strcmp(value, "!wedge")) for (;;) pause();
         if (!strcmp(value, "!die")) abort();
+        if (!strncmp(value, "!signal ", 8)) raise(atoi(value + 8));
+        if (!strncmp(value, "!once ", 6)) {
+            char mark[LONGEST];
+            snprintf(mark, sizeof mark, "%s.once", getenv("NVML_STAND_IN"));
+            int made = open(mark, O_CREAT | O_EXCL | O_WRONLY, 0600);
+            if (made >= 0) raise(atoi(value + 6));
+        }
         if (!strncmp(value, "!slow ", 6)) { usleep(3500000); value += 6; }
         *error = value[0] == '!' ? atoi(value + 1) : 0;
         return value;

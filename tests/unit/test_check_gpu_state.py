@@ -9,7 +9,8 @@ import pytest
 from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.backend_device import BackendDevice
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.toolkit.gpu.nvml import STEP, hosts_without_gpu
+from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
+from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import facts as seen_by_torch
 from tests.support.gpu_states import cluster_of, every, gpu, lost, state, torch_sees, with_backend

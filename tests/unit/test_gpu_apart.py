@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Confidence, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Confidence, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.apart import each_apart
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
+from nccl_doctor.checks.gpu_state.in_service import programs_in_service
 from tests.nvml.stand_in import build, h100s, observe, uuid, write
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
@@ -122,3 +123,75 @@ def test_what_reading_raised_is_said_of_that_gpu_alone() -> None:
     assert "nvmlDeviceGetName ended with KeyError: 'x'" in found.message
     gpus[2] = {key: known[key] for key in known if key != "uuid"}
     assert [each.code for each in judge(CHECK, cluster_of(state(0, gpus)))] == ["gpu-unhealthy"]
+
+
+def described(library: Path, folder: Path, answer: str, left_s: float = 30.0) -> Outcome:
+    """Four GPUs, of which GPU 1 has this answer for its name."""
+    (folder / "dev").mkdir()
+    (folder / "dev/kmsg").write_text("")
+    machine = h100s(4)
+    machine["1"]["nvmlDeviceGetName"] = answer
+    until = time.monotonic() + left_s
+
+    def look(crumb: Any) -> Mapping[str, Any]:
+        context = Context(launch=Launch(), env={}, root=folder, deadline=until, breadcrumb=crumb)
+        return CHECK.observe(context)
+
+    return observe(library, write(machine, folder / "machine"), look, left_s + 5.0)
+
+
+def test_a_reader_that_was_killed_is_started_once_more(library: Path, tmp_path: Path) -> None:
+    outcome = described(library, tmp_path, "!once 9")
+    assert (outcome.status, outcome.reason) == (OutcomeStatus.OK, "")
+    assert [gpu.get("wedged") for gpu in outcome.facts["gpus"]] == [None] * 4
+
+
+@pytest.mark.parametrize(("signal_", "left_s"), [(signal.SIGKILL, 30.0), (signal.SIGSTOP, 8.0)])
+def test_a_gpu_whose_reader_is_killed_or_stopped_is_not_known_and_the_others_are(
+    library: Path, tmp_path: Path, signal_: signal.Signals, left_s: float
+) -> None:
+    outcome = described(library, tmp_path, f"!signal {signal_.value}", left_s)
+    assert outcome.status is OutcomeStatus.OK, outcome
+    words = "ended by SIGKILL" if signal_ is signal.SIGKILL else "is stopped (state T"
+    assert outcome.reason.startswith("the state of GPU 1 is not known: ")
+    assert words in outcome.reason
+    assert [bool(gpu.get("wedged")) for gpu in outcome.facts["gpus"]] == [False, True, False, False]
+    made = make_cluster(["nd0"], 1, check=CHECK.name, by_host={"nd0": outcome}, backend="nccl")
+    found = only(CHECK, made, "gpu-state-unread", hosts=["nd0"], devices=[uuid(1)])
+    assert found.level is Severity.WARN
+    assert words in found.message
+
+
+def test_a_driver_that_kills_every_reader_is_not_known(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    machine = {"-": {"nvmlInitWithFlags": "!signal 9"}}
+    file = write(machine, tmp_path / "machine")
+    outcome = observe(library, file, lambda crumb: gather_gpus(crumb, tmp_path))
+    assert outcome.status is OutcomeStatus.UNTESTED
+    assert outcome.reason == (
+        "the state of the GPU driver is not known: the process that asked was ended by SIGKILL in "
+        "nvmlInit"
+    )
+
+
+def test_programs_that_work_on_gpus_are_known_by_name_and_words(tmp_path: Path) -> None:
+    for pid, (name, words) in enumerate(
+        {
+            "nvidia-smi": ["nvidia-smi", "--gpu-reset", "-i", "3"],
+            "modprobe": ["modprobe", "-r", "nvidia"],
+            "dkms": ["/bin/sh", "/usr/sbin/dkms", "install"],
+            "python": ["python", "--gpu-reset"],
+        }.items(),
+        10,
+    ):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n")
+        (tmp_path / f"proc/{pid}/cmdline").write_text("\0".join(words) + "\0")
+    assert programs_in_service(tmp_path) == ["dkms", "modprobe nvidia", "nvidia-smi --gpu-reset"]
+    for name, words in {
+        "nvidia-smi": ["nvidia-smi", "-q"],
+        "modprobe": ["modprobe", "nfs"],
+    }.items():
+        (tmp_path / "proc/10/comm").write_text(f"{name}\n")
+        (tmp_path / "proc/10/cmdline").write_text("\0".join(words) + "\0")
+        assert programs_in_service(tmp_path) == ["dkms", "modprobe nvidia"]

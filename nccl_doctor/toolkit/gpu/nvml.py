@@ -7,10 +7,8 @@ call is announced before it is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
-
-from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, OutcomeStatus
 
 STEP = "asking the GPU driver"
 """The step of every breadcrumb from here; `call` is the function, `gpu` the index, `device` the
@@ -238,28 +236,3 @@ def _ask_pairs(
             pair = [one["index"], other["index"]]
             sides.setdefault(names.get(answer, str(answer)), []).append(pair)
     return sides, errors
-
-
-CHECK = "gpu_state"
-"""The check whose facts `hosts_without_gpu` reads."""
-
-
-def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
-    """Ids of hosts with a lost GPU: it may be the reason that CUDA does not start there."""
-    found = {
-        item.rank.host.id
-        for item in ended_in_driver(cluster)
-        if "gpu" in item.outcome.breadcrumbs[-1]
-    }
-    for rank, facts in cluster.facts(CHECK):
-        if any(gpu["lost"] or gpu.get("wedged") for gpu in facts["gpus"]):
-            found.add(rank.host.id)
-    return frozenset(found)
-
-
-def ended_in_driver(cluster: Cluster) -> Iterator[Evidence]:
-    """Observations that hung or died in a call to the driver."""
-    for item in cluster.evidence(CHECK, ALONE):
-        end = item.outcome
-        if end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step == STEP:
-            yield item

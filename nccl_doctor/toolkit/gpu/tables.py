@@ -42,12 +42,13 @@ class Peaks:
 class GpuError:
     """Meaning of an error: `means` is a clause on what happened, `ask` what to check or type next.
 
-    `healthy`: the error does not mean that the GPU is faulty.
+    `healthy`: the error does not mean that the GPU is faulty. `hardware`: nothing else makes it.
     """
 
     means: str
     ask: str
     healthy: bool
+    hardware: bool = False
 
 
 def peaks_of(model: str) -> Peaks | None:
@@ -94,7 +95,9 @@ def _errors() -> tuple[tuple[tuple[re.Pattern[str], ...], GpuError], ...]:
     return tuple(
         (
             tuple(re.compile(each) for each in row["fragments"]),
-            GpuError(row["means"], row["ask"], row.get("healthy", False)),
+            GpuError(
+                row["means"], row["ask"], row.get("healthy", False), row.get("hardware", False)
+            ),
         )
         for row in read_table(__package__, "gpuerrors.toml")["error"]
     )

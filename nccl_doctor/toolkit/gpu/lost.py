@@ -1,0 +1,73 @@
+"""What `gpu_state` saw of a host, for other checks: whether a GPU is lost, or its fabric is not set
+up. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, OutcomeStatus
+from nccl_doctor.model.findings import Confidence, Finding
+from nccl_doctor.toolkit.gpu.ends import certainty_of, is_gone
+from nccl_doctor.toolkit.gpu.nvml import STEP
+
+CHECK = "gpu_state"
+"""The check whose facts these are."""
+_STARTING_S = 600
+
+
+def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
+    """Ids of hosts with a lost GPU: it may be the reason that CUDA does not start there."""
+    found = {
+        item.rank.host.id
+        for item in ended_in_driver(cluster)
+        if "gpu" in item.outcome.breadcrumbs[-1] and certainty_of(item.outcome) is not None
+    }
+    for rank, facts in cluster.facts(CHECK):
+        if any(is_gone(gpu) for gpu in facts["gpus"]):
+            found.add(rank.host.id)
+    return frozenset(found)
+
+
+def ended_in_driver(cluster: Cluster) -> Iterator[Evidence]:
+    """Observations that hung or died in a call to the driver."""
+    for item in cluster.evidence(CHECK, ALONE):
+        end = item.outcome
+        if end.status in (OutcomeStatus.HUNG, OutcomeStatus.DIED) and end.last_step == STEP:
+            yield item
+
+
+def facts_by_host(cluster: Cluster) -> dict[int, Mapping[str, Any]]:
+    """Id of a host → what `gpu_state` saw there."""
+    return {rank.host.id: facts for rank, facts in cluster.facts(CHECK)}
+
+
+def manager_is_down(seen: Mapping[str, Any] | None) -> bool:
+    """Whether this host has NVSwitches of its own, and nobody sets them up.
+
+    Not so in a virtual machine, or where other hosts do it (no switches here), in a container, and
+    just after the start, when its turn may still come.
+
+    Args:
+        seen: `fabric_manager` of the facts of `gpu_state`.
+    """
+    if not seen or not seen["switches"] or seen["running"] is not False:
+        return False
+    up_s = seen.get("up_s")
+    return up_s is None or up_s > _STARTING_S
+
+
+def unless_serviced(found: Finding, facts: Mapping[str, Any]) -> Finding:
+    """The finding; only likely while somebody resets the GPUs of the host, tests them, or installs
+    a driver: then they answer nobody else, and nothing is broken.
+
+    `facts` are those of `gpu_state` on its host, empty if there are none.
+    """
+    names = facts.get("in_service") or ()
+    if not (names and found.kind.drains and found.confidence is Confidence.CERTAIN):
+        return found
+    return found.replaced(
+        message=f"{found.message}; but right now somebody works on the GPUs: {', '.join(names)}",
+        confidence=Confidence.LIKELY,
+    )
