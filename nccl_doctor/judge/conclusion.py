@@ -59,7 +59,7 @@ def conclude(
     return Report(
         verdict=verdict,
         exit_code=_exit_code(cluster, verdict, roots),
-        summary=summary(cluster, verdict, roots, results, alone=run.alone),
+        summary=summary(cluster, verdict, roots, results, alone=run.alone, selected=run.selected),
         run=run,
         cluster=cluster,
         root_causes=tuple(roots),

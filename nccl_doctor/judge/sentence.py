@@ -21,10 +21,12 @@ def summary(
     results: Sequence[CheckResult],
     *,
     alone: bool,
+    selected: bool = False,
 ) -> str:
     """The verdict and its main reasons, for a reader of one sentence.
 
-    `roots` are the root causes, the most important first; `alone` is as in `conclude`.
+    `roots` are the root causes, the most important first; `alone` is as in `conclude`. If only
+    `selected` checks were run, nobody is told that the cluster is fit.
     """
     ranks = _count(len(cluster.present), "rank")
     fit = f"{ranks} on {_count(len(cluster.present_hosts), 'host')}"
@@ -32,6 +34,12 @@ def summary(
     if alone and verdict in ("pass", "warn"):
         more = f", but {_count(len(roots), 'warning')}: {titles}" if roots else ""
         return f"No failure found on this host alone{more}; other hosts were not examined"
+    if selected and verdict in ("pass", "warn"):
+        run = _count(sum(r.status in (Status.PASS, Status.WARN) for r in results), "check")
+        if verdict == "pass":
+            return f"{run} passed for {fit}; the others were not run"
+        warnings = _count(len(roots), "warning")
+        return f"{warnings} of {run} for {fit}: {titles}; the others were not run"
     if verdict == "pass":
         verb = "is" if len(cluster.present) == 1 else "are"
         if not any(r.layer is Layer.COLLECTIVE and r.status is Status.PASS for r in results):

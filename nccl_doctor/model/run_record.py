@@ -48,6 +48,11 @@ class RunRecord:
         """True if warnings fail."""
         return bool(self.options.get("strict"))
 
+    @property
+    def selected(self) -> bool:
+        """True if only some checks were to be run."""
+        return bool(self.options.get("select"))
+
     def to_json(self, cluster: Cluster) -> dict[str, Any]:
         """`run` of the report, with what the cluster knows."""
         values = {name: getattr(self, name) for name in _TYPES}

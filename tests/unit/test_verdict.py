@@ -83,6 +83,23 @@ def test_a_warning_passes_unless_strict():
     assert [f.code for f in report.root_causes] == ["a-risk"]
 
 
+def test_after_select_nobody_is_told_that_the_cluster_is_fit():
+    cluster = make_cluster(check="shm", by_host={"nd0": OK, "nd1": OK})
+    together = made_check("rounds", Layer.COLLECTIVE, rounds=[])
+    run = replace(RUN, options={"select": ["shm"]})
+    report = through_json(conclude(cluster, [made_check("shm"), together], run=run))
+    assert report.verdict == "pass"
+    assert report.summary == "1 check passed for 4 ranks on 2 hosts; the others were not run"
+    risky = made_check("shm", finds=[Finding(RISK, "m")])
+    report = through_json(conclude(cluster, [risky], run=run))
+    assert report.verdict == "warn"
+    assert report.summary == (
+        "1 warning of 1 check for 4 ranks on 2 hosts: Title of a-risk; the others were not run"
+    )
+    broken = made_check("shm", finds=[Finding(HOST, "m")])
+    assert conclude(cluster, [broken], run=run).summary == "1 problem: Title of low-host"
+
+
 def test_worth_knowing_is_no_warning():
     report = report_of(Finding(NOTE, "fyi"), strict=True)
     assert (report.verdict, report.root_causes) == ("pass", ())
