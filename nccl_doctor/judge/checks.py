@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import PurePath
 
+from nccl_doctor.judge.finding_types import json_able, well_formed
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding
@@ -15,14 +16,22 @@ def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding],
     """Let every check judge.
 
     Returns: the findings, each stamped with its check, and check name → what went wrong for every
-    check whose rules broke. A broken check loses no finding that it made before.
+    check whose rules broke, or that yielded what no report can hold. A broken check loses no
+    finding that it made before.
     """
     findings: list[Finding] = []
     broken: dict[str, str] = {}
     for check in checks:
         try:
-            for finding in check.judge(view_for(check, cluster)):
-                findings.append(finding.replaced(check=check.name))
+            for given in check.judge(view_for(check, cluster)):
+                try:
+                    finding, wrong = json_able(well_formed(given).replaced(check=check.name))
+                    findings.append(finding)
+                except TypeError as error:
+                    wrong = str(error)
+                if wrong and check.name not in broken:
+                    broken[check.name] = wrong
+                    findings.append(_broken(check, wrong))
         except Exception as error:  # a check's mistake must cost its own answer only
             broken[check.name] = in_words(error)
             findings.append(_broke(check, "judge", error))
@@ -46,9 +55,15 @@ def _broke(check: Check, method: str, error: Exception) -> Finding:
         trace = trace.tb_next
     code = trace.tb_frame.f_code if trace is not None else None
     at = f"{PurePath(code.co_filename).name}:{trace.tb_lineno}" if code and trace else ""
+    return _broken(check, f"raised {in_words(error)}", method, in_words(error), at)
+
+
+def _broken(
+    check: Check, words: str, method: str = "judge", error: str = "", at: str = ""
+) -> Finding:
     return Finding(
         CHECK_BROKE,
-        f"`{method}` of check {check.name} raised {in_words(error)}",
-        evidence={"check": check.name, "error": in_words(error), "at": at},
+        f"`{method}` of check {check.name} {words}",
+        evidence={"check": check.name, "error": error or words, "at": at},
         check=check.name,
     )

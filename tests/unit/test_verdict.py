@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus
+from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Where
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds as engine
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, made_check, through_json
-from tests.support.verdicts import DEVICE, GROUP, HOST, NOTE, OK, PORT, RISK, at
+from tests.support.verdicts import DEVICE, GROUP, HOST, NAME, NOTE, OK, PORT, RISK, at
 
 # --- judge ---
 
@@ -38,6 +39,72 @@ def test_a_judge_that_yields_no_finding_is_broken():
     findings, broken = judge_all(make_cluster(), [made_check("odd", finds=["text"])])
     assert [f.code for f in findings] == ["check-broke"]
     assert "odd" in broken
+
+
+ODD: dict[str, tuple[Any, str]] = {
+    "a text": ("text", "yielded a value of type str, not a Finding"),
+    "nothing": (None, "yielded None, not a Finding"),
+    "hosts that are numbers": (Finding(HOST, "m", Where(hosts=(7,))), "in where.hosts, not str"),
+    "a host in place of hosts": (Finding(HOST, "m", Where(hosts="nd0")), "where.hosts is a value"),
+    "ranks that are texts": (Finding(HOST, "m", Where(ranks=("0",))), "in where.ranks, not int"),
+    "links with one end": (Finding(HOST, "m", Where(links=(("nd0",),))), "where.links, not two"),
+    "a place that is none": (Finding(HOST, "m", "nd0"), "whose where is a value of type str"),
+    "a kind that is none": (Finding("low-host", "m"), "whose kind is a value of type str"),
+    "a kind without a layer": (Finding(replace(HOST, layer="host"), "m"), "kind.layer is a value"),
+    "a message that is none": (Finding(HOST, 5), "whose message is a value of type int"),
+    "a severity that is none": (Finding(HOST, "m", severity="bad"), "whose severity is"),
+    "a fix that is none": (Finding(HOST, "m", fix=None), "whose fix is None, not str"),
+}
+EVIDENCE: dict[str, Any] = {
+    "an object": {"x": object()},
+    "a set": {"x": {1, 2}},
+    "keys of two types": {1: "a", "b": 2},
+    "a key that is a pair": {(1, 2): 3},
+    "no number": {"x": float("nan")},
+    "itself": {"x": 1},
+}
+EVIDENCE["itself"]["loop"] = EVIDENCE["itself"]
+
+
+@pytest.mark.parametrize(("odd", "words"), ODD.values(), ids=ODD)
+def test_a_finding_of_a_wrong_type_costs_nothing_but_itself(odd, words):
+    found = [Finding(PORT, "before", at("nd1")), odd, odd, Finding(NAME, "after", at("nd1"))]
+    checks = [made_check("odd", finds=found), made_check("good", finds=[Finding(HOST, "m")])]
+    cluster = make_cluster(check="odd", by_host={"nd0": OK, "nd1": OK})
+    report = through_json(conclude(cluster, checks, run=RUN))
+    codes = sorted((finding.code, finding.check) for finding in report.findings)
+    assert codes == [
+        ("check-broke", "odd"),
+        ("low-host", "good"),
+        ("low-name", "odd"),
+        ("mid-port", "odd"),
+    ]
+    (broke,) = [finding for finding in report.findings if finding.code == "check-broke"]
+    assert broke.message.startswith("`judge` of check odd yielded ")
+    assert words in broke.message
+    assert report.exit_code == 1  # of what else was found
+    alone = conclude(cluster, [made_check("odd", finds=[odd])], run=RUN)
+    assert (alone.verdict, alone.exit_code) == ("unknown", 3)
+
+
+@pytest.mark.parametrize("evidence", EVIDENCE.values(), ids=EVIDENCE)
+def test_a_finding_whose_evidence_json_cannot_hold_stands_without_it(evidence):
+    finding = Finding(HOST, "m", at("nd1"), evidence)
+    cluster = make_cluster(check="odd", by_host={"nd0": OK, "nd1": OK})
+    report = through_json(conclude(cluster, [made_check("odd", finds=[finding])], run=RUN))
+    by_code = {found.code: found for found in report.findings}
+    assert set(by_code) == {"low-host", "check-broke"}
+    assert by_code["low-host"].evidence == {}
+    assert "low-host with evidence that JSON cannot hold" in by_code["check-broke"].message
+
+
+def test_places_in_lists_are_as_good():
+    place = Where(hosts=["nd0"], links=[["nd0", "nd1"]])
+    found, broken = judge_all(
+        make_cluster(), [made_check("odd", finds=[Finding(HOST, "m", place)])]
+    )
+    assert not broken
+    assert found[0].where == Where(hosts=("nd0",), links=(("nd0", "nd1"),))
 
 
 # --- the verdict ---
