@@ -91,9 +91,9 @@ $(VENV)/.python:
 $(VENV)/.doctor: $(VENV)/.python pyproject.toml constraints-dev.txt
 	@echo "installing torch (the first time takes a while)"
 	@$(PIP) install $(PINS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	@echo "installing nccl-doctor with DeepSpeed and NVML bindings"
+	@echo "installing nccl-doctor with DeepSpeed"
 	@$(PIP) install $(PINS) setuptools wheel
-	@DS_BUILD_OPS=0 $(PIP) install $(PINS) --no-build-isolation --editable '.[deepspeed,gpu]'
+	@DS_BUILD_OPS=0 $(PIP) install $(PINS) --no-build-isolation --editable '.[deepspeed]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.doctor

@@ -43,6 +43,8 @@ Its one file that is compiled serves every Python from 3.6 on (stable ABI).
 """
 FINDER = Path("scripts", "zipapp_psutil.py")
 _KEPT = (".py", "py.typed", "METADATA")
+_EXAMPLE = "example.py"
+"""Beside the one module of nvidia-ml-py, and nothing of its."""
 _LICENCES = re.compile(r"\.dist-info/(licenses/|LICEN[CS]E|COPYING|NOTICE)")
 
 # Read by whatever Python the file is given to, so in words that an old one understands, too.
@@ -106,7 +108,8 @@ def own_files(root: Path, setuptools: dict[str, Any]) -> Iterator[tuple[Path, st
 
 
 def files_of(name: str, pinned: str | None) -> dict[str, bytes]:
-    """Sources and licence of an installed distribution; without what was compiled for one Python.
+    """Sources and licence of an installed distribution; without what was compiled for one Python,
+    and without examples.
 
     Raises:
         Refused: as for `contents`.
@@ -122,9 +125,11 @@ def files_of(name: str, pinned: str | None) -> dict[str, bytes]:
     kept = [
         file
         for file in distribution.files or ()
-        if ".." not in file.parts and (file.name.endswith(_KEPT) or _LICENCES.search(str(file)))
+        if ".." not in file.parts
+        and str(file) != _EXAMPLE
+        and (file.name.endswith(_KEPT) or _LICENCES.search(str(file)))
     ]
-    if not any(file.name == "__init__.py" for file in kept):
+    if not any(file.name.endswith(".py") for file in kept):
         raise Refused(f"{name}: its sources are not known to be installed")
     return {file.as_posix(): Path(str(file.locate())).read_bytes() for file in kept}
 

@@ -21,8 +21,9 @@ that fell off the bus can keep CUDA from starting on its whole host.
 How to fix
 ----------
 As each finding says: end foreign processes, reset the GPU, reboot the host, or have it repaired.
-`nvidia-smi -q` and `nvidia-smi topo -m` show the same values. Where the check is skipped, install
-NVIDIA's bindings: pip install nvidia-ml-py.
+`nvidia-smi -q` and `nvidia-smi topo -m` show the same values. Where GPUs are, but NVIDIA's bindings
+are not installed (as after `pip install --no-deps`), the check is unknown: python -m pip install
+nvidia-ml-py.
 
 When it is wrong
 ----------------

@@ -73,8 +73,12 @@ def _running(proc: Path) -> bool | None:
     for path in proc.glob("[0-9]*/comm"):
         if text_of(path) == _COMM:
             return True
-    # Kernel threads are only seen from the first PID namespace.
-    return False if text_of(proc / "2/comm") == "kthreadd" else None
+    return False if is_first_namespace(proc) else None
+
+
+def is_first_namespace(proc: Path) -> bool:
+    """Whether all processes of the machine can be seen: no container has its kernel threads."""
+    return text_of(proc / "2/comm") == "kthreadd"
 
 
 def _misfit(root: Path, crumb: Callable[..., None] | None) -> list[str] | None:

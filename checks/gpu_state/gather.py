@@ -26,7 +26,7 @@ from nccl_doctor.toolkit.gpu.nvml import (
 
 from .apart import Ended, Work, each_apart
 from .device_files import refused_files
-from .fabric_manager import FabricManager, read_fabric_manager
+from .fabric_manager import FabricManager, is_first_namespace, read_fabric_manager
 from .fields import read_gpu
 from .in_service import programs_in_service
 from .kernel_log import KernelLog, read_kernel_log
@@ -96,8 +96,9 @@ def gather_gpus(
     memory meanwhile; `in_service` of `programs_in_service`.
 
     Raises:
-        Skip: there is no NVIDIA GPU, or nothing to read it by.
-        Untested: the library refuses, for a reason that is not the GPUs'.
+        Skip: there is no NVIDIA GPU.
+        Untested: there is nothing to read GPUs by, or the library refuses, for a reason that is
+            not the GPUs'.
     """
     kills, before = memory_kills(root), _in_service(root)
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
@@ -114,7 +115,11 @@ def gather_gpus(
             raise Skip("the NVIDIA driver shows no GPU here")
         gpus = _all(min(versions["count"], MOST_GPUS), root, crumb, left)
     elif error["name"] == _NO_BINDINGS:
-        raise Skip(_nothing(on_host, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"))
+        if seen := _seen(on_host, on_pci, root):
+            raise Untested(
+                f"{seen} here, and the bindings to read their state are not installed: {_INSTALL}"
+            )
+        raise Skip(_nothing(on_host, f"nvidia-ml-py is not installed ({_INSTALL})"))
     else:
         _give_up(error, on_host, on_pci, _more(kills, memory_kills(root)))
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
@@ -136,6 +141,7 @@ def gather_gpus(
 
 
 _NO_BINDINGS = "no bindings"
+_INSTALL = "python -m pip install nvidia-ml-py"
 _NOT_THE_GPUS = (
     "NO_PERMISSION",
     "OPERATING_SYSTEM",  # a control group forbids it
@@ -263,6 +269,24 @@ def _pairs(gpus: Sequence[Mapping[str, Any]], crumb: Crumb) -> dict[str, Any]:
         return {"error": {"call": refused.call, "name": refused.name}}
 
 
+def _ended_pairs(ended: Ended) -> dict[str, Any]:
+    if not ended.how:
+        return dict(ended.value)
+    call = str(ended.crumb.get("call", "the driver"))
+    return {"pairs_error": {"call": call, "name": ended.how}}
+
+
+def _seen(on_host: HostGpus, on_pci: int, root: Path) -> str:
+    """The NVIDIA GPUs that this process has, in words; empty if none.
+
+    A container sees those of the machine in /proc and /sys, and has those with a device file.
+    """
+    count = on_host["nodes"]
+    if not count and is_first_namespace(root / "proc"):
+        count = on_host["proc"] or on_pci
+    return f"{count} NVIDIA {'GPU is' if count == 1 else 'GPUs are'}" if count else ""
+
+
 def _nothing(on_host: HostGpus, reason: str) -> str:
     if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
         return "AMD GPUs: the check does not read their state (amdsmi), only that of NVIDIA GPUs"
@@ -283,6 +307,7 @@ def _give_up(error: CallError, on_host: HostGpus, on_pci: int, kills: int) -> No
         reason = "libnvidia-ml.so.1 is not installed here"
         if on_host["nodes"]:
             reason += " (in a container: NVIDIA_DRIVER_CAPABILITIES=all, or add utility)"
+            raise Untested(reason)
         raise Skip(_nothing(on_host, reason))
     if name == "DRIVER_NOT_LOADED" and (on_host["driver"] or not on_pci):
         # Loaded, but without device files: a container without a GPU.

@@ -30,7 +30,7 @@ class Place:
     """A copy of the source tree, and an environment with torch, pip and what we require."""
 
     def __init__(self, folder: Path) -> None:
-        has = ["torch", "click", "psutil", "tabulate", "tomli", "pip", "setuptools"]
+        has = ["torch", "click", "psutil", "tabulate", "tomli", "nvidia-ml-py", "pip", "setuptools"]
         self.python = make_venv(folder / "venv", has)
         self.tree = folder / "tree"
         skip = shutil.ignore_patterns("__pycache__", "*.egg-info")

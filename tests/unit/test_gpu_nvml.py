@@ -359,7 +359,8 @@ def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
 
     reason = observe(libc, tmp_path / "none", without_bindings).reason
     assert (
-        reason == "no NVIDIA GPU here, and nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+        reason == "no NVIDIA GPU here, and nvidia-ml-py is not installed (python -m pip install "
+        "nvidia-ml-py)"
     )
     outcome = observe(libc, tmp_path / "none", look)
     assert outcome.status is OutcomeStatus.SKIPPED
@@ -371,7 +372,40 @@ def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
     assert outcome.status is OutcomeStatus.SKIPPED
     assert outcome.reason.startswith("AMD GPUs: the check does not read their state (amdsmi)")
     (tmp_path / "dev/nvidia0").write_text("")  # an AMD CPU with graphics, and a GPU of NVIDIA
-    assert "libnvidia-ml.so.1 is not installed" in observe(libc, tmp_path / "none", look).reason
+    for work, words in (
+        (look, "libnvidia-ml.so.1 is not installed here (in a container: NVIDIA_DRIVER_CAPABILIT"),
+        (without_bindings, "1 NVIDIA GPU is here, and the bindings to read their state are not "
+         "installed: python -m pip install nvidia-ml-py"),
+    ):  # fmt: skip
+        outcome = observe(libc, tmp_path / "none", work)
+        assert outcome.status is OutcomeStatus.UNTESTED
+        assert outcome.reason.startswith(words)
+
+
+def test_gpus_without_bindings_are_seen_by_the_kernel_and_in_a_container_by_their_files(
+    tmp_path: Path,
+) -> None:
+    def without_bindings(crumb: Callable[..., None]) -> Mapping[str, Any]:
+        sys.modules["pynvml"] = None  # type: ignore[assignment]
+        return gather_gpus(crumb, tmp_path)
+
+    device = tmp_path / "sys/bus/pci/devices/0000:18:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030200\n")
+    libc = Path("libc.so.6")
+    outcome = observe(libc, tmp_path / "none", without_bindings)
+    assert outcome.status is OutcomeStatus.SKIPPED, "a container that was given none"
+    (tmp_path / "proc/2").mkdir(parents=True)
+    (tmp_path / "proc/2/comm").write_text("kthreadd\n")
+    outcome = observe(libc, tmp_path / "none", without_bindings)
+    assert outcome.status is OutcomeStatus.UNTESTED
+    assert outcome.reason.startswith("1 NVIDIA GPU is here, ")
+    for bus in ("18", "19"):
+        (tmp_path / f"proc/driver/nvidia/gpus/0000:{bus}:00.0").mkdir(parents=True)
+    assert observe(libc, tmp_path / "none", without_bindings).reason.startswith(
+        "2 NVIDIA GPUs are here, and the bindings"
+    )
 
 
 def test_the_check_itself_observes_this_machine() -> None:
