@@ -140,9 +140,7 @@ def _cover(path: str | None, file: str, no_redact: bool, redact_key: str | None)
     if no_redact:
         return None
     beside = _beside(file)
-    if redact_key is None and beside is not None and os.path.isfile(beside):
-        redact_key = beside
-    return cover_of(path, redact_key)
+    return cover_of(path, redact_key, [beside] if beside is not None else [])
 
 
 def _beside(file: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -92,8 +91,7 @@ def _redacted(
     from nccl_doctor.report.redaction.cover import MAP
 
     maps = [f"{file}{MAP}" for file in (new, old) if file != "-"]
-    there = [path for path in maps if os.path.isfile(path)]
-    cover = cover_of(maps[0], key or (there[0] if there else None))
+    cover = cover_of(maps[0], key, maps)
     seen = cover.of_report(before), cover.of_report(now)
     try:
         cover.write()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -43,8 +43,9 @@ def redaction_of(given: Mapping[str, Any], *, check: bool = True) -> dict[str, A
     return {"redact": bool(given["redact"]), "redact_key": key}
 
 
-def cover_of(path: str | None, key_file: str | None) -> Cover:
-    """Key and map for the output of a command; `path` is the file of the map.
+def cover_of(path: str | None, key_file: str | None, beside: Sequence[str] = ()) -> Cover:
+    """Key and map for the output of a command; `path` is the file of the map, `beside` are maps of
+    what the command reads.
 
     Raises:
         click.UsageError: the key cannot be used.
@@ -53,7 +54,10 @@ def cover_of(path: str | None, key_file: str | None) -> Cover:
 
     if key_file is not None:
         _checked(key_file)
-    return Cover(path, key_file)
+    try:
+        return Cover(path, key_file, beside=beside)
+    except OSError as error:
+        raise click.UsageError(f"the map of the pseudonyms: {error.strerror}") from error
 
 
 def _checked(path: str) -> None:

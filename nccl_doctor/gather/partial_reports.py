@@ -6,7 +6,7 @@ there what the hosts say that did not sign in. Ages are compared by the file ser
 hosts may disagree about the time.
 
 Where the report is to have pseudonyms, hosts hear each other in a private folder, and what lies
-beside it is redacted, with one key for all.
+beside it is redacted, with one key for all. Only files of this user, or of root, are believed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit import folders
 from nccl_doctor.toolkit.errands import send
-from nccl_doctor.toolkit.files import write_private, write_whole
+from nccl_doctor.toolkit.files import write_whole
 
 _POLL_S = 0.2
+_LARGEST = 64 << 20
+"""Largest partial report that is read, in bytes: some hundred times that of a host of 16 ranks."""
+
+Opened: TypeAlias = Callable[[], AbstractContextManager[int]]
+"""Opens a folder: its descriptor for the time of a block."""
 
 
 class Redaction(Protocol):
     """Gives pseudonyms to what hosts leave in a folder that they share, with one key for all."""
-
-    def private_folder(self, folder: Path) -> Path:
-        """The private folder in it, where hosts read each other's names; made if it can be."""
 
     def of(self, report: Report, folder: Path) -> tuple[Report, Callable[[str], object]]:
         """The report with pseudonyms, and what saves their map for a file of this name.
@@ -49,11 +53,8 @@ class PartialReports:
         self, folder: str | None, join_timeout_s: float, redaction: Redaction | None = None
     ) -> None:
         """`redaction` puts pseudonyms into the reports that stay in the folder."""
-        self._open = None if folder is None else Path(folder)
+        self._folder = None if folder is None else Path(folder)
         self._redaction = redaction
-        self._folder = self._open
-        if redaction is not None and self._open is not None:
-            self._folder = redaction.private_folder(self._open)
         # Hosts may have started earlier than this one, but not by more than they would wait.
         self._oldest = self._now() - join_timeout_s
 
@@ -65,11 +66,15 @@ class PartialReports:
         """
         if self._folder is None or node_rank is None:
             return ""
-        path = self._path(self._folder, node_rank, report)
+        opened = self._opened(self._folder)
+        name = self._name(opened, node_rank, report)
         try:
-            (write_private if self._redaction else write_whole)(path, _text(report))
+            if self._redaction is None:
+                write_whole(self._folder / name, _text(report))
+            else:
+                send(self._folder, lambda: _put(opened, name, _text(report)))
         except OSError as error:
-            return f"the partial report was not saved: {path}: {error.strerror}"
+            return f"the partial report was not saved: {self._folder / name}: {error.strerror}"
         return ""
 
     def leave(self, node_rank: int | None, report: Report, *, heard: bool) -> str:
@@ -77,21 +82,23 @@ class PartialReports:
 
         Returns: what went wrong, or the empty string.
         """
-        if self._open is None or self._folder is None or node_rank is None:
+        folder = self._folder
+        if folder is None or node_rank is None:
             return ""
         if self._redaction is None:
             return self.write(node_rank, report)
         try:
-            seen, save_map = self._redaction.of(report, self._open)
-            path = self._path(self._open, node_rank, seen)
-            save_map(path.name)
-            write_whole(path, _text(seen))
+            seen, save_map = self._redaction.of(report, folder)
+            name = self._name(partial(folders.opened, folder), node_rank, seen)
+            save_map(name)
+            write_whole(folder / name, _text(seen))
             if heard:
-                private = self._path(self._folder, node_rank, report)
-                send(self._folder, lambda: _removed([private]))
+                opened = self._opened(folder)
+                private = self._name(opened, node_rank, report)
+                send(folder, lambda: _removed(opened, [private]))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error)
-            return f"the partial report was not saved: {self._open}: {why}"
+            return f"the partial report was not saved: {folder}: {why}"
         return ""
 
     def of(self, nodes: Collection[int], patience_s: float) -> list[Report]:
@@ -102,7 +109,7 @@ class PartialReports:
         """
         until = time.monotonic() + patience_s
         while True:
-            found = self._read(nodes, self._folder)
+            found = {} if self._folder is None else self._read(nodes, self._opened(self._folder))
             there = [
                 each for each in found.values() if any(host.facts for host in each.cluster.hosts)
             ]
@@ -111,27 +118,32 @@ class PartialReports:
                 return [found[node] for node in sorted(found)]
             time.sleep(_POLL_S)
 
+    def _opened(self, folder: Path) -> Opened:
+        """Opens the folder where hosts hear each other."""
+        return partial(folders.opened_private if self._redaction else folders.opened, folder)
+
     def _forget(self, nodes: Collection[int]) -> None:
         """Names that were heard need not lie there any longer."""
         folder = self._folder
         if folder is not None and nodes and self._redaction:
+            opened = self._opened(folder)
             with contextlib.suppress(OSError):
-                send(folder, lambda: _removed(folder / f"node{node}.json" for node in nodes))
+                send(folder, lambda: _removed(opened, [f"node{node}.json" for node in nodes]))
 
-    def _path(self, folder: Path, node: int, report: Report) -> Path:
-        """Path of a host's partial report; with its name if another host has that node rank."""
-        mine, there = report.cluster.hosts[0], self._read([node], folder).get(node)
+    def _name(self, opened: Opened, node: int, report: Report) -> str:
+        """File of a host's partial report; with its name if another host has that node rank."""
+        mine, there = report.cluster.hosts[0], self._read([node], opened).get(node)
         if there is not None and there.cluster.hosts and there.cluster.hosts[0].key != mine.key:
-            return folder / f"node{node}.{mine.name}.json"
-        return folder / f"node{node}.json"
+            return f"node{node}.{str(mine.name).replace('/', '_')}.json"
+        return f"node{node}.json"
 
-    def _read(self, nodes: Collection[int], folder: Path | None) -> dict[int, Report]:
+    def _read(self, nodes: Collection[int], opened: Opened) -> dict[int, Report]:
         """Node → its view, of those that lie in the folder and belong to this run."""
-        if folder is None or not nodes:
+        if self._folder is None or not nodes:
             return {}
         found = {}
         with contextlib.suppress(OSError):
-            texts = json.loads(send(folder, lambda: _texts(folder, nodes, self._oldest)))
+            texts = json.loads(send(self._folder, lambda: _texts(opened, nodes, self._oldest)))
             for node, text in texts:
                 with contextlib.suppress(ValueError):
                     found[node] = Report.from_json(json.loads(text))
@@ -141,8 +153,9 @@ class PartialReports:
         """The time by the clock that stamps the files of the folder."""
         folder = self._folder
         if folder is not None:
+            opened = self._opened(folder)
             with contextlib.suppress(OSError):
-                return float(send(folder, lambda: _stamp(folder)))
+                return float(send(folder, lambda: _stamp(opened)))
         return time.time()
 
 
@@ -153,23 +166,34 @@ def _text(report: Report) -> str:
 # -- in a child, as the folder may not answer ---------------------------------------------------
 
 
-def _texts(folder: Path, nodes: Collection[int], oldest: float) -> bytes:
-    """Node and text of each file that is not older, as JSON."""
+def _texts(opened: Opened, nodes: Collection[int], oldest: float) -> bytes:
+    """Node and text of each file that is not older, and that no other user can have written, as
+    JSON.
+    """
     found = []
-    for node in nodes:
-        path = folder / f"node{node}.json"
-        with contextlib.suppress(OSError, ValueError):
-            if path.stat().st_mtime >= oldest:
-                found.append((node, path.read_text(encoding="utf-8")))
+    with opened() as folder:
+        for node in nodes:
+            with contextlib.suppress(OSError, ValueError):
+                data, written = folders.read_own(folder, f"node{node}.json", _LARGEST)
+                if written >= oldest:
+                    found.append((node, data.decode()))
     return json.dumps(found).encode()
 
 
-def _stamp(folder: Path) -> bytes:
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return str(os.fstat(file.fileno()).st_mtime).encode()
+def _put(opened: Opened, name: str, text: str) -> bytes:
+    with opened() as folder:
+        folders.move(folder, folders.make(folder, name, text.encode(), 0o600), name)
+    return b""
 
 
-def _removed(paths: Iterable[Path]) -> bytes:
-    for path in paths:
-        path.unlink(missing_ok=True)
+def _stamp(opened: Opened) -> bytes:
+    with opened() as folder:
+        return str(folders.fresh(folder).st_mtime).encode()
+
+
+def _removed(opened: Opened, names: Iterable[str]) -> bytes:
+    with opened() as folder:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
     return b""

@@ -16,12 +16,11 @@ from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
 from nccl_doctor.report.github import ROOM, commands, inert, summary
 from nccl_doctor.report.profiles import tell, unable
-from nccl_doctor.report.redaction.cover import MAP, Cover, key_in, map_beside
+from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
 from nccl_doctor.report.text import safe
-from nccl_doctor.toolkit.errands import send
-from nccl_doctor.toolkit.files import write_whole
+from nccl_doctor.toolkit.files import append, write_whole
 from nccl_doctor.toolkit.masking import masked
 
 if TYPE_CHECKING:
@@ -81,8 +80,7 @@ def covered(
     if not options.redact:
         return Covered(report, tuple(said))
     path = map_beside(outputs) or (None if made_of == "-" else f"{made_of}{MAP}")
-    shared = None if options.output_dir is None else key_in(options.output_dir)
-    cover = Cover(path, options.redact_key or shared)
+    cover = Cover(path, options.redact_key, folder=options.output_dir)
     redacted = cover.of_report(report)
     if said:
         text = cover.text_of(report)
@@ -272,17 +270,15 @@ def annotate(
     if not path:
         return
     try:
-        send(Path(path).parent, lambda: _summarised(report, path))
+        append(Path(path), lambda size: _summarised(report, size))
     except OSError as error:
         _complain(f"the step summary was not written: {path}: {error.strerror or error}")
 
 
-def _summarised(report: Report, path: str) -> bytes:
-    """Runs in a child: add the summary to what the step has written."""
-    with open(path, "a", encoding="utf-8") as file:
-        before = "\n" if file.tell() else ""
-        file.write(before + summary(report, ROOM - file.tell() - len(before)))
-    return b""
+def _summarised(report: Report, size: int) -> str:
+    """The summary, to follow so many bytes that the step has written."""
+    before = "\n" if size else ""
+    return before + summary(report, ROOM - size - len(before))
 
 
 def relay(result: ParticipantResult, launch: Launch) -> int:

@@ -1,24 +1,25 @@
-"""Reading and writing of the user's files, safe against dead disks and concurrent readers.
+"""Reading and writing of the user's files, safe against dead disks, concurrent readers and links.
 
 A reader of what is written sees the old file or the whole new one. What does not answer is an
-error, as what is not there (`nccl_doctor.toolkit.errands`).
+error, as what is not there (`nccl_doctor.toolkit.errands`). What another user puts in the way is
+not followed (`nccl_doctor.toolkit.folders`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
-import stat
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from nccl_doctor.toolkit import folders
 from nccl_doctor.toolkit.errands import alive, send
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_OWN = re.compile(r"/proc/self/fd/([0-9]+)")
 _DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/self/fd/")
 _STREAM = b"stream"
+_MODE = 0o644
+"""Of a report, less what the umask takes."""
 _PIECE = 1 << 20
 """Bytes that are read or written at a time; a sign of life follows each piece."""
 
@@ -32,6 +33,20 @@ def read(path: str | Path, most: int = -1) -> bytes:
     if _is_descriptor(path):  # of this process, and of nobody whom it sends
         return _read(path, most)
     return send(Path(path).parent, lambda: _read(path, most))
+
+
+def read_own(path: Path, most: int) -> bytes:
+    """All of a file that nobody wrote but this user or root.
+
+    Raises:
+        OSError: as for `folders.read_own`, or the disk does not answer.
+    """
+
+    def get() -> bytes:
+        with folders.opened(path.parent) as folder:
+            return folders.read_own(folder, path.name, most)[0]
+
+    return send(path.parent, get)
 
 
 def write_whole(path: str | Path, text: str) -> None:
@@ -48,11 +63,12 @@ def write_whole(path: str | Path, text: str) -> None:
     target, data = Path(path), text.encode()
     if not _is_descriptor(target) and send(target.parent, lambda: _put(target, data)) != _STREAM:
         return
-    stream = _open_stream(target)
-    if stream is None:
-        _replace(target, data)
-    else:
-        _write(stream, data)
+    with folders.opened(target.parent) as folder:
+        stream = _open_stream(folder, target.name)
+        if stream is None:
+            _replace(folder, target.name, data)
+        else:
+            folders.write(stream, data)
 
 
 def write_private(path: Path, content: str | bytes) -> None:
@@ -64,7 +80,28 @@ def write_private(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
 
     def put() -> bytes:
-        _move(_made(path, data), path)
+        with folders.opened(path.parent) as folder:
+            folders.move(folder, folders.make(folder, path.name, data, 0o600), path.name)
+        return b""
+
+    send(path.parent, put)
+
+
+def append(path: Path, text_after: Callable[[int], str]) -> None:
+    """Add to a file, which is made if it is not there, what follows its first so many bytes.
+
+    Raises:
+        OSError: it cannot be written, or somebody else chose the file: it is a link in a folder of
+            another user; or the disk does not answer.
+    """
+
+    def put() -> bytes:
+        with folders.opened(path.parent) as folder:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            handle = folders.open_in_place(folder, path.name, flags, _MODE)
+            if handle is None:
+                raise PermissionError(errno.EPERM, "another user could have chosen this file")
+            folders.write(handle, text_after(os.fstat(handle).st_size).encode())
         return b""
 
     send(path.parent, put)
@@ -85,81 +122,50 @@ def _read(path: str | Path, most: int) -> bytes:
 
 def _put(target: Path, data: bytes) -> bytes:
     """Write it, unless it is for a descriptor of the parent. Runs in a child."""
-    if _is_stream(target):
-        return _STREAM
-    _replace(target, data)
+    with folders.opened(target.parent) as folder:
+        if folders.stream_of(folder, target.name) is not None:
+            return _STREAM
+        _replace(folder, target.name, data)
     return b""
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(folder: int, name: str, data: bytes) -> None:
     try:
-        made = _made(target, data)
+        made = folders.make(folder, name, data, _MODE)
     except OSError as error:
-        if error.errno not in _NOT_ALLOWED or not target.is_file():
+        if error.errno not in _NOT_ALLOWED or not _wrote_in_place(folder, name, data):
             raise
-        _write_in_place(target, data)
         return
-    os.chmod(made, 0o644)
     try:
-        _move(made, target)
+        folders.move(folder, made, name)
     except OSError as error:
-        if error.errno != errno.EBUSY:
+        if error.errno != errno.EBUSY or not _wrote_in_place(folder, name, data):
             raise
-        _write_in_place(target, data)
 
 
-def _made(target: Path, data: bytes) -> str:
-    """A new file beside the target, of mode 0600."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+def _wrote_in_place(folder: int, name: str, data: bytes) -> bool:
+    """False where there is no file, or one that may not be meant."""
     try:
-        _write(handle, data)
-    except BaseException:
-        os.unlink(name)
-        raise
-    return name
-
-
-def _move(made: str, target: Path) -> None:
-    try:
-        os.replace(made, target)
-    except BaseException:
-        os.unlink(made)
-        raise
-
-
-def _is_stream(target: Path) -> bool:
-    """Whether there is something that is neither a file on a disk nor a folder."""
-    try:
-        if target.is_symlink() and _OWN.fullmatch(os.readlink(target)):
-            return True
-        mode = os.stat(target).st_mode
+        handle = folders.open_in_place(folder, name, os.O_WRONLY)
     except OSError:
         return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    if handle is None:
+        return False
+    os.ftruncate(handle, 0)
+    folders.write(handle, data)
+    return True
 
 
-def _open_stream(target: Path) -> int | None:
+def _open_stream(folder: int, name: str) -> int | None:
     """A descriptor for what is there, if it is neither a file on a disk nor a folder.
 
     A pipe that nobody reads is an error, not a wait.
     """
-    if not _is_stream(target):
+    found = folders.stream_of(folder, name)
+    if found is None:
         return None
-    own = _OWN.fullmatch(os.readlink(target)) if target.is_symlink() else None
-    if own:  # /dev/stdout: opened anew, it would not share the place that is written next
-        return os.dup(int(own[1]))
-    handle = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    if isinstance(found, int):  # /dev/stdout: opened anew, it would write over what is there
+        return os.dup(found)
+    handle = os.open(found, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY, dir_fd=folder)
     os.set_blocking(handle, True)
     return handle
-
-
-def _write_in_place(target: Path, data: bytes) -> None:
-    _write(os.open(target, os.O_WRONLY | os.O_TRUNC), data)
-
-
-def _write(handle: int, data: bytes) -> None:
-    """Write all of it, and close the descriptor."""
-    with os.fdopen(handle, "wb") as file:
-        for start in range(0, len(data), _PIECE):
-            file.write(data[start : start + _PIECE])
-            alive()

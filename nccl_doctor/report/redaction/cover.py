@@ -6,25 +6,25 @@ key too: what is redacted beside the same map has the same pseudonyms.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
-import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.redaction import Book, Text, key_of_map, known_of, redact
-from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit import files, folders
 from nccl_doctor.toolkit.errands import send
 
 MAP = ".map.json"
 """Suffix of the map, after the name of the redacted file."""
-PRIVATE = ".private"
-"""Subfolder of a shared folder that only its owner can read."""
 _LEAST = 8
 """Least number of bytes in a key file: fewer can be guessed."""
+_KEY_MOST = 4096
+_MAP_MOST = 256 << 20
+"""Bytes of a key that hosts share, and of a map."""
 
 
 class Cover:
@@ -32,21 +32,36 @@ class Cover:
 
     Args:
         path: where the map is kept; None to keep none.
-        key_file: what to make the key of: any file, or the map of another report. Else it is the
-            key of the map that is there, or a new one.
+        key_file: what to make the key of: any file, or the map of another report.
+        folder: without a key file, the folder that all hosts share, with its key.
+        beside: without both, maps that may lie there; the first one, or else the map at `path`, has
+            the key. Without any, it is a new one.
 
     Raises:
-        OSError: the key file cannot be read.
-        ValueError: it holds too little to be a key.
+        OSError: the key file cannot be read, or a map beside it is of another user, who would know
+            the key.
+        ValueError: the key file holds too little to be a key.
     """
 
-    def __init__(self, path: str | Path | None, key_file: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        key_file: str | None = None,
+        *,
+        folder: str | Path | None = None,
+        beside: Sequence[str] = (),
+    ) -> None:
         self._path = None if path is None else Path(path)
-        before = [_map_at(self._path), _map_at(None if key_file is None else Path(key_file))]
+        before = [_own_map(each) for each in (*map(Path, beside), *filter(None, [self._path]))]
+        if key_file is not None:
+            before.append(_map_of(_bytes_or_none(key_file)))
         keys = [key_of_map(json.dumps(each)) for each in before]
-        self.key = (
-            read_key(key_file) if key_file is not None else keys[0] or secrets.token_bytes(32)
-        )
+        if key_file is not None:
+            self.key = read_key(key_file)
+        elif folder is not None:
+            self.key = shared_key(folder)
+        else:
+            self.key = next(filter(None, keys), None) or secrets.token_bytes(32)
         self._kinds: dict[str, dict[str, str]] = {}
         for each, key in zip(before, keys, strict=True):
             if key == self.key:
@@ -75,18 +90,35 @@ class Cover:
         for kind, names in pseudonyms.items():
             self._kinds.setdefault(kind, {}).update(names)
 
-    def write(self, path: Path | None = None) -> str | None:
+    def write(self) -> str | None:
         """Write the map, mode 0600, in one piece; returns where, or None where none is kept.
 
         Raises:
             OSError: the folder is not writable.
         """
-        target = path or self._path
-        if target is None or not self._kinds:
+        if self._path is None or not self._kinds:
             return None
+        files.write_private(self._path, self._map())
+        return str(self._path)
+
+    def write_into(self, folder: Path, name: str) -> None:
+        """Write the map into the private folder of a folder that hosts share.
+
+        Raises:
+            OSError: the folder is not writable, or not private.
+        """
+        data = self._map().encode()
+
+        def put() -> bytes:
+            with folders.opened_private(folder) as private:
+                folders.move(private, folders.make(private, name, data, 0o600), name)
+            return b""
+
+        send(folder, put)
+
+    def _map(self) -> str:
         data = {**Book(self.key).to_json(), "pseudonyms": self._kinds}
-        files.write_private(target, json.dumps(data, indent=1, sort_keys=True) + "\n")
-        return str(target)
+        return json.dumps(data, indent=1, sort_keys=True) + "\n"
 
 
 def read_key(path: str) -> bytes:
@@ -96,26 +128,33 @@ def read_key(path: str) -> bytes:
         OSError: it cannot be read.
         ValueError: it holds too little to be a key.
     """
-    data = files.read(path)
+    return _key_of(files.read(path))
+
+
+def shared_key(folder: str | Path) -> bytes:
+    """The key of all hosts that share a folder, in its private folder; the first host makes it.
+
+    Raises:
+        OSError: the folder is not writable, or not private.
+        ValueError: what lies there holds too little to be a key.
+    """
+
+    def get() -> bytes:
+        with folders.opened_private(folder) as private:
+            try:
+                return folders.read_own(private, "key", _KEY_MOST)[0]
+            except FileNotFoundError:
+                folders.keep_first(private, "key", f"{secrets.token_hex(32)}\n".encode())
+                return folders.read_own(private, "key", _KEY_MOST)[0]
+
+    return _key_of(send(folder, get))
+
+
+def _key_of(data: bytes) -> bytes:
     found = key_of_map(data.decode("utf-8", "replace")) or data.strip()
     if len(found) < _LEAST:
         raise ValueError(f"a key needs at least {_LEAST} characters, and must be hard to guess")
     return found
-
-
-def key_in(folder: str | Path) -> str:
-    """The file of the key of all hosts that share a folder; the first host makes it.
-
-    Raises:
-        OSError: the folder is not writable.
-    """
-    private = private_folder(folder)
-    path = private / "key"
-    made = private / f"key.{secrets.token_hex(8)}"
-    if send(private, lambda: str(path.exists()).encode()) == b"False":
-        files.write_private(made, secrets.token_hex(32) + "\n")
-        send(private, lambda: _linked(made, path))
-    return str(path)
 
 
 class FolderRedaction:
@@ -128,12 +167,6 @@ class FolderRedaction:
     def __init__(self, key_file: str | None) -> None:
         self._key_file = key_file
 
-    def private_folder(self, folder: Path) -> Path:
-        """The private folder in it, made if possible; writing there reports the error if not."""
-        with contextlib.suppress(OSError):
-            private_folder(folder)
-        return folder / PRIVATE
-
     def of(self, report: Report, folder: Path) -> tuple[Report, Callable[[str], object]]:
         """The report with pseudonyms, and what saves their map for a file of this name.
 
@@ -141,36 +174,9 @@ class FolderRedaction:
             OSError: the key cannot be read.
             ValueError: the key file holds no key.
         """
-        cover = Cover(None, self._key_file or key_in(folder))
+        cover = Cover(None, self._key_file, folder=folder)
         redacted = cover.of_report(report)
-        return redacted, lambda name: cover.write(folder / PRIVATE / f"{name}{MAP}")
-
-
-def _linked(made: Path, path: Path) -> bytes:
-    """Put a file in its place: whole, or not at all, and never over another one."""
-    try:
-        os.link(made, path)
-    except FileExistsError:
-        pass
-    finally:
-        made.unlink()
-    return b""
-
-
-def private_folder(folder: str | Path) -> Path:
-    """The private folder in one that hosts share, made where it is not there.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    private = Path(folder) / PRIVATE
-
-    def make() -> bytes:
-        private.mkdir(mode=0o700, exist_ok=True)
-        return b""
-
-    send(folder, make)
-    return private
+        return redacted, lambda name: cover.write_into(folder, f"{name}{MAP}")
 
 
 def map_beside(outputs: Mapping[str, str]) -> str | None:
@@ -180,10 +186,30 @@ def map_beside(outputs: Mapping[str, str]) -> str | None:
     return f"{files[0]}{MAP}" if files else None
 
 
-def _map_at(path: Path | None) -> dict[str, Any]:
-    """The map that is there already; an empty one where none is, or what is there is none."""
+def _own_map(path: Path) -> dict[str, Any]:
+    """The map that is there already; an empty one where none is, or what is there is none.
+
+    Raises:
+        PermissionError: another user wrote it: its key would be known to them.
+    """
     try:
-        text = files.read(path).decode() if path else ""
-        return dict(json.loads(text)) if key_of_map(text) else {}
-    except (OSError, UnicodeDecodeError):
+        return _map_of(files.read_own(path, _MAP_MOST))
+    except PermissionError as error:
+        if error.errno != errno.EPERM:
+            return {}
+        words = f"{error.strerror}; give its key with --redact-key, or move it away"
+        raise PermissionError(errno.EPERM, words) from None
+    except OSError:
         return {}
+
+
+def _bytes_or_none(path: str) -> bytes:
+    try:
+        return files.read(path)
+    except OSError:
+        return b""
+
+
+def _map_of(data: bytes) -> dict[str, Any]:
+    text = data.decode("utf-8", "replace")
+    return dict(json.loads(text)) if key_of_map(text) else {}

@@ -1,0 +1,256 @@
+"""Files in a folder that may belong to somebody else, safe against what is swapped meanwhile.
+
+A path is looked up anew by every call: whoever may write to one of its folders can put a link there
+between two of them, and root then changes a file of the system. So a folder is opened once, and
+what is in it is reached by that descriptor and a plain name, without following a link. What is
+there already is trusted by what the open file says of itself: its owner, its mode, its kind.
+
+Everything here may wait for a disk: `nccl_doctor.toolkit.files` sends a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from nccl_doctor.toolkit.errands import alive
+
+PRIVATE = ".private"
+"""Subfolder of a shared folder that only its owner can read."""
+_PIECE = 1 << 20
+"""Bytes that are read or written at a time; a sign of life follows each piece."""
+_OWN = re.compile(r"/proc/self/fd/([0-9]+)")
+_FOR_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_THERE = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Flags to open what is there, and may be a pipe or a terminal."""
+
+
+@contextlib.contextmanager
+def opened(path: str | Path) -> Iterator[int]:
+    """Descriptor of a folder, for the time of the block. Links in its own path are followed.
+
+    Raises:
+        OSError: it is not there, or no folder.
+    """
+    folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def opened_private(path: str | Path) -> Iterator[int]:
+    """Descriptor of the private folder in a folder, made where there is none.
+
+    Raises:
+        OSError: it cannot be made; or it was made by another user, or others can enter it, so that
+            names would be known to them, and a key theirs.
+    """
+    with opened(path) as outside:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(PRIVATE, 0o700, dir_fd=outside)
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            folder = os.open(PRIVATE, flags, dir_fd=outside)
+        except NotADirectoryError:
+            raise _refused(f"{PRIVATE} is a link or a file, not a folder; remove it") from None
+        try:
+            there = os.fstat(folder)
+            if there.st_uid != os.geteuid() and there.st_uid != _like_ours(folder).st_uid:
+                raise _refused(f"{PRIVATE} belongs to another user (uid {there.st_uid}); remove it")
+            if there.st_mode & _FOR_OTHERS:
+                mode = stat.S_IMODE(there.st_mode)
+                raise _refused(f"others can enter {PRIVATE} (mode {mode:o}); remove it")
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def make(folder: int, name: str, data: bytes, mode: int) -> str:
+    """Write a new file beside `name`; of the mode, the umask takes its part.
+
+    Returns: the name of the new file.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full.
+    """
+    made = f".{name}.{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(made, flags, mode, dir_fd=folder)
+    try:
+        write(handle, data)
+    except BaseException:
+        os.unlink(made, dir_fd=folder)
+        raise
+    return made
+
+
+def move(folder: int, made: str, name: str) -> None:
+    """Give a new file its name, in the place of whatever has it; or remove it.
+
+    Raises:
+        OSError: what has the name cannot be replaced.
+    """
+    try:
+        os.replace(made, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(made, dir_fd=folder)
+        raise
+
+
+def keep_first(folder: int, name: str, data: bytes) -> None:
+    """Write a file that only its owner can read; one of that name that is there stays.
+
+    Raises:
+        OSError: as for `make`.
+    """
+    made = make(folder, name, data, 0o600)
+    try:
+        os.link(made, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(made, dir_fd=folder)
+
+
+def read_own(folder: int, name: str, most: int) -> tuple[bytes, float]:
+    """Content and time of a file that nobody wrote but this user or root.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it is another user's, or others can write to it, or it is a link or no file, or
+            longer than `most` bytes.
+    """
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | _THERE, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(f"{name} is a link") from None
+        raise
+    with os.fdopen(handle, "rb") as file:
+        there = os.fstat(handle)
+        if not stat.S_ISREG(there.st_mode):
+            raise _refused(f"{name} is not a file")
+        if there.st_uid not in (0, os.geteuid()) or there.st_mode & _OTHERS_WRITE:
+            like_ours = _like_ours(folder)
+            if there.st_uid not in (0, os.geteuid(), like_ours.st_uid):
+                raise _refused(f"{name} belongs to another user (uid {there.st_uid})")
+            if there.st_mode & ~like_ours.st_mode & _OTHERS_WRITE:
+                mode = stat.S_IMODE(there.st_mode)
+                raise _refused(f"others can write to {name} (mode {mode:o})")
+        data = bytearray()
+        while piece := file.read(min(_PIECE, most + 1 - len(data))):
+            data += piece
+            alive()
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"{name} is longer than {most} bytes")
+    return bytes(data), there.st_mtime
+
+
+def open_in_place(folder: int, name: str, flags: int, mode: int = 0) -> int | None:
+    """Descriptor of a file on a disk, to be written to where it stands; it has no flag that waits.
+
+    Returns: None where it may be a file that somebody else chose for us: there is a link, or a
+        second name of a file, in a folder that is not safe.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    try:
+        handle = os.open(name, flags | os.O_NOFOLLOW | _THERE, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not _is_trusted_link(folder, name):
+            raise
+        handle = os.open(name, flags | _THERE, mode, dir_fd=folder)
+    there = os.fstat(handle)
+    if stat.S_ISREG(there.st_mode) and (there.st_nlink <= 1 or _is_safe(folder)):
+        return handle
+    os.close(handle)
+    return None
+
+
+def stream_of(folder: int, name: str) -> int | str | None:
+    """What stands there, if it is neither a file on a disk nor a folder: a device, a pipe.
+
+    What another user put there counts as a file, so that it is replaced and not obeyed.
+
+    Returns: the number of a descriptor of this process, or the name to open; None for a file, a
+        folder, or nothing.
+    """
+    try:
+        link = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISLNK(link.st_mode):
+            if not _is_trusted_link(folder, name):
+                return None
+            if own := _OWN.fullmatch(os.readlink(name, dir_fd=folder)):
+                return int(own[1])
+            link = os.stat(name, dir_fd=folder)
+    except OSError:
+        return None
+    if stat.S_ISREG(link.st_mode) or stat.S_ISDIR(link.st_mode):
+        return None
+    return name if link.st_uid in (0, os.geteuid()) or _is_safe(folder) else None
+
+
+def fresh(folder: int) -> os.stat_result:
+    """State of a file that was just made there, by the clock and the owners of its file server.
+
+    Raises:
+        OSError: none can be made.
+    """
+    try:
+        handle = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            raise
+        made = make(folder, "new", b"", 0o600)
+        try:
+            return os.stat(made, dir_fd=folder, follow_symlinks=False)
+        finally:
+            os.unlink(made, dir_fd=folder)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
+def write(handle: int, data: bytes) -> None:
+    """Write all of it, and close the descriptor."""
+    with os.fdopen(handle, "wb") as file:
+        for start in range(0, len(data), _PIECE):
+            file.write(data[start : start + _PIECE])
+            alive()
+
+
+def _like_ours(folder: int) -> os.stat_result:
+    """Owner and mode of a file of ours there: a file server may have other names for us, or know no
+    modes. Where none can be made, what this process says.
+    """
+    try:
+        return fresh(folder)
+    except OSError:
+        return os.stat_result((0o600, 0, 0, 1, os.geteuid(), os.getegid(), 0, 0, 0, 0))
+
+
+def _is_safe(folder: int) -> bool:
+    """True if nobody but this user and root can put anything into it."""
+    there = os.fstat(folder)
+    return there.st_uid in (0, os.geteuid()) and not there.st_mode & _OTHERS_WRITE
+
+
+def _is_trusted_link(folder: int, name: str) -> bool:
+    """True if this user or root made the link; or nobody else could have."""
+    link = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return link.st_uid in (0, os.geteuid()) or _is_safe(folder)
+
+
+def _refused(words: str) -> OSError:
+    return PermissionError(errno.EPERM, words)
