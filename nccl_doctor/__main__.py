@@ -12,6 +12,7 @@ from nccl_doctor.cli.help import PROGRAM
 from nccl_doctor.cli.streams import CannotPrint, protect
 from nccl_doctor.report.profiles import profile_of, unable
 from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.toolkit.terminal import complain, in_github, inert, lines
 
 
 def main() -> None:
@@ -27,17 +28,17 @@ def main() -> None:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        message = masked(" ".join(error.format_message().split()))
-        click.echo(f"{PROGRAM}: error: {message}", err=True)
+        message = masked(error.format_message())
+        complain(f"error: {message}")
         code = _unable(profile, message, error.exit_code)
     except click.Abort:
-        click.echo(f"{PROGRAM}: interrupted", err=True)
+        complain("interrupted")
         code = _unable(profile, "interrupted", 130)
     except CannotPrint as error:
-        click.echo(f"{PROGRAM}: error: cannot write to stdout: {error.strerror}", err=True)
+        complain(f"error: cannot write to stdout: {error.strerror}")
         code = _unable(profile, "", 3)
     except Exception as error:
-        click.echo(masked(traceback.format_exc()), err=True, nl=False)
+        sys.stderr.write(inert(lines(masked(traceback.format_exc()))))
         code = _unable(profile, f"internal error: {masked(repr(error))}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -46,7 +47,7 @@ def _unable(profile: str, message: str, code: int) -> int:
     """The exit code of a call that has no report, `code` for ourselves; prints a profile's line."""
     answer = unable(profile, message)
     if answer is not None and answer.line and message:
-        click.echo(answer.line)
+        click.echo(inert(answer.line) if in_github() else answer.line)
     return code if answer is None else answer.code
 
 

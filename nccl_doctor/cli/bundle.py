@@ -15,6 +15,7 @@ import click
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_report
+from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -63,7 +64,8 @@ def issue(project: str, file: str, no_redact: bool, redact_key: str | None) -> N
     if cover is not None:
         saved = cover.of_report(saved)
         _write_map(cover)
-    click.echo(fill(form_of(project), saved, installed), nl=False)
+    form = fill(form_of(project), saved, installed)
+    click.echo(inert(form) if in_github() else form, nl=False)
 
 
 @click.command(
@@ -130,7 +132,7 @@ def bundle(
     except OSError as error:
         raise NotSaved(f"the bundle was not written: {path}: {error.strerror}") from error
     said = f"; real names of the pseudonyms: {kept}" if kept else ""
-    click.echo(f"{path}: {len(packed)} files and a manifest{said}")
+    click.echo(f"{safe(str(path))}: {len(packed)} files and a manifest{said}")
 
 
 def _cover(path: str | None, file: str, no_redact: bool, redact_key: str | None) -> Cover | None:

@@ -12,6 +12,7 @@ import click
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import cover_of, redact_options, redaction_of
 from nccl_doctor.cli.saving import NotSaved, read_report
+from nccl_doctor.toolkit.terminal import in_github
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -63,6 +64,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
     from nccl_doctor import registry
     from nccl_doctor.judge.history import difference
     from nccl_doctor.report.difference import render
+    from nccl_doctor.report.github import inert_as
     from nccl_doctor.report.places import Places
 
     if old == new == "-":
@@ -73,13 +75,14 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
         before, now = _redacted(old, before, new, now, redaction["redact_key"])
     found = difference(before, now, registry.load().checks)
     if format_ == "json":
-        sys.stdout.write(json.dumps(found.to_json(), indent=1) + "\n")
+        told = json.dumps(found.to_json(), indent=1) + "\n"
     else:
         terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if terminal else _PIPE_WIDTH
         plain = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
         places = Places(now)
-        sys.stdout.write(render(found, places, width=width, verbose=verbose > 0, ascii=plain))
+        told = render(found, places, width=width, verbose=verbose > 0, ascii=plain)
+    sys.stdout.write(inert_as(format_, told) if in_github() else told)
     sys.stdout.flush()
     sys.exit(1 if strict and found.is_worse else 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
@@ -12,6 +11,7 @@ import click
 
 from nccl_doctor.cli.help import Manual
 from nccl_doctor.toolkit.masking import masked_command
+from nccl_doctor.toolkit.terminal import complain
 
 COMMAND = "nccl-doctor.command"
 """Key in the click context for the command: a list of words, empty without a command."""
@@ -49,7 +49,5 @@ def exec_command(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn
     try:
         os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
-        program = masked_command(command[:1])
-        sys.stderr.write(f"nccl-doctor: cannot run {program}: {error.strerror}\n")
-        sys.stderr.flush()
+        complain(f"cannot run {masked_command(command[:1])}: {error.strerror}")
         os._exit(2)

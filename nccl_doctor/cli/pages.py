@@ -30,7 +30,7 @@ def checks() -> None:
     from tabulate import tabulate
 
     from nccl_doctor import registry
-    from nccl_doctor.report.text import safe
+    from nccl_doctor.toolkit.terminal import complain, safe
 
     found = registry.load()
     rows = [
@@ -53,7 +53,7 @@ def checks() -> None:
         row[5] = textwrap.fill(row[5], width, break_on_hyphens=False, break_long_words=False)
     click.echo(tabulate(rows, head, "simple", disable_numparse=True))
     for problem in found.problems:
-        click.echo(f"{PROGRAM}: {problem.code}: {safe(problem.message)}", err=True)
+        complain(f"{problem.code}: {problem.message}")
 
 
 @click.command(

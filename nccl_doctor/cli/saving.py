@@ -14,6 +14,7 @@ import click
 from nccl_doctor.report.profiles import PROFILES
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.errands import send
+from nccl_doctor.toolkit.terminal import in_github
 
 if TYPE_CHECKING:
     from nccl_doctor.model.options import Options
@@ -90,7 +91,7 @@ def output_options(function: F) -> F:
 def wants_github(given: Mapping[str, Any]) -> bool:
     """Value of --github, or else whether this is a step of GitHub Actions."""
     asked = given.get("github")
-    return bool(os.environ.get("GITHUB_ACTIONS")) if asked is None else bool(asked)
+    return in_github() if asked is None else bool(asked)
 
 
 def profile_option(function: F) -> F:

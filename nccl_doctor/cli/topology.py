@@ -21,7 +21,7 @@ from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.options import Flags, Options, contradictions
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.toolkit.terminal import complain
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.over_ssh import Fleet
@@ -130,7 +130,7 @@ def _flags_of(ctx: click.Context, line: JobLine, flags: Flags) -> Flags:
 
 def _tell(line: JobLine) -> None:
     for note in line.notes:
-        click.echo(f"nccl-doctor: {masked(note)}", err=True)
+        complain(note)
 
 
 # --- this process as a rank or a host ---

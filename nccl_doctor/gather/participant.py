@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +39,7 @@ from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Wh
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.terminal import complain
 
 SHORT_ROAD_S = 2.0
 """Time of one more try on a network path that the checks found broken."""
@@ -271,8 +271,7 @@ class Participant:
         report = result.report or make_report(run, self._evidence, complete=False)
         problem = self._views.leave(run.launch.node_rank, report, heard=not result.aside)
         if problem:
-            sys.stderr.write(f"nccl-doctor: {problem}\n")
-            sys.stderr.flush()
+            complain(problem)
         return not problem or result.report is None
 
     def _speaks_in_folder(self) -> bool:

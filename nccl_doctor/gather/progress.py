@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nccl_doctor.toolkit.terminal import complain, safe
+
 _EVERY_S = 0.2
 
 
@@ -36,15 +38,14 @@ class Progress:
             return
         self._next = now + _EVERY_S
         left = max(0.0, self._deadline - now)
-        sys.stderr.write(f"\r\x1b[2K{self.doing} … {left:.0f} s left"[:200])
+        sys.stderr.write(f"\r\x1b[2K{safe(self.doing)} … {left:.0f} s left"[:200])
         sys.stderr.flush()
 
     def tell(self, text: str) -> None:
         """Say something worth a line of its own, on a terminal or not."""
         if self._speaks:
             self.clear()
-            sys.stderr.write(f"nccl-doctor: {text}\n")
-            sys.stderr.flush()
+            complain(text)
 
     def hear(self, crumb: Mapping[str, Any]) -> None:
         """Print a step that a check marked with `tell`: a wait that the user may want to end."""

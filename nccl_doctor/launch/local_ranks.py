@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from functools import partial
 from nccl_doctor.launch import identity
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.terminal import complain
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the smallest group."""
@@ -103,7 +103,7 @@ def run_host(
         how = f"was killed by {forks.signal_name(-codes[0])}"
     else:
         return codes[0]
-    sys.stderr.write(f"nccl-doctor: local rank 0 {how}: its report, if any, is incomplete\n")
+    complain(f"local rank 0 {how}: its report, if any, is incomplete")
     return 3
 
 

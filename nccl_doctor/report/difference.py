@@ -10,7 +10,8 @@ from nccl_doctor.judge.history.usual import SHARE, Change, amount, percent
 from nccl_doctor.model.findings import Where
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.tables import Table, lay_out
-from nccl_doctor.report.text import MIN_WIDTH, safe, to_ascii
+from nccl_doctor.report.text import MIN_WIDTH, to_ascii
+from nccl_doctor.toolkit.terminal import safe
 
 _MARKS = {"new": "✗", "gone": "✓", "changed": "·"}
 _NONE = "–"

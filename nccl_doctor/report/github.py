@@ -13,15 +13,15 @@ from nccl_doctor.model.findings import Finding, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.formats.markdown import sections
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
-from nccl_doctor.report.text import safe
+from nccl_doctor.toolkit.terminal import inert, safe
 
 MOST = 10
 """Most annotations of one kind that GitHub keeps from one step."""
 ROOM = 1 << 20
 """Largest step summary that GitHub takes, in bytes."""
 _LONGEST = 1000
+_AT_START = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
 _REST = "\nThe rest is in the report.\n"
-_COMMAND = re.compile(r"^(\s*)::|##\[", re.MULTILINE)
 
 
 def commands(report: Report) -> str:
@@ -59,9 +59,14 @@ def summary(report: Report, room: int = ROOM) -> str:
     return text
 
 
-def inert(text: str) -> str:
-    """A text for the log of a step, in which the runner finds no command to obey."""
-    return _COMMAND.sub(lambda found: f"{found[1]}\\::" if found[1] is not None else r"#\#[", text)
+def inert_as(form: str, text: str) -> str:
+    """A report in one of the formats, for the log of a step: the same report, without a command."""
+    if form == "json":
+        return text.replace("##[", r"##\u005b")
+    if form in ("html", "junit"):
+        text = _AT_START.sub(r"\g<1>&#58;:", text)
+        return text.replace("##[", "##&#91;")
+    return inert(text)
 
 
 def _annotation(places: Places, group: Sequence[Finding]) -> str:
@@ -87,9 +92,9 @@ def _most(texts: Sequence[str]) -> list[str]:
 
 
 def _data(lines: Sequence[str]) -> str:
-    return "%0A".join(safe(line)[:_LONGEST].replace("%", "%25") for line in lines)
+    return "%0A".join(inert(safe(line)[:_LONGEST]).replace("%", "%25") for line in lines)
 
 
 def _property(text: str) -> str:
-    words = safe(text)[:_LONGEST].replace("%", "%25")
+    words = inert(safe(text)[:_LONGEST]).replace("%", "%25")
     return words.replace(":", "%3A").replace(",", "%2C")

@@ -19,6 +19,7 @@ from nccl_doctor.model.sections import Setup
 from nccl_doctor.report.formats.markdown import code, prose
 from nccl_doctor.report.places import MOST_PLACES, Places
 from nccl_doctor.report.sections import Checks, no_checks, sections_of
+from nccl_doctor.toolkit.terminal import lines
 
 UNKNOWN = "_(please fill in)_"
 _NONE = "_(not in the report)_"
@@ -205,9 +206,7 @@ def _config(cluster: Cluster) -> str:
 
 def _block(text: str) -> str:
     """A code block that its own text cannot end."""
-    lines = text.splitlines()[-_LOG_LINES:]
-    clean = "\n".join("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
-                      for line in (line.expandtabs() for line in lines))  # fmt: skip
+    clean = "\n".join(lines(line) for line in text.splitlines()[-_LOG_LINES:])
     fence = "```"
     while fence in clean:
         fence += "`"

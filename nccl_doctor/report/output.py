@@ -14,14 +14,13 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import ParticipantResult, Report
 from nccl_doctor.report.facts import render as render_facts
 from nccl_doctor.report.formats import renderer
-from nccl_doctor.report.github import ROOM, commands, inert, summary
+from nccl_doctor.report.github import ROOM, commands, inert_as, summary
 from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
-from nccl_doctor.report.text import safe
 from nccl_doctor.toolkit.files import append, write_whole
-from nccl_doctor.toolkit.masking import masked
+from nccl_doctor.toolkit.terminal import complain, in_github, safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.launch import Launch
@@ -38,7 +37,7 @@ def save(report: Report, form: str, path: str, checks: Checks = no_checks) -> No
     """
     rendered = renderer(form, checks)(report)
     if path == "-":
-        _put(sys.stdout, rendered)
+        _put(sys.stdout, rendered, form)
         return
     try:
         write_whole(path, rendered)
@@ -87,7 +86,7 @@ def covered(
         said = tuple(map(text.replaced, said))
         cover.keep(text.book)
     if path is None and not report.redacted:
-        _complain("the map of the pseudonyms is not saved: no output file is given (--json)")
+        complain("the map of the pseudonyms is not saved: no output file is given (--json)")
     try:
         cover.write()
     except OSError as error:
@@ -118,7 +117,7 @@ def print_report(
     )
     if report.run.alone and not options.quiet:
         text += "\n" + render_facts(report, width=width, ascii=plain)
-    _put(stream, inert(text) if options.github else text)
+    _put(stream, text, "text")
 
 
 def say(
@@ -133,7 +132,7 @@ def say(
         print_report(report, options, stream, checks)
         return code
     if answer.line:
-        _put(stream, f"{answer.line}\n")
+        _put(stream, f"{answer.line}\n", "text")
     return answer.code
 
 
@@ -158,12 +157,12 @@ def leave(
     said = [problem.message for problem in problems]
     if result.aside and launch.local_rank not in (0, None):
         for words in () if options.redact else said:
-            _complain(words)
+            complain(words)
         cause = [
             found.kind.title if options.redact else f"{found.kind.title}: {found.message}"
             for found in report.root_causes[:1]
         ]
-        _complain(f"rank {launch.rank}: {' '.join(cause) or report.verdict.upper()}")
+        complain(f"rank {launch.rank}: {' '.join(cause) or report.verdict.upper()}")
         return code_of(report, options, result.code)
     outputs = _beside(options.outputs, launch) if result.aside else options.outputs
     return give(report, options, outputs, result.code, said=said, aside=result.aside, checks=checks)
@@ -171,12 +170,12 @@ def leave(
 
 def leave_unable(reason: str, options: Options) -> int:
     """Exit code of a run without a report; a profile that prints a line prints one."""
-    _complain(reason)
+    complain(reason)
     answer = unable(options.exit_profile, reason)
     if answer is None:
         return 3
     if answer.line:
-        _put(sys.stdout, f"{answer.line}\n")
+        _put(sys.stdout, f"{answer.line}\n", "text")
     return answer.code
 
 
@@ -212,15 +211,15 @@ def give(
         seen = covered(report, options, outputs, made_of=made_of, said=said)
     except (OSError, ValueError) as error:
         verdict = report.verdict.upper()
-        _complain(f"{verdict}; the report could not be redacted, so it is not shown: {error}")
+        complain(f"{verdict}; the report could not be redacted, so it is not shown: {error}")
         return code_of(report, options, max(code, 3))
     report = seen.report
     for words in filter(None, (seen.problem, *seen.said)):
-        _complain(words)
+        complain(words)
     lost = bool(seen.problem)
     for form, path in outputs.items():
         if problem := _saved(report, form, path, checks):
-            _complain(
+            complain(
                 _unprinted(report, problem)
                 if path == "-"
                 else f"the report was not saved: {path}: {problem}"
@@ -234,7 +233,7 @@ def give(
             made = code_of(report, options, code)
         annotate(report, options, outputs, aside=aside)
     except OSError as error:
-        _complain(_unprinted(report, error.strerror or str(error)))
+        complain(_unprinted(report, error.strerror or str(error)))
         made = code_of(report, options, max(code, 3))
     return made
 
@@ -272,7 +271,7 @@ def annotate(
     try:
         append(Path(path), lambda size: _summarised(report, size))
     except OSError as error:
-        _complain(f"the step summary was not written: {path}: {error.strerror or error}")
+        complain(f"the step summary was not written: {path}: {error.strerror or error}")
 
 
 def _summarised(report: Report, size: int) -> str:
@@ -307,13 +306,10 @@ def _beside(outputs: Mapping[str, str], launch: Launch) -> dict[str, str]:
     return {**mine, "json": str(aside)}
 
 
-def _put(stream: TextIO, text: str) -> None:
-    """Write a text whole, whatever the stream can encode."""
+def _put(stream: TextIO, text: str, form: str = "") -> None:
+    """Write a text whole, whatever the stream can encode; of a form, unless it is for a runner."""
+    if form and in_github():
+        text = inert_as(form, text)
     encoding = stream.encoding or "ascii"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
     stream.flush()
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"nccl-doctor: {masked(text)}\n")
-    sys.stderr.flush()

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from nccl_doctor.model.findings import Confidence, Finding, Severity
+from nccl_doctor.toolkit.terminal import safe
 
 if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
@@ -146,7 +147,7 @@ def _plain(text: str) -> str:
     """One line of ASCII."""
     for sign, word in {"–": "-", "→": "->", "×": "x", "…": "..."}.items():
         text = text.replace(sign, word)
-    return " ".join(text.encode("ascii", "replace").decode("ascii").split())
+    return safe(text).encode("ascii", "replace").decode("ascii")
 
 
 def _cut(text: str, most: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +13,7 @@ from nccl_doctor.report.links import LEGEND
 from nccl_doctor.report.links import lay_out as lay_out_links
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind, some
 from nccl_doctor.report.sections import Checks, no_checks
+from nccl_doctor.toolkit.terminal import safe
 
 _MARKS = {"pass": "✓", "fail": "✗", "warn": "!", "unknown": "?", "blocked": "·", "skipped": "·"}
 _COLORS = {"pass": "32", "fail": "31", "warn": "33", "unknown": "35"}
@@ -87,20 +87,6 @@ def render(
 def to_ascii(text: str) -> str:
     """The marks of a renderer in their ASCII form, and every other character as an escape."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-
-
-def safe(text: str) -> str:
-    """Text on one line without anything that a terminal would obey.
-
-    White space becomes one space; control characters, escapes, invisible and direction-changing
-    characters are written out as Python would escape them.
-    """
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-        else char
-        for char in " ".join(str(text).split())
-    )
 
 
 class _Page:

@@ -9,6 +9,7 @@ from nccl_doctor.api import Finding, Layer, Outcome, OutcomeStatus, Severity, Wh
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import github
 from nccl_doctor.report.formats import markdown
+from nccl_doctor.toolkit import terminal
 from tests.support.ci import GROUP, HOSTILE, NOTE, OK, PORT, RISK, SHM, report_of
 from tests.support.gpu_facts import gpu
 from tests.support.reports import RUN, kind
@@ -113,13 +114,13 @@ def test_hostile_text_is_one_command_and_no_other():
 
 def test_the_log_holds_no_command():
     text = "::error::a\n  ::stop-commands::b\nc ::d:: ##[add-mask]e\n\t::f\n"
-    out = github.inert(text)
+    out = terminal.inert(text)
     for line in out.splitlines():
         assert not line.lstrip().startswith("::")
         assert "##[" not in line
     assert "c ::d::" in out
     plain = markdown.render(report_of())
-    assert github.inert(plain) == plain
+    assert terminal.inert(plain) == plain
 
 
 def test_the_summary_fits():

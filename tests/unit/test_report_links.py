@@ -8,6 +8,7 @@ from nccl_doctor.api import Finding, Where
 from nccl_doctor.registry import installed
 from nccl_doctor.report import text
 from nccl_doctor.report.links import lay_out
+from nccl_doctor.toolkit.terminal import safe
 from tests.support.clusters import make_cluster
 from tests.support.pages import NOTE, PORT, SLOW, broken, measured, report_of
 
@@ -15,7 +16,7 @@ ONE = Finding(PORT, "shut", Where(links=(("nd1", "nd2"),)))
 
 
 def matrix(report, width: int = 80) -> list[str]:
-    return lay_out(report, width, text.safe, installed)
+    return lay_out(report, width, safe, installed)
 
 
 def test_where_a_link_is_blamed():

@@ -183,4 +183,4 @@ def test_one_finding_for_the_same_fault_of_many_hosts():
 
 def test_words_of_another_host_cannot_write_to_the_terminal():
     (found,) = findings([failed(code=1, stderr="\x1b[2Jbad\x07\n")], OWN)
-    assert found.message == "exit 1: [2Jbad"
+    assert found.message == r"exit 1: \x1b[2Jbad\x07"

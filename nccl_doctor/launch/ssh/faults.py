@@ -20,6 +20,7 @@ from nccl_doctor.model.kinds import (
     RUN_INTERRUPTED,
     SSH_FAILED,
 )
+from nccl_doctor.toolkit.terminal import safe
 
 _SSH_EXIT = 255
 """Exit code of ssh itself; also of a command that was killed by a signal."""
@@ -193,8 +194,7 @@ def _last_words(one: Failed) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    printable = ("".join(c for c in line if c.isprintable()) for line in text.splitlines())
-    return [line.strip() for line in printable if line.strip()]
+    return [line for line in map(safe, text.splitlines()) if line]
 
 
 def _said(words: str) -> str:

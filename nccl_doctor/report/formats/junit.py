@@ -16,7 +16,7 @@ from nccl_doctor.model.cluster import Facts, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import Places, some
-from nccl_doctor.report.text import safe
+from nccl_doctor.toolkit.terminal import safe
 
 _LONGEST_NAME = 200
 _LONGEST = 4000
@@ -207,7 +207,7 @@ def _judged(
 def _in_words(places: Places, findings: Sequence[Finding]) -> str:
     parts = []
     for finding in findings[:_MOST]:
-        lines = [f"{finding.level.value}: {finding.kind.title} [{finding.code}]"]
+        lines = [_clean(f"{finding.level.value}: {finding.kind.title} [{finding.code}]")]
         rows = {
             "where": places.say(finding.where),
             "seen": finding.message,

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from nccl_doctor.model.findings import Finding, Severity, Status, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.places import MOST_PLACES, Places, by_kind
-from nccl_doctor.report.text import counts, safe
+from nccl_doctor.report.text import counts
+from nccl_doctor.toolkit.terminal import safe
 
 _LONGEST = 2000
 """Characters of one text that are shown."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from nccl_doctor.toolkit.terminal import lines
+
 _VOID = frozenset({"br", "input", "link", "meta"})
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 Attribute = str | int | float | bool | None
 
@@ -41,7 +41,7 @@ def together(*children: object) -> Html:
     """Several children in a row, as those of an element."""
     return Html(
         "".join(
-            child if isinstance(child, Html) else escape(printable(str(child)), quote=True)
+            child if isinstance(child, Html) else escape(lines(str(child)), quote=True)
             for child in children
             if child is not None
         )
@@ -62,20 +62,5 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     return element("div", whole, class_="scroll", tabindex=0)
 
 
-def printable(text: str) -> str:
-    """Text without characters that are hidden or change the direction: they become escapes.
-
-    Lines and tabs are kept.
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if char not in "\n\t" and unicodedata.category(char) in _HIDDEN
-        else char
-        for char in text
-    )
-
-
 def _attribute(name: str, value: Attribute) -> str:
-    return f" {name}" if value is True else f' {name}="{escape(printable(str(value)), quote=True)}"'
+    return f" {name}" if value is True else f' {name}="{escape(lines(str(value)), quote=True)}"'
