@@ -8,13 +8,11 @@ where nccl-doctor could not be started, the message of ssh is the finding. Nothi
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -29,6 +27,7 @@ from nccl_doctor.launch.host_launch import DEFAULT_PORT
 from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.launch.ssh.program import own_words, start_words
 from nccl_doctor.launch.ssh.relay import MARKER, instructions
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
@@ -85,7 +84,7 @@ class Fleet:
 
     def command(self, node_rank: int, connect_s: float) -> list[str]:
         """Words of the local ssh that starts the run on one host."""
-        run = [*_own_words(), "run", "--relay"]
+        run = [*start_words(Path.cwd(), self.variables), "run", "--relay"]
         run += ["--nnodes", str(len(self.entries)), "--node-rank", str(node_rank)]
         run += ["--nproc-per-node", self.nproc[node_rank]]
         run += ["--master-addr", self.master_addr, "--master-port", str(self.master_port)]
@@ -94,9 +93,11 @@ class Fleet:
             run,
             connect_s=connect_s,
             port=self.ssh_port,
-            folder=Path.cwd(),
             # Others may be secret, and follow over the connection; Python needs its own to start.
-            variables={k: v for k, v in self.variables.items() if k.startswith("PYTHON")},
+            variables={
+                **{k: v for k, v in self.variables.items() if k.startswith("PYTHON")},
+                "PYTHONPATH": "",
+            },
         )
 
 
@@ -229,7 +230,7 @@ def _problems(fleet: Fleet, heard: Heard, reports: Sequence[Report]) -> Iterable
             for node, (entry, ended) in enumerate(zip(fleet.entries, heard.ended, strict=True))
             if node not in there and not (heard.interrupted and _was_stopped(ended))
         ),
-        _own_words(),
+        own_words(),
     )
 
 
@@ -289,11 +290,3 @@ def _address(first: Entry) -> str:
         return first.name
     found = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
     return found[1] if found and found[1].lower() != first.name.lower() else first.name
-
-
-def _own_words() -> tuple[str, ...]:
-    """The Python that runs this and what it is given: `-m nccl_doctor`, or the one file."""
-    started = sys.argv[0]
-    if zipfile.is_zipfile(started):
-        return sys.executable, os.path.abspath(started)
-    return sys.executable, "-m", "nccl_doctor"

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -41,6 +41,20 @@ exec sh -c "$*"
 """
 QUICK = ("--backend", "gloo", "--select", "ranks,torch_import", "--join-timeout", "20")
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+PLANTED = ("json", "torch", "psutil", "sitecustomize", "click", "runpy", "nccl_doctor")
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Iterator[None]:
+    """Everybody may write to the folder where a test runs, and somebody has: nobody runs that."""
+    tmp_path.chmod(0o777)
+    for name in PLANTED:
+        code = f"open({str(tmp_path / 'pwned')!r}, 'a').write({name + ' '!r})\n"
+        (tmp_path / f"{name}.py").write_text(code)
+    yield
+    assert not (tmp_path / "pwned").exists(), (tmp_path / "pwned").read_text()
 
 
 @pytest.fixture
@@ -120,9 +134,29 @@ def test_one_host(run: Run, tmp_path: Path, host: str):
     assert data["run"]["command"].startswith("nccl-doctor run --hostfile hosts")
     assert data["run"]["options"]["outputs"] == {"json": "report.json"}
     log = (tmp_path / "log").read_text()
-    assert f"-- {host} cd {tmp_path}; exec env " in log
-    assert f" PYTHONPATH={tmp_path}" in log
-    assert f" {quick_python_path()} -m nccl_doctor run --relay --nnodes 1 --node-rank 0 " in log
+    assert f"-- {host} exec env " in log
+    assert " PYTHONPATH= " in log
+    assert f" {quick_python_path()} -c 'exec(" in log, "see tests/unit/test_ssh_program.py"
+    assert " run --relay --nnodes 1 --node-rank 0 " in log
+
+
+def test_a_folder_where_everybody_may_write(
+    tmp_path: Path, env: dict[str, str], planted: None
+) -> None:
+    """Here the program is started as its script starts it: `python -m` has Python's own rule."""
+    (tmp_path / "hosts").write_text("good slots=1\n")
+    script = "import sys; del sys.path[0]; from nccl_doctor.__main__ import main; main()"
+    words = ["run", "--hostfile", "hosts", "--master-port", str(free_port()), *QUICK]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words, "--json", "-"],
+        cwd=tmp_path,
+        env={**CLEAN, **env},
+        timeout=90,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert json.loads(done.stdout)["verdict"] == "pass", done
 
 
 def test_json_on_stdout_is_nothing_but_json(run: Run):
@@ -167,7 +201,7 @@ def test_a_configuration_that_only_the_other_host_has(run: Run, tmp_path: Path):
     there.mkdir()
     (there / "nccl-doctor.toml").write_text("timout = 1\n")
     (tmp_path / "bin" / "ssh").write_text(
-        SSH.replace('exec sh -c "$*"', f'exec sh -c "cd {there}; ${{*#*;}}"')
+        SSH.replace('"$*"', f'"$(printf %s "$*" | sed \'s| {tmp_path} | {there} |\')"')
     )
     done = run("good slots=1", *QUICK, "--json", "-")
     (root,) = json.loads(done.stdout)["root_causes"]

@@ -15,17 +15,35 @@ FRESH, ENDED, KILLED = b"fresh", b"ended", b"killed"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
+def asked(words: list[str]) -> tuple[list[str], str]:
+    """A module with its words, none if it is no such call, and the working directory.
+
+    It may be called as `nccl_doctor.launch.ssh.program` calls it on another host.
+    """
+    if len(words) > 1 and words[0] == "-m":
+        return words[1:], "."
+    if (
+        len(words) > 5
+        and words[0] == "-c"
+        and words[1].startswith("exec(")
+        and words[4] == "module"
+    ):
+        return ["nccl_doctor", *words[6:]], words[2] if os.path.isdir(words[2]) else "."
+    return [], "."
+
+
 def main(python: str, door: str) -> None:
     words = sys.argv[1:]
     while words[:1] == ["-u"]:
         del words[0]
-    if len(words) < 2 or words[0] != "-m":
+    module, folder = asked(words)
+    if not module:
         os.execv(python, [python, *sys.argv[1:]])
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     sock.connect(door)
     env = [f"{name}={value}" for name, value in os.environ.items()]
-    fields = [str(len(words) - 1), *words[1:], *env]
-    handles = [0, 1, 2, os.open(".", os.O_PATH)]
+    fields = [str(len(module)), *module, *env]
+    handles = [0, 1, 2, os.open(folder, os.O_PATH)]
     packed = b"".join(handle.to_bytes(4, sys.byteorder) for handle in handles)
     for number in FORWARDED:
         # What is ignored stays so, as for any program.

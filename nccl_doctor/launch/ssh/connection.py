@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePath
 from typing import IO
 
 from nccl_doctor.toolkit.host import open_descriptors
@@ -46,7 +45,6 @@ def ssh_command(
     *,
     connect_s: float,
     port: int | None = None,
-    folder: PurePath | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Words of a local `ssh` that runs a command on another host.
@@ -59,7 +57,6 @@ def ssh_command(
         command: its words, each quoted for the login shell there.
         connect_s: how long ssh may try to connect.
         port: of the server there; None: as the user's configuration says.
-        folder: working directory, if it exists there; else the login directory.
         variables: set for the command. They are seen by whoever lists processes.
     """
     options = {
@@ -78,10 +75,7 @@ def ssh_command(
     if port is not None:
         words += ["-p", str(port)]
     there = ["exec", "env", *(f"{k}={v}" for k, v in (variables or {}).items()), *command]
-    script = shlex.join(there)
-    if folder is not None:
-        script = f"{shlex.join(['cd', str(folder)])}; {script}"
-    return [*words, "--", destination, script]
+    return [*words, "--", destination, shlex.join(there)]
 
 
 @dataclass(frozen=True)
