@@ -29,6 +29,7 @@ DOCS = ROOT / "docs"
 BY_HAND = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     *sorted(path for path in DOCS.glob("*.md")),
     *sorted(DOCS.glob("examples/**/*.md")),
 ]

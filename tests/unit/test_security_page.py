@@ -1,0 +1,50 @@
+"""SECURITY.md against the source: every module that opens a port has its row."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import nccl_doctor
+
+ROOT = Path(nccl_doctor.__file__).parent.parent
+PAGE = (ROOT / "SECURITY.md").read_text("utf-8")
+
+
+def opens(call: ast.Call) -> bool:
+    """True if a call binds or listens, or has torch do so."""
+    name = getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+    if name in ("listen", "bind"):
+        return len(call.args) == 1 and not call.keywords
+    if name == "TCPStore":
+        return any(
+            key.arg == "is_master" and getattr(key.value, "value", None) is not False
+            for key in call.keywords
+        )
+    return name in ("create_server", "init_process_group", "HTTPServer", "start_server")
+
+
+def test_every_listener_is_in_the_table() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("nccl_doctor", "checks")
+        for path in (ROOT / folder).rglob("*.py")
+        if any(
+            isinstance(node, ast.Call) and opens(node)
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        )
+    }
+    assert len(found) > 5
+    rows = [line for line in PAGE.splitlines() if line.startswith("|") and ".py`" in line]
+    named = [
+        name for row in rows for name in re.findall(r"`((?:nccl_doctor|checks)/\S+\.py)`", row)
+    ]
+    assert sorted(named) == sorted(found), "each module once, with a row of its own"
+    for row in rows:
+        assert row.count("|") == 7, row
+
+
+def test_the_page_is_linked() -> None:
+    for name in ("README.md", "CONTRIBUTING.md"):
+        assert "(SECURITY.md)" in (ROOT / name).read_text("utf-8"), name
