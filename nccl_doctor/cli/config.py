@@ -120,7 +120,7 @@ def _read(file: Path) -> str:
 def _table(file: Path, text: str) -> Mapping[str, Any] | None:
     try:
         data: Mapping[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
         raise ConfigError(f"{file} is not TOML: {error}") from error
     if file.name != "pyproject.toml":
         return data

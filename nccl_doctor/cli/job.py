@@ -48,6 +48,8 @@ def _parsed(path: str, text: str) -> Any:
         strict = f"{path} is not JSON: {error}"
     except RecursionError as error:
         raise DsConfigError(f"{path} is nested too deeply") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise DsConfigError(f"{path}: {error}") from error
     try:
         import hjson
     except ImportError:
@@ -56,7 +58,7 @@ def _parsed(path: str, text: str) -> Any:
         return hjson.loads(text, object_pairs_hook=_unique)
     except _Twice as error:
         raise DsConfigError(f'{path}: the key "{error}" is given twice') from error
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DsConfigError(strict) from None
 
 

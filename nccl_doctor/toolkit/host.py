@@ -158,7 +158,8 @@ def tcp_sockets(root: Path = ROOT) -> Iterator[Socket]:
         except OSError:
             continue
         for words in map(str.split, lines):
-            yield Socket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]))
+            if len(words) > 7:
+                yield Socket(int(words[1].rpartition(":")[2], 16), words[3], int(words[7]))
 
 
 def socket_process(port: int, *, listening: bool, root: Path = ROOT) -> int | None:
@@ -259,7 +260,7 @@ def available_memory(root: Path = ROOT) -> int | None:
     with _psutil(root) as psutil:
         try:
             return int(psutil.virtual_memory().available)
-        except (OSError, KeyError):  # KeyError: a table without what every kernel has in it
+        except (OSError, LookupError, ValueError):  # a table without what every kernel has in it
             return None
 
 

@@ -64,8 +64,16 @@ def key_of_map(text: str) -> bytes | None:
     try:
         data = json.loads(text)
         key = data["key"] if isinstance(data, dict) and "pseudonyms" in data else None
-        if not isinstance(key, str) or not isinstance(data["pseudonyms"], dict):
+        if not isinstance(key, str) or not _are_names(data["pseudonyms"]):
             return None
         return bytes.fromhex(key) or None
     except (ValueError, KeyError, RecursionError):
         return None
+
+
+def _are_names(pseudonyms: Any) -> bool:
+    """Whether it is what a map holds: kind → pseudonym → real name."""
+    return isinstance(pseudonyms, dict) and all(
+        isinstance(names, dict) and all(isinstance(name, str) for name in names.values())
+        for names in pseudonyms.values()
+    )

@@ -16,6 +16,9 @@ from typing import Any
 TAKING = ("drop", "reject", "redirect")
 """Verdicts after which a packet does not arrive at its target."""
 MAX_LINES = 20
+_MOST_RULES = 50_000
+"""Rules that one packet is held against; chains that jump to each other can multiply them."""
+_NUMBER = re.compile("[0-9]{1,9}")
 _IN = ("ingress", "prerouting", "input")
 _OUT = ("output", "postrouting", "egress")
 
@@ -161,27 +164,32 @@ class Rules:
         """Rules that may drop, reject or divert this packet, in the order that it passes them."""
         hooks = _IN if packet.incoming else _OUT
         version = 6 if ":" in packet.source else 4
-        found: list[Hit] = []
+        walk = _Walk(self.chains, packet)
         for hook in hooks:
             for chain in self.chains:
                 if chain.hook == hook and version in chain.versions:
-                    walk = _Walk(self.chains, packet, found)
+                    walk.sure = walk.left > 0
                     walk.through(chain)
-        return found
+        return walk.found
 
 
 class _Walk:
-    """The walk of a packet through a base chain and the chains that it jumps to."""
+    """The walk of a packet through base chains and the chains that they jump to."""
 
-    def __init__(self, chains: Sequence[Chain], packet: Packet, found: list[Hit]) -> None:
+    def __init__(self, chains: Sequence[Chain], packet: Packet) -> None:
         self.chains = {(c.tool, c.table, c.name): c for c in chains}
         self.packet = packet
-        self.found = found
+        self.found: list[Hit] = []
+        self.left = _MOST_RULES
         self.sure = True
 
     def through(self, chain: Chain, depth: int = 0) -> bool:
         """Whether the packet's walk surely ended in this chain or in one below."""
         for rule in chain.rules:
+            if self.left <= 0:
+                self.sure = False
+                break
+            self.left -= 1
             matches = rule_matches(rule, self.packet)
             if matches is False or rule.verdict == "none":
                 continue
@@ -265,7 +273,7 @@ def _address(address: str, value: str) -> bool | None:
 
 def _port(ports: tuple[int, int], value: str) -> bool | None:
     low, _, high = value.replace(":", "-").partition("-")
-    if not low.isdigit() or (high and not high.isdigit()):
+    if not _NUMBER.fullmatch(low) or (high and not _NUMBER.fullmatch(high)):
         return None  # a service by name
     first, last = int(low), int(high or low)
     if ports[1] < first or last < ports[0]:
@@ -274,7 +282,7 @@ def _port(ports: tuple[int, int], value: str) -> bool | None:
 
 
 def _length(length: int, value: str) -> bool | None:
-    match = re.fullmatch(r"(<=|>=|<|>|)(\d+)(?:-(\d+))?", value.replace(":", "-"))
+    match = re.fullmatch(r"(<=|>=|<|>|)([0-9]{1,9})(?:-([0-9]{1,9}))?", value.replace(":", "-"))
     if not match:
         return None
     sign, number, high = match[1], int(match[2]), match[3]

@@ -70,25 +70,29 @@ def parse_nft(text: str) -> tuple[Chain, ...]:
 
 def _joined(lines: Iterable[str]) -> Iterable[str]:
     """Lines without indentation; a set that is broken over several lines is one line."""
-    held = ""
+    held: list[str] = []  # a set may have a hundred thousand elements
+    depth = 0
     for line in lines:
-        held = f"{held} {line.strip()}".strip()
-        if held.count("{") > held.count("}") and not _BLOCK.match(held):
+        bare = line.strip()
+        depth += bare.count("{") - bare.count("}")
+        if depth > 0 and not _BLOCK.match(bare):
+            held.append(bare)
             continue
-        yield held
-        held = ""
+        yield " ".join([*held, bare])
+        held, depth = [], 0
 
 
 def _without_maps(line: str) -> Iterable[str]:
     """One line for each entry of a verdict map: `ct state vmap { invalid : drop }`."""
-    match = re.match(r"(.*) vmap \{ (.*) \}(.*)$", line)
-    if match is None:
+    start, opens, rest = line.rpartition(" vmap { ")
+    entries, closes, end = rest.rpartition(" }")
+    if not opens or not closes:
         # The content of a named map is not known: it may accept.
         yield re.sub(r" vmap @\S+", " @map accept", line)
         return
-    for entry in match[2].split(","):
+    for entry in entries.split(","):
         value, _, verdict = entry.partition(" : ")
-        yield f"{match[1]} {value.strip()} {verdict.strip()}{match[3]}"
+        yield f"{start} {value.strip()} {verdict.strip()}{end}"
 
 
 def parse_nft_rule(line: str) -> Rule:
@@ -171,6 +175,9 @@ _IPT_VERDICTS = {
 _IPT_NOTHING = {"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "MASQUERADE", "SNAT", "CT", "SET"}
 
 
+_WORD = re.compile(r'"([^"]*)"(?=\s|$)|(\S+)')
+
+
 def parse_iptables(text: str, tool: str = "iptables", version: int = 4) -> tuple[Chain, ...]:
     """Chains of `iptables-save`."""
     chains: dict[tuple[str, str], Chain] = {}
@@ -180,7 +187,7 @@ def parse_iptables(text: str, tool: str = "iptables", version: int = 4) -> tuple
         if line.startswith("*"):
             table = line[1:].strip()
         elif line.startswith(":"):
-            name, policy = line[1:].split()[:2]
+            name, policy = [*line[1:].split(), "", ""][:2]
             hook = _IPT_HOOKS.get(name, "")
             verdict = "drop" if policy == "DROP" else "accept"
             chains[table, name] = Chain(tool, table, name, (version,), hook, verdict)
@@ -191,10 +198,7 @@ def parse_iptables(text: str, tool: str = "iptables", version: int = 4) -> tuple
 
 
 def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
-    try:
-        tokens = shlex.split(line)
-    except ValueError:
-        tokens = line.split()
+    tokens = _words(line)
     verdict, target, negated = "none", "", False
     conditions: list[Condition] = []
     index = 2
@@ -223,6 +227,16 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
             index -= 1
         negated = False
     return tokens[1], Rule(line, verdict, target, tuple(conditions))
+
+
+def _words(line: str) -> list[str]:
+    """Words of a rule; `shlex` takes a millisecond for each, and there may be fifty thousand."""
+    if "'" not in line and "\\" not in line:
+        return [quoted or word for quoted, word in _WORD.findall(line)]
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
 
 
 # Reading ------------------------------------------------------------------------------------------
