@@ -21,7 +21,9 @@ NEWEST = 50
 BUDGET_S = 10.0
 """Time limit for reading a folder, newest first: the run is waiting."""
 LARGEST = 256 << 20
-"""Largest file in a folder, in bytes; a report of a thousand ranks has some tens of millions."""
+"""Largest file, in bytes; a report of a thousand ranks has some tens of millions."""
+
+_DEVICE = "device"
 
 
 def read_past(path: str, checks: Sequence[Check]) -> Past:
@@ -39,6 +41,8 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
     """
     place = Path(path)
     there = json.loads(send(place, lambda: _newest_first(place)))
+    if there == _DEVICE:
+        raise ValueError("it is a device")  # /dev/zero has no end
     if there is None:
         return Past(path, (_earlier(place, checks),))
     found: list[Earlier] = []
@@ -61,7 +65,9 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
 
 
 def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
-    data = files.read(file)
+    data = files.read(file, LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"larger than {LARGEST >> 20} MiB")
     try:
         return Earlier.of(str(file), Report.from_json(json.loads(data)), checks)
     except RecursionError as error:
@@ -69,12 +75,13 @@ def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
 
 
 def _newest_first(place: Path) -> bytes:
-    """Name and bytes of each report of a folder, the newest first, as JSON; null for a file.
+    """Name and bytes of each report of a folder, the newest first, as JSON; null for a file, the
+    word `_DEVICE` for a device.
 
     Runs in a child, as the folder may not answer.
     """
     if not place.is_dir():
-        return b"null"
+        return json.dumps(_DEVICE if place.is_char_device() else None).encode()
     found = []
     for file in place.iterdir():
         with contextlib.suppress(OSError):  # gone meanwhile

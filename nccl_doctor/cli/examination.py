@@ -17,6 +17,7 @@ from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.model.job import GROUPS
+from nccl_doctor.model.limits import MAX_RANKS
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.over_ssh import Fleet
@@ -108,8 +109,10 @@ def _run_options(function: F) -> F:
         ),
     ),
 )
-@click.option("--nnodes", type=Number(1), help="Number of hosts. [default: 1]")
-@click.option("--node-rank", type=Number(0), help="Index of this host. [default: 0]")
+@click.option("--nnodes", type=Number(1, most=MAX_RANKS), help="Number of hosts. [default: 1]")
+@click.option(
+    "--node-rank", type=Number(0, most=MAX_RANKS), help="Index of this host. [default: 0]"
+)
 @click.option(
     "--nproc-per-node",
     type=LocalRanks(),
@@ -232,7 +235,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
 def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
-    from nccl_doctor.launch.local_ranks import NoGpu
+    from nccl_doctor.launch.local_ranks import NoGpu, TooManyRanks
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
     from nccl_doctor.report.redaction.cover import FolderRedaction
@@ -251,7 +254,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
             past=past,
             redaction=FolderRedaction(options.redact_key) if options.redact else None,
         )
-    except NoGpu as error:
+    except (NoGpu, TooManyRanks) as error:
         raise click.UsageError(str(error), ctx) from error
 
 

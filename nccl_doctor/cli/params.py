@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nccl_doctor.model.limits import MAX_LOCAL_RANKS, MAX_SECONDS
+
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]  # generic for the type checker; a plain class before 8.2
 else:
@@ -26,7 +28,7 @@ class _Word(_ParamType):
 
 
 class Seconds(_Word):
-    """Time in seconds: finite and above zero."""
+    """Time in seconds: above zero, and no more than the system's timers take."""
 
     name = "seconds"
 
@@ -37,17 +39,20 @@ class Seconds(_Word):
             seconds = math.nan
         if not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{value!r} is not a positive number of seconds")
+        if seconds > MAX_SECONDS:
+            raise ValueError(f"{value!r} is more than {MAX_SECONDS:.0f} seconds")
         return seconds
 
 
 class Number(_Word):
-    """Type of an option: a whole number from `low` to `high`."""
+    """Type of an option: a whole number from `low` to `high`; `most` is what is examined."""
 
     name = "number"
 
-    def __init__(self, low: int, high: int | None = None) -> None:
+    def __init__(self, low: int, high: int | None = None, *, most: int | None = None) -> None:
         self._low = low
         self._high = high
+        self._most = most
 
     def _read(self, value: Any) -> int:
         text = str(value).strip()
@@ -57,6 +62,8 @@ class Number(_Word):
         if number is None or number < self._low or (self._high and number > self._high):
             elastic = " (a range of nodes is not supported)" if ":" in text else ""
             raise ValueError(f"{text!r} is not a whole number, {bound}{elastic}")
+        if self._most is not None and number > self._most:
+            raise ValueError(f"{text!r} is more than {self._most}")
         return number
 
 
@@ -69,9 +76,12 @@ class LocalRanks(_Word):
         text = str(value)
         if text in ("auto", "gpu", "cpu"):
             return text
-        if not (text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0):
-            raise ValueError(f"{text!r} is not auto, gpu, cpu or a whole number from 1")
-        return str(int(text))
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
+        if not 0 < number <= MAX_LOCAL_RANKS:
+            raise ValueError(
+                f"{text!r} is not auto, gpu, cpu or a whole number from 1 to {MAX_LOCAL_RANKS}"
+            )
+        return str(number)
 
 
 class Names(_Word):

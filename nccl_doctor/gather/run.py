@@ -28,6 +28,7 @@ from nccl_doctor.launch.host_launch import (
 )
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
+from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit.masking import command_line
@@ -58,6 +59,7 @@ def run(
 
     Raises:
         NoGpu: `--nproc-per-node gpu` on a host without one.
+        TooManyRanks: more than `MAX_RANKS` on all hosts.
     """
     started = time.monotonic()
     environ = dict(os.environ)
@@ -72,6 +74,9 @@ def run(
             prepare(options, found, environ, started, past=past, redaction=redaction), write
         )
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
+    if (flags.nnodes or 1) * nproc > MAX_RANKS:
+        hosts = f"--nnodes {flags.nnodes} with {nproc} ranks each"
+        raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
     watchdog = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
     watchdog.dismiss()

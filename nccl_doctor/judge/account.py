@@ -144,11 +144,10 @@ class Account:
 
     def in_one_line(self, gaps: Iterable[Gap]) -> str:
         """Gaps in one line: `hung in barrier (ranks 1–3); never signed in (rank 5)`."""
-        by_text: dict[str, list[int]] = defaultdict(list)
+        by_text: dict[str, dict[int, None]] = defaultdict(dict)  # a set that keeps the order
         for gap in gaps:
-            if gap.unit not in by_text[gap.text]:
-                by_text[gap.text].append(gap.unit)
-        return "; ".join(f"{text} ({self._units(units)})" for text, units in by_text.items())
+            by_text[gap.text][gap.unit] = None
+        return "; ".join(f"{text} ({self._units([*units])})" for text, units in by_text.items())
 
     def _units(self, units: Sequence[int]) -> str:
         if not self.by_host:

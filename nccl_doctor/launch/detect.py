@@ -26,17 +26,15 @@ from nccl_doctor.launch.launchers import (
     tasks_on_node,
 )
 from nccl_doctor.model.launch import DERIVED, Launch, LaunchProblem
-
-_MANY = 10_000_000
-"""More processes than any cluster has: a larger number is a mistake."""
+from nccl_doctor.model.limits import MAX_RANKS
 
 _NUMBERS = {  # field: lowest and highest sensible value
-    "rank": (0, _MANY),
-    "world_size": (1, _MANY),
-    "local_rank": (0, _MANY),
-    "local_world_size": (1, _MANY),
-    "node_rank": (0, _MANY),
-    "nnodes": (1, _MANY),
+    "rank": (0, MAX_RANKS),
+    "world_size": (1, MAX_RANKS),
+    "local_rank": (0, MAX_RANKS),
+    "local_world_size": (1, MAX_RANKS),
+    "node_rank": (0, MAX_RANKS),
+    "nnodes": (1, MAX_RANKS),
     "master_port": (1, 65535),
 }
 
@@ -224,7 +222,7 @@ class _Reading:
             self._derive(name, value, variable)
         if self.launcher is SRUN and "local_world_size" not in self.values:
             here = self._tasks_here(SRUN)
-            if here is not None and 0 < here <= self.values.get("world_size", _MANY):
+            if here is not None and 0 < here <= self.values.get("world_size", MAX_RANKS):
                 self._derive("local_world_size", here, "SLURM_STEP_TASKS_PER_NODE")
         rank, world = self.values.get("rank"), self.values.get("world_size")
         if rank is None or world is None or rank >= world:

@@ -30,6 +30,10 @@ class NoGpu(ValueError):
     """GPU ranks were asked for on a host that has no visible GPU."""
 
 
+class TooManyRanks(ValueError):
+    """More ranks were asked for than are examined."""
+
+
 def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
     """Number of ranks to start: `auto`, `gpu`, `cpu` or a number.
 

@@ -19,6 +19,7 @@ from nccl_doctor.model.findings import Level
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.limits import MAX_RANKS
 
 Json = dict[str, Any]
 
@@ -93,8 +94,8 @@ def cluster_from_json(report: Node) -> Cluster:
     by_id = {host.id: host for host in hosts}
     ranks = report.each("ranks", lambda node: _rank(node, by_id))
     return Cluster(
-        world_size=run.get("world_size", int),
-        nnodes=run.get("nnodes", int),
+        world_size=_size(run, "world_size"),
+        nnodes=_size(run, "nnodes"),
         backend=run.get("backend", str),
         level=run.choice("level", Level),
         hosts=hosts,
@@ -105,6 +106,12 @@ def cluster_from_json(report: Node) -> Cluster:
         expected=run.get("expected", dict, {}),
         job=_job(run.get("job", dict, {})),
     )
+
+
+def _size(run: Node, key: str) -> int:
+    """A number of which lists are made."""
+    run.number(key, 0, MAX_RANKS)
+    return run.get(key, int)
 
 
 def _job(data: Mapping[str, Any]) -> Job:
@@ -152,11 +159,9 @@ def launch_from_json(node: Node) -> Launch:
     """The launch record at `launch`; ValueError if it is none."""
     data = node.get("launch", dict)
     try:
-        launch = Launch.from_json(data)
-        Node(f"{node.path}.launch", data).get("sources", dict, {})
-        return launch
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{node.path}.launch is not a launch record: {error!r}") from error
+        return Launch.from_json(data)
+    except ValueError as error:
+        raise ValueError(f"{node.path}.launch is not a launch record: {error}") from error
 
 
 def facts_from_json(node: Node) -> Facts:

@@ -41,6 +41,13 @@ class Node:
         except ValueError:
             return None
 
+    def number(self, key: str, low: int, high: int) -> int | None:
+        """A whole number in that range; null and absence are None."""
+        value = self.maybe(key, int)
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{self.path}.{key} is {_short(value)}, outside {low}–{high}")
+        return value
+
     def choice(self, key: str, what: type[E]) -> E:
         """A member of an enumeration of strings."""
         value = self.get(key, str)
@@ -78,6 +85,10 @@ _NAMES: Mapping[Any, str] = {
     dict: "an object",
     list: "a list",
 }
+
+
+def _short(value: int) -> str:
+    return str(value) if abs(value) < 10**18 else "a number of more than 18 digits"
 
 
 def _type(value: Any) -> str:

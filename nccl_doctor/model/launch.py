@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.limits import MAX_RANKS
+
 OWN = "nccl-doctor"
 """`Launch.launcher` of what the own launcher started."""
 MALFORMED = frozenset(
@@ -15,6 +18,16 @@ MALFORMED = frozenset(
 
 
 DERIVED = "derived from "
+_MANY = 1_000_000_000
+_RANGES = {  # of the numbers of a record
+    "rank": (0, MAX_RANKS),
+    "world_size": (0, MAX_RANKS),
+    "local_rank": (0, MAX_RANKS),
+    "local_world_size": (0, MAX_RANKS),
+    "node_rank": (0, MAX_RANKS),
+    "nnodes": (0, MAX_RANKS),
+    "master_port": (0, 65535),
+}
 
 
 @dataclass(frozen=True)
@@ -40,17 +53,6 @@ class LaunchProblem:
             "fix": self.fix,
             "fatal": self.fatal,
         }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> LaunchProblem:
-        """Inverse of `to_json`."""
-        return cls(
-            data["code"],
-            data["message"],
-            data.get("variables", {}),
-            data.get("fix", ""),
-            data.get("fatal", True),
-        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,34 @@ class Launch:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launch:
-        """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
-        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        known["problems"] = tuple(map(LaunchProblem.from_json, known.get("problems", ())))
-        return cls(**known)
+        """Inverse of `to_json`; unknown keys, from a newer version, are ignored.
+
+        Raises:
+            ValueError: a value is of another type, or larger than any job's; says which.
+        """
+        node = Node("launch", data)
+        texts: dict[str, Any] = {name: node.maybe(name, str) for name in ("master_addr", "run_id")}
+        numbers: dict[str, Any] = {
+            name: node.number(name, low, high) for name, (low, high) in _RANGES.items()
+        }
+        sources = node.get("sources", dict, {})
+        return cls(
+            launcher=node.get("launcher", str, "none"),
+            **numbers,
+            **texts,
+            restart_count=node.number("restart_count", 0, _MANY) or 0,
+            agent_store=node.get("agent_store", bool, False),
+            sources={name: Node("launch.sources", sources).get(name, str) for name in sources},
+            problems=node.each("problems", _problem) if "problems" in node.data else (),
+        )
+
+
+def _problem(node: Node) -> LaunchProblem:
+    variables = Node(f"{node.path}.variables", node.get("variables", dict, {}))
+    return LaunchProblem(
+        node.get("code", str),
+        node.get("message", str),
+        {name: variables.maybe(name, str) for name in variables.data},
+        node.get("fix", str, ""),
+        node.get("fatal", bool, True),
+    )

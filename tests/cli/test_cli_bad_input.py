@@ -60,6 +60,14 @@ BAD: dict[str, tuple[str | bytes, str]] = {  # what is wrong → content, and wo
     "another verdict": (broken("verdict", value="good"), 'report.verdict is "good"'),
     "another exit code": (broken("exit_code", value=9), "report.exit_code is 9"),
     "no run": (broken("run", value=None), "report.run is null, not an object"),
+    "a world of a thousand million": (
+        broken("run", "world_size", value=10**9),
+        "report.run.world_size is 1000000000, outside 0–131072",
+    ),
+    "a node rank of 4000 digits": (
+        broken("ranks", 0, "launch", "node_rank", value=10**4000),
+        "launch.node_rank is a number of more than 18 digits, outside 0–131072",
+    ),
     "odd options": (broken("run", "options", value=[]), "report.run.options is a list"),
     "odd findings": (broken("findings", value={"a": 1}), "report.findings is an object"),
     "odd launch": (

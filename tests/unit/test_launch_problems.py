@@ -125,6 +125,11 @@ class TestBadValues:
         assert getattr(launch, name.lower()) is None
         assert name.lower() not in launch.sources
 
+    def test_a_world_that_no_cluster_has_is_a_mistake(self) -> None:
+        found = problem({**TORCHRUN, "WORLD_SIZE": "2000000"}, "launch-bad-value")
+        assert found.message == "WORLD_SIZE=2000000 is outside 1–131072"
+        assert detect({**TORCHRUN, "WORLD_SIZE": "2000000"}).world_size is None
+
     def test_a_bad_rank_is_not_replaced_by_another_source(self) -> None:
         launch = detect({**SRUN, **MASTER, "RANK": "x"})
         assert launch.rank is None

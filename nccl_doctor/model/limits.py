@@ -1,0 +1,13 @@
+"""Largest numbers that are believed, wherever they come from: variables, options, messages, files.
+
+What is larger is a mistake or an attack. Lists are made of these numbers, so they bound memory too.
+"""
+
+from __future__ import annotations
+
+MAX_RANKS = 131_072
+"""Ranks of a job, and so its hosts."""
+MAX_LOCAL_RANKS = 4096
+"""Ranks of one host."""
+MAX_SECONDS = 1_000_000.0
+"""Length of a time limit, eleven days: `poll` and `alarm` take no more than some weeks."""
