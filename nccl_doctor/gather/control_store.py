@@ -4,28 +4,33 @@ A star over one store, no collective, so nothing in it can deadlock. Every opera
 that holds even when the store's host is frozen: the store client blocks in C++ without one, so it
 runs in a thread that can be given up.
 
-Messages are compressed JSON, never pickle, size-bounded, and travel in pieces that fit into a small
-packet, each acknowledged before the next is sent: a path that swallows large packets (an MTU black
-hole) must not swallow the report about itself.
+Messages are compressed JSON, never pickle, in an envelope (`gather.envelope`), and travel in pieces
+that fit into a small packet, each acknowledged before the next is sent: a path that swallows large
+packets (an MTU black hole) must not swallow the report about itself.
+
+Whoever reaches the port can write anything here, so nothing is believed that is read: the number of
+pieces, their length and the depth of what they hold are bounded, and what is wrong is a
+`BadMessage`, which costs nobody the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import queue
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
+
+from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
 
 T = TypeVar("T")
 
 PIECE_BYTES = 900
 """With key and headers below 1200 bytes, which the smallest common tunnels let through."""
-MAX_LETTER_BYTES = 32 << 20
+_AT_ONCE = 16
+"""Pieces that are asked for at once; their names fit into a small packet too."""
 OPERATION_S = 10.0
 """Time limit of one store operation, which takes a millisecond unless its host is frozen or cut
 off.
@@ -44,13 +49,20 @@ class StoreTimeout(TimeoutError):
 class ControlStore:
     """Connection to the store of the run; every key has the prefix `prefix`."""
 
-    def __init__(self, host: str, port: int, *, timeout_s: float, prefix: str) -> None:
+    def __init__(
+        self, host: str, port: int, *, timeout_s: float, prefix: str, seal: Seal = OPEN
+    ) -> None:
         """Connect, retrying until `timeout_s` seconds have passed.
+
+        What is put is sealed with `seal`, and what is got must be.
 
         Raises:
             StoreLost: nobody answered as a TCPStore in time.
         """
         self.host, self.port, self._prefix = host, port, prefix
+        self.seal = seal
+        self.versions: dict[str, str] = {}
+        """Version of nccl-doctor that wrote each message, of those that were got."""
         self._worker = _Worker()
 
         def connect() -> Any:
@@ -72,12 +84,10 @@ class ControlStore:
 
         Raises:
             StoreLost: the store did not take it in time.
-            ValueError: it is larger than `MAX_LETTER_BYTES` when compressed.
+            ValueError: it is larger than `LARGEST`.
         """
-        data = zlib.compress(json.dumps(value).encode(), 6)
-        if len(data) > MAX_LETTER_BYTES:
-            raise ValueError(f"{key}: {len(data)} bytes is more than {MAX_LETTER_BYTES}")
         name = self._prefix + key
+        data = wrap(name, value, self.seal)
         pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
 
         def send() -> None:
@@ -90,30 +100,46 @@ class ControlStore:
 
         self._worker.call(send, timeout_s)
 
-    def get(self, key: str, timeout_s: float, tick: Callable[[], None] = lambda: None) -> Any:
-        """Wait for a message.
+    def get(
+        self,
+        key: str,
+        timeout_s: float,
+        tick: Callable[[], None] = lambda: None,
+        largest: int = LARGEST,
+    ) -> Any:
+        """Wait for a message of at most `largest` bytes.
 
         Raises:
             StoreTimeout: it did not come.
             StoreLost: the store is gone.
+            BadMessage: what came is no message of ours; says why.
         """
         if not self.wait([key], timeout_s, tick):
             raise StoreTimeout(f"no value for {key} after {timeout_s:.1f} s")
         name = self._prefix + key
 
-        def receive() -> bytes:
+        def receive() -> bytes | str:
+            """The whole message, or what is wrong with it."""
             first = self._store.get(name)
+            count = int.from_bytes(first[:4], "big")
+            if count > largest // PIECE_BYTES + 64:  # what cannot be compressed grows
+                return f"it has {count} pieces: more than {largest} bytes"
             pieces = [first[4:]]
-            for index in range(1, int.from_bytes(first[:4], "big")):
-                pieces.append(self._store.get(f"{name}#{index}"))
+            names = [f"{name}#{index}" for index in range(1, count)]
+            for start in range(0, len(names), _AT_ONCE):
+                asked = names[start : start + _AT_ONCE]
+                if not self._store.check(asked):  # the store would wait for a piece that is missing
+                    return "a piece of it is missing"
+                pieces += [self._store.get(each) for each in asked]
+            if max(map(len, pieces)) > PIECE_BYTES:
+                return f"a piece of it is longer than {PIECE_BYTES} bytes"
             return b"".join(pieces)
 
         data = self._worker.call(receive, OPERATION_S)
-        unpacker = zlib.decompressobj()
-        text = unpacker.decompress(data, MAX_LETTER_BYTES)
-        if not unpacker.eof:
-            raise ValueError(f"{key}: not a complete message of at most {MAX_LETTER_BYTES} bytes")
-        return json.loads(text)
+        if isinstance(data, str):
+            raise BadMessage(data)
+        value, self.versions[key] = unwrap(name, data, self.seal, largest)
+        return value
 
     def wait(
         self, keys: Iterable[str], timeout_s: float, tick: Callable[[], None] = lambda: None
@@ -167,9 +193,17 @@ class RoundPeers:
     """The `Peers` of one round: connects on first use, in the probe child itself."""
 
     def __init__(
-        self, host: str, port: int, prefix: str, group: tuple[int, ...], seat: int
+        self,
+        host: str,
+        port: int,
+        prefix: str,
+        group: tuple[int, ...],
+        seat: int,
+        *,
+        seal: Seal = OPEN,
     ) -> None:
         self._address = (host, port)
+        self._seal = seal
         self._prefix, self._group, self._seat = prefix, group, seat
         self._box: ControlStore | None = None
 
@@ -177,7 +211,9 @@ class RoundPeers:
     def _mailbox(self) -> ControlStore:
         if self._box is None:
             host, port = self._address
-            self._box = ControlStore(host, port, timeout_s=OPERATION_S, prefix=self._prefix)
+            self._box = ControlStore(
+                host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
+            )
         return self._box
 
     def post(self, tag: str, value: Any) -> None:
@@ -188,9 +224,12 @@ class RoundPeers:
         """See `api.Peers`."""
         keys = {f"{tag}/{seat}": seat for seat in self._group}
         there = self._mailbox.wait(keys, timeout_s)
-        return {
-            seat: self._mailbox.get(key, OPERATION_S) for key, seat in keys.items() if key in there
-        }
+        told = {}
+        for key, seat in keys.items():
+            if key in there:
+                with contextlib.suppress(BadMessage):  # as if it had said nothing
+                    told[seat] = self._mailbox.get(key, OPERATION_S)
+        return told
 
     def store(self) -> Any:
         """See `api.Peers`."""
@@ -226,6 +265,7 @@ class _Worker:
             function, answer = self._calls.get()
             try:
                 answer.put((function(), None))
-            # The base of every torch.distributed error, and a torch that cannot be imported.
-            except (RuntimeError, ImportError, OSError) as error:
+            # The base of every torch.distributed error; a torch that cannot be imported; a value
+            # of which a store says that it is as large as no memory.
+            except (RuntimeError, ImportError, OSError, MemoryError) as error:
                 answer.put((None, error))

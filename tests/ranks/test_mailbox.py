@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nccl_doctor.gather import control_store, store_server
+from nccl_doctor.gather import control_store, envelope, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion, Seal
 from nccl_doctor.toolkit import forks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -95,8 +99,71 @@ def test_letter_above_the_bound_is_refused(
     door: tuple[int, int],
 ) -> None:
     box = connect(door[0])
-    with pytest.raises(ValueError, match=str(control_store.MAX_LETTER_BYTES)):
-        box.put("huge", os.urandom(control_store.MAX_LETTER_BYTES).hex())
+    with pytest.raises(ValueError, match=str(envelope.LARGEST)):
+        box.put("huge", os.urandom(envelope.LARGEST).hex())
+
+
+def forged(port: int) -> Any:
+    """The store, for somebody who keeps to no rule."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", port, is_master=False)
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (b"\xff\xff\xff\xff", "4294967295 pieces: more than"),
+        (b"\0\0\0\x09nccl", "a piece of it is missing"),
+        (b"\0\0\0\x01" + b"x" * 2_000_000, "a piece of it is longer than 900 bytes"),
+        (b"", "no message"),
+        (b"\0\0\0\x01hello", "no message"),
+        (b"\0\0\0\x01nccl-doctor {}\n", "nccl-doctor None, here is"),
+    ],
+)
+def test_a_forged_message_costs_neither_time_nor_the_connection(
+    door: tuple[int, int], first: bytes, words: str
+) -> None:
+    box = connect(door[0])
+    forged(door[0]).set(f"{PREFIX}order", first)
+    started = time.monotonic()
+    with pytest.raises(BadMessage, match=words):
+        box.get("order", 5.0)
+    assert time.monotonic() - started < 5.0
+    box.put("still", 1)
+    assert box.get("still", 1.0) == 1
+
+
+def test_a_message_of_an_older_version_is_told_as_such(door: tuple[int, int]) -> None:
+    elder = b"\0\0\0\x01" + zlib.compress(json.dumps({"token": "a"}).encode(), 6)
+    forged(door[0]).set(f"{PREFIX}seat/0", elder)
+    with pytest.raises(OtherVersion, match="an older version of nccl-doctor"):
+        connect(door[0]).get("seat/0", 1.0)
+
+
+def test_only_who_has_the_key_is_believed(door: tuple[int, int]) -> None:
+    def box(secret: bytes | None, run: str = "1") -> ControlStore:
+        seal = Seal(secret, run)
+        return ControlStore("127.0.0.1", door[0], timeout_s=5, prefix=PREFIX, seal=seal)
+
+    ours = box(b"a" * 32)
+    for name, other in (
+        ("stranger", box(None)),
+        ("other-key", box(b"b" * 32)),
+        ("earlier-run", box(b"a" * 32, "0")),
+    ):
+        other.put(name, {"finish": 0})
+        with pytest.raises(NotAuthentic) as caught:
+            ours.get(name, 1.0)
+        assert caught.value.value == {"finish": 0}, "what it says, to name who says it"
+    ours.put("order/1", {"finish": 1})
+    with pytest.raises(NotAuthentic, match="with a key"):
+        box(None).get("order/1", 1.0)
+    store = forged(door[0])
+    store.set(f"{PREFIX}order/2", store.get(f"{PREFIX}order/1"))  # moved to another place
+    with pytest.raises(NotAuthentic):
+        ours.get("order/2", 1.0)
+    assert box(b"a" * 32).get("order/1", 1.0) == {"finish": 1}
 
 
 def test_frozen_store_costs_the_deadline_and_no_more(door: tuple[int, int]) -> None:
