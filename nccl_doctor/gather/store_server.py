@@ -3,6 +3,9 @@
 The port is bound by hand, exactly as the job would (every address, IPv6 and IPv4), so that a
 failure leaves an errno and not a text; the store then runs in a process of its own, because its
 thread does name look-ups and must not be busy when the supervisor forks.
+
+For a run of one host it then listens at one address only: that of MASTER_ADDR, where the other
+ranks and check `port` look for it, which is a loopback one unless the user names another.
 """
 
 from __future__ import annotations
@@ -16,17 +19,29 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nccl_doctor.launch.identity import LOOK_UP_S, host_addresses
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.net.names import look_up
 
+LOOPBACK = "127.0.0.1"
+"""Where rank 0 reaches its own store, unless that listens elsewhere only."""
 _BACKLOG = 4096  # capped by net.core.somaxconn; a thousand ranks sign in at once
 
 
 class Door:
     """State of the store's server, seen from one participant; `facts` is `Context.door`."""
 
-    def __init__(self, server: str, error: OSError | None = None, pid: int = 0) -> None:
+    def __init__(
+        self,
+        server: str,
+        error: OSError | None = None,
+        pid: int = 0,
+        address: str = LOOPBACK,
+    ) -> None:
         self.server = server
         self.error = error
+        self.address = address
         self._pid = pid
 
     @property
@@ -45,38 +60,58 @@ class Door:
             self._pid = 0
 
 
-def serve(port: int) -> Door:
-    """Bind MASTER_PORT and serve a store there until `close`, or until this process is gone."""
+def serve(port: int, only_for: str | None = None) -> Door:
+    """Bind MASTER_PORT and serve a store there until `close`, or until this process is gone.
+
+    Args:
+        port: MASTER_PORT.
+        only_for: MASTER_ADDR of a job of one host; None for a job of several.
+    """
+    address = LOOPBACK
     try:
-        listener = _bind(port)
+        listener = _bind_all(port)
+        if only_for is not None:
+            address = _own_address(only_for)
+            with listener:  # held until now: the job would have had all of it
+                listener = _bind(address, port)
+        listener.listen(_BACKLOG)
     except OSError as error:
         return Door("self", error)
-    pid = forks.fork_service("doorkeeper", lambda: _keep(listener))
+    pid = forks.fork_service("doorkeeper", lambda: _keep(listener, address))
     listener.close()
-    return Door("self", pid=pid)
+    return Door("self", pid=pid, address=address)
 
 
-def _bind(port: int) -> socket.socket:
+def _own_address(name: str) -> str:
+    """Address of this host that a name leads to, the one that torch would try first; a loopback one
+    if it leads elsewhere, or nowhere.
+    """
+    answers = sorted(look_up(name, LOOK_UP_S).answers, key=lambda answer: ":" in answer)
+    mine = host_addresses()
+    return next((each for each in answers if is_loopback(each) or each in mine), LOOPBACK)
+
+
+def _bind_all(port: int) -> socket.socket:
     with contextlib.suppress(OSError):
-        return _listener(socket.AF_INET6, "::", port)
-    return _listener(socket.AF_INET, "0.0.0.0", port)
+        return _bind("::", port)
+    return _bind("0.0.0.0", port)
 
 
-def _listener(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+def _bind(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind((address, port))
-        sock.listen(_BACKLOG)
     except OSError:
         sock.close()
         raise
     return sock
 
 
-def _keep(listener: socket.socket) -> None:
+def _keep(listener: socket.socket, address: str) -> None:
     bound_resolver()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)  # the store logs every look-up that fails
@@ -84,7 +119,7 @@ def _keep(listener: socket.socket) -> None:
     from torch.distributed import TCPStore
 
     store = TCPStore(
-        "127.0.0.1",
+        address,
         listener.getsockname()[1],
         is_master=True,
         wait_for_workers=False,

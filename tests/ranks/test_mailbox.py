@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 from nccl_doctor.gather import control_store, envelope, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion, Seal
+from nccl_doctor.launch.identity import host_addresses
 from nccl_doctor.toolkit import forks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -232,3 +234,41 @@ def test_port_in_use_is_an_errno_not_a_text(door: tuple[int, int]) -> None:
     assert second.facts["server"] == "self"
     assert second.error is not None
     assert second.error.errno == 98
+
+
+# -- one host --------------------------------------------------------------------------------------
+
+
+def test_the_store_of_one_host_listens_on_loopback_only() -> None:
+    port = free_port()
+    served = store_server.serve(port, only_for="localhost")
+    try:
+        assert (served.error, served.address) == (None, "127.0.0.1")
+        connect(port).put("a", 1)
+        for elsewhere in ("127.0.0.2", *host_addresses()):
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((elsewhere, port), timeout=2).close()
+    finally:
+        served.close()
+
+
+def test_it_listens_where_master_addr_leads_if_that_is_this_host() -> None:
+    port = free_port()
+    for name, address in (("127.0.0.3", "127.0.0.3"), ("192.0.2.77", "127.0.0.1")):
+        served = store_server.serve(port, only_for=name)
+        try:
+            assert (served.error, served.address) == (None, address)
+            ControlStore(address, port, timeout_s=5, prefix=PREFIX).put("a", 1)
+        finally:
+            served.close()
+
+
+def test_a_port_that_the_job_could_not_have_is_taken_for_one_host_too() -> None:
+    """The job binds every address: somebody at another one is in its way."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.4", 0))
+        held.listen()
+        served = store_server.serve(held.getsockname()[1], only_for="localhost")
+        served.close()
+    assert served.error is not None
+    assert served.error.errno == errno.EADDRINUSE
