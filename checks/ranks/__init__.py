@@ -255,13 +255,14 @@ def _causes(
     """Absent seat → code of the finding that explains its absence.
 
     If as many participants are in a wrong place as places are empty, these places are theirs. And
-    a rank that only the ranks with an odd size expect is not absent.
+    a rank that only the ranks with an odd size expect is not absent. Of one whose messages were
+    refused it is not known whether the job would miss it: the engine has a finding for it.
     """
-    absent = cluster.absent
+    refused = {rank.seat: rank.refused for rank in cluster.absent if rank.refused}
+    absent = [rank for rank in cluster.absent if not rank.refused]
     if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
-        return dict.fromkeys(
-            (rank.seat for rank in absent), Counter(spare.values()).most_common(1)[0][0]
-        )
+        stands_in = Counter(spare.values()).most_common(1)[0][0]
+        return {**dict.fromkeys((rank.seat for rank in absent), stands_in), **refused}
     causes = {}
     if world is not None:  # in a tie, the smallest
         limit = world.usual or min(size for _, size in _given(cluster, "world_size") if size)
@@ -270,7 +271,7 @@ def _causes(
     if nnodes is not None:
         limit = nnodes.usual or min(number for _, number in _given(cluster, "nnodes") if number)
         causes |= {r.seat: NNODES.code for r in absent if (r.host.node_rank or 0) >= limit}
-    return causes
+    return {**causes, **refused}
 
 
 def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
@@ -284,6 +285,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
         (whole if is_host else single)[causes.get(rank.seat)].append(rank)
     first = next((rank.launch for rank in cluster.present if rank.launch is not None), Launch())
     door = f"{first.master_addr}:{first.master_port}"
+    unheard = {rank.refused for rank in cluster.absent if rank.refused}
     total = f"of {cluster.world_size} ranks: no sign-in within {cluster.join_timeout_s:g} s"
     for code, ranks in whole.items():
         nodes = sorted({r.host.node_rank for r in ranks if r.host.node_rank is not None})
@@ -301,6 +303,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
             f"{len(nodes)} of {cluster.nnodes} hosts, {len(ranks)} {total}",
             place_of(ranks) | Where(nodes=tuple(nodes)),
             fix=fix,
+            severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )
     for code, ranks in single.items():
@@ -311,6 +314,7 @@ def _absent(cluster: Cluster, causes: Mapping[int, str]) -> Iterator[Finding]:
             Where(ranks=place_of(ranks).ranks) | known,
             fix="look for its process there and the end of its log: it must start, stay alive and "
             f"reach {door}",
+            severity=Severity.WARN if code in unheard else None,
             explained_by=code,
         )
 

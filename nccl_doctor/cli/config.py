@@ -51,6 +51,7 @@ OPTIONS: Mapping[str, _Types] = {
     "termination": (str,),
     "output-dir": (str,),
     "baseline": (str,),
+    "key": (str,),
     "exit-profile": (str,),
     "redact": (bool,),
     "redact-key": (str,),

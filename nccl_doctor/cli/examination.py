@@ -12,6 +12,7 @@ import click
 from nccl_doctor.cli.baseline import baseline_option, past_of
 from nccl_doctor.cli.handover import COMMAND, BeforeCommand, exec_command
 from nccl_doctor.cli.help import RUN_EXITS, Manual
+from nccl_doctor.cli.key import key_of, key_option
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
 from nccl_doctor.cli.redaction import redact_options
 from nccl_doctor.cli.saving import give, output_options, profile_option
@@ -21,6 +22,7 @@ from nccl_doctor.model.limits import MAX_RANKS
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.over_ssh import Fleet
+    from nccl_doctor.gather.run_state import Key
     from nccl_doctor.judge.history import Past
     from nccl_doctor.model.launch import Launch
     from nccl_doctor.model.options import Flags, Options
@@ -192,6 +194,7 @@ def _run_options(function: F) -> F:
     "also reads the partial reports of hosts that cannot reach it.",
 )
 @baseline_option
+@key_option
 @_run_options
 @click.pass_context
 def run(ctx: click.Context, /, **given: Any) -> None:
@@ -214,6 +217,7 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
     environ = dict(os.environ)
     command = ctx.meta[COMMAND]
+    key = key_of(ctx, given)
     flags, launch, fleet, deepspeed = topology_of(ctx, given, command)
     options = relayed
     past = None
@@ -222,7 +226,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         options = options_of(ctx, given, first=first)
         options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
         past = past_of(options.baseline, options.select, options.ignore) if first else None
-    code = _run_on_hosts(fleet, options, past) if fleet else _run_here(ctx, options, flags, past)
+    code = (
+        _run_on_hosts(fleet, options, past) if fleet else _run_here(ctx, options, flags, past, key)
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     if command and code == 0:
@@ -232,7 +238,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     os._exit(code)
 
 
-def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | None) -> int:
+def _run_here(
+    ctx: click.Context, options: Options, flags: Flags, past: Past | None, key: Key | None
+) -> int:
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu, TooManyRanks
@@ -253,6 +261,7 @@ def _run_here(ctx: click.Context, options: Options, flags: Flags, past: Past | N
             lambda why: leave_unable(why, options),
             past=past,
             redaction=FolderRedaction(options.redact_key) if options.redact else None,
+            key=key,
         )
     except (NoGpu, TooManyRanks) as error:
         raise click.UsageError(str(error), ctx) from error

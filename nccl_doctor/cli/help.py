@@ -27,7 +27,7 @@ ASK_EXITS = {0: "Done.", 2: "Usage error."}
 _GROUPS = (
     (
         "Hosts and ranks",
-        "nnodes node_rank nproc_per_node master_addr master_port hostfile",
+        "nnodes node_rank nproc_per_node master_addr master_port hostfile key",
     ),
     ("The job", "backend mesh groups deepspeed_config expect_load_seconds"),
     ("Checks", "level select ignore config"),

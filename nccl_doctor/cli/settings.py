@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from nccl_doctor.cli.handover import COMMAND
+from nccl_doctor.cli.key import SECRET
 from nccl_doctor.cli.redaction import redaction_of
 from nccl_doctor.cli.saving import check_place, check_profile, outputs_of, wants_github
 
@@ -133,7 +134,7 @@ def relayed_options(ctx: click.Context) -> Options:
     from nccl_doctor.launch.ssh.relay import attend
 
     try:
-        options = attend()
+        options, ctx.meta[SECRET] = attend()
     except EOFError as error:
         raise click.Abort from error
     except (ValueError, KeyError, TypeError) as error:

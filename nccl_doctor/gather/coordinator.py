@@ -6,12 +6,11 @@ deadline, and goes on without those that stopped responding.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold
 from nccl_doctor.gather.join import Join
@@ -22,11 +21,15 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster_json import outcome_from_json
 from nccl_doctor.model.findings import Finding, Round, Severity
+from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.report import ParticipantResult
 
 VIEWS_S = 2.5
 """Time to wait for partial reports of absent hosts: these give up when the sign-in ends."""
+ANSWER_MAX = 4 << 20
+"""Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
 """Time that the store stays up for participants that have not yet read the verdict."""
 
@@ -51,7 +54,6 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
-        run.nonce = secrets.token_hex(8)
         roll = Join(run, self._box, self._evidence)
         roll.call()
         for check in run.registry.checks:
@@ -114,13 +116,24 @@ class Coordinator:
         there = box.wait(others, patience, run.progress.tick) if others else set()
         for key, seat in others.items():
             if key in there:
-                outcome = Outcome.from_json(box.get(key, OPERATION_S))
+                outcome = self._answer(key, seat)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
                 outcome = Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
+
+    def _answer(self, key: str, seat: int) -> Outcome:
+        """What a participant observed; untested where its answer cannot be taken."""
+        try:
+            data = self._box.get(key, OPERATION_S, largest=ANSWER_MAX)
+            return outcome_from_json(Node(f"seat {seat}: evidence", data))
+        except ValueError as error:
+            self._evidence.refusals.answer(key, error, self._evidence.place(seat))
+            return Outcome(OutcomeStatus.UNTESTED, reason="its answer was refused")
+        except StoreTimeout:  # somebody took it away again
+            return Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
         outcome = replace(outcome, group=group)
@@ -179,7 +192,8 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in self._evidence.seats]
-        box.forget(["coordinators", "server", "seats", "layout", "roster", *orders, *seats, *byes])
+        names = ("coordinators", "opening", "server", "seats", "layout", "roster")
+        box.forget([*names, *orders, *seats, *byes])
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -31,7 +31,13 @@ _TEXT_MAX = 64
 
 
 class BadMessage(ValueError):
-    """A message is not what it should be: damaged, too large, or not of this program."""
+    """A message is not what it should be: damaged, too large, or not of this program. `value` is
+    what it says, where that can be read: not to be believed, but to name who says it.
+    """
+
+    def __init__(self, words: str, value: Any = None) -> None:
+        super().__init__(words)
+        self.value = value
 
 
 class OtherVersion(BadMessage):
@@ -39,11 +45,7 @@ class OtherVersion(BadMessage):
 
 
 class NotAuthentic(BadMessage):
-    """A message of somebody who does not have the key of this run; `value` is what it says."""
-
-    def __init__(self, words: str, value: Any = None) -> None:
-        super().__init__(words)
-        self.value = value
+    """A message of somebody who does not have the key of this run."""
 
 
 @dataclass(frozen=True)
@@ -92,34 +94,31 @@ def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> 
     """
     header, newline, payload = data.partition(b"\n")
     if not header.startswith(_MAGIC) or len(header) > _HEADER_MAX or not newline:
-        raise OtherVersion(_ELDER) if _is_elder(data) else BadMessage("it is no message")
+        elder = _claim(data, largest)
+        if isinstance(elder, (dict, list)):  # compressed JSON, without a header
+            raise OtherVersion("it is of an older version of nccl-doctor", elder)
+        raise BadMessage("it is no message of nccl-doctor")
     about = _parsed(header[len(_MAGIC) :])
     if not isinstance(about, dict):
         raise BadMessage("its header is not an object")
     version = str(about.get("version")).encode("ascii", "replace").decode()[:_TEXT_MAX]
     if about.get("protocol") != PROTOCOL:
-        raise OtherVersion(f"it is of nccl-doctor {version}, here is {__version__}")
+        words = f"it is of nccl-doctor {version}, here is {__version__}"
+        raise OtherVersion(words, _claim(payload, largest))
     told, own = about.get("mac"), seal.mac(key, version, payload)
     if own is None and told is None:
         return _content(payload, largest), version
     if own is None:
-        raise NotAuthentic("it was written with a key (--key)", _claim(payload, largest))
+        raise NotAuthentic(
+            "it was written with a key; here is none (--key)", _claim(payload, largest)
+        )
     if not isinstance(told, str):
-        raise NotAuthentic("it was written without a key (--key)", _claim(payload, largest))
+        raise NotAuthentic(
+            "it was written without the key of this run (--key)", _claim(payload, largest)
+        )
     if not hmac.compare_digest(own.encode(), told.encode("utf-8", "replace")):
         raise NotAuthentic("it was written with another key", _claim(payload, largest))
     return _content(payload, largest), version
-
-
-_ELDER = "it is of an older version of nccl-doctor"
-
-
-def _is_elder(data: bytes) -> bool:
-    """True for compressed JSON without a header."""
-    try:
-        return zlib.decompressobj().decompress(data[:64], 1) in (b"{", b"[")
-    except zlib.error:
-        return False
 
 
 def _claim(payload: bytes, largest: int) -> Any:

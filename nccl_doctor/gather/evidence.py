@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 
+from nccl_doctor.gather.refusals import Refusals
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.expected_hosts import names_of_nodes
 from nccl_doctor.launch.host_launch import placed
 from nccl_doctor.model.cluster import Cluster, Facts, Host, Outcome, OutcomeStatus, Rank
-from nccl_doctor.model.findings import Scope
+from nccl_doctor.model.findings import Finding, Scope, Where
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Layout
 from nccl_doctor.model.options import Options
@@ -36,6 +37,7 @@ class EvidenceLog:
         self._layout: Layout | None = None
         self._waited_s: float | None = None
         self._late: set[int] = set()
+        self.refusals = Refusals()
         self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
 
     @property
@@ -101,6 +103,17 @@ class EvidenceLog:
         """Distinct ranks that have signed in."""
         claimed = (who.launch.rank for who in self._signed_in.values())
         return {rank for rank in claimed if rank is not None}
+
+    def problems(self) -> Iterator[Finding]:
+        """Findings on messages that were not taken."""
+        hosts = {who.host_name for who in self._signed_in.values()}
+        return self.refusals.findings(self.ranks_here(), hosts)
+
+    def place(self, seat: int) -> Where:
+        """Host and rank of a participant that signed in."""
+        who = self._signed_in[seat]
+        ranks = () if who.launch.rank is None else (who.launch.rank,)
+        return Where(hosts=(who.host_name,), ranks=ranks)
 
     def missing(self) -> list[int]:
         """Expected ranks that have not."""
@@ -186,7 +199,8 @@ class EvidenceLog:
                 name = None if node is None else names.get(node)
                 host = made.setdefault(node, Host(len(hosts) + len(made), name, node, False))
             seat += 1
-            ranks.append(Rank(seat, rank, local, host, reported=False))
+            refused = self.refusals.code_of(rank, node)
+            ranks.append(Rank(seat, rank, local, host, reported=False, refused=refused))
         return tuple(made.values()), ranks
 
     def _home_of(self, rank: int) -> tuple[int | None, int | None]:

@@ -77,7 +77,7 @@ def hold(run: Run, box: ControlStore, check: Check, round_: Round) -> Outcome:
         group=group,
         seat=run.seat,
         params=round_.params,
-        peers=RoundPeers(box.host, box.port, name, group, run.seat),
+        peers=RoundPeers(box.host, box.port, name, group, run.seat, seal=box.seal),
     )
     run.progress.say(f"{check.name}: {round_.name} ({len(group)} together)")
     deadline = time.monotonic() + min(round_.deadline_s, run.left())

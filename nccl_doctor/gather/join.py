@@ -8,15 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor import __version__
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
+from nccl_doctor.model.limits import MAX_RANKS
 
 LEAST_S = 1.0
 """Least time for the others to sign in, however long this host was busy before."""
@@ -25,6 +28,8 @@ RANKS_S = 15.0
 DISAGREE_S = 3.0
 """Time to wait when as many hosts are here as any of them expects, but they contradict each other:
 longer waiting can only show more contradictions."""
+SPARE_SEATS = 64
+"""Participants more than twice the ranks: latecomers and doubles, and each is a fact."""
 _PAUSES_S = (0.002, 0.05)
 
 
@@ -36,6 +41,7 @@ class Join:
         self._box = box
         self._evidence = evidence
         self._opened = 0.0
+        self._refused = (0, 0.0)
 
     def call(self) -> None:
         """Wait for all or until the join time-out, then send the list of those that are in.
@@ -64,7 +70,13 @@ class Join:
         self._wait(
             until,
             # Heads are counted too: of hosts that claim one node rank, all ranks are to sign in.
-            lambda: not missing() and len(self._evidence.seats) >= heads,
+            lambda: (
+                (
+                    not missing()
+                    and len(self._evidence.seats) + self._evidence.refusals.count >= heads
+                )
+                or self._refused_for(lambda: self._evidence.refusals.stand_for(missing()))
+            ),
             lambda: f"ranks {number_range(sorted(missing()))}",
         )
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
@@ -86,8 +98,14 @@ class Join:
         awaited = set(range(nnodes)) - set(run.options.absent_nodes)
         settled: list[float] = []
 
+        def nobody_else() -> bool:
+            here = {claim.node_rank for claim in self._claims()}
+            return self._evidence.refusals.stand_for((), awaited - here)
+
         def complete() -> bool:
             claims = self._claims()
+            if self._refused_for(nobody_else):
+                return True
             if agree(claims, nnodes):
                 return len(claims) == nnodes or awaited <= {claim.node_rank for claim in claims}
             if len(claims) >= min(nnodes, *(claim.nnodes for claim in claims)):
@@ -130,12 +148,58 @@ class Join:
 
     def _admit(self) -> None:
         """Take the sign-ins that have come since the last look."""
-        seats = range(self._box.add("seats", 0))
-        awaited = {f"seat/{seat}": seat for seat in seats if not self._evidence.knows(seat)}
+        evidence, refusals = self._evidence, self._evidence.refusals
+        awaited = {
+            f"seat/{seat}": seat
+            for seat in range(self._seats())
+            if not (evidence.knows(seat) or refusals.knows(f"seat/{seat}"))
+        }
         for key in self._box.wait(awaited, 0.0) if awaited else ():
-            seat = awaited[key]
-            who = SignIn.from_json(seat, self._box.get(key, OPERATION_S))
-            self._evidence.sign_in(seat, who, time.monotonic() - self._opened)
+            seat, data = awaited[key], None
+            try:
+                data = self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
+                who = SignIn.from_json(seat, data)
+                self._check_size(who)
+            except BadMessage as error:
+                refusals.sign_in(key, error)
+            except ValueError as error:
+                refusals.claim(key, error, Claimant.of(data))
+            except StoreTimeout:  # somebody took it away again
+                continue
+            else:
+                evidence.sign_in(seat, who, time.monotonic() - self._opened)
+                if (version := self._box.versions[key]) != __version__:
+                    refusals.version(key, version, evidence.place(seat))
+
+    def _seats(self) -> int:
+        """Number of seats that were given out, as far as it can be: anybody can change it."""
+        count, ranks = self._box.add("seats", 0), self._run.launch.world_size or 0
+        most = 2 * ranks + SPARE_SEATS
+        if not 0 <= count <= most:
+            words = f"the number of participants in the store is {count}, for {ranks} ranks"
+            self._evidence.refusals.claim("seats", ValueError(words), Claimant())
+        return max(0, min(count, most))
+
+    def _check_size(self, who: SignIn) -> None:
+        """Raise a ValueError if there were more ranks with this host than are examined."""
+        claims = (
+            [*self._evidence.launches().values(), who.launch] if who.launch.launcher == OWN else []
+        )
+        nodes = [self._run.launch.nnodes or 1, *((each.node_rank or 0) + 1 for each in claims)]
+        ranks = max(nodes) * max((each.local_world_size or 1 for each in claims), default=1)
+        if claims and ranks > MAX_RANKS:
+            launch = who.launch
+            raise ValueError(
+                f"node rank {launch.node_rank} with {launch.local_world_size} ranks, of "
+                f"{self._run.launch.nnodes} hosts: more than {MAX_RANKS} ranks"
+            )
+
+    def _refused_for(self, nobody_else: Callable[[], bool]) -> bool:
+        """True if whoever is missing was refused, and nobody came in some seconds since."""
+        count = self._evidence.refusals.count
+        if count != self._refused[0]:
+            self._refused = (count, time.monotonic())
+        return bool(count and time.monotonic() > self._refused[1] + DISAGREE_S and nobody_else())
 
     def _tokens(self) -> dict[int, str]:
         return {seat: self._evidence.token(seat) for seat in self._evidence.seats}

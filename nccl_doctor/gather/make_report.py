@@ -42,7 +42,7 @@ def make_report(
     if alone:
         skipped |= {c.name: "needs other hosts or ranks" for c in run.registry.checks if c.together}
     about = _record(run, alone=alone)
-    problems = [*run.registry.problems, *extra]
+    problems = [*run.registry.problems, *evidence.problems(), *extra]
     if run.config.past is not None and complete:
         found = compare(cluster, run.registry.checks, run.config.past, about)
         about = replace(about, baseline=found.record)

@@ -12,6 +12,10 @@ from typing import Any
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import HostPlace
+from nccl_doctor.model.limits import MAX_RANKS
+
+_TEXT_MAX = 1024
+_BACKENDS = ("nccl", "gloo")
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,12 @@ class Roster:
     def from_json(cls, data: Any) -> Roster:
         """Inverse of `to_json`."""
         node = Node("rank 0: roster", data)
-        return cls(_tokens(node), node.get("nonce", str), node.get("backend", str), _next_s(node))
+        return cls(
+            _tokens(node),
+            node.text("nonce", _TEXT_MAX),
+            node.one_of("backend", _BACKENDS),
+            _next_s(node),
+        )
 
 
 @dataclass(frozen=True)
@@ -109,20 +118,25 @@ def order_from_json(data: Any) -> Order | Finish:
     """Inverse of `to_json` of both."""
     node = Node("rank 0: order", data)
     if "finish" in node.data:
-        return Finish(node.get("finish", int))
+        return Finish(_told(node, "finish", 3))
     groups = (Node(node.path, {"groups[]": group}) for group in node.many("groups", list))
     round_ = Round(
-        node.get("round", str),
+        node.text("round", _TEXT_MAX),
         tuple(group.many("groups[]", int) for group in groups),
-        node.get("deadline_s", float),
+        node.seconds("deadline_s"),
         node.get("params", dict),
     )
-    return Order(node.get("check", str), round_, _next_s(node))
+    return Order(node.text("check", _TEXT_MAX), round_, _next_s(node))
 
 
 def _place(places: Node, key: str) -> HostPlace:
     node = Node(f"{places.path}.{key}", places.data[key])
-    return HostPlace(*(node.get(field.name, int) for field in fields(HostPlace)))
+    return HostPlace(*(_told(node, field.name, MAX_RANKS) for field in fields(HostPlace)))
+
+
+def _told(node: Node, key: str, high: int) -> int:
+    node.number(key, 0, high)
+    return node.get(key, int)
 
 
 def _tokens(node: Node) -> dict[int, str]:
@@ -135,10 +149,10 @@ def _by_text(by_seat: Mapping[int, Any]) -> dict[str, Any]:
 
 
 def _seat(node: Node, key: str) -> int:
-    if not key.isdecimal():
+    if not (key.isascii() and key.isdecimal() and len(key) < 10):
         raise ValueError(f'{node.path}: "{key}" is not the number of a seat')
     return int(key)
 
 
 def _next_s(node: Node) -> float:
-    return node.get("next_s", float)
+    return node.seconds("next_s")

@@ -114,10 +114,11 @@ def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Re
     deadline = started + options.timeout_s - min(JUDGE_S, options.timeout_s / 10)
     connect_s = min(CONNECT_S, options.timeout_s / 4)
     progress = Progress(shown=not options.quiet, deadline=deadline)
+    secret = secrets.token_bytes(32)
 
     def word(lost: frozenset[int]) -> str:
         left = max(1.0, deadline - ANSWER_S - time.monotonic())
-        return instructions(_options_for_hosts(options, left, lost), fleet.variables)
+        return instructions(_options_for_hosts(options, left, lost), fleet.variables, secret)
 
     def tick(doing: str) -> None:
         progress.doing = doing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from dataclasses import replace
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
+from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     PROTOCOL,
@@ -28,6 +30,7 @@ from nccl_doctor.gather.examine import (
 from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, HostPlaces, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
@@ -97,7 +100,8 @@ class Participant:
         run.progress.say("importing torch")
         import_torch()
         if self._serves():
-            run.door = store_server.serve(run.launch.master_port or 0)
+            only = run.launch.master_addr if run.launch.nnodes == 1 else None
+            run.door = store_server.serve(run.launch.master_port or 0, only_for=only)
         elif run.launch.agent_store:
             run.door = store_server.Door("agent")
         try:
@@ -124,16 +128,51 @@ class Participant:
                 kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}"
             )
         self._box = box
+        if run.launch.rank == 0:
+            self._is_second = self._is_second or box.add("coordinators", 1) > 1
+        stranger = self._open(box)
         run.seat = box.add("seats", 1) - 1
         box.put(f"seat/{run.seat}", who.to_json())
         # From here on facts name participants by their seats: this one must not stand at another's.
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._evidence.sign_in(run.seat, who, 0.0)
-        if run.launch.rank == 0:
-            self._is_second = self._is_second or box.add("coordinators", 1) > 1
+        if stranger is not None:
+            return stranger
         if run.launch.rank == 0 and not self._is_second:
             return Coordinator(run, box, self._evidence, self._views).conduct()
         return self._follow(box)
+
+    def _open(self, box: ControlStore) -> ParticipantResult | None:
+        """As rank 0, tell what this run is; as another with a key of a file, learn it: what was
+        sealed with that key in an earlier run is none of this one.
+
+        Returns: the departure of a participant that cannot take part, once it has signed in.
+        """
+        run, key = self._run, self._run.config.key
+        if run.launch.rank == 0 and not self._is_second:
+            run.nonce = secrets.token_hex(8)
+            box.put("opening", {"run": run.nonce})
+            if key is not None and key.lasts:
+                box.seal = Seal(key.secret, run.nonce)
+            return None
+        if key is None or not key.lasts:
+            return None
+        run.progress.say("waiting for the coordinator")
+        patience = min(run.options.join_timeout_s + SETTLE_S, run.left())
+        departure = None
+        try:
+            data = box.get("opening", patience, run.progress.tick)
+        except StoreTimeout:
+            return self._own_view(
+                kinds.COORDINATOR_LOST,
+                f"reached the store, but rank 0 did not open the sign-in within {patience:.0f} s",
+                Where(ranks=(0,)),
+            )
+        except BadMessage as error:  # rank 0 is to read who it was, and will refuse it
+            data, departure = error.value, self._misread(error)
+        run_id = data.get("run") if isinstance(data, dict) else None
+        box.seal = Seal(key.secret, str(run_id))
+        return departure
 
     def _speaks_for_host(self) -> bool:
         """True if this is the first process of a host that has yet to be given its place."""
@@ -147,10 +186,13 @@ class Participant:
         run = self._run
         # By the restart count, as torch itself does: the agent's store outlives its workers.
         prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
+        seal = Seal(run.config.key.secret) if run.config.key else OPEN
+
+        def connect(host: str, port: int, timeout_s: float) -> ControlStore:
+            return ControlStore(host, port, timeout_s=timeout_s, prefix=prefix, seal=seal)
+
         if run.config.meeting:
-            return ControlStore(
-                *run.config.meeting, timeout_s=min(SIBLING_S, run.left()), prefix=prefix
-            )
+            return connect(*run.config.meeting, min(SIBLING_S, run.left()))
         patience = run.options.join_timeout_s - (time.monotonic() - run.config.started)
         serves = run.door.server == "self" and not run.door.error
         if road := self._broken_road():
@@ -162,18 +204,25 @@ class Participant:
         master, port = str(run.launch.master_addr), run.launch.master_port or 0
         run.progress.say(f"signing in at {master}:{port}")
         if not serves:
-            return ControlStore(master, port, timeout_s=patience, prefix=prefix)
+            return connect(master, port, patience)
         # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
         # others cannot, and it is the one to say so. Unless another rank 0 serves there.
-        own = ControlStore("127.0.0.1", port, timeout_s=patience, prefix=prefix)
+        own = connect(run.door.address, port, patience)
         own.put("server", self._token)
         if not identity.is_this_host(master):
             with contextlib.suppress(StoreLost, StoreTimeout):
-                other = ControlStore(master, port, timeout_s=SHORT_ROAD_S, prefix=prefix)
-                if other.get("server", SHORT_ROAD_S) != self._token:
+                other = connect(master, port, SHORT_ROAD_S)
+                if not self._is_mine(other):
                     self._is_second = True
                     return other
         return own
+
+    def _is_mine(self, other: ControlStore) -> bool:
+        """True if a store is the one that this participant serves."""
+        try:
+            return bool(other.get("server", SHORT_ROAD_S) == self._token)
+        except BadMessage:
+            return False
 
     # -- following the coordinator --------------------------------------------------------------
 
@@ -229,8 +278,11 @@ class Participant:
             number += 1
 
     def _misread(self, error: ValueError) -> ParticipantResult:
-        store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run or version"
-        return self._own_view(kinds.COORDINATOR_LOST, f"{store}: {error}")
+        """Leave, as rank 0's messages cannot be read, or are not rank 0's."""
+        kind = kind_of(error)
+        store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or a stranger writes "
+        who = f"{store}there: " if kind is kinds.MESSAGE_REFUSED else "a message as of rank 0: "
+        return self._own_view(kind, f"{who}{error}")
 
     def _take_part_in(self, box: ControlStore, name: str, round_: Round) -> Outcome:
         check = next((check for check in self._run.registry.checks if check.name == name), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ from nccl_doctor import registry
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
-from nccl_doctor.gather.run_state import Run, RunConfig
+from nccl_doctor.gather.run_state import Key, Run, RunConfig
 from nccl_doctor.gather.watchdog import Watchdog
 from nccl_doctor.judge.history import Past
 from nccl_doctor.launch import identity, local_ranks
@@ -44,6 +45,7 @@ def run(
     *,
     past: Past | None = None,
     redaction: Redaction | None = None,
+    key: Key | None = None,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
 
@@ -54,6 +56,7 @@ def run(
         give_up: says why there is no report; returns the exit code.
         past: earlier reports that the coordinator holds this run against.
         redaction: gives pseudonyms to what stays in `options.output_dir`; None for names.
+        key: the secret that the ranks of all hosts share, if there is one.
 
     Returns: the exit code. Never later than `options.timeout_s` after it was called.
 
@@ -71,12 +74,15 @@ def run(
         flags = of_host
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(
-            prepare(options, found, environ, started, past=past, redaction=redaction), write
+            prepare(options, found, environ, started, past=past, redaction=redaction, key=key),
+            write,
         )
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
     if (flags.nnodes or 1) * nproc > MAX_RANKS:
         hosts = f"--nnodes {flags.nnodes} with {nproc} ranks each"
         raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
+    if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
+        key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
     watchdog = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
     watchdog.dismiss()
@@ -90,14 +96,21 @@ def run(
 
     def first(start_siblings: Callable[[HostPlace, Address], None]) -> int:
         run_ = prepare(
-            options, host, set_rank_env(host, environ), started, past=past, redaction=redaction
+            options,
+            host,
+            set_rank_env(host, environ),
+            started,
+            past=past,
+            redaction=redaction,
+            key=key,
         )
         config = replace(run_.config, start_siblings=start_siblings)
         return _supervise(replace(run_, config=config), write)
 
     def sibling(place: HostPlace, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
-        run_ = prepare(options, launch, set_rank_env(launch, environ), started, redaction=redaction)
+        ranked = set_rank_env(launch, environ)
+        run_ = prepare(options, launch, ranked, started, redaction=redaction, key=key)
         config = replace(run_.config, meeting=meeting)
         return _supervise(replace(run_, config=config), write)
 
@@ -112,6 +125,7 @@ def prepare(
     *,
     past: Past | None = None,
     redaction: Redaction | None = None,
+    key: Key | None = None,
 ) -> Run:
     """Everything that one participant needs to know before it looks at anything."""
     deadline = started + options.timeout_s
@@ -131,6 +145,7 @@ def prepare(
         ),
         past=past,
         redaction=redaction,
+        key=key,
     )
     backend = identity.resolve_backend(options.backend, environ)
     return Run(config, launch, environ, backend)

@@ -21,12 +21,21 @@ RESERVE_S = 2.0
 
 
 @dataclass(frozen=True)
+class Key:
+    """Secret that the participants share. `lasts`: other runs have the same one."""
+
+    secret: bytes = field(repr=False)
+    lasts: bool
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """Settings of one participant's whole run; times are `time.monotonic()`.
 
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
     `meeting` is the store's address for one of them. `past` is what the coordinator holds the
     cluster against, if anything. `redaction` gives pseudonyms to what stays in `--output-dir`.
+    With `key`, only messages of those who have it are believed.
     """
 
     registry: Registry
@@ -42,6 +51,7 @@ class RunConfig:
     meeting: Address | None = None
     past: Past | None = None
     redaction: Redaction | None = None
+    key: Key | None = None
 
 
 @dataclass

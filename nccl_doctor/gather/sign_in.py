@@ -12,9 +12,66 @@ from nccl_doctor.launch import identity
 from nccl_doctor.model.cluster import Facts, facts_to_json
 from nccl_doctor.model.cluster_json import facts_from_json, launch_from_json
 from nccl_doctor.model.json_node import Node
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
+from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.toolkit.masking import masked_data
 from nccl_doctor.toolkit.variables.recorded import allowed
+
+SIGN_IN_MAX = 4 << 20
+"""Largest sign-in, in bytes of JSON: some forty times that of a host of eight GPUs."""
+_TEXT_MAX = 1024
+_PIDS = 1 << 31
+_BACKENDS = ("", "auto", "nccl", "gloo")
+
+
+@dataclass(frozen=True)
+class Claimant:
+    """Who a message says that it is from, where the message itself cannot be taken."""
+
+    host: str = ""
+    rank: int | None = None
+    node_rank: int | None = None
+    is_host: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """True if it says which place in the job it claims."""
+        return self.rank is not None or self.node_rank is not None
+
+    def may_be(self, rank: int | None, node: int | None) -> bool:
+        """True if it claims this rank, or speaks for all ranks of this node."""
+        if self.is_host:
+            return node is not None and self.node_rank == node
+        return rank is not None and self.rank == rank
+
+    def in_words(self) -> str:
+        """Who it says that it is, as the beginning of a sentence."""
+        rank = "" if self.rank is None or self.is_host else f"rank {self.rank}"
+        names = " on ".join(word for word in (rank, self.host) if word)
+        return f"somebody who says to be {names}: " if names else ""
+
+    @classmethod
+    def of(cls, data: Any) -> Claimant:
+        """As much of a sign-in as can be read, of any version."""
+        try:
+            node = Node("sign-in", data)
+            host, launch = (Node(name, node.data.get(name, {})) for name in ("host", "launch"))
+        except ValueError:
+            return cls()
+        name = host.readable("name", str) or ""
+        return cls(
+            name if name.isprintable() and len(name) <= _TEXT_MAX else "",
+            _readable_number(launch, "rank"),
+            _readable_number(launch, "node_rank"),
+            launch.data.get("launcher") == OWN and launch.data.get("local_rank") == 0,
+        )
+
+
+def _readable_number(node: Node, key: str) -> int | None:
+    try:
+        return node.number(key, 0, MAX_RANKS)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -71,16 +128,17 @@ class SignIn:
         """
         node = Node(f"seat {seat}: sign-in", data)
         host = Node(f"{node.path}.host", node.get("host", dict))
+        env = Node(f"{node.path}.env", node.get("env", dict))
         return cls(
-            token=node.get("token", str),
-            pid=node.get("pid", int),
+            token=node.text("token", _TEXT_MAX),
+            pid=node.number("pid", 0, _PIDS) or 0,
             launch=launch_from_json(node),
-            host_name=host.get("name", str),
-            host_key=host.get("key", str),
+            host_name=host.text("name", _TEXT_MAX),
+            host_key=host.text("key", _TEXT_MAX),
             addresses=host.many("addresses", str),
-            env=node.get("env", dict),
-            device=node.maybe("device", str),
-            backend=node.get("backend", str, ""),
+            env={name: env.get(name, str) for name in env.data},
+            device=None if node.data.get("device") is None else node.text("device", _TEXT_MAX),
+            backend=node.one_of("backend", _BACKENDS, ""),
             facts=facts_from_json(node),
         )
 

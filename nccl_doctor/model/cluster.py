@@ -107,10 +107,10 @@ class Outcome:
             wchan=_text(data, "wchan"),
             log_tail=_text(data, "log_tail"),
             witness=witness if isinstance(witness, Mapping) else {},
-            exit_code=data.get("exit_code"),
-            signal=data.get("signal"),
+            exit_code=_number(data, "exit_code"),
+            signal=_text(data, "signal") or None,
             duration_s=data.get("duration_s", 0.0),
-            group=data.get("group"),
+            group=_number(data, "group"),
             extra={key: data[key] for key in data if key not in cls.__dataclass_fields__},
         )
 
@@ -118,6 +118,11 @@ class Outcome:
 def _text(data: Mapping[str, Any], key: str) -> str:
     value = data.get(key, "")
     return value if isinstance(value, str) else ""
+
+
+def _number(data: Mapping[str, Any], key: str) -> int | None:
+    value = data.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 Facts = Mapping[str, Mapping[str, Outcome]]
@@ -167,7 +172,8 @@ class Rank:
     variables as the launcher gave them. `device` is what it would train on: `cuda` where its host
     has a GPU for it, else `cpu`. `backend` is what its own --backend says: `auto`, `nccl` or
     `gloo`; empty where it did not say. A rank that never signed in has `reported` False, and no
-    launch, environment or facts. `extra` are keys of another version.
+    launch, environment or facts; `refused` is then the code of the finding that says why its
+    messages were not taken, if any came. `extra` are keys of another version.
     """
 
     seat: int
@@ -182,6 +188,7 @@ class Rank:
     pid: int | None = None
     signed_in_s: float = 0.0
     last_breadcrumb: str | None = None
+    refused: str = ""
     facts: Facts = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 

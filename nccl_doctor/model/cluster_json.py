@@ -64,6 +64,7 @@ def _rank_to_json(rank: Rank) -> Json:
         "pid": rank.pid,
         "signed_in_s": rank.signed_in_s,
         "facts": facts_to_json(rank.facts),
+        **({"refused": rank.refused} if rank.refused else {}),
         **rank.extra,
     }
 
@@ -151,6 +152,7 @@ def _rank(node: Node, hosts: Mapping[int, Host]) -> Rank:
         pid=node.maybe("pid", int),
         signed_in_s=node.get("signed_in_s", float, 0.0),
         last_breadcrumb=node.maybe("last_breadcrumb", str),
+        refused=node.get("refused", str, ""),
     )
     return replace(rank, facts=facts_from_json(node), extra=node.beyond(_rank_to_json(rank)))
 
@@ -170,13 +172,15 @@ def facts_from_json(node: Node) -> Facts:
     rounds = {check: Node(f"{checks.path}.{check}", each) for check, each in checks.data.items()}
     return {
         check: {
-            name: _outcome(Node(f"{place.path}.{name}", each)) for name, each in place.data.items()
+            name: outcome_from_json(Node(f"{place.path}.{name}", each))
+            for name, each in place.data.items()
         }
         for check, place in rounds.items()
     }
 
 
-def _outcome(node: Node) -> Outcome:
+def outcome_from_json(node: Node) -> Outcome:
+    """One outcome; ValueError if it is malformed."""
     node.choice("status", OutcomeStatus)
     node.get("facts", dict, {})
     node.get("breadcrumbs", list, [])

@@ -6,6 +6,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
+from nccl_doctor.model.limits import MAX_SECONDS
+
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
@@ -40,6 +42,27 @@ class Node:
             return self.maybe(key, what)
         except ValueError:
             return None
+
+    def text(self, key: str, most: int) -> str:
+        """A text of at most that many characters."""
+        value = self.get(key, str)
+        if len(value) > most:
+            raise ValueError(f"{self.path}.{key} has {len(value)} characters, more than {most}")
+        return value
+
+    def one_of(self, key: str, known: Sequence[str], *default: str) -> str:
+        """One of the texts that are known."""
+        value = self.get(key, str, *default)
+        if value not in known:
+            raise ValueError(f'{self.path}.{key} is "{value[:40]}", not one of {", ".join(known)}')
+        return value
+
+    def seconds(self, key: str) -> float:
+        """A time limit."""
+        value = self.get(key, float)
+        if not 0 <= value <= MAX_SECONDS:  # so it is a number, too
+            raise ValueError(f"{self.path}.{key} is no time from 0 to {MAX_SECONDS:.0f} s")
+        return value
 
     def number(self, key: str, low: int, high: int) -> int | None:
         """A whole number in that range; null and absence are None."""

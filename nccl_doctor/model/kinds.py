@@ -70,6 +70,36 @@ STORE_LOST = Kind(
     severity=Severity.WARN,
 )
 
+MESSAGE_REFUSED = Kind(
+    code="message-refused",
+    layer=Layer.STORE,
+    title="A message in the store of the run was not valid and was not taken",
+    why="Whoever reaches MASTER_PORT can write to the store. What is malformed, or larger than any "
+    "message of nccl-doctor, comes from a broken participant or from a stranger. What its sender "
+    "had to say is not known.",
+    fix="let only the hosts of the job reach MASTER_PORT, and give all of them the same --key FILE",
+    severity=Severity.WARN,
+)
+
+KEY_DIFFERS = Kind(
+    code="key-differs",
+    layer=Layer.LAUNCH,
+    title="A participant does not have the key of this run",
+    why="With --key, only messages made with the same key are taken: nothing that this participant "
+    "says can be believed, and it believes nobody. Or a stranger took its name.",
+    fix="give every host the same --key FILE: `sha256sum FILE` prints the same on all",
+    severity=Severity.WARN,
+)
+
+DOCTOR_DIFFERS = Kind(
+    code="doctor-version-differs",
+    layer=Layer.LAUNCH,
+    title="Hosts run different versions of nccl-doctor",
+    why="They may understand each other's messages wrongly, or not at all.",
+    fix="install one version on every host: `nccl-doctor --version`",
+    severity=Severity.WARN,
+)
+
 MERGE_DOUBTFUL = Kind(
     code="merge-doubtful",
     layer=Layer.LAUNCH,
@@ -88,6 +118,9 @@ ENGINE_KINDS = (
     RUN_INTERRUPTED,
     COORDINATOR_LOST,
     STORE_LOST,
+    MESSAGE_REFUSED,
+    KEY_DIFFERS,
+    DOCTOR_DIFFERS,
     MERGE_DOUBTFUL,
 )
 ENGINE_CODES = frozenset(kind.code for kind in ENGINE_KINDS)

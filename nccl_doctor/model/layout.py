@@ -6,9 +6,11 @@ hosts may be uneven.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 Address = tuple[str, int]
 """Host name or numeric address, and port."""
@@ -63,10 +65,10 @@ class Layout:
 
     def home_of(self, rank: int) -> tuple[int | None, int | None]:
         """(node rank, local rank) of a rank; (None, None) for one beyond the world."""
-        for node in self.nodes:
-            if rank in node.ranks:
-                return node.node_rank, rank - node.first_rank
-        return None, None
+        at = bisect_right(self.nodes, rank, key=lambda node: node.first_rank) - 1
+        if at < 0 or rank not in self.nodes[at].ranks:
+            return None, None
+        return self.nodes[at].node_rank, rank - self.nodes[at].first_rank
 
 
 def agree(claims: Sequence[Claim], nnodes: int) -> bool:
@@ -120,8 +122,8 @@ def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
         nproc.setdefault(nodes[claim.seat], claim.nproc)
     usual = Counter(nproc.values()).most_common(1)[0][0]
     sizes = [nproc.get(node, usual) for node in range(max(nnodes, max(nproc) + 1))]
-    world = sum(sizes)
+    firsts = [0, *accumulate(sizes)]
     places = tuple(
-        HostPlace(node, sum(sizes[:node]), size, world) for node, size in enumerate(sizes)
+        HostPlace(node, firsts[node], size, firsts[-1]) for node, size in enumerate(sizes)
     )
     return Layout(places, {seat: places[node] for seat, node in nodes.items()})

@@ -50,6 +50,7 @@ def test_every_option_and_section(tmp_path):
         github = true
         output-dir = "views"
         baseline = "past"
+        key = "secret"
         exit-profile = "nagios"
         redact = true
         redact-key = "key"

@@ -68,6 +68,8 @@ def test_no_bit_of_a_sealed_message_can_be_changed(value: Any, data: st.DataObje
 def test_versions_are_told() -> None:
     head = b'nccl-doctor {"protocol": 3, "version": "9.1"}\n'
     with pytest.raises(OtherVersion, match=f"of nccl-doctor 9.1, here is {__version__}"):
+        unwrap("key", head + zlib.compress(b'{"host": 1}'))
+    with pytest.raises(OtherVersion):
         unwrap("key", head + b"whatever it may be")
 
 
@@ -77,7 +79,7 @@ def test_versions_are_told() -> None:
         (Seal(b"one"), Seal(b"two"), "another key"),
         (Seal(b"one", "run"), Seal(b"one", "other run"), "another key"),
         (Seal(b"one"), Seal(), "with a key"),
-        (Seal(), Seal(b"one"), "without a key"),
+        (Seal(), Seal(b"one"), "without the key"),
     ],
 )
 def test_another_key_is_told(seal: Seal, other: Seal, words: str) -> None:

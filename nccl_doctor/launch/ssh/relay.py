@@ -26,15 +26,16 @@ MARKER = "nccl-doctor relay: ready, version "
 _AGAIN_S = 1.0
 
 
-def instructions(options: Options, variables: Mapping[str, str]) -> str:
-    """The line that a relay waits for."""
-    return json.dumps({"options": options.to_json(), "variables": dict(variables)}) + "\n"
+def instructions(options: Options, variables: Mapping[str, str], secret: bytes = b"") -> str:
+    """The line that a relay waits for; `secret` is what all hosts of the run share."""
+    line = {"options": options.to_json(), "variables": dict(variables), "secret": secret.hex()}
+    return json.dumps(line) + "\n"
 
 
-def attend() -> Options:
+def attend() -> tuple[Options, bytes]:
     """Announce this process, wait for the options, set the variables, and watch the connection.
 
-    Returns: the options of the run.
+    Returns: the options of the run, and its secret.
 
     Raises:
         ValueError: what came is not the line that `instructions` makes.
@@ -44,9 +45,10 @@ def attend() -> Options:
     sys.stderr.flush()
     given = _first_line()
     options = Options.from_json(given["options"])
+    secret = bytes.fromhex(given["secret"])
     exports.apply(given["variables"])
     threading.Thread(target=_watch, name="relay", daemon=True).start()
-    return options
+    return options, secret
 
 
 def _first_line() -> Any:

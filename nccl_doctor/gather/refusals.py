@@ -1,0 +1,113 @@
+"""Messages that were not taken: a finding for each sender, and the ranks that may be theirs.
+
+Nobody else is blamed for them. A rank that is missing where a message was refused may have written
+it, so its absence is no failure of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from nccl_doctor import __version__
+from nccl_doctor.gather.envelope import BadMessage, NotAuthentic, OtherVersion
+from nccl_doctor.gather.sign_in import Claimant
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Where
+from nccl_doctor.model.kinds import DOCTOR_DIFFERS, KEY_DIFFERS, MESSAGE_REFUSED
+
+_WORDS_MAX = 300
+
+
+def kind_of(error: ValueError) -> Kind:
+    """Kind of finding for a message that could not be read."""
+    if isinstance(error, OtherVersion):
+        return DOCTOR_DIFFERS
+    return KEY_DIFFERS if isinstance(error, NotAuthentic) else MESSAGE_REFUSED
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    key: str
+    kind: Kind
+    why: str
+    who: Claimant
+    where: Where | None
+
+
+class Refusals:
+    """What one coordinator refused, by the key in the store."""
+
+    def __init__(self) -> None:
+        self._signing_in: dict[str, _Refusal] = {}
+        self._later: dict[str, _Refusal] = {}
+        self._versions: dict[str, tuple[str, Where]] = {}
+
+    def sign_in(self, key: str, error: ValueError) -> None:
+        """A sign-in was refused."""
+        value = error.value if isinstance(error, BadMessage) else None
+        self.claim(key, error, Claimant.of(value))
+
+    def claim(self, key: str, error: ValueError, who: Claimant) -> None:
+        """A sign-in of somebody was refused; who that is, is not sure."""
+        self._signing_in[key] = _Refusal(key, kind_of(error), _words(error), who, None)
+
+    def answer(self, key: str, error: ValueError, where: Where) -> None:
+        """An answer was refused, of a participant that had signed in."""
+        self._later[key] = _Refusal(key, kind_of(error), _words(error), Claimant(), where)
+
+    def version(self, key: str, version: str, where: Where) -> None:
+        """A participant that signed in has another version, which we do understand."""
+        self._versions[key] = (version, where)
+
+    def knows(self, key: str) -> bool:
+        """True if the message of this key was refused when it signed in."""
+        return key in self._signing_in
+
+    @property
+    def count(self) -> int:
+        """Number of refused sign-ins."""
+        return len(self._signing_in)
+
+    def code_of(self, rank: int | None, node: int | None) -> str:
+        """Code of the finding that may explain why this rank is missing; empty if there is none."""
+        kinds = [each.kind for each in self._signing_in.values() if each.who.may_be(rank, node)]
+        unknown = [each.kind for each in self._signing_in.values() if not each.who.is_known]
+        return next((kind.code for kind in [*kinds, *unknown]), "")
+
+    def stand_for(self, ranks: Collection[int], nodes: Collection[int] = ()) -> bool:
+        """True if whoever is missing, of these ranks or nodes, may be one whom we refused."""
+        who = [each.who for each in self._signing_in.values()]
+        unknown = sum(not each.is_known for each in who)
+        lost = sum(not any(each.may_be(rank, None) for each in who) for rank in ranks)
+        lost += sum(not any(each.may_be(None, node) for each in who) for node in nodes)
+        return bool(who) and lost <= unknown
+
+    def findings(self, ranks: Collection[int], hosts: Collection[str]) -> Iterator[Finding]:
+        """A finding for each message. `ranks` and `hosts` did sign in: if somebody else takes their
+        name, they are not the place.
+        """
+        for each in (*self._signing_in.values(), *self._later.values()):
+            where, says = each.where, ""
+            if where is None:
+                where = _place(each.who, ranks, hosts)
+                says = "" if where else each.who.in_words()
+            yield Finding(
+                each.kind,
+                f"{says}{each.why}",
+                where,
+                {"message": each.key},
+                confidence=Confidence.LIKELY,
+            )
+        for version, place in self._versions.values():
+            yield Finding(DOCTOR_DIFFERS, f"{version} here, {__version__} on rank 0", place)
+
+
+def _words(error: ValueError) -> str:
+    return " ".join(str(error).split())[:_WORDS_MAX]
+
+
+def _place(who: Claimant, ranks: Collection[int], hosts: Collection[str]) -> Where:
+    here = () if not who.host else (who.host,)
+    if who.rank is not None and not who.is_host and who.rank not in ranks:
+        return Where(hosts=here, ranks=(who.rank,))
+    return Where(hosts=tuple(host for host in here if host not in hosts))

@@ -1,0 +1,230 @@
+"""Messages of strangers, of other versions, with other keys: a report, nobody blamed, no wait.
+
+The store is served by the test, as an agent's would be, so that anything can lie in it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
+from nccl_doctor.gather.envelope import Seal, wrap
+from nccl_doctor.gather.examine import PROTOCOL
+from tests.ranks.ranks import Ended, Ranks
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+JOIN_S = 25.0
+"""Longer than any of these runs may take: nobody waits for whom it has refused."""
+OPTIONS = (f"--join-timeout={JOIN_S:g}", "--timeout=60", "--select=ranks,launch_record")
+WAIT_S = 50
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+PREFIX = f"{PROTOCOL}/0/"
+SIGN_IN: dict[str, Any] = {
+    "token": "t",
+    "pid": 7,
+    "launch": {"launcher": "env", "rank": 1, "world_size": 2},
+    "host": {"name": "nd9", "key": "k", "addresses": []},
+    "env": {},
+    "device": "cpu",
+}
+
+
+class Job:
+    """Two ranks, not yet started, whose store the test serves; some with a key of that name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ranks = self.of()
+        self._door = store_server.serve(self.ranks.port)
+        assert self._door.error is None
+
+    def of(self, *keys: str) -> Ranks:
+        """The ranks; at the same store where there are some already."""
+        extra = {rank: [self._key(name)] for rank, name in enumerate(keys) if name}
+        made = Ranks(self._folder, 2, OPTIONS, start=[], changes={0: AGENT, 1: AGENT}, extra=extra)
+        if hasattr(self, "ranks"):
+            made.port = self.ranks.port
+        self.ranks = made
+        return made
+
+    def _key(self, name: str) -> str:
+        path = self._folder / name
+        path.write_text(name * 8)
+        path.chmod(0o600)
+        return f"--key={path}"
+
+    def end(self) -> None:
+        self.ranks.kill()
+        self._door.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    made = Job(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def ranks(job: Job) -> Ranks:
+    return job.ranks
+
+
+def store_of(ranks: Ranks) -> Any:
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", ranks.port, is_master=False)
+
+
+def put(ranks: Ranks, key: str, message: bytes) -> None:
+    """Put a message into the store, in pieces, whatever it is."""
+    store = store_of(ranks)
+    pieces = [message[i : i + PIECE_BYTES] for i in range(0, len(message), PIECE_BYTES)]
+    for number, piece in enumerate(pieces[1:], start=1):
+        store.set(f"{PREFIX}{key}#{number}", piece)
+    store.set(PREFIX + key, len(pieces).to_bytes(4, "big") + pieces[0])
+
+
+def found(ranks: Ranks, ended: Ended) -> dict[str, dict[str, Any]]:
+    """The findings of rank 0, by code; asserts that the verdict is unknown, and nothing failed."""
+    assert "Traceback" not in ended.stderr
+    assert ended.code == 3
+    assert ended.seconds < JOIN_S
+    report = ranks.report()
+    assert report["verdict"] == "unknown"
+    assert not [f for f in report["findings"] if f["severity"] == "fail"]
+    return {finding["code"]: finding for finding in report["findings"]}
+
+
+def sealed_elsewhere(value: Any) -> bytes:
+    return wrap(f"{PREFIX}seat/0", value)
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "words", "hosts"),
+    [
+        (
+            zlib.compress(json.dumps(SIGN_IN).encode()),
+            "doctor-version-differs",
+            "it is of an older version of nccl-doctor",
+            ["nd9"],
+        ),
+        (
+            b'nccl-doctor {"protocol": 9, "version": "7.1"}\n'
+            + zlib.compress(json.dumps(SIGN_IN).encode()),
+            "doctor-version-differs",
+            "it is of nccl-doctor 7.1, here is",
+            ["nd9"],
+        ),
+        (
+            sealed_elsewhere({**SIGN_IN, "pid": "seven"}),
+            "message-refused",
+            "seat 0: sign-in.pid is a text, not a whole number",
+            ["nd9"],
+        ),
+        (
+            sealed_elsewhere(
+                {**SIGN_IN, "launch": {**SIGN_IN["launch"], "local_world_size": 10**9}}
+            ),
+            "message-refused",
+            "launch.local_world_size is 1000000000, outside",
+            ["nd9"],
+        ),
+        (b"anything", "message-refused", "it is no message of nccl-doctor", []),
+    ],
+    ids=["older", "newer", "a wrong type", "a huge number", "rubbish"],
+)
+def test_a_sign_in_that_cannot_be_taken_names_its_sender(
+    ranks: Ranks, message: bytes, code: str, words: str, hosts: list[str]
+) -> None:
+    put(ranks, "seat/0", message)
+    store_of(ranks).add(f"{PREFIX}seats", 1)
+    ranks.start([0])
+    findings = found(ranks, ranks.wait(WAIT_S)[0])
+    assert words in findings[code]["message"]
+    assert findings[code]["where"]["hosts"] == hosts
+    assert findings[code]["where"]["ranks"] == ([1] if hosts else [])
+    assert findings["rank-absent"]["explained_by"] == code
+    assert set(findings) == {code, "rank-absent"}
+
+
+def test_a_number_of_participants_that_cannot_be_costs_no_memory(ranks: Ranks) -> None:
+    store_of(ranks).add(f"{PREFIX}seats", 10**12)
+    ranks.start([0])
+    findings = found(ranks, ranks.wait(WAIT_S)[0])
+    words = "the number of participants in the store is 1000000000001, for 2 ranks"
+    assert words in findings["message-refused"]["message"]
+    assert not any(findings["message-refused"]["where"].values())
+    assert set(findings) == {"message-refused", "rank-absent"}
+
+
+def test_a_stranger_who_takes_the_name_of_a_rank_that_is_here_blames_it_for_nothing(
+    ranks: Ranks,
+) -> None:
+    put(ranks, "seat/0", sealed_elsewhere({**SIGN_IN, "facts": 7}))
+    store_of(ranks).add(f"{PREFIX}seats", 1)
+    ranks.start([0, 1])
+    findings = found(ranks, ranks.wait(WAIT_S)[0])
+    assert set(findings) == {"message-refused"}
+    assert not findings["message-refused"]["where"]["ranks"]
+
+
+# -- with a key ------------------------------------------------------------------------------------
+
+
+def test_ranks_of_one_key_meet(job: Job) -> None:
+    ranks = job.of("secret", "secret")
+    ranks.start([0, 1])
+    ended = ranks.wait(WAIT_S)
+    assert [each.code for each in ended.values()] == [0, 0]
+    assert ranks.report()["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("secret", "other"), "it was written with another key"),
+        (("secret", ""), "it was written without the key of this run"),
+        (("", "secret"), "it was written with a key; here is none"),
+    ],
+)
+def test_another_key_is_told_on_both_sides_and_waited_for_on_none(
+    job: Job, names: tuple[str, ...], words: str
+) -> None:
+    ranks = job.of(*names)
+    ranks.start([0, 1])
+    ended = ranks.wait(WAIT_S)
+    findings = found(ranks, ended[0])
+    assert words in findings["key-differs"]["message"]
+    assert findings["key-differs"]["where"]["ranks"] == [1]
+    assert set(findings) == {"key-differs", "rank-absent"}
+    assert ended[1].code == 3
+    assert ended[1].seconds < JOIN_S
+    assert "does not have the key of this run" in " ".join(ended[1].stderr.split())
+
+
+@pytest.mark.parametrize("secret", [None, b"guessed" * 4])
+def test_a_forged_order_ends_nobody_who_has_a_key(job: Job, secret: bytes | None) -> None:
+    ranks = job.of("", "secret")
+
+    def forger(run: str) -> ControlStore:
+        seal = Seal(secret, run)
+        return ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX, seal=seal)
+
+    forger("").put("opening", {"run": "mine"})
+    forger("mine").put("order/0", {"finish": 0})
+    ranks.start([1])
+    (ended,) = ranks.wait(WAIT_S).values()
+    assert ended.code == 3
+    assert ended.seconds < JOIN_S
+    assert "does not have the key of this run" in " ".join(ended.stderr.split())
