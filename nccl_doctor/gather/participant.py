@@ -34,7 +34,7 @@ from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
-from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.launch import identity
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
@@ -108,6 +108,8 @@ class Participant:
             return self._take_part()
         except StoreLost as error:
             return self._own_view(kinds.STORE_LOST, f"the connection to the store broke: {error}")
+        except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
+            return self._as_far_as_known(f"nccl-doctor itself failed: {in_words(error)}")
 
     def _take_part(self) -> ParticipantResult:
         run = self._run
@@ -342,11 +344,14 @@ class Participant:
 
     def _last_words(self, reason: str) -> int:
         """Write a report of the facts so far: the watchdog ends this process."""
+        return self._write(self._as_far_as_known(f"{reason} while {self._run.progress.doing}"))
+
+    def _as_far_as_known(self, words: str) -> ParticipantResult:
+        """Report of the facts so far; as rank 0, of all that have signed in."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
-        stopped = Finding(kinds.RUN_INTERRUPTED, f"{reason} while {self._run.progress.doing}")
+        stopped = Finding(kinds.RUN_INTERRUPTED, words)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
-        result = ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
-        return self._write(result)
+        return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
 
 
 def import_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tests.ranks.ranks import Ranks
@@ -40,6 +41,12 @@ MISTAKES = {
 FORGIVEN = FINE + "    def deadline(self, ctx): raise KeyError('lost')\n"
 
 
+NO_TIME = (
+    "    together = True\n"
+    "    def plan(self, cluster): return [Round('r', ((0, 1),), deadline_s='soon')]\n" + FINE
+)
+
+
 def install(folder: Path, bodies: dict[str, str]) -> Path:
     info = folder / "bad_plugins-1.0.dist-info"
     info.mkdir(parents=True)
@@ -65,3 +72,19 @@ def test_mistakes_of_plugins(tmp_path: Path) -> None:
     assert status["forgiven"] == ("pass", "")
     assert {s for s, _ in status.values()} == {"pass", "skipped"}
     assert {e.code for e in ended.values()} == {3}
+
+
+def test_a_plan_that_breaks_the_coordinator_does_not_cost_its_report(tmp_path: Path) -> None:
+    here = os.environ.get("PYTHONPATH", "")
+    path = f"{install(tmp_path / 'plugins', {'no_time': NO_TIME})}{os.pathsep}{here}"
+    options = (*OPTIONS, "--select=no_time,launch_record")
+    changes = {rank: {"PYTHONPATH": path} for rank in range(2)}
+    ranks = Ranks(tmp_path, 2, options, changes=changes)
+    ended = ranks.wait(40)
+    report = ranks.report()
+    (found,) = [f for f in report["findings"] if f["code"] == "run-interrupted"]
+    assert "nccl-doctor itself failed: TypeError" in found["message"]
+    assert (report["verdict"], ended[0].code) == ("unknown", 3)
+    assert not [f for f in report["findings"] if f["severity"] == "fail"]
+    assert "Traceback" not in ended[0].stderr
+    assert ended[1].code == 3

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
-from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.gather.sign_in import Claimant, SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace
@@ -108,6 +111,64 @@ def test_a_malformed_message_names_its_sender_and_the_place(
     with pytest.raises(ValueError, match=r"^(rank 0|seat 3): ") as error:
         read(data)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("finish", "finish", 4, "rank 0: order.finish is 4, outside 0–3"),
+        ("order", "deadline_s", 1e300, "rank 0: order.deadline_s is no time from 0 to 1000000 s"),
+        ("order", "deadline_s", float("nan"), "rank 0: order.deadline_s is no time"),
+        ("order", "next_s", -1, "rank 0: order.next_s is no time"),
+        ("order", "round", "r" * 2000, "rank 0: order.round has 2000 characters"),
+        ("roster", "backend", "mpi", 'rank 0: roster.backend is "mpi", not one of nccl, gloo'),
+        ("roster", "tokens", {"1" * 40: "a"}, "is not the number of a seat"),
+        ("layout", "places", {"1": {"node_rank": 10**9}}, "node_rank is 1000000000, outside"),
+        ("sign-in", "token", "t" * 2000, "seat 3: sign-in.token has 2000 characters"),
+        ("sign-in", "pid", 2**40, "seat 3: sign-in.pid is 1099511627776, outside"),
+        ("sign-in", "env", {"A": 1}, "seat 3: sign-in.env.A is a whole number, not a text"),
+        ("sign-in", "backend", "mpi", 'seat 3: sign-in.backend is "mpi", not one of'),
+        ("sign-in", "launch", {"node_rank": 10**9}, "launch.node_rank is 1000000000, outside"),
+    ],
+)
+def test_a_message_with_a_number_that_cannot_be_is_refused(
+    name: str, key: str, value: object, words: str
+) -> None:
+    message, read = READERS[name]
+    with pytest.raises(ValueError) as error:  # noqa: PT011 - the words differ
+        read({**json.loads(json.dumps(message.to_json())), key: value})
+    assert words in str(error.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(data=st.data())
+def test_whatever_comes_is_a_message_or_a_value_error(name: str, data: st.DataObject) -> None:
+    message, read = READERS[name]
+    value = json.loads(json.dumps(message.to_json()))
+    inner = value
+    for _ in range(data.draw(st.integers(0, 3))):  # somewhere in it
+        keys = [key for key, each in inner.items() if isinstance(each, dict) and each]
+        if not keys:
+            break
+        inner = inner[data.draw(st.sampled_from(keys))]
+    inner[data.draw(st.sampled_from(sorted(inner)))] = data.draw(JSON)
+    with contextlib.suppress(ValueError):
+        read(value)
+
+
+@given(JSON)
+def test_whoever_writes_something_else_is_named_or_nobody(value: Any) -> None:
+    for data in (value, {"host": value, "launch": value}, {"host": {"name": value}}):
+        who = Claimant.of(data)
+        assert len(who.in_words()) < 1200
+        assert who.rank is None or who.rank >= 0
 
 
 @pytest.mark.parametrize("data", [None, [], "x", 3])
