@@ -5,6 +5,9 @@ Each host writes its file when it starts, and again when it knows more. The coor
 there what the hosts say that did not sign in. Ages are compared by the file server's clock alone:
 hosts may disagree about the time.
 
+A folder is used for many runs. A file counts if it was written after this process began, by a host
+that did not begin long before it, and that does not know of another run.
+
 Where the report is to have pseudonyms, hosts hear each other in a private folder, and what lies
 beside it is redacted, with one key for all. Only files of this user, or of root, are believed.
 """
@@ -15,8 +18,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeAlias
@@ -32,6 +36,8 @@ _LARGEST = 64 << 20
 
 Opened: TypeAlias = Callable[[], AbstractContextManager[int]]
 """Opens a folder: its descriptor for the time of a block."""
+STAMP = "folder"
+"""Key in `run` of a partial report: when its process began, and which run it knows."""
 
 
 class Redaction(Protocol):
@@ -55,8 +61,11 @@ class PartialReports:
         """`redaction` puts pseudonyms into the reports that stay in the folder."""
         self._folder = None if folder is None else Path(folder)
         self._redaction = redaction
+        self.run_id = ""
+        """Identifies the run, once this host knows it."""
+        self._began = self._now()
         # Hosts may have started earlier than this one, but not by more than they would wait.
-        self._oldest = self._now() - join_timeout_s
+        self._oldest = self._began - join_timeout_s
 
     def write(self, node_rank: int | None, report: Report) -> str:
         """Write the partial report of a host for the coordinator, as `node<K>.json`; as
@@ -69,10 +78,11 @@ class PartialReports:
         opened = self._opened(self._folder)
         name = self._name(opened, node_rank, report)
         try:
+            text = _text(self._stamped(report))
             if self._redaction is None:
-                write_whole(self._folder / name, _text(report))
+                write_whole(self._folder / name, text)
             else:
-                send(self._folder, lambda: _put(opened, name, _text(report)))
+                send(self._folder, lambda: _put(opened, name, text))
         except OSError as error:
             return f"the partial report was not saved: {self._folder / name}: {error.strerror}"
         return ""
@@ -109,7 +119,10 @@ class PartialReports:
         """
         until = time.monotonic() + patience_s
         while True:
-            found = {} if self._folder is None else self._read(nodes, self._opened(self._folder))
+            found = {}
+            if self._folder is not None:
+                read = self._read(nodes, self._opened(self._folder), self._began)
+                found = {node: each for node, each in read.items() if self._is_of_this_run(each)}
             there = [
                 each for each in found.values() if any(host.facts for host in each.cluster.hosts)
             ]
@@ -122,6 +135,20 @@ class PartialReports:
         """Opens the folder where hosts hear each other."""
         return partial(folders.opened_private if self._redaction else folders.opened, folder)
 
+    def _stamped(self, report: Report) -> Report:
+        """The report with what tells its run from others."""
+        stamp = {"began": self._began, "run": self.run_id}
+        return replace(report, run=replace(report.run, extra={**report.run.extra, STAMP: stamp}))
+
+    def _is_of_this_run(self, report: Report) -> bool:
+        """True if a host may have left it in this run; one that was not told of it may have."""
+        stamp = report.run.extra.get(STAMP)
+        if not isinstance(stamp, Mapping):
+            return True
+        began = stamp.get("began")
+        late = not isinstance(began, (int, float)) or began >= self._oldest
+        return late and stamp.get("run") in ("", self.run_id)
+
     def _forget(self, nodes: Collection[int]) -> None:
         """Names that were heard need not lie there any longer."""
         folder = self._folder
@@ -132,18 +159,18 @@ class PartialReports:
 
     def _name(self, opened: Opened, node: int, report: Report) -> str:
         """File of a host's partial report; with its name if another host has that node rank."""
-        mine, there = report.cluster.hosts[0], self._read([node], opened).get(node)
+        mine, there = report.cluster.hosts[0], self._read([node], opened, self._oldest).get(node)
         if there is not None and there.cluster.hosts and there.cluster.hosts[0].key != mine.key:
             return f"node{node}.{str(mine.name).replace('/', '_')}.json"
         return f"node{node}.json"
 
-    def _read(self, nodes: Collection[int], opened: Opened) -> dict[int, Report]:
+    def _read(self, nodes: Collection[int], opened: Opened, oldest: float) -> dict[int, Report]:
         """Node → its view, of those that lie in the folder and belong to this run."""
         if self._folder is None or not nodes:
             return {}
         found = {}
         with contextlib.suppress(OSError):
-            texts = json.loads(send(self._folder, lambda: _texts(opened, nodes, self._oldest)))
+            texts = json.loads(send(self._folder, lambda: _texts(opened, nodes, oldest)))
             for node, text in texts:
                 with contextlib.suppress(ValueError):
                     found[node] = Report.from_json(json.loads(text))

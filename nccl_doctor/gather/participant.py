@@ -153,6 +153,7 @@ class Participant:
         run, key = self._run, self._run.config.key
         if run.launch.rank == 0 and not self._is_second:
             run.nonce = secrets.token_hex(8)
+            self._views.run_id = run.nonce
             box.put("opening", {"run": run.nonce})
             if key is not None and key.lasts:
                 box.seal = Seal(key.secret, run.nonce)
@@ -255,6 +256,7 @@ class Participant:
                 take_place(run, told.places[run.seat], box)
             else:
                 run.nonce, run.backend = told.nonce, told.backend
+                self._views.run_id = run.nonce
             patience = told.next_s
         number = 0
         while True:

@@ -31,8 +31,9 @@ def view(host: str, *, facts: bool = True, **fields: Any) -> Report:
 
 
 def test_what_one_host_writes_another_reads(tmp_path: Path) -> None:
+    reader = PartialReports(str(tmp_path), 10)
     assert PartialReports(str(tmp_path), 10).write(3, view("nd3")) == ""
-    (found,) = PartialReports(str(tmp_path), 10).of([2, 3], 0.0)
+    (found,) = reader.of([2, 3], 0.0)
     assert found.cluster.hosts[0].name == "nd3"
     assert [path.name for path in tmp_path.iterdir()] == ["node3.json"]
 
@@ -45,6 +46,43 @@ def test_files_of_earlier_runs_and_no_reports_are_left_out(tmp_path: Path) -> No
     (tmp_path / "node2.json").write_text("no JSON")
     (tmp_path / "node3.json").write_text(json.dumps({"schema_version": "99"}))
     assert views.of([1, 2, 3], 0.0) == []
+
+
+def touched(path: Path, after: float) -> None:
+    """As if a file had been written so much later than it was."""
+    written = path.stat().st_mtime + after
+    os.utime(path, (written, written))
+
+
+def test_a_file_of_the_run_before_is_none_of_this_run(tmp_path: Path) -> None:
+    before = PartialReports(str(tmp_path), 60)
+    before.write(1, view("nd1"))
+    touched(tmp_path / "node1.json", -1.0)
+    now = PartialReports(str(tmp_path), 60)
+    assert now.of([1], 0.0) == []
+
+
+def test_a_host_that_began_before_rank_0_and_writes_again_counts(tmp_path: Path) -> None:
+    early = PartialReports(str(tmp_path), 60)
+    early.write(1, view("nd1", facts=False))
+    touched(tmp_path / "node1.json", -1.0)
+    reader = PartialReports(str(tmp_path), 60)
+    early.write(1, view("nd1"))
+    assert len(reader.of([1], 0.0)) == 1
+
+
+def test_a_host_that_still_leaves_the_run_before_does_not_count(tmp_path: Path) -> None:
+    lingering, old = PartialReports(str(tmp_path), 60), PartialReports(str(tmp_path), 60)
+    lingering.run_id = "the run before"
+    old._began -= 61  # its host would not wait that long for this run
+    reader = PartialReports(str(tmp_path), 60)
+    reader.run_id = "this run"
+    for host in (lingering, old):
+        host.write(1, view("nd1"))
+        assert reader.of([1], 0.0) == []
+    lingering.run_id = "this run"
+    lingering.write(1, view("nd1"))
+    assert len(reader.of([1], 0.0)) == 1
 
 
 def test_a_host_that_has_only_started_is_waited_for(tmp_path: Path) -> None:
@@ -119,12 +157,13 @@ def test_what_stays_is_redacted_with_one_key_and_the_names_are_private(tmp_path:
 
 
 def test_who_was_not_heard_leaves_its_names_in_private(tmp_path: Path) -> None:
+    reader = PartialReports(str(tmp_path), 10, FolderRedaction(None))
     shut_out = PartialReports(str(tmp_path), 10, FolderRedaction(None))
     shut_out.write(3, view("gandalf"))
     assert shut_out.leave(3, view("gandalf"), heard=False) == ""
     assert files_in(tmp_path)[".private/node3.json"] == 0o600
     assert "gandalf" not in (tmp_path / "node3.json").read_text()
-    (heard,) = PartialReports(str(tmp_path), 10, FolderRedaction(None)).of([3], 0.0)
+    (heard,) = reader.of([3], 0.0)
     assert heard.cluster.hosts[0].name == "gandalf"
     assert ".private/node3.json" not in files_in(tmp_path)
 
