@@ -28,7 +28,7 @@ from nccl_doctor.gather.examine import (
     take_place,
 )
 from nccl_doctor.gather.make_report import make_report
-from nccl_doctor.gather.orders import Finish, HostPlaces, Roster, order_from_json
+from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
@@ -48,6 +48,8 @@ SHORT_ROAD_S = 2.0
 """Time of one more try on a network path that the checks found broken."""
 SIBLING_S = 10.0
 """Time limit for a rank whose host has signed in: the store is known to be up."""
+STRANGER_S = 0.1
+"""Time until a message of a stranger is read again: it may have been replaced."""
 LAST_REPORT_S = 0.5
 """Part of the run's time for the watchdog to write the last report."""
 
@@ -261,8 +263,7 @@ class Participant:
         number = 0
         while True:
             try:
-                data = box.get(f"order/{number}", min(patience, run.left()), run.progress.tick)
-                order = order_from_json(data)
+                order = self._order(box, f"order/{number}", min(patience, run.left()))
             except ValueError as error:
                 return self._misread(error)
             except StoreTimeout:
@@ -280,6 +281,23 @@ class Participant:
                 box.put(f"evidence/{number}/{run.seat}", outcome.to_json())
             patience = order.next_s
             number += 1
+
+    def _order(self, box: ControlStore, key: str, patience: float) -> Order | Finish:
+        """Wait for an order. With a key, one of a stranger is none: that of rank 0 takes its place.
+
+        Raises:
+            StoreTimeout: it did not come.
+            ValueError: it cannot be read, or none came but that of a stranger.
+        """
+        until = time.monotonic() + patience
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                return order_from_json(box.get(key, left, self._run.progress.tick))
+            except BadMessage:
+                if self._run.config.key is None or not left:
+                    raise
+            time.sleep(STRANGER_S)
 
     def _misread(self, error: ValueError) -> ParticipantResult:
         """Leave, as rank 0's messages cannot be read, or are not rank 0's."""

@@ -1,0 +1,64 @@
+"""A stranger on the network of the job, and hosts that do not have the same key."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tests.lab.lab import HEALTHY_S, JOIN_S, MASTER_PORT, PATIENT, Lab
+from tests.lab.reading import START_S, check_clean, view_of
+
+SELECTED = ("--select", "ranks,launch_record,clock")
+STRANGER = f"""
+import pathlib
+from datetime import timedelta
+from torch.distributed import TCPStore
+from nccl_doctor.gather.envelope import wrap
+pathlib.Path("ready").touch()
+store = TCPStore("nd0", {MASTER_PORT}, is_master=False, timeout=timedelta(seconds=30))
+for number in range(50):
+    key = f"nccl-doctor/1/0/order/{{number}}"
+    message = wrap(key, {{"finish": 0}})
+    store.set(key, len([message]).to_bytes(4, "big") + message)
+"""
+"""Sends every participant home, as if all were well, before rank 0 has said a word."""
+
+
+def key_file(folder: Path, name: str) -> str:
+    path = folder / name
+    path.write_text(name * 8)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_strangers_order_sends_nobody_home_who_has_a_key(lab: Lab, tmp_path: Path) -> None:
+    folder = lab.new_folder()
+    (folder / "stranger.py").write_text(STRANGER)
+    stranger = lab["nd1"].run([lab.python, "stranger.py"], {}, folder)
+    until = time.monotonic() + 3 * START_S
+    while not (folder / "ready").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    options = (*SELECTED, *PATIENT, "--key", key_file(tmp_path, "secret"))
+    run = lab.own_doctor(*options, nproc=1, late_s={"nd1": 2.0})  # its order is there first
+    assert lab.wait([stranger], START_S), "it has written all it wanted"
+    check_clean(run, HEALTHY_S)
+    assert run.report is not None, str(run)
+    assert run.report["verdict"] == "pass", str(run)
+    assert run.codes == [0, 0]
+
+
+def test_hosts_with_different_keys_are_named_before_the_join_time_out(
+    lab: Lab, tmp_path: Path
+) -> None:
+    keys = {host: ["--key", key_file(tmp_path, host)] for host in ("nd0", "nd1")}
+    run = lab.own_doctor(*SELECTED, "--join-timeout", "25", nproc=1, per_host=keys)
+    check_clean(run, START_S + JOIN_S + 5)
+    assert run.report is not None, str(run)
+    found = {each["code"]: each for each in run.report["findings"]}
+    assert found["key-differs"]["where"]["hosts"] == ["nd1"], str(run)
+    assert found["host-absent"]["explained_by"] == "key-differs", str(run)
+    assert not [each for each in found.values() if each["severity"] == "fail"], str(run)
+    assert run.report["verdict"] == "unknown"
+    assert run.codes == [3, 3]
+    (finding,) = (view_of(run, 1) or {})["root_causes"]
+    assert finding["code"] == "key-differs"
