@@ -32,38 +32,25 @@ class Gap:
     absent: bool = False
 
 
-class Account:
-    """Account of one check: which ranks should observe, which did, and what is missing.
+class Units:
+    """Those that should observe: the same for every check of one scope, so they are listed once.
 
     The unit is a host (by id) for a host-scope check and a participant (by seat) otherwise.
     """
 
-    def __init__(self, cluster: Cluster, check: Check) -> None:
-        cluster = view_for(check, cluster)
-        self.check = check
-        self._never = "never signed in" if cluster.complete else "no report from it"
-        self.by_host = check.scope is Scope.HOST
-        self.broken: str | None = None
+    def __init__(self, cluster: Cluster, *, by_host: bool) -> None:
+        self.by_host = by_host
         self.labels: dict[int, str] = {}
         self.numbers: dict[int, int] = {}
-        self.tested: dict[int, str] = {}
-        self.skips: list[str] = []
-        self.gaps: list[Gap] = []
-        self._where: dict[int, Where] = {}
-        self._seats: dict[int, Rank] = {rank.seat: rank for rank in cluster.ranks}
-        self._took: dict[str, float] = defaultdict(float)
+        self.where: dict[int, Where] = {}
+        self.absent: dict[int, Gap] = {}
+        self.seats: dict[int, Rank] = {rank.seat: rank for rank in cluster.ranks}
+        self._never = "never signed in" if cluster.complete else "no report from it"
         self._enroll(cluster)
-        self.due = self._due(cluster)
-        held = self._read(cluster)
-        for unit, name in self.due:
-            if (unit, name) not in held:
-                text = "no outcome" if name == ALONE else f"no outcome of {name}"
-                self._gap(unit, name, text, missing=True)
-
-    @property
-    def duration_s(self) -> float:
-        """Sum over the rounds of the slowest time in each."""
-        return sum(self._took.values())
+        self.present = {unit: at for unit, at in self.where.items() if unit not in self.absent}
+        witnesses = [(host.id, host.facts) for host in cluster.hosts if by_host]
+        witnesses += [(r.host.id if by_host else r.seat, r.facts) for r in cluster.ranks]
+        self.facts = [(unit, facts) for unit, facts in witnesses if facts]
 
     def _enroll(self, cluster: Cluster) -> None:
         for host in cluster.hosts if self.by_host else ():
@@ -76,17 +63,59 @@ class Account:
 
     def _unit(self, unit: int, label: str, where: Where, reported: bool) -> None:
         self.labels[unit] = label
-        self._where[unit] = where
+        self.where[unit] = where
         if not reported:
-            self.gaps.append(Gap(unit, where, self._never, absent=True))
+            self.absent[unit] = Gap(unit, where, self._never, absent=True)
+
+
+class Roll:
+    """The units of one cluster, for checks of both scopes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._units: dict[tuple[int, bool], Units] = {}
+
+    def units_of(self, check: Check) -> tuple[Cluster, Units]:
+        """The cluster as a check sees it, and its units."""
+        cluster, by_host = view_for(check, self._cluster), check.scope is Scope.HOST
+        key = (id(cluster), by_host)
+        if key not in self._units:
+            self._units[key] = Units(cluster, by_host=by_host)
+        return cluster, self._units[key]
+
+
+class Account:
+    """Account of one check: which ranks should observe, which did, and what is missing.
+
+    `gaps` are those of units that are here; `units.absent` are the others.
+    """
+
+    def __init__(self, roll: Roll, check: Check) -> None:
+        cluster, self.units = roll.units_of(check)
+        self.check = check
+        self.by_host = self.units.by_host
+        self.broken: str | None = None
+        self.labels, self.numbers = self.units.labels, self.units.numbers
+        self.tested: dict[int, str] = {}
+        self.skips: list[str] = []
+        self.gaps: list[Gap] = []
+        self._took: dict[str, float] = defaultdict(float)
+        self.due = self._due(cluster)
+        held = self._read()
+        for unit, name in self.due:
+            if (unit, name) not in held:
+                text = "no outcome" if name == ALONE else f"no outcome of {name}"
+                self._gap(unit, name, text, missing=True)
+
+    @property
+    def duration_s(self) -> float:
+        """Sum over the rounds of the slowest time in each."""
+        return sum(self._took.values())
 
     def _due(self, cluster: Cluster) -> dict[tuple[int, str], Where]:
         """(unit, round) → place whose failure stops that unit's part of the round."""
-        absent = {gap.unit for gap in self.gaps}
         if not self.check.together:
-            return {
-                (unit, ALONE): where for unit, where in self._where.items() if unit not in absent
-            }
+            return {(unit, ALONE): where for unit, where in self.units.present.items()}
         due = {}
         try:
             rounds = tuple(self.check.plan(cluster))
@@ -99,20 +128,17 @@ class Account:
         symptom = is_of_a_group(self.check.layer)
         for item in rounds:
             for group in item.groups:
-                seats = [self._seats[seat] for seat in group if seat in self._seats]
+                seats = [self.units.seats[seat] for seat in group if seat in self.units.seats]
                 whole = _all_of(seats) if symptom else Where()
                 for rank in seats:
                     unit = rank.host.id if self.by_host else rank.seat
-                    if unit not in absent:
-                        due[unit, item.name] = whole or self._where[unit]
+                    if unit not in self.units.absent:
+                        due[unit, item.name] = whole or self.units.where[unit]
         return due
 
-    def _read(self, cluster: Cluster) -> set[tuple[int, str]]:
-        sources = [(host.id, host.facts) for host in cluster.hosts if self.by_host]
-        for rank in cluster.ranks:
-            sources.append((rank.host.id if self.by_host else rank.seat, rank.facts))
+    def _read(self) -> set[tuple[int, str]]:
         held: set[tuple[int, str]] = set()
-        for unit, facts in sources:
+        for unit, facts in self.units.facts:
             for name, outcome in facts.get(self.check.name, {}).items():
                 held.add((unit, name))
                 self._outcome(unit, name, outcome)
@@ -139,7 +165,7 @@ class Account:
             self._gap(unit, name, f"{text}: {reason}" if reason else text)
 
     def _gap(self, unit: int, name: str, text: str, *, missing: bool = False) -> None:
-        where = self.due.get((unit, name)) or self._where.get(unit) or Where()
+        where = self.due.get((unit, name)) or self.units.where.get(unit) or Where()
         self.gaps.append(Gap(unit, where, text, missing=missing))
 
     def in_one_line(self, gaps: Iterable[Gap]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.judge.account import Account, Gap
+from nccl_doctor.judge.account import Account, Gap, Roll, Units
 from nccl_doctor.judge.causes import importance
 from nccl_doctor.judge.place import Map, Place, is_of_a_group
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.findings import CheckResult, Finding, Layer, Severity, Status, Where
+from nccl_doctor.model.findings import CheckResult, Finding, Layer, Severity, Status
 from nccl_doctor.model.kinds import ENGINE_CODES
 
 _NONE: Mapping[str, str] = {}
@@ -28,10 +28,10 @@ def check_results(
     `findings` are as `explain` left them. Each mapping is by check name: `skipped` to why it does
     not apply, `broken` to what went wrong in its `judge`.
     """
-    blockers = _Blockers(cluster, findings)
+    blockers, roll = _Blockers(cluster, findings), Roll(cluster)
     return [
         _result(
-            Account(cluster, check),
+            Account(roll, check),
             [f for f in findings if f.check == check.name and f.code not in ENGINE_CODES],
             blockers,
             skipped=skipped.get(check.name),
@@ -51,13 +51,14 @@ def _result(
 ) -> CheckResult:
     check = account.check
     gaps = [gap for gap in account.gaps if not (gap.missing and skipped)]
-    if skipped:
-        gaps = [gap for gap in gaps if not gap.absent]
-    open_gaps = []
+    open_gaps: list[Gap] = []
     blockers: list[str] = []
-    known: dict[tuple[int, bool, str], str | None] = {}  # a whole group shares one place
+    if not skipped:
+        absent = reasons.of_absent(account.units)
+        open_gaps, blockers = list(absent[0]), list(absent[1])
+    known: dict[tuple[int, str], str | None] = {}  # a whole group shares one place
     for gap in gaps:
-        key = (id(gap.where), gap.absent, gap.text)
+        key = (id(gap.where), gap.text)
         if key not in known:
             known[key] = reasons.of(check, gap)
         code = known[key]
@@ -110,7 +111,21 @@ class _Blockers:
             if finding.level is Severity.FAIL and not finding.kind.later
         ]
         self._codes = {finding.code for finding, _, _ in self._failures}
-        self._keepers: dict[Where, str | None] = {}  # the same for every check
+        self._absent: dict[int, tuple[Sequence[Gap], Sequence[str]]] = {}  # by units
+
+    def of_absent(self, units: Units) -> tuple[Sequence[Gap], Sequence[str]]:
+        """Of the units that are not here: those that no failure explains, and the codes of the
+        failures that explain the others.
+        """
+        if id(units) not in self._absent:
+            codes = {
+                unit: self._keeper(self._ground.place(gap.where))
+                for unit, gap in units.absent.items()
+            }
+            unexplained = [gap for unit, gap in units.absent.items() if codes[unit] is None]
+            explained = dict.fromkeys(code for code in codes.values() if code is not None)
+            self._absent[id(units)] = (unexplained, tuple(explained))
+        return self._absent[id(units)]
 
     def of(self, check: Check, gap: Gap) -> str | None:
         """Code of the failure that is the reason for a gap: the lowest one that covers it.
@@ -120,10 +135,6 @@ class _Blockers:
         held_back = gap.text.rpartition("blocked by ")[2]
         if held_back in self._codes:
             return held_back
-        if gap.absent:
-            if gap.where not in self._keepers:
-                self._keepers[gap.where] = self._keeper(self._ground.place(gap.where))
-            return self._keepers[gap.where]
         place = self._ground.place(gap.where)
         reach = self._ground.meets if is_of_a_group(check.layer) else self._ground.covers
         for finding, there, order in self._failures:
