@@ -17,7 +17,7 @@ from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
 from nccl_doctor.model.findings import number_range
-from nccl_doctor.model.launch import OWN
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
 from nccl_doctor.model.limits import MAX_RANKS
 
@@ -42,6 +42,7 @@ class Join:
         self._evidence = evidence
         self._opened = 0.0
         self._refused = (0, 0.0)
+        self._size = grown((run.launch.nnodes or 1, 1), run.launch)
 
     def call(self) -> None:
         """Wait for all or until the join time-out, then send the list of those that are in.
@@ -159,7 +160,7 @@ class Join:
             try:
                 data = self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
                 who = SignIn.from_json(seat, data)
-                self._check_size(who)
+                self._size = grown(self._size, who.launch)
             except BadMessage as error:
                 refusals.sign_in(key, error)
             except ValueError as error:
@@ -180,20 +181,6 @@ class Join:
             self._evidence.refusals.claim("seats", ValueError(words), Claimant())
         return max(0, min(count, most))
 
-    def _check_size(self, who: SignIn) -> None:
-        """Raise a ValueError if there were more ranks with this host than are examined."""
-        claims = (
-            [*self._evidence.launches().values(), who.launch] if who.launch.launcher == OWN else []
-        )
-        nodes = [self._run.launch.nnodes or 1, *((each.node_rank or 0) + 1 for each in claims)]
-        ranks = max(nodes) * max((each.local_world_size or 1 for each in claims), default=1)
-        if claims and ranks > MAX_RANKS:
-            launch = who.launch
-            raise ValueError(
-                f"node rank {launch.node_rank} with {launch.local_world_size} ranks, of "
-                f"{self._run.launch.nnodes} hosts: more than {MAX_RANKS} ranks"
-            )
-
     def _refused_for(self, nobody_else: Callable[[], bool]) -> bool:
         """True if whoever is missing was refused, and nobody came in some seconds since."""
         count = self._evidence.refusals.count
@@ -203,3 +190,21 @@ class Join:
 
     def _tokens(self) -> dict[int, str]:
         return {seat: self._evidence.token(seat) for seat in self._evidence.seats}
+
+
+def grown(size: tuple[int, int], launch: Launch) -> tuple[int, int]:
+    """Most nodes, and most ranks on one of them, with one more host of the own launcher.
+
+    Raises:
+        ValueError: so many ranks are not examined.
+    """
+    if launch.launcher != OWN:
+        return size
+    nodes = max(size[0], (launch.node_rank or 0) + 1)
+    local = max(size[1], launch.local_world_size or 1)
+    if nodes * local > MAX_RANKS:
+        raise ValueError(
+            f"node rank {launch.node_rank} with {launch.local_world_size} ranks, beside "
+            f"{size[0]} nodes with up to {size[1]}: more than {MAX_RANKS} ranks"
+        )
+    return nodes, local

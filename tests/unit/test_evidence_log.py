@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.join import grown
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
@@ -95,3 +99,13 @@ def test_a_sign_in_is_the_same_after_its_way_through_the_store() -> None:
     }
     who = replace(sign_in(1, 2), env={"NCCL_DEBUG": "INFO"}, addresses=("10.0.0.2",), facts=ends)
     assert SignIn.from_json(1, json.loads(json.dumps(who.to_json()))) == who
+
+
+@pytest.mark.parametrize(
+    ("node", "nproc", "fits"), [(1, 8, True), (100_000, 1, True), (100_000, 8, False)]
+)
+def test_a_host_with_which_there_were_too_many_ranks_does_not_sign_in(
+    node: int, nproc: int, fits: bool
+) -> None:
+    with nullcontext() if fits else pytest.raises(ValueError, match="more than 131072 ranks"):
+        assert grown((2, 1), sign_in(node, nproc).launch) == (max(2, node + 1), nproc)
