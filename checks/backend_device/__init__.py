@@ -270,7 +270,7 @@ def _for_gpus(cluster: Cluster) -> Severity:
 def _wedged(
     evidence: Iterable[Evidence], by_nvml: Mapping[int, Mapping[str, Any]]
 ) -> Iterator[Finding]:
-    """Processes that ended in a call to the driver, and not because somebody else ended them."""
+    """Findings on processes that ended in a call to the driver, without a signal from outside."""
     for item in evidence:
         end, sure = item.outcome, certainty_of(item.outcome)
         # A process that ends before it touches a GPU did not end because of the driver.

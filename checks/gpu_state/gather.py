@@ -181,7 +181,7 @@ def _error(system: Ended) -> CallError | None:
 def _twice(
     works: Sequence[Work], limit_s: float, left: Callable[[], float], crumb: Crumb
 ) -> list[Ended]:
-    """As `each_apart`; those whose process died are tried once more."""
+    """Results of `each_apart`; work whose process died is tried once more."""
     ends = each_apart(works, limit_s, crumb)
     died = [number for number, end in enumerate(ends) if end.died]
     limit_s = min(limit_s, left() - _RESERVE_S)
@@ -199,7 +199,7 @@ def _in_service(root: Path) -> list[str]:
 
 
 def _unheard(step: str, **details: Any) -> None:
-    """Breadcrumbs of what cannot be a GPU's doing are nobody's business."""
+    """Drop a breadcrumb of work that touches no GPU."""
 
 
 def _more(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:

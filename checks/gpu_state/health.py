@@ -120,7 +120,7 @@ def troubles_of(
 def _wedged(
     stuck: Mapping[str, Any], xids: Sequence[Mapping[str, Any]], *, alone: bool, waited: bool
 ) -> Iterator[Trouble]:
-    """A GPU whose reader did not come back; nothing if somebody else stopped or killed that."""
+    """The trouble of a GPU whose reader did not return; none if that was stopped or killed."""
     sure = certainty_of_reader(stuck)
     if sure is None:
         return  # it is one of those that were not read

@@ -99,7 +99,7 @@ def _cuda_too(cluster: Cluster, host: Host) -> bool:
 
 
 def _wedged(cluster: Cluster) -> Iterator[Finding]:
-    """The whole observation ended in a call to the driver; not if somebody else ended it."""
+    """Findings on observations that ended in a call to the driver, by themselves."""
     for item in ended_in_driver(cluster):
         end, crumb = item.outcome, item.outcome.breadcrumbs[-1]
         of_gpu, sure = "gpu" in crumb, certainty_of(end)

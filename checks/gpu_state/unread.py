@@ -1,4 +1,4 @@
-"""GPUs of which nothing is known, because somebody stopped or killed what read them. Pure."""
+"""GPUs whose state is not known, because their reader was stopped or killed. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_unread(gpu: Mapping[str, Any]) -> bool:
 
 
 def of_reader(what: str, stuck: Mapping[str, Any], kills: int) -> str:
-    """Why the state of `what` is not known, in words."""
+    """The reason why the state of `what` is not known, in words."""
     call, how = stuck["call"], stuck["how"]
     text = f"the state of {what} is not known"
     signal = how.partition("killed the process, ")[2]

@@ -1,4 +1,4 @@
-"""How sure it is that a GPU, or its driver, is why a process did not come back from a call. Pure.
+"""Certainty that a GPU, or its driver, kept a process from returning from a call. Pure.
 
 A process in a call to the driver ends, or stands still, for many other reasons: it was killed for
 lack of memory, by a scheduler or by a person; it was stopped or frozen; a disk, a file server or a
@@ -34,7 +34,7 @@ _MEMORY_OR_DISK = re.compile(
 def certainty(
     *, hung: bool, state: str = "", wchan: str = "", signal: str | None = None
 ) -> Confidence | None:
-    """How sure the GPU or its driver is the reason; None if nothing is known of them.
+    """Certainty that the GPU or its driver is the reason; None if nothing is known of them.
 
     Certain: uninterruptible sleep (state D) that is not for memory, a disk or a file server; or a
     fault signal. Nothing is known after any other signal (SIGKILL, as for lack of memory; SIGTERM;
@@ -57,7 +57,7 @@ def certainty(
 
 
 def waits_for(state: str, wchan: str) -> str:
-    """What a process that hung waits for, if not for a GPU; empty if that is not known."""
+    """Words for what a process that hung waits for, if not for a GPU; empty if not known."""
     if state in _STOPPED:
         return "stopped"
     if wchan in _FROZEN:
@@ -94,8 +94,8 @@ def certainty_of_reader(stuck: Mapping[str, Any]) -> Confidence | None:
 
 
 def is_gone(gpu: Mapping[str, Any]) -> bool:
-    """Whether one of the `gpus` of `gpu_state` does not answer, and that is not somebody else's
-    doing.
+    """Whether one of the `gpus` of `gpu_state` does not answer, though its reader was neither
+    stopped nor killed from outside.
     """
     stuck = gpu.get("wedged")
     return bool(gpu["lost"] or (stuck and certainty_of_reader(stuck) is not None))

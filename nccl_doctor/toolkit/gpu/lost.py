@@ -1,5 +1,5 @@
-"""What `gpu_state` saw of a host, for other checks: whether a GPU is lost, or its fabric is not set
-up. Pure.
+"""Rules for facts of `gpu_state` that several checks use: lost GPUs, the fabric manager, programs
+that work on the GPUs. Pure.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def facts_by_host(cluster: Cluster) -> dict[int, Mapping[str, Any]]:
 
 
 def manager_is_down(seen: Mapping[str, Any] | None) -> bool:
-    """Whether this host has NVSwitches of its own, and nobody sets them up.
+    """Whether this host has NVSwitches of its own, and no fabric manager sets them up.
 
     Not so in a virtual machine, or where other hosts do it (no switches here), in a container, and
     just after the start, when its turn may still come.
@@ -59,8 +59,8 @@ def manager_is_down(seen: Mapping[str, Any] | None) -> bool:
 
 
 def unless_serviced(found: Finding, facts: Mapping[str, Any]) -> Finding:
-    """The finding; only likely while somebody resets the GPUs of the host, tests them, or installs
-    a driver: then they answer nobody else, and nothing is broken.
+    """The finding; only likely while a program resets the GPUs of the host, tests them, or installs
+    a driver: then they answer no other program, and nothing is broken.
 
     `facts` are those of `gpu_state` on its host, empty if there are none.
     """
