@@ -33,7 +33,6 @@ bridge network driver.
 from __future__ import annotations
 
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,13 +51,15 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
-from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.interfaces import (
+    interfaces,
+    is_link_local,
+    is_loopback,
+    leads_inside,
+)
 from nccl_doctor.toolkit.net.names import look_up
 
 LOOK_UP_S = 2.0
-INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]br\d+|podman\d+")
-"""Bridges to the containers and virtual machines of one host."""
-
 NOT_SHARED = Kind(
     "addr-not-shared",
     Layer.NAME,
@@ -116,7 +117,7 @@ class MasterNetwork(Check):
         nic, own, net = mine[0]
         others = [view["networks"] for view in seen.values()]
         better = _shared([entry for entry in facts["networks"] if entry[0] != nic], others)
-        if INSIDE.fullmatch(nic):
+        if leads_inside(nic):
             said = f"{own} is the address of {nic}, which leads to no other machine"
         elif others and better and not _can_be_reached(cluster, master, own, others):
             said = (
@@ -142,7 +143,7 @@ def _shared(
 ) -> Sequence[str] | None:
     """The first of these networks, except container networks, that all other hosts share."""
     for entry in mine:
-        if not INSIDE.fullmatch(entry[0]) and all(
+        if not leads_inside(entry[0]) and all(
             any(entry[2] == theirs[2] for theirs in networks) for networks in others
         ):
             return entry

@@ -28,8 +28,9 @@ When it is wrong
 ----------------
 A firewall that answers with a reset looks like a port where nothing listens. A host that is off
 looks like a firewall that drops. A frozen store looks like a proxy that accepts connections and
-forwards nothing. The process that holds a port cannot always be seen if it belongs to another user
-or container.
+forwards nothing. Where no host on the local network has the address, rank 0's host may be off or
+cut off, or the address may be wrong: the link is named, not this host. The process that holds a
+port cannot always be seen if it belongs to another user or container.
 
 References
 ----------
@@ -381,11 +382,14 @@ def _unanswered(seen: _Seen) -> Finding:
     if outcome == "rejected":
         message = f"connections to {at} are rejected by a firewall{words}"
         return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.CERTAIN)
-    if outcome in ("unreachable", "no-neighbour"):
-        lost = "no host on the local network has that address"
-        message = f"{at}: {lost if outcome == 'no-neighbour' else f'no route{words}'}"
+    if outcome == "unreachable":
         fix = f"correct MASTER_ADDR, or the route: ip route get {seen.last['address']}"
-        return seen.finding(NO_ROUTE, message, seen.here, fix)
+        return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, fix)
+    if outcome == "no-neighbour":  # rank 0's host may be off or cut off, or the address wrong
+        fix = "is rank 0's host up, and its cable in? If so, correct MASTER_ADDR: ip neigh show "
+        fix += seen.last["address"]
+        message = f"{at}: no host on the local network has that address"
+        return seen.finding(NO_ROUTE, message, seen.link, fix)
     if outcome == "dropped":
         beside = seen.tries.get("neighbour") or {"outcome": ""}
         said = "gives no answer"

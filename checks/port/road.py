@@ -11,12 +11,12 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
 from nccl_doctor.toolkit.firewall.portrules import fits, rules_for_calls_out
-from nccl_doctor.toolkit.net.dial import Dial, dial, has_route
+from nccl_doctor.toolkit.net.dial import Dial, arp_flags, dial, has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import NOT_A_NAME, LookUp, look_up
 
@@ -243,7 +243,7 @@ class _Road:
                 if again and store_accepts(address, self.port, self._left(CONFIRM_S)):
                     answer = StoreAnswer("store")
         seen = call.to_json()
-        if call.outcome in ("rejected", "dropped") and _arp_flags(address, self.root) == 0:
+        if call.outcome in ("rejected", "dropped") and arp_flags(address, self.root) == 0:
             # ARP gets no answer: nothing was dropped or rejected. The kernel itself reports this
             # only after three requests; an attempt may end before that, or may join another one's
             # requests and fail early with them.
@@ -287,7 +287,7 @@ class _Road:
         if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
             return f"this host has had no route to {address} for {stood:.0f} s"
         # A router also answers for a host that is off: only its own kernel proves that it is up.
-        up = self._host_answers() or _arp_flags(address, self.root)
+        up = self._host_answers() or arp_flags(address, self.root)
         if outcome == "rejected" and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
@@ -319,13 +319,3 @@ def _no_name(name: str, found: LookUp) -> str:
 
 def _is_own(address: str) -> bool:
     return is_loopback(address) or any(address in nic.addresses for nic in interfaces())
-
-
-def _arp_flags(address: str, root: Path) -> int | None:
-    """Flags of a neighbour in the ARP table: 0 while it does not answer, None if it is unknown."""
-    try:
-        table = (root / "proc/net/arp").read_text(encoding="ascii")
-    except OSError:
-        return None
-    rows: Sequence[list[str]] = [line.split() for line in table.splitlines()[1:]]
-    return next((int(row[2], 16) for row in rows if row[0] == address), None)

@@ -70,7 +70,7 @@ HERE = Where(hosts=("nd1",))
             HERE,
             "Network is unreachable",
         ),
-        (tried("no-neighbour"), "no-route", HERE, "192.168.77.1"),
+        (tried("no-neighbour"), "no-route", LINK, "192.168.77.1"),
         (tried("error", detail="odd"), "port-blocked", LINK, "odd"),
         (
             tried("connected", "other", reply="HTTP/1.1 400 Bad Request"),

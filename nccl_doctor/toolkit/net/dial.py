@@ -10,6 +10,7 @@ import errno
 import socket
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _ARP_SECONDS = 0.8
@@ -100,6 +101,16 @@ def has_route(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def arp_flags(address: str, root: Path = Path("/")) -> int | None:
+    """Flags of a neighbour in the ARP table: 0 while it does not answer, None if it is unknown."""
+    try:
+        table = (root / "proc/net/arp").read_text(encoding="ascii")
+    except OSError:
+        return None
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return next((int(row[2], 16) for row in rows if row[0] == address), None)
 
 
 def hold_to(sock: socket.socket, origin: Origin) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nccl_doctor.toolkit import host
+
+_INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]br\d+|podman\d+")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ def _interface(name: str, addresses: Iterable[str]) -> Interface:
         loopback=bool(flags & host.IFF_LOOPBACK) or name == "lo",
         mtu=host.interface_mtu(name),
     )
+
+
+def leads_inside(name: str) -> bool:
+    """Whether an interface is a bridge to the containers or virtual machines of this host."""
+    return bool(_INSIDE.fullmatch(name))
 
 
 def is_loopback(address: str) -> bool:
