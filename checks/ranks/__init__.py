@@ -78,6 +78,7 @@ RANK_ABSENT = Kind(
     "A rank never signed in",
     "Every other rank waits for it until the rendezvous times out.",
     "Look for its process and its log: did it start, and is it still alive?",
+    loss=True,
 )
 LATE = Kind(
     "rank-late",

@@ -18,6 +18,7 @@ from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.second_look import checks_that_look_again, look_together
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
@@ -60,6 +61,7 @@ class Coordinator:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
         self._silent |= roll.latecomers()
+        self._look_again()
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
         nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
@@ -176,6 +178,13 @@ class Coordinator:
             and not finding.kind.later  # it breaks the job, not what is tried here
             and finding.check != check.name  # a variant that hangs does not stop the next one
         ]
+
+    def _look_again(self) -> None:
+        """If somebody was lost: the hosts that are left look who still answers."""
+        round_ = look_together(self._cluster(), self._silent, self._run.seat)
+        if round_ is not None and self._run.left() > round_.deadline_s + SETTLE_S:
+            for check in checks_that_look_again(self._run):
+                self._hold(check, round_)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -115,6 +115,15 @@ class EvidenceLog:
         ranks = () if who.launch.rank is None else (who.launch.rank,)
         return Where(hosts=(who.host_name,), ranks=ranks)
 
+    def some_hosts(self, most: int) -> dict[str, list[str]]:
+        """Name → addresses of the hosts that signed in first."""
+        found: dict[str, list[str]] = {}
+        for who in self._signed_in.values():
+            if len(found) == most:
+                break
+            found.setdefault(who.host_name, list(who.addresses))
+        return found
+
     def missing(self) -> list[int]:
         """Expected ranks that have not."""
         return sorted(set(range(self._launch.world_size or 0)) - self.ranks_here())

@@ -15,6 +15,7 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
 from nccl_doctor.gather.orders import HostPlaces, Roster
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN, Launch
@@ -82,7 +83,13 @@ class Join:
         )
         # Not by this host alone: if it has lost its GPUs, the job will still want them.
         run.backend = backend_of_all(self._evidence.backends(), run.backend)
-        roster = Roster(self._tokens(), run.nonce, run.backend, next_s=SETTLE_S + OPERATION_S)
+        roster = Roster(
+            self._tokens(),
+            run.nonce,
+            run.backend,
+            next_s=SETTLE_S + OPERATION_S,
+            hosts=self._evidence.some_hosts(WITNESSES),
+        )
         self._box.put("roster", roster.to_json())
 
     def latecomers(self) -> set[int]:
@@ -123,7 +130,12 @@ class Join:
         if run.options.absent_nodes:  # the report says how long they were waited for: not so long
             waited_s = round(time.monotonic() - run.config.started, 1)
         self._evidence.lay_out(layout, waited_s)
-        places = HostPlaces(layout.seats, self._tokens(), next_s=RANKS_S + 2 * SETTLE_S)
+        places = HostPlaces(
+            layout.seats,
+            self._tokens(),
+            next_s=RANKS_S + 2 * SETTLE_S,
+            hosts=self._evidence.some_hosts(WITNESSES),
+        )
         self._box.put("layout", places.to_json())
         take_place(self._run, layout.seats[self._run.seat], self._box)
         return layout

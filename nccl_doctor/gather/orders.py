@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from nccl_doctor.model.findings import Round
@@ -22,13 +22,15 @@ _BACKENDS = ("nccl", "gloo")
 class Roster:
     """The end of the sign-in: who is in, by seat and token, and what holds for all from here on.
 
-    `nonce` is that of the run, `next_s` the longest time until the first order.
+    `nonce` is that of the run, `next_s` the longest time until the first order. `hosts` are some
+    hosts of the job, name → addresses: whom to ask if rank 0 is lost.
     """
 
     tokens: Mapping[int, str]
     nonce: str
     backend: str
     next_s: float
+    hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the participant of this seat and token takes part."""
@@ -47,6 +49,7 @@ class Roster:
             node.text("nonce", _TEXT_MAX),
             node.one_of("backend", _BACKENDS),
             _next_s(node),
+            _hosts(node),
         )
 
 
@@ -54,12 +57,13 @@ class Roster:
 class HostPlaces:
     """The place of every host, by the seat of the participant that signed in for it.
 
-    `next_s` is the longest time until the roster.
+    `next_s` is the longest time until the roster; `hosts` are as in the roster.
     """
 
     places: Mapping[int, HostPlace]
     tokens: Mapping[int, str]
     next_s: float
+    hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def admits(self, seat: int, token: str) -> bool:
         """True if the host of the participant of this seat and token has a place."""
@@ -68,8 +72,12 @@ class HostPlaces:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         places = {seat: asdict(place) for seat, place in self.places.items()}
-        tokens = _by_text(self.tokens)
-        return {"places": _by_text(places), "tokens": tokens, "next_s": self.next_s}
+        return {
+            "places": _by_text(places),
+            "tokens": _by_text(self.tokens),
+            "next_s": self.next_s,
+            "hosts": dict(self.hosts),
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> HostPlaces:
@@ -80,6 +88,7 @@ class HostPlaces:
             {_seat(places, key): _place(places, key) for key in places.data},
             _tokens(node),
             _next_s(node),
+            _hosts(node),
         )
 
 
@@ -142,6 +151,11 @@ def _told(node: Node, key: str, high: int) -> int:
 def _tokens(node: Node) -> dict[int, str]:
     tokens = Node(f"{node.path}.tokens", node.get("tokens", dict))
     return {_seat(tokens, key): tokens.get(key, str) for key in tokens.data}
+
+
+def _hosts(node: Node) -> dict[str, list[str]]:
+    hosts = Node(f"{node.path}.hosts", node.get("hosts", dict, {}))
+    return {name: list(hosts.many(name, str)) for name in hosts.data}
 
 
 def _by_text(by_seat: Mapping[int, Any]) -> dict[str, Any]:

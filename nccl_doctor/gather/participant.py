@@ -12,7 +12,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather import store_server
@@ -32,16 +32,18 @@ from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_f
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.launch import identity
 from nccl_doctor.model import kinds
-from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.terminal import complain
 
 SHORT_ROAD_S = 2.0
@@ -67,6 +69,7 @@ class Participant:
         self._scopes = {check.name: check.scope for check in run.registry.checks}
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._token = ""
+        self._hosts: Mapping[str, Sequence[str]] = {}
         self._is_second = False
         self._box: ControlStore | None = None
         self._views = PartialReports(
@@ -109,7 +112,11 @@ class Participant:
         try:
             return self._take_part()
         except StoreLost as error:
-            return self._own_view(kinds.STORE_LOST, f"the connection to the store broke: {error}")
+            return self._own_view(
+                kinds.STORE_LOST,
+                f"the connection to the store broke: {error}",
+                road_to_master(cluster := self._own_cluster(), cluster.hosts[0]),
+            )
         except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
             return self._as_far_as_known(f"nccl-doctor itself failed: {in_words(error)}")
 
@@ -142,6 +149,8 @@ class Participant:
         self._evidence.sign_in(run.seat, who, 0.0)
         if stranger is not None:
             return stranger
+        master = str(run.launch.master_addr)
+        self._hosts = {master: [master]}
         if run.launch.rank == 0 and not self._is_second:
             return Coordinator(run, box, self._evidence, self._views).conduct()
         return self._follow(box)
@@ -254,6 +263,7 @@ class Participant:
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
                     "participant signed in too late",
                 )
+            self._hosts = told.hosts
             if isinstance(told, HostPlaces):
                 take_place(run, told.places[run.seat], box)
             else:
@@ -321,6 +331,9 @@ class Participant:
         self, kind: Kind | None, message: str, where: Where | None = None
     ) -> ParticipantResult:
         """Judge one's own facts: the coordinator was not reached, or was lost."""
+        if kind is not None and self._run.launch.local_rank in (0, None):
+            for check, outcome in look_alone(self._run, self._hosts).items():
+                self._evidence.record(self._run.seat, check, AFTER_LOSS, outcome)
         here = Where(hosts=(socket.gethostname(),)) if where is None else where
         road = self._broken_road()
         cause = road.code if road else None
@@ -352,10 +365,13 @@ class Participant:
         run = self._run
         return run.options.output_dir is not None and run.launch.local_rank in (0, None)
 
+    def _own_cluster(self) -> Cluster:
+        """What this participant knows by itself."""
+        return self._evidence.cluster(self._run.options, self._run.backend, complete=False)
+
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""
-        cluster = self._evidence.cluster(self._run.options, self._run.backend, complete=False)
-        findings, _ = judge_all(cluster, self._run.registry.checks)
+        findings, _ = judge_all(self._own_cluster(), self._run.registry.checks)
         found = [f for f in findings if f.level is Severity.FAIL and f.kind.layer in _ROAD]
         return min(found, key=lambda f: f.kind.layer.order, default=None)
 

@@ -51,7 +51,9 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     unexplained, but for this: what delays a job (`Kind.delays`) explains that a host came too late,
     or that a group looks hung there, where no failure does, if nobody can be certain what it was. A
     failure on rank 0's host that shuts everybody out explains that hosts never came, unless one did
-    come. What only comes later (`Kind.later`) explains nothing, and nothing explains it.
+    come. What only comes later (`Kind.later`) explains nothing, and nothing explains it. A cut
+    cable (`Kind.cuts_off`) shuts every port, and explains each loss (`Kind.loss`) that it meets; if
+    it is rank 0's, then every loss, and all that happened to groups.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -157,7 +159,10 @@ def _explains(
         return False
     if cause.kind.later or finding.kind.later:
         return False
-    if cause.kind.layer in _OF_PROCESSES and finding.kind.layer is Layer.PORT:
+    if cause.kind.cuts_off and cause.level is Severity.FAIL and (finding.kind.loss or symptom):
+        return cause.shuts_out or ground.meets(cause_place, place)
+    of_processes = cause.kind.layer in _OF_PROCESSES and not cause.kind.cuts_off
+    if of_processes and finding.kind.layer is Layer.PORT:
         return False
     if cause.kind.layer is Layer.ENV and cause.level is not Severity.FAIL:
         return False

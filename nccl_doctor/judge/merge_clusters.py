@@ -2,7 +2,8 @@
 
 A host that cannot reach rank 0 writes a partial report. It fills the place of that host in the
 coordinator's cluster. It holds what one host saw alone: nothing that it did together with others
-is taken over, and the host does not count as joined (`Host.joined`).
+is taken over, and the host does not count as joined (`Host.joined`). Of a host that was lost
+during the run, the coordinator knows all but what it saw after the loss: that is taken over.
 
 Hosts are told apart by `Host.key` (kernel boot, network namespace and name; in a report that has
 none, by name and addresses) and by node rank: two node ranks on one machine are two hosts. Of a
@@ -17,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Generic, TypeVar
 
-from nccl_doctor.model.cluster import ALONE, Cluster, Facts, Host, Rank
+from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Facts, Host, Rank
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import Claim, backend_of_all, lay_out
 
@@ -155,6 +156,8 @@ def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
                 places.add(host, i)
                 views.append(_View(replace(host, joined=False, facts=_alone(host.facts)), ()))
             elif i < num_met:
+                known = views[i].host
+                views[i] = replace(views[i], host=replace(known, facts=_with_after(known, host)))
                 continue
             here = {rank.rank for rank in views[i].ranks}
             more = [rank for rank in cluster.ranks_on(host) if rank.rank not in here]
@@ -165,7 +168,24 @@ def _views(ordered: Sequence[Cluster], met: Cluster | None) -> list[_View]:
 
 def _alone(facts: Facts) -> Facts:
     """Facts that were observed alone: other rounds name seats of another run."""
-    return {check: {ALONE: rounds[ALONE]} for check, rounds in facts.items() if ALONE in rounds}
+    return _only(facts, ALONE, AFTER_LOSS)
+
+
+def _only(facts: Facts, *names: str) -> Facts:
+    kept = {
+        check: {name: rounds[name] for name in names if name in rounds}
+        for check, rounds in facts.items()
+    }
+    return {check: rounds for check, rounds in kept.items() if rounds}
+
+
+def _with_after(met: Host, view: Host) -> Facts:
+    """Facts of a host that signed in, and what it saw when it had lost the coordinator."""
+    after = _only(view.facts, AFTER_LOSS)
+    return {
+        **met.facts,
+        **{check: {**rounds, **met.facts.get(check, {})} for check, rounds in after.items()},
+    }
 
 
 def _first_rank(view: _View) -> int:

@@ -134,6 +134,9 @@ class Check:
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
+        looks_again: True if a check that observes alone is to do so once more, in round
+            `AFTER_LOSS`, when somebody was lost. `Context.params` then has `hosts`: name →
+            addresses of hosts of the job, those that were lost and some that are left.
         reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
             changes neither order nor level: facts of a check that did not run are not there, and
             `plan` sees what was observed before it is asked.
@@ -148,6 +151,7 @@ class Check:
     level: ClassVar[Level] = Level.QUICK
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()
+    looks_again: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
 
     def deadline(self, ctx: Context) -> float:

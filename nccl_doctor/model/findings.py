@@ -100,7 +100,9 @@ class Kind:
     it may break any of them, not only the odd one. A kind that comes `later` can only break the job
     itself: it explains no finding of the examination, and no finding explains it. A kind that
     `drains` means that the host itself is broken, for every job: a scheduler may take it out of
-    service if the finding is certain and a failure, and nothing else can have made its facts.
+    service if the finding is certain and a failure, and nothing else can have made its facts. A
+    kind that `cuts_off` a host or a link takes the whole network from it; a kind that is a `loss`
+    only means that somebody was not heard, or not any longer.
     """
 
     code: str
@@ -114,6 +116,8 @@ class Kind:
     between: bool = False
     later: bool = False
     drains: bool = False
+    cuts_off: bool = False
+    loss: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ RANK_SILENT = Kind(
     fix="look at that process and its host: `dmesg -T | tail`, the scheduler's log, and whether "
     "the process is stopped (state T in `ps`)",
     severity=Severity.WARN,
+    loss=True,
 )
 
 RUN_INTERRUPTED = Kind(
@@ -58,6 +59,7 @@ COORDINATOR_LOST = Kind(
     why="These findings come from this host alone; it was not compared with the other hosts.",
     fix="read the report of rank 0, and the findings about MASTER_ADDR and MASTER_PORT here",
     severity=Severity.WARN,
+    loss=True,
 )
 
 STORE_LOST = Kind(
@@ -68,6 +70,7 @@ STORE_LOST = Kind(
     fix="find out why the process that serves MASTER_PORT ended: read the launcher's log on the "
     "master",
     severity=Severity.WARN,
+    loss=True,
 )
 
 MESSAGE_REFUSED = Kind(

@@ -45,6 +45,16 @@ def drop_ephemeral(host: Host, source: Host | None = None) -> None:
     incoming(host, f"{origin}tcp dport {_PORTS} {_SYN} drop")
 
 
+def pull_cable(lab: Lab, host: Host) -> None:
+    """The host's card has no carrier any more: its port of the switch is down."""
+    lab.in_switch("ip", "link", "set", f"p{host.index}", "down")
+
+
+def set_link_down(host: Host) -> None:
+    """Somebody took the host's card down."""
+    host.call("ip", "link", "set", "eth0", "down")
+
+
 def on_the_path(lab: Lab, *rules: str) -> None:
     """Add rules for packets between hosts, where no host can see them: on the switch."""
     lines = "\n                ".join(rules)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -366,14 +366,15 @@ class Lab:
         *,
         parent: bool = False,
         hosts: Sequence[str] | None = None,
+        act: Callable[[], None] | None = None,
     ) -> Iterator[Strike]:
         """Send a signal to the first process named `comm` of this rank, as soon as it appears.
 
         `parent`: to the supervisor that forked it instead. Ranks of the own launcher are forked and
-        show no RANK: then `rank` is None, and `hosts` tells where.
+        show no RANK: then `rank` is None, and `hosts` tells where. `act`: call this instead.
         """
         where = [host for host in self.hosts if hosts is None or host.name in hosts]
-        struck = Strike(where, rank, number, comm[:15], parent)
+        struck = Strike(where, rank, number, comm[:15], parent, act=act)
         struck.thread.start()
         try:
             yield struck

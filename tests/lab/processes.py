@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,12 +241,22 @@ class Process:
 
 
 class Strike:
-    """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent."""
+    """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent.
+
+    `act` is called in place of the signal.
+    """
 
     def __init__(
-        self, hosts: Sequence[Host], rank: int | None, number: int, comm: str, parent: bool
+        self,
+        hosts: Sequence[Host],
+        rank: int | None,
+        number: int,
+        comm: str,
+        parent: bool,
+        *,
+        act: Callable[[], None] | None = None,
     ):
-        self.hosts, self.rank = hosts, rank
+        self.hosts, self.rank, self.act = hosts, rank, act
         self.number, self.comm, self.parent = number, comm, parent
         self.pid: int | None = None
         self.over = threading.Event()
@@ -289,7 +299,10 @@ class Strike:
         except OSError:
             return False
         try:
-            signal.pidfd_send_signal(handle, self.number)
+            if self.act is not None:
+                self.act()
+            else:
+                signal.pidfd_send_signal(handle, self.number)
         except OSError:
             return False
         finally:

@@ -17,8 +17,9 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace
 
-ROSTER = Roster({0: "a", 12: "b"}, "0123", "gloo", 15.0)
-PLACES = HostPlaces({12: HostPlace(1, 2, 2, 4)}, {0: "a", 12: "b"}, 25)
+HOSTS = {"nd0": ["10.0.0.1"], "nd1": []}
+ROSTER = Roster({0: "a", 12: "b"}, "0123", "gloo", 15.0, HOSTS)
+PLACES = HostPlaces({12: HostPlace(1, 2, 2, 4)}, {0: "a", 12: "b"}, 25, HOSTS)
 ORDER = Order("links", Round("pairs", ((0, 1), (3, 2)), 7.5, {"port": 1}), 22.5)
 SIGN_IN = SignIn("t", 1, Launch(rank=3), "nd0", "key", ("10.0.0.1",), {"A": "b"}, "cpu", "gloo")
 
@@ -44,11 +45,13 @@ def test_the_format_is_that_of_other_versions() -> None:
         "nonce": "0123",
         "backend": "gloo",
         "next_s": 15.0,
+        "hosts": HOSTS,
     }
     assert PLACES.to_json() == {
         "places": {"12": {"node_rank": 1, "first_rank": 2, "nproc": 2, "world_size": 4}},
         "tokens": {"0": "a", "12": "b"},
         "next_s": 25,
+        "hosts": HOSTS,
     }
     assert json.loads(json.dumps(ORDER.to_json())) == {
         "check": "links",
@@ -79,6 +82,9 @@ def test_only_the_participant_of_seat_and_token_is_admitted() -> None:
         ("roster", "tokens", {"1": 2}, "rank 0: roster.tokens.1 is a whole number, not a text"),
         ("roster", "nonce", None, "rank 0: roster.nonce is null, not a text"),
         ("roster", "next_s", "soon", "rank 0: roster.next_s is a text, not a number"),
+        ("roster", "hosts", ["nd0"], "rank 0: roster.hosts is a list, not an object"),
+        ("roster", "hosts", {"nd0": [1]}, "rank 0: roster.hosts.nd0[] is a whole number, not a"),
+        ("layout", "hosts", {"nd0": "x"}, "rank 0: layout.hosts.nd0 is a text, not a list"),
         ("layout", "places", None, "rank 0: layout.places is null, not an object"),
         ("layout", "places", {"1": 2}, "rank 0: layout.places.1 is a whole number"),
         ("layout", "places", {"1": {}}, 'rank 0: layout.places.1 has no "node_rank"'),

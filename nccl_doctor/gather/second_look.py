@@ -1,0 +1,79 @@
+"""A second look after a loss: what changed on this host, and who of the job still answers.
+
+A cut cable is seen at both of its ends, and means something else there: who takes the look, whom
+to call and for how long is decided here; what is looked at is up to the checks that look again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from nccl_doctor.gather.run_state import Run
+from nccl_doctor.model.check import Check
+from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Host, Outcome
+from nccl_doctor.model.findings import Round
+from nccl_doctor.observe import probe
+
+LOOK_S = 4.0
+WITNESSES = 4
+"""Hosts that are told to everybody, and that look again: enough to tell a host from a link."""
+_MOST_LOST = 8
+
+
+def checks_that_look_again(run: Run) -> list[Check]:
+    """The checks of this run that look again."""
+    level = run.options.level.order
+    return [
+        check
+        for check in run.registry.checks
+        if check.looks_again and not check.together and check.level.order <= level
+    ]
+
+
+def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcome]:
+    """Check → what it saw, on a participant that has lost the coordinator.
+
+    Args:
+        run: of this participant.
+        hosts: name → addresses of hosts of the job, as far as they are known.
+    """
+    deadline = time.monotonic() + min(LOOK_S, run.left())
+    context = replace(run.context(), round=AFTER_LOSS, params={"hosts": dict(hosts)})
+    checks = checks_that_look_again(run) if run.left() else []
+    jobs = [probe.job_of(check, context, deadline) for check in checks]
+    run.progress.say("looking again after a loss")
+    ends = probe.run(jobs, run.progress.tick)
+    return {check.name: end for check, end in zip(checks, ends, strict=True)}
+
+
+def look_together(cluster: Cluster, silent: set[int], own_seat: int) -> Round | None:
+    """Who looks again, each alone but at the same time, and whom they call; None if nobody was
+    lost.
+
+    Args:
+        cluster: what the coordinator has.
+        silent: seats that stopped responding.
+        own_seat: the coordinator's.
+    """
+    if len(cluster.hosts) < 2 or not (silent or cluster.absent):
+        return None
+    left: dict[int, int] = {}
+    lost: list[Host] = []
+    for host in cluster.present_hosts:
+        seats = [rank.seat for rank in cluster.ranks_on(host)]
+        answering = [seat for seat in seats if seat not in silent]
+        if own_seat in seats:
+            left[host.id] = own_seat
+        elif answering:
+            left[host.id] = answering[0]
+        else:
+            lost.append(host)
+    if not lost:
+        return Round(AFTER_LOSS, ((own_seat,),), LOOK_S, {"hosts": {}}, may_shrink=True)
+    in_order = sorted(left, key=lambda number: left[number] != own_seat)[:WITNESSES]
+    called = [*lost[:_MOST_LOST], *(h for h in cluster.present_hosts if h.id in in_order)]
+    hosts = {host.label: list(host.addresses) for host in called}
+    groups = tuple((left[number],) for number in in_order)
+    return Round(AFTER_LOSS, groups, LOOK_S, {"hosts": hosts}, may_shrink=True)

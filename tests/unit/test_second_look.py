@@ -1,0 +1,69 @@
+"""Who looks again after a loss, and whom they call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nccl_doctor import registry
+from nccl_doctor.api import AFTER_LOSS
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.second_look import WITNESSES, look_together
+from nccl_doctor.gather.sign_in import SignIn
+from nccl_doctor.model.launch import Launch
+from tests.support.clusters import make_cluster
+
+THREE = ("nd0", "nd1", "nd2")
+
+
+def test_nobody_looks_again_where_nobody_was_lost() -> None:
+    assert look_together(make_cluster(THREE), set(), 0) is None
+    assert look_together(make_cluster(("nd0",)), {1}, 0) is None
+
+
+def test_who_is_left_calls_who_was_lost_and_each_other() -> None:
+    round_ = look_together(make_cluster(THREE), {2, 3}, 0)
+    assert round_ is not None
+    assert (round_.name, round_.groups) == (AFTER_LOSS, ((0,), (4,)))
+    assert round_.params == {
+        "hosts": {f"nd{node}": [f"192.168.77.{node + 1}"] for node in (1, 0, 2)}
+    }
+
+
+def test_a_host_with_a_rank_that_answers_was_not_lost() -> None:
+    for silent in ({2}, {1}):
+        round_ = look_together(make_cluster(THREE), silent, 0)
+        assert round_ is not None
+        assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
+
+
+def test_hosts_that_never_came_cannot_be_called() -> None:
+    round_ = look_together(make_cluster(THREE, absent_nodes=[1]), set(), 0)
+    assert round_ is not None
+    assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
+
+
+def test_in_a_large_cluster_few_look_and_few_are_called() -> None:
+    cluster = make_cluster([f"nd{node}" for node in range(200)], 1)
+    round_ = look_together(cluster, set(range(100, 200)), 0)
+    assert round_ is not None
+    assert len(round_.groups) == WITNESSES
+    assert round_.groups[0] == (0,)
+    assert len(round_.params["hosts"]) <= 3 * WITNESSES
+
+
+def test_everybody_is_told_a_few_hosts_those_that_came_first() -> None:
+    log = EvidenceLog(Launch(rank=0, world_size=12, nnodes=6), {}, {})
+    assert log.some_hosts(4) == {}
+    for seat in range(12):
+        name = f"nd{seat // 2}"
+        more: dict[str, Any] = {"addresses": (f"192.168.77.{seat // 2 + 1}",)}
+        who = SignIn(str(seat), 1, Launch(rank=seat), name, f"key of {name}", **more)
+        log.sign_in(seat, who, 0.0)
+    told = log.some_hosts(WITNESSES)
+    assert told == {f"nd{node}": [f"192.168.77.{node + 1}"] for node in range(WITNESSES)}
+
+
+def test_only_checks_that_observe_alone_look_again() -> None:
+    again = [check for check in registry.load().checks if check.looks_again]
+    assert [check.name for check in again] == ["uplink"]
+    assert not any(check.together for check in again)
