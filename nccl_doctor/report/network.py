@@ -116,7 +116,8 @@ def network_of(report: Report, checks: Checks = no_checks) -> Network:
     hosts = report.cluster.hosts
     names = [host.label for host in hosts]
     for finding in report.findings:
-        names += [end for link in finding.where.links for end in link if end not in names]
+        ends = (end for link in finding.where.links for end in link)
+        names += dict.fromkeys(end for end in ends if end not in names)
     labels = _unique(names, hosts)
     places: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):

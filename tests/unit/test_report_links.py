@@ -45,6 +45,16 @@ def test_what_nobody_tried_is_not_good():
     assert matrix(report_of(make_cluster(("nd0", "nd1", "nd2")), ONE))[2] == "  nd1  ?   ·   ✗"
 
 
+def test_a_host_that_only_a_finding_knows_has_one_line_for_both_directions():
+    both = Finding(PORT, "shut", Where(links=(("nd1", "nd9"), ("nd9", "nd1"))))
+    assert matrix(report_of(make_cluster(("nd0", "nd1")), both)) == [
+        "      nd0 nd1 nd9",
+        "  nd0  ·   ?   ?",
+        "  nd1  ?   ·   ✗",
+        "  nd9  ?   ✗   ·",
+    ]
+
+
 @pytest.mark.parametrize(
     "findings",
     [
