@@ -54,7 +54,7 @@ from nccl_doctor.api import (
 )
 
 from .culprits import find_culprits
-from .look import call_all, call_gateway, gateway, nic_towards, nics_here
+from .look import LOOK_UP_S, call_all, call_gateway, gateway, nic_towards, nics_here
 
 HOST_CUT_OFF = Kind(
     "host-cut-off",
@@ -100,7 +100,9 @@ class Uplink(Check):
         nics = nics_here(ctx.root)
         facts: UplinkFacts = {
             "interfaces": nics,
-            "towards_master": nic_towards(ctx.launch.master_addr or "", nics),
+            "towards_master": nic_towards(
+                ctx.launch.master_addr or "", nics, min(LOOK_UP_S, ctx.left() / 4)
+            ),
             "gateway": gateway(ctx.root),
             "calls": [],
         }

@@ -63,10 +63,10 @@ def _changes(path: Path) -> int | None:
         return None
 
 
-def nic_towards(master: str, nics: Sequence[Mapping[str, Any]]) -> str:
+def nic_towards(master: str, nics: Sequence[Mapping[str, Any]], limit_s: float) -> str:
     """Name of the interface that has MASTER_ADDR, or leads to it, or would if it were up.
 
-    Empty where that is not known.
+    Empty where that is not known, or the name does not resolve in `limit_s`.
     """
     by_address = {address: nic["name"] for nic in nics for address in nic["addresses"]}
     nets = [
@@ -74,7 +74,7 @@ def nic_towards(master: str, nics: Sequence[Mapping[str, Any]]) -> str:
         for own, bits in subnet_prefixes().items()
         if own in by_address
     ]
-    for answer in look_up(master, LOOK_UP_S).answers if master else ():
+    for answer in look_up(master, limit_s).answers if master else ():
         source, _ = source_of(answer)
         nic = by_address.get(answer) or by_address.get(source or "")
         if nic:

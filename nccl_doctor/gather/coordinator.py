@@ -18,10 +18,10 @@ from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.gather.second_look import checks_that_look_again, look_together
+from nccl_doctor.gather.second_look import checks_that_look_again, look_alone, look_together
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
-from nccl_doctor.model.cluster import Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.cluster_json import outcome_from_json
 from nccl_doctor.model.findings import Finding, Round, Severity
 from nccl_doctor.model.json_node import Node
@@ -180,11 +180,20 @@ class Coordinator:
         ]
 
     def _look_again(self) -> None:
-        """If somebody was lost: the hosts that are left look who still answers."""
-        round_ = look_together(self._cluster(), self._silent, self._run.seat)
-        if round_ is not None and self._run.left() > round_.deadline_s + SETTLE_S:
-            for check in checks_that_look_again(self._run):
+        """If somebody was lost: the hosts that are left look who still answers.
+
+        Without the time for that, this one looks at least at itself: it may be the one to blame.
+        """
+        run = self._run
+        round_ = look_together(self._cluster(), self._silent, run.seat)
+        if round_ is None:
+            return
+        if run.left() > round_.deadline_s + SETTLE_S:
+            for check in checks_that_look_again(run):
                 self._hold(check, round_)
+            return
+        for name, outcome in look_alone(run, {}).items():
+            self._evidence.record(run.seat, name, AFTER_LOSS, outcome)
 
     # -- the end --------------------------------------------------------------------------------
 

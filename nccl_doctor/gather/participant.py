@@ -372,7 +372,12 @@ class Participant:
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""
         findings, _ = judge_all(self._own_cluster(), self._run.registry.checks)
-        found = [f for f in findings if f.level is Severity.FAIL and f.kind.layer in _ROAD]
+        found = [
+            finding
+            for finding in findings
+            if finding.level is Severity.FAIL
+            and (finding.kind.layer in _ROAD or finding.kind.cuts_off)
+        ]
         return min(found, key=lambda f: f.kind.layer.order, default=None)
 
     def _is_aside(self) -> bool:

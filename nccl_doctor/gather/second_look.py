@@ -17,6 +17,8 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.observe import probe
 
 LOOK_S = 4.0
+QUICK_S = 1.0
+"""Where the time is over: out of what is kept for the report. It is enough to see a cable."""
 WITNESSES = 4
 """Hosts that are told to everybody, and that look again: enough to tell a host from a link."""
 _MOST_LOST = 8
@@ -33,15 +35,15 @@ def checks_that_look_again(run: Run) -> list[Check]:
 
 
 def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcome]:
-    """Check → what it saw, on a participant that has lost the coordinator.
+    """Check → what it saw, on a participant that has lost the others.
 
     Args:
         run: of this participant.
         hosts: name → addresses of hosts of the job, as far as they are known.
     """
-    deadline = time.monotonic() + min(LOOK_S, run.left())
+    deadline = time.monotonic() + min(LOOK_S, max(QUICK_S, run.left()))
     context = replace(run.context(), round=AFTER_LOSS, params={"hosts": dict(hosts)})
-    checks = checks_that_look_again(run) if run.left() else []
+    checks = checks_that_look_again(run)
     jobs = [probe.job_of(check, context, deadline) for check in checks]
     run.progress.say("looking again after a loss")
     ends = probe.run(jobs, run.progress.tick)
