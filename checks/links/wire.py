@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import selectors
 import socket
 import struct
 import time
@@ -16,6 +17,8 @@ from .tcp_info import TcpInfo, tcp_info
 
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
+_MOST_CALLERS = 256
+"""That have connected and not yet said who they are; the oldest ones have to go."""
 LARGEST = 1 << 20
 """Bytes of payload in the largest frame."""
 HEADER = struct.Struct("!cI")
@@ -129,44 +132,85 @@ class Gate:
         tokens = (secrets.token_hex(TOKEN_BYTES // 2) for _ in "12")
         self.door = Door(address, self._sock.getsockname()[1], *tokens)
         self._early: dict[int, socket.socket] = {}
+        self._unknown: dict[socket.socket, tuple[bytearray, float]] = {}
 
     def __enter__(self) -> Gate:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for sock in (self._sock, *self._early.values()):
+        for sock in (self._sock, *self._early.values(), *self._unknown):
             sock.close()
 
     def admit(self, seat: int, timeout_s: float) -> socket.socket | None:
-        """Wait for one partner's call; others that call early are kept for their turn."""
+        """Wait for one partner's call; others that call early are kept for their turn.
+
+        Whoever connects has to say who it is within `STALL_S`, and nobody waits for it meanwhile.
+        """
         end = time.monotonic() + timeout_s
         while seat not in self._early and (left := end - time.monotonic()) > 0:
-            self._sock.settimeout(left)
             try:
-                client, _ = self._sock.accept()
+                self._hear(left)
             except OSError:
                 return None
-            caller = self._introduction(client)
-            if caller is None or caller in self._early:
-                client.close()
-            else:
-                self._early[caller] = client
         client_or_none = self._early.pop(seat, None)
         if client_or_none is not None:
             try:
+                client_or_none.settimeout(STALL_S)
                 client_or_none.sendall(self.door.answer.encode())
             except OSError:
                 client_or_none.close()
                 return None
         return client_or_none
 
-    def _introduction(self, client: socket.socket) -> int | None:
-        """The seat of a caller that shows the token."""
+    def _hear(self, limit_s: float) -> None:
+        """Take the next call, or more of what callers say of themselves."""
+        now = time.monotonic()
+        for client in [client for client, (_, by) in self._unknown.items() if by <= now]:
+            self._dismiss(client)
+        nearest = min((by for _, by in self._unknown.values()), default=now + limit_s)
+        with selectors.PollSelector() as selector:
+            for sock in (self._sock, *self._unknown):
+                selector.register(sock, selectors.EVENT_READ)
+            ready = selector.select(min(limit_s, nearest - now))
+        for key, _ in ready:
+            assert isinstance(key.fileobj, socket.socket)
+            if key.fileobj is not self._sock:
+                self._listen_to(key.fileobj)
+                continue
+            client, _ = self._sock.accept()
+            client.setblocking(False)
+            self._unknown[client] = bytearray(), now + STALL_S
+            if len(self._unknown) > _MOST_CALLERS:
+                self._dismiss(next(iter(self._unknown)))
+
+    def _listen_to(self, client: socket.socket) -> None:
+        """Read more of an introduction; keep the caller if that is all, and right."""
+        if client not in self._unknown:
+            return
+        said, _ = self._unknown[client]
         try:
-            client.settimeout(STALL_S)
-            magic, token, seat = _HELLO.unpack(client.recv(_HELLO.size, socket.MSG_WAITALL))
-        except (OSError, struct.error):
+            part = client.recv(_HELLO.size - len(said))
+        except OSError:
+            part = b""
+        said += part
+        if part and len(said) < _HELLO.size:
+            return
+        caller = self._introduction(bytes(said))
+        if caller is None or caller in self._early:
+            self._dismiss(client)
+        else:
+            del self._unknown[client]
+            self._early[caller] = client
+
+    def _dismiss(self, client: socket.socket) -> None:
+        del self._unknown[client]
+        client.close()
+
+    def _introduction(self, said: bytes) -> int | None:
+        """The seat of a caller that shows the token."""
+        if len(said) != _HELLO.size:
             return None
+        magic, token, seat = _HELLO.unpack(said)
         known = secrets.compare_digest(magic + token, MAGIC + self.door.token.encode())
         return int(seat) if known else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 
+from nccl_doctor.toolkit.peers import echo
 from nccl_doctor.toolkit.peers.echo import (
     LARGE_BYTES,
     MAGIC,
@@ -97,6 +99,27 @@ def test_a_listener_keeps_silent_before_a_stranger() -> None:
         with socket.create_connection((HOME, door.port), timeout=5) as stranger:
             stranger.sendall(MAGIC + b"x" * 32)
             assert stranger.recv(100) == b""
+
+
+def test_a_stranger_that_trickles_is_not_served_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps no slot: what counts is the whole, not the pause."""
+    monkeypatch.setattr(echo, "_PATIENCE_S", 0.5)
+    began = time.monotonic()
+    ended = False
+    with Listeners([HOME]) as listeners:
+        port = listeners.doors[0].port
+        with contextlib.closing(socket.create_connection((HOME, port))) as stranger:
+            stranger.settimeout(0.2)
+            while not ended and time.monotonic() < began + 6:
+                try:
+                    stranger.sendall(b"n")
+                    ended = stranger.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    ended = True
+    assert ended
+    assert time.monotonic() - began < 5
 
 
 def test_another_listener_is_not_taken_for_the_right_one() -> None:

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nccl_doctor.checks.links import wire
 from nccl_doctor.checks.links.tcp_info import TcpInfo, tcp_info
 from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
 from nccl_doctor.checks.links.timetable import in_slots, tournament
@@ -158,6 +159,36 @@ def test_a_gate_keeps_early_callers_for_their_turn() -> None:
             return True
 
         assert together(admit, lambda: arrive(2), lambda: arrive(4)) == [[True, True], True, True]
+
+
+def test_strangers_that_say_nothing_keep_no_partner_out() -> None:
+    began = time.monotonic()
+    with Gate(HOME) as gate:
+        strangers = [socket.create_connection((HOME, gate.door.port)) for _ in range(8)]
+        strangers[0].sendall(b"n")
+        admitted, answer = together(lambda: gate.admit(7, 4), lambda: call(gate.door, 7, 4))
+        assert isinstance(answer, socket.socket)
+        for sock in (admitted, answer, *strangers):
+            sock.close()
+    assert time.monotonic() - began < 3
+
+
+def test_a_stranger_has_to_say_who_it_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "STALL_S", 0.2)
+    with Gate(HOME) as gate, socket.create_connection((HOME, gate.door.port)) as stranger:
+        stranger.sendall(b"n")
+        assert gate.admit(7, 1.0) is None
+        stranger.settimeout(2)
+        assert stranger.recv(1) == b""
+
+
+def test_more_strangers_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_MOST_CALLERS", 4)
+    with Gate(HOME) as gate:
+        strangers = [socket.create_connection((HOME, gate.door.port)) for _ in range(9)]
+        admitted, answer = together(lambda: gate.admit(7, 4), lambda: call(gate.door, 7, 4))
+        for sock in (admitted, answer, *strangers):
+            sock.close()
 
 
 def test_a_gate_says_nothing_to_a_stranger() -> None:

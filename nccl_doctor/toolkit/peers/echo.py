@@ -42,6 +42,8 @@ LARGE_S = 8.0
 """A large echo that still moves after this long counts as slow, not as failed."""
 _PATIENCE_S = 3 * STALL_S
 """The listener waits longer than the caller, so that the caller reports what stalled."""
+_SERVED_S = _PATIENCE_S + LARGE_S + STALL_S
+"""The longest that a caller is served, however it keeps the connection alive."""
 _MAX_SERVED = 256
 MAX_CALLS = 128
 """Calls at the same time; with what is served at once, well under a limit of 1024 open files."""
@@ -201,16 +203,18 @@ def _listen(at: Origin) -> socket.socket:
 
 
 def _answer(client: socket.socket, door: Door) -> None:
-    client.settimeout(_PATIENCE_S)
+    started = time.monotonic()
     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    shown = _receive(client, len(MAGIC) + TOKEN_BYTES)
+    shown = _receive(client, len(MAGIC) + TOKEN_BYTES, started + _PATIENCE_S)
     if not secrets.compare_digest(shown, MAGIC + door.token.encode()):
         return
+    end = started + _SERVED_S
     client.sendall(door.answer.encode())
-    client.sendall(_receive(client, SMALL_BYTES))
+    client.sendall(_receive(client, SMALL_BYTES, end))
     content = bytearray()
     while len(content) < LARGE_BYTES:
         before = len(content) // ACK_BYTES
+        _wait_until(client, end)
         part = client.recv(min(1 << 16, LARGE_BYTES - len(content)))
         if not part:
             return
@@ -219,10 +223,23 @@ def _answer(client: socket.socket, door: Door) -> None:
     client.sendall(content)
 
 
-def _receive(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes, or fewer if the other side closed."""
+def _wait_until(sock: socket.socket, end: float) -> None:
+    """Let the next operation wait as long as a peer may be silent, and never beyond `end`.
+
+    Raises:
+        TimeoutError: it is over.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("out of time")
+    sock.settimeout(min(_PATIENCE_S, left))
+
+
+def _receive(sock: socket.socket, size: int, end: float) -> bytes:
+    """Exactly `size` bytes, or fewer if the other side closed; `end` as for `_wait_until`."""
     data = bytearray()
     while len(data) < size:
+        _wait_until(sock, end)
         part = sock.recv(size - len(data))
         if not part:
             break
@@ -264,7 +281,7 @@ def _talk(sock: socket.socket, door: Door) -> tuple[str, str, str, int, int]:
 def _expect(sock: socket.socket, wanted: bytes, what: str) -> str:
     """The error of an answer, or the empty string."""
     try:
-        got = _receive(sock, len(wanted))
+        got = _receive(sock, len(wanted), time.monotonic() + STALL_S)
     except TimeoutError:
         return f"connected, but no {what} within {STALL_S:g} s"
     if not got:
