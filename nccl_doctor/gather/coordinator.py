@@ -18,7 +18,7 @@ from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.gather.second_look import checks_that_look_again, look_alone, look_together
+from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
@@ -98,7 +98,7 @@ class Coordinator:
         groups = tuple(self._unblocked(check, round_))
         if not groups:
             return
-        deadline_s = min(round_.deadline_s, run.left() - SETTLE_S)
+        deadline_s = min(round_.deadline_s, longest_round(run.left()))
         if deadline_s <= 0:
             for group in groups:
                 self._note_untested(group, group, check, round_, "no time was left")
@@ -180,9 +180,8 @@ class Coordinator:
         ]
 
     def _look_again(self) -> None:
-        """If somebody was lost: the hosts that are left look who still answers.
-
-        Without the time for that, this one looks at least at itself: it may be the one to blame.
+        """If somebody was lost: the hosts that are left look who still answers; without the time
+        for that, this one alone.
         """
         run = self._run
         round_ = look_together(self._cluster(), self._silent, run.seat)
@@ -192,7 +191,7 @@ class Coordinator:
             for check in checks_that_look_again(run):
                 self._hold(check, round_)
             return
-        for name, outcome in look_alone(run, {}).items():
+        for name, outcome in look_alone(run, round_.params["hosts"]).items():
             self._evidence.record(run.seat, name, AFTER_LOSS, outcome)
 
     # -- the end --------------------------------------------------------------------------------
@@ -212,6 +211,16 @@ class Coordinator:
         seats = [f"seat/{seat}" for seat in self._evidence.seats]
         names = ("coordinators", "opening", "server", "seats", "layout", "roster")
         box.forget([*names, *orders, *seats, *byes])
+
+
+def longest_round(left_s: float) -> float:
+    """Seconds that a round may take, of those that are left.
+
+    Where somebody is waited for in vain, there is still to be time to look again, and to tell the
+    others the end before their own time is over: they may have started earlier.
+    """
+    most = left_s - SETTLE_S
+    return max(most - LOOK_S, min(most, LOOK_S))
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -17,8 +17,10 @@ from nccl_doctor.model.findings import Round
 from nccl_doctor.observe import probe
 
 LOOK_S = 4.0
-QUICK_S = 1.0
-"""Where the time is over: out of what is kept for the report. It is enough to see a cable."""
+CALLS_S = 2.5
+"""Least time to call others; with less, this host looks at itself alone."""
+QUICK_S = 0.6
+"""For that, where the time is over: out of what is kept for the report."""
 WITNESSES = 4
 """Hosts that are told to everybody, and that look again: enough to tell a host from a link."""
 _MOST_LOST = 8
@@ -42,7 +44,8 @@ def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcom
         hosts: name → addresses of hosts of the job, as far as they are known.
     """
     deadline = time.monotonic() + min(LOOK_S, max(QUICK_S, run.left()))
-    context = replace(run.context(), round=AFTER_LOSS, params={"hosts": dict(hosts)})
+    called = dict(hosts) if run.left() > CALLS_S else {}
+    context = replace(run.context(), round=AFTER_LOSS, params={"hosts": called})
     checks = checks_that_look_again(run)
     jobs = [probe.job_of(check, context, deadline) for check in checks]
     run.progress.say("looking again after a loss")

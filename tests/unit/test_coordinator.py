@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.gather.coordinator import touches
+from nccl_doctor.gather.coordinator import longest_round, touches
+from nccl_doctor.gather.examine import SETTLE_S
+from nccl_doctor.gather.second_look import CALLS_S
 from nccl_doctor.model.findings import Finding, Kind, Layer, Where
 from tests.support.clusters import make_cluster
 
@@ -29,3 +31,15 @@ CLUSTER = make_cluster(("a", "b", "c"), 2)  # seats 0 1 on a, 2 3 on b, 4 5 on c
 )
 def test_what_stops_a_group(where: Where, group: tuple[int, ...], stopped: bool) -> None:
     assert touches(Finding(KIND, "", where), CLUSTER, group) is stopped
+
+
+@pytest.mark.parametrize("left_s", [5.5, 8.0, 12.0, 20.0, 300.0])
+def test_a_round_in_which_somebody_is_lost_leaves_time_to_look_again(left_s: float) -> None:
+    longest = longest_round(left_s)
+    assert 0 < longest <= left_s - SETTLE_S
+    if left_s > 15:
+        assert left_s - longest - SETTLE_S > CALLS_S
+
+
+def test_no_round_is_held_without_time() -> None:
+    assert longest_round(SETTLE_S) <= 0

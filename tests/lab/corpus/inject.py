@@ -309,6 +309,18 @@ def mtu(scene: Scene, host: Host, size: int) -> None:
 
 
 @step
+def pull_cable(scene: Scene, host: Host) -> None:
+    """The cable of the host is out: its card has no carrier."""
+    faults.pull_cable(scene.lab, host)
+
+
+@step
+def link_down(scene: Scene, host: Host) -> None:
+    """Somebody took the card of the host down."""
+    faults.set_link_down(host)
+
+
+@step
 def no_route(scene: Scene, host: Host, to: str) -> None:
     """The host has no route to another one."""
     host.call("ip", "route", "add", "unreachable", f"{scene.lab[to].address}/32")
