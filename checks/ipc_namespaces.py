@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import socket
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -54,6 +53,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 IPC_NAMESPACE_SPLIT = Kind(
@@ -95,7 +95,7 @@ class IpcNamespaces(Check):
         hostid = nccl_settings(ctx.env, root=ctx.root).get("NCCL_HOSTID")
         name = hostid.value if hostid is not None else ""
         if not name:
-            name = socket.gethostname()
+            name = host_name()
             with suppress(OSError):
                 name += (ctx.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return hashlib.sha256(name.encode()).hexdigest()[:12]

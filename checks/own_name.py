@@ -32,7 +32,6 @@ in ProcessGroupGloo.cpp; getaddrinfo(3), hosts(5).
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
@@ -48,6 +47,7 @@ from nccl_doctor.api import (
     likely_address,
     spans_machines,
 )
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
@@ -72,7 +72,7 @@ class OwnName(Check):
 
     def observe(self, ctx: Context) -> OwnNameFacts:
         """Answers for the own host name, within 4 s whatever the resolver does."""
-        own = socket.gethostname()
+        own = host_name()
         ctx.breadcrumb(f"look up {own}")
         return {
             "own": look_up(own, LOOK_UP_S).to_json(),

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.net.names import look_up
 
 RDZV_ENDPOINT_UNHOSTED = Kind(
@@ -83,7 +84,7 @@ class RendezvousEndpoint(Check):
         endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
         if ctx.env.get("PET_RDZV_BACKEND", "").lower() != "c10d" or not endpoint:
             raise Skip("the job does not use a c10d rendezvous")
-        host, own = endpoint_host(endpoint), socket.gethostname()
+        host, own = endpoint_host(endpoint), host_name()
         is_host = is_host_of(ctx.env.get("PET_RDZV_CONF", ""))
         ctx.breadcrumb(f"look up {host} and {own}")
         resolved, mine = look_up(host, LOOK_UP_S), look_up(own, LOOK_UP_S)

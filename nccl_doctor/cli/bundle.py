@@ -15,6 +15,7 @@ import click
 from nccl_doctor.cli.help import READ_EXITS, Manual
 from nccl_doctor.cli.redaction import KEY_HELP, cover_of
 from nccl_doctor.cli.saving import NotSaved, check_place, read_report
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.terminal import in_github, inert, safe
 
 if TYPE_CHECKING:
@@ -183,9 +184,8 @@ def _tools(packed: Bundle) -> Iterator[Piece]:
 def _learn(text: Text, pieces: Sequence[Piece]) -> None:
     """Note the names in what is packed, and those of the host and the user that pack it."""
     import getpass
-    import socket
 
-    text.names.know_host(socket.gethostname())
+    text.names.know_host(host_name())
     with suppress(KeyError, OSError):  # a container's user may have no name
         text.names.know_user(getpass.getuser())
     for piece in pieces:

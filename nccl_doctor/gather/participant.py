@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +42,7 @@ from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Wh
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.terminal import complain
 
@@ -334,7 +334,7 @@ class Participant:
         if kind is not None and self._run.launch.local_rank in (0, None):
             for check, outcome in look_alone(self._run, self._hosts).items():
                 self._evidence.record(self._run.seat, check, AFTER_LOSS, outcome)
-        here = Where(hosts=(socket.gethostname(),)) if where is None else where
+        here = Where(hosts=(host_name(),)) if where is None else where
         road = self._broken_road()
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []

@@ -14,6 +14,7 @@ from nccl_doctor.model.cluster_json import facts_from_json, launch_from_json
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.masking import masked_data
 from nccl_doctor.toolkit.variables.recorded import allowed
 
@@ -149,7 +150,7 @@ def introduce(launch: Launch, environ: Mapping[str, str], backend: str) -> SignI
         token=secrets.token_hex(8),
         pid=os.getpid(),
         launch=Launch.from_json(masked_data(launch.to_json())),
-        host_name=identity.host_name(),
+        host_name=host_name(),
         host_key=identity.host_key(),
         addresses=identity.host_addresses(),
         env=allowed(environ),

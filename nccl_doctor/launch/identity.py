@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import os
-import platform
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
 LOOK_UP_S = 4.0
-
-
-def host_name() -> str:
-    """The name that this host calls itself."""
-    return socket.gethostname()
 
 
 def host_key() -> str:
@@ -29,7 +23,7 @@ def host_key() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
-        boot = platform.node()
+        boot = host_name()
     try:
         namespace = os.stat("/proc/self/ns/net").st_ino
     except OSError:

@@ -86,6 +86,14 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def host_name() -> str:
+    """The name that this host calls itself; bytes that are no UTF-8 are written as numbers.
+
+    The kernel takes any bytes, and Python gives them as text that cannot be written.
+    """
+    return os.fsencode(socket.gethostname()).decode(errors="backslashreplace")
+
+
 # Interfaces ---------------------------------------------------------------------------------------
 
 

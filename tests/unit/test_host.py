@@ -70,6 +70,29 @@ def test_whoever_else_asks_psutil_gets_the_true_host(tmp_path: Path) -> None:
     assert psutil.Process().memory_info().rss > 0
 
 
+# Names --------------------------------------------------------------------------------------------
+
+NAMED = r"""
+import socket
+from nccl_doctor.toolkit.host import host_name
+for name in (b"nd\xff\xe9", "nöd".encode()):
+    socket.sethostname(name)
+    print(ascii(host_name()))
+"""
+
+
+def test_a_host_name_that_is_no_utf_8_can_be_written() -> None:
+    unshare = ["unshare", "--uts"]
+    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("host names of their own cannot be given")
+    command = [*unshare, sys.executable, "-X", "utf8", "-c", NAMED]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [r"'nd\\xff\\xe9'", r"'n\xf6d'"]
+
+
 # Interfaces ---------------------------------------------------------------------------------------
 
 

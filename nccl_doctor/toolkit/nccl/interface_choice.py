@@ -8,7 +8,6 @@ NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in s
 from __future__ import annotations
 
 import ipaddress
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,7 +278,7 @@ def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
     The addresses are empty if the name does not resolve, and None if that took longer than
     `timeout_s`.
     """
-    found = look_up(socket.gethostname(), timeout_s)
+    found = look_up(host.host_name(), timeout_s)
     answers = tuple(dict.fromkeys(answer.partition("%")[0] for answer in found.answers))
     return found.query, None if found.timed_out else answers
 
