@@ -84,6 +84,7 @@ def test_a_run_and_all_that_is_made_of_it(folder: Path, redact: tuple[str, ...],
             "NCCL_X": "on,token=opensesame",
             "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
         },
+        timeout_s=130.0,  # its own time limit, and a little
     )
     assert (folder / "out.json").exists(), done
     assert seen(done.stdout + done.stderr) == []
@@ -115,6 +116,7 @@ def test_what_a_launcher_says_and_what_this_host_knows(folder: Path, redact: tup
         *("env", "-v", "--select", "environment,launch_record", *FORMS, *redact),
         cwd=folder,
         env={**planted([*OTHERS, *LAUNCHER]), "MASTER_ADDR": "http://bob:opensesame@head/x"},
+        timeout_s=130.0,
     )
     assert (folder / "out.json").exists(), done
     assert "launch-bad-value" in done.stdout
