@@ -20,6 +20,7 @@ from typing import Any
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity
 from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
+from nccl_doctor.toolkit import foreign
 from nccl_doctor.toolkit.masking import masked
 from nccl_doctor.toolkit.suggest import suggest
 
@@ -86,7 +87,7 @@ def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
         target = f"{GROUP}.{info.name}"
         shelf.add(target, _BUILT_IN, partial(importlib.import_module, target))
     for point in sorted(metadata.entry_points(group=GROUP), key=_place_of):
-        shelf.add(f"{point.name} = {point.value}", _distribution(point), point.load)
+        shelf.add_foreign(point)
     return shelf.choose(frozenset(select), frozenset(ignore))
 
 
@@ -115,28 +116,38 @@ class _Shelf:
 
     def add(self, target: str, origin: str, find: Callable[[], Any]) -> None:
         try:
-            # Foreign code runs at import: whatever it raises, sys.exit() included, is its fault
-            # and must not stop the examination.
-            check = _check_of(find())
+            check = _check_of(find(), own=origin == _BUILT_IN)
             self._refuse_duplicates(check, origin)
-        except (Exception, SystemExit) as error:
-            text = (
-                str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
-            )
-            text = masked(text)
-            self.problems.append(
-                Finding(
-                    CHECK_UNUSABLE,
-                    f"{origin} ({target}): {text}",
-                    evidence={"distribution": origin, "target": target, "error": text},
-                )
-            )
+        except (Exception, SystemExit) as error:  # whatever its import raises is its own fault
+            self._leave_out(target, origin, _in_words(error))
             return
         self.checks[check.name] = check
         self.origins[check.name] = origin
         for kind in check.kinds:
             self.kinds.setdefault(kind.code, (kind, check))
             self.owners[kind.code] = (*self.owners.get(kind.code, ()), check.name)
+
+    def add_foreign(self, point: metadata.EntryPoint) -> None:
+        """Add the check of another distribution, if a child comes back from importing it."""
+        target, origin = f"{point.name} = {point.value}", _distribution(point)
+        where = "" if point.dist is None else str(point.dist.locate_file(""))
+        problem = foreign.problem_of_import(
+            f"{where}: {origin}: {target}", lambda: _check_of(point.load(), own=False), _in_words
+        )
+        if problem:
+            self._leave_out(target, origin, problem)
+        else:
+            self.add(target, origin, point.load)
+
+    def _leave_out(self, target: str, origin: str, text: str) -> None:
+        text = masked(text)
+        self.problems.append(
+            Finding(
+                CHECK_UNUSABLE,
+                f"{origin} ({target}): {text}",
+                evidence={"distribution": origin, "target": target, "error": text},
+            )
+        )
 
     def _refuse_duplicates(self, check: Check, origin: str) -> None:
         if check.name in self.checks:
@@ -177,7 +188,11 @@ class _Unusable(Exception):
     """Reason why a check cannot be used, as a complete sentence."""
 
 
-def _check_of(found: Any) -> Check:
+def _in_words(error: BaseException) -> str:
+    return str(error) if isinstance(error, _Unusable) else f"{type(error).__name__}: {error}"
+
+
+def _check_of(found: Any, *, own: bool) -> Check:
     if isinstance(found, ModuleType):
         classes = [
             value
@@ -194,7 +209,7 @@ def _check_of(found: Any) -> Check:
     check = found()
     for problem in _invalid(check):
         raise _Unusable(f"{found.__name__}: {problem}")
-    return check
+    return check if own else foreign.guarded(found)()
 
 
 def _invalid(check: Check) -> Iterable[str]:

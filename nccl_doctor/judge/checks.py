@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 
 from nccl_doctor.judge.finding_types import json_able, well_formed
-from nccl_doctor.model.check import Check
+from nccl_doctor.model.check import Check, ForeignError
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import CHECK_BROKE
@@ -46,6 +46,8 @@ def view_for(check: Check, cluster: Cluster) -> Cluster:
 def in_words(error: Exception) -> str:
     """An exception in one line: its type, and what it says."""
     text = " ".join(str(error).split())
+    if isinstance(error, ForeignError):
+        return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -55,7 +57,10 @@ def _broke(check: Check, method: str, error: Exception) -> Finding:
         trace = trace.tb_next
     code = trace.tb_frame.f_code if trace is not None else None
     at = f"{PurePath(code.co_filename).name}:{trace.tb_lineno}" if code and trace else ""
-    return _broken(check, f"raised {in_words(error)}", method, in_words(error), at)
+    did = f"raised {in_words(error)}"
+    if isinstance(error, ForeignError):
+        at, did = error.at, did if error.raised else in_words(error)
+    return _broken(check, did, method, in_words(error), at)
 
 
 def _broken(

@@ -35,6 +35,19 @@ class Untested(Exception):
         self.facts = facts
 
 
+class ForeignError(Exception):
+    """Misbehaviour of a check of another distribution, whose rules run in a child of their own.
+
+    The text says what it was: `KeyError: 'lost'`. `raised` is True for an exception, and then `at`
+    its place in the source; else the child was ended, or had to be.
+    """
+
+    def __init__(self, text: str, *, raised: bool = False, at: str = "") -> None:
+        super().__init__(text)
+        self.raised = raised
+        self.at = at
+
+
 class Peers(Protocol):
     """Connection between the participants of one round: a star over the store of the run."""
 

@@ -67,35 +67,64 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     folder = os.path.join(os.path.abspath(folder), "")
     if folder.startswith(tuple(_memory.silent)):
         raise TimeoutError(errno.ETIMEDOUT, "no answer before, so not tried again")
+    try:
+        answer, _ = _sent("file", work, PATIENCE_S)
+    except TimeoutError:
+        _memory.silent.add(folder)
+        raise
+    return _answer(answer)
+
+
+def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> bytes:
+    """Run `work`, which calls code of others, in a child; returns what it returns.
+
+    Args:
+        name: of the child process.
+        work: raises nothing itself.
+        patience_s: longest time that it may take.
+
+    Raises:
+        TimeoutError: it did not end in time.
+        ChildProcessError: it ended the child; says how.
+    """
+    answer, status = _sent(name, work, patience_s)
+    if answer[:1] == _DONE:
+        return answer[1:]
+    how = 0 if status is None else os.waitstatus_to_exitcode(status)
+    words = f"exit code {how}" if how >= 0 else forks.signal_name(-how)
+    raise ChildProcessError(errno.ECHILD, f"ended its process ({words})")
+
+
+def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[bytes, int | None]:
+    """All that a child had to say, and its status as `os.waitpid` has it."""
     pipe, write_end = os.pipe()
     pid, parent = forks.fork()
     if pid == 0:
-        _serve(work, write_end, parent)
+        _serve(name, work, write_end, parent)
     os.close(write_end)
     forks.living.add(pid)
     try:
-        answer = _hear(pipe)
+        answer = _hear(pipe, patience_s)
     except TimeoutError:
-        _memory.silent.add(folder)
         forks.kill(pid)
         forks.end(pid, patient=False, by=time.monotonic() + _REAP_S)
         raise
     else:
-        forks.end(pid, patient=True)
+        status = forks.end(pid, patient=True)
     finally:
         os.close(pipe)
         forks.living.discard(pid)
-    return _answer(answer.lstrip(_ALIVE))
+    return answer.lstrip(_ALIVE), status
 
 
-def _hear(pipe: int) -> bytes:
+def _hear(pipe: int, patience_s: float) -> bytes:
     """Everything that the child has to say.
 
     Raises:
         TimeoutError: it stopped responding, or is too slow.
     """
     left = max(0.0, _memory.leave_by - time.monotonic())
-    patience, until = min(PATIENCE_S, left / 3), time.monotonic() + left / 2
+    patience, until = min(patience_s, left / 3), time.monotonic() + left / 2
     heard = bytearray()
     while select.select([pipe], [], [], patience)[0]:
         data = os.read(pipe, 1 << 20)
@@ -116,10 +145,10 @@ def _answer(answer: bytes) -> bytes:
     raise RuntimeError(said.decode() or "the process that accessed the disk has died")
 
 
-def _serve(work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:
+def _serve(name: str, work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:
     """Body of the child; never returns."""
     try:
-        forks.settle("file", parent)
+        forks.settle(name, parent)
         # One that is left behind must not keep a pipe or a port open for which somebody waits.
         os.closerange(3, pipe)
         os.closerange(pipe + 1, 1 << 16)

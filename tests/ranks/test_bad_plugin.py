@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import nccl_doctor
 from tests.ranks.ranks import Ranks
 
 OPTIONS = ("--join-timeout=8", "--timeout=60", "--collective-timeout=5")
@@ -33,6 +34,8 @@ MISTAKES = {
         "plan raised",
     ),
     "cannot_judge": (FINE.replace("return ()", "raise KeyError('lost')"), "KeyError"),
+    "leaves": (FINE.replace("return ()", "raise SystemExit(0)"), "SystemExit: 0"),
+    "ends_us": (FINE.replace("return ()", "import os; os._exit(0)"), "ended its process"),
     "cannot_look": (FINE.replace("return {}", "raise KeyError('lost')"), "raised"),
     "hangs": (FINE.replace("return {}", "import time; time.sleep(1000)"), "hung"),
     "dies": (FINE.replace("return {}", "import os; os.kill(os.getpid(), 11)"), "died (SIGSEGV)"),
@@ -62,6 +65,10 @@ def install(folder: Path, bodies: dict[str, str]) -> Path:
 def test_mistakes_of_plugins(tmp_path: Path) -> None:
     bodies = {name: body for name, (body, _) in MISTAKES.items()} | {"forgiven": FORGIVEN}
     path = str(install(tmp_path / "plugins", bodies))
+    (tmp_path / "plugins" / "bad_leaves_early.py").write_text("import os; os._exit(0)")
+    with (tmp_path / "plugins/bad_plugins-1.0.dist-info/entry_points.txt").open("a") as file:
+        file.write("leaves_early = bad_leaves_early\n")
+    path += f"{os.pathsep}{Path(nccl_doctor.__file__).parents[1]}"
     ranks = Ranks(tmp_path, 2, OPTIONS, changes={rank: {"PYTHONPATH": path} for rank in range(2)})
     ended = ranks.wait(40)
     report = ranks.report()
@@ -71,6 +78,9 @@ def test_mistakes_of_plugins(tmp_path: Path) -> None:
         assert said in status.pop(name)[1]
     assert status["forgiven"] == ("pass", "")
     assert {s for s, _ in status.values()} == {"pass", "skipped"}
+    (unusable,) = (f for f in report["findings"] if f["code"] == "check-unusable")
+    assert "leaves_early" in unusable["message"]
+    assert "ended its process (exit code 0)" in unusable["message"]
     assert {e.code for e in ended.values()} == {3}
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nccl_doctor import registry
-from nccl_doctor.api import Check, Finding
+from nccl_doctor.api import Check, Finding, Skip
+from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.toolkit import foreign as foreign_code
+from tests.support.clusters import make_cluster
 
 GOOD = '''
 """Is the moon up?
@@ -109,6 +113,13 @@ BROKEN = {
     "syntax": ("def (", "SyntaxError"),
     "raises": ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
     "leaves": ("import sys\nsys.exit(3)", "SystemExit: 3"),
+    "leaves well": ("import sys\nsys.exit(0)", "SystemExit: 0"),
+    "ends us": ("import os\nos._exit(0)", "the import ended its process (exit code 0)"),
+    "crashes": ("import os\nos.kill(os.getpid(), 11)", "ended its process (SIGSEGV)"),
+    "ends us when made": (
+        good() + "    def __init__(self):\n        import os; os._exit(0)\n",
+        "the import ended its process (exit code 0)",
+    ),
     "empty": ("x = 1", "the module defines 0 checks, not one"),
     "two": (good() + good("sun", "sun-down").replace("Moon", "Sun"), "defines 2 checks"),
     "imported only": ("from nccl_doctor.api import Check", "the module defines 0 checks"),
@@ -146,6 +157,84 @@ def test_a_plug_in_that_cannot_be_used_is_reported_and_left_out(install, fault):
     assert "\n" not in problem.message
     assert [check.name for check in found.checks] == [check.name for check in before.checks]
     assert found.kinds.keys() == before.kinds.keys()
+
+
+def test_an_import_that_blocks_is_given_up_once(install, monkeypatch):
+    monkeypatch.setattr(foreign_code, "IMPORT_S", 0.5)
+    install("import time; time.sleep(600)", "blocking_mod")
+    began = time.monotonic()
+    for _ in range(5):
+        (problem,) = foreign(registry.load())
+        assert "the import did not end: no answer within 0.5 s" in problem.message
+    assert time.monotonic() - began < 0.5 + 10.0
+
+
+RULES = {
+    "raises": ("raise KeyError('lost')", "`judge` of check moon raised KeyError: 'lost'"),
+    "leaves": ("raise SystemExit(0)", "`judge` of check moon raised SystemExit: 0"),
+    "closes": ("raise GeneratorExit", "`judge` of check moon raised GeneratorExit"),
+    "ends us": ("import os; os._exit(0)", "`judge` of check moon ended its process (exit code 0)"),
+    "crashes": ("import os; os.kill(os.getpid(), 11)", "ended its process (SIGSEGV)"),
+    "blocks": ("import time; time.sleep(600)", "did not end: no answer within 1.0 s"),
+    "yields words": ("yield 'down'", "raised TypeError: `judge` yields a str, not a Finding"),
+    "no text": ("yield Finding(KIND, 5)", "the message or fix of a moon-down is not a text"),
+    "no place": ("yield Finding(KIND, 'x', 'nd0')", "the place of a moon-down is not a Where"),
+    "no facts": ("yield Finding(KIND, 'x', evidence={'x': {1}})", "set is not JSON serializable"),
+}
+
+
+@pytest.mark.parametrize("fault", RULES)
+def test_a_rule_that_misbehaves_costs_its_own_answer(install, monkeypatch, fault):
+    monkeypatch.setattr(foreign_code, "RULE_S", 1.0)
+    monkeypatch.setattr(foreign_code, "_blocked", set())
+    body, words = RULES[fault]
+    source = good().replace("return ()", f"yield Finding(KIND, 'seen')\n        {body}")
+    install(source, "rule_mod" + re.sub(r"\W", "_", fault))
+    (moon,) = (check for check in registry.load().checks if check.name == "moon")
+    findings, broken = judge_all(make_cluster(["nd0"], 1), [moon])
+    assert set(broken) == {"moon"}
+    *found, broke = findings
+    assert broke.code == "check-broke"
+    assert words in broke.message
+    if fault not in ("ends us", "crashes", "blocks"):
+        assert [each.message for each in found] == ["seen"]
+        assert broke.evidence["at"]
+
+
+def test_a_rule_that_blocks_is_not_asked_again(install, monkeypatch):
+    monkeypatch.setattr(foreign_code, "RULE_S", 0.5)
+    monkeypatch.setattr(foreign_code, "_blocked", set())
+    install(good().replace("return ()", "import time; time.sleep(600)"), "slow_mod")
+    (moon,) = (check for check in registry.load().checks if check.name == "moon")
+    began = time.monotonic()
+    for _ in range(20):
+        _, broken = judge_all(make_cluster(["nd0"], 1), [moon])
+        assert "did not end" in broken["moon"]
+    assert time.monotonic() - began < 0.5 + 8.0
+
+
+def test_the_rules_of_a_plug_in_answer_as_they_are(install):
+    source = (
+        good()
+        .replace("import Check", "import Figure, Round, Skip, Check")
+        .replace("return ()", "yield Finding(KIND, 'seen', evidence={'x': 1.5})")
+    )
+    source += """
+    def deadline(self, ctx): return 7
+    def plan(self, cluster): raise Skip("no moon here")
+    def figures(self, cluster): yield Figure("height", 2.5, better="higher")
+"""
+    install(source, "fine_mod")
+    (moon,) = (check for check in registry.load().checks if check.name == "moon")
+    cluster = make_cluster(["nd0"], 1)
+    (found,) = moon.judge(cluster)
+    assert (found.code, found.evidence) == ("moon-down", {"x": 1.5})
+    assert [figure.value for figure in moon.figures(cluster)] == [2.5]
+    assert list(moon.sections(cluster)) == []
+    assert type(moon).sections is Check.sections
+    assert moon.deadline(None) == 7.0
+    with pytest.raises(Skip, match="no moon here"):
+        moon.plan(cluster)
 
 
 def test_not_a_check_at_all(install):

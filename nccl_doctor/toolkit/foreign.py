@@ -1,0 +1,163 @@
+"""Checks of other distributions: their code is imported, and their rules run, in children first.
+
+Such code may end its process, block for ever, or return anything at all. So an import is tried in
+a child before it is done here, and every rule runs in a child with a deadline; what comes back is
+made of the records of this program, or it is an error. One that blocked once is not asked again.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from nccl_doctor.model.check import Check, ForeignError, Skip
+from nccl_doctor.model.findings import Figure, Finding, Round, Where
+from nccl_doctor.model.sections import HostLink, Setup
+from nccl_doctor.toolkit.errands import send_foreign
+
+IMPORT_S = 20.0
+"""Longest time for an import; one that imports torch from a busy file server needs it."""
+RULE_S = 5.0
+"""Longest time for one call of a rule."""
+
+_YIELDS: dict[str, tuple[type, ...]] = {
+    "judge": (Finding,),
+    "plan": (Round,),
+    "figures": (Figure,),
+    "sections": (HostLink, Setup),
+}
+_tried: dict[str, str] = {}
+_blocked: set[tuple[str, str]] = set()
+
+
+def problem_of_import(place: str, use: Callable[[], object], in_words: Callable[[Any], str]) -> str:
+    """Try in a child to import and use foreign code; once for each `place` that it comes from.
+
+    Returns: what went wrong, as `in_words` says it of an exception; or the empty string.
+    """
+    if place not in _tried:
+
+        def work() -> bytes:
+            try:
+                use()
+            except BaseException as error:  # sys.exit() included
+                return in_words(error).encode("utf-8", "backslashreplace")
+            return b""
+
+        try:
+            _tried[place] = send_foreign("import", work, IMPORT_S).decode()
+        except TimeoutError as error:
+            _tried[place] = f"the import did not end: {error.strerror}"
+        except ChildProcessError as error:
+            _tried[place] = f"the import {error.strerror}"
+    return _tried[place]
+
+
+def guarded(found: type[Check]) -> type[Check]:
+    """The class of a check, whose rules run in children."""
+
+    def rule(name: str) -> Callable[[Check, Any], Iterator[Any]]:
+        def call(check: Check, cluster: Any) -> Iterator[Any]:
+            items, error = _called(check, name, lambda: getattr(found, name)(check, cluster))
+            yield from items
+            if error is not None:
+                raise error
+
+        return call
+
+    def plan(check: Check, cluster: Any) -> tuple[Any, ...]:
+        return tuple(rule("plan")(check, cluster))
+
+    def deadline(check: Check, context: Any) -> float:
+        (seconds,), error = _called(
+            check, "deadline", lambda: [float(found.deadline(check, context))], (0.0,)
+        )
+        if error is not None:
+            raise error
+        return float(seconds)
+
+    own: dict[str, Any] = {name: rule(name) for name in ("judge", "figures", "sections")}
+    own |= {"plan": plan, "deadline": deadline}
+    changed = {name: how for name, how in own.items() if getattr(found, name) is not _base(name)}
+    about = {"__module__": found.__module__, "__doc__": found.__doc__}
+    return type(found.__name__, (found,), {**about, **changed})
+
+
+def _base(name: str) -> object:
+    return getattr(Check, name)
+
+
+def _called(
+    check: Check, name: str, call: Callable[[], Iterable[Any]], nothing: Iterable[Any] = ()
+) -> tuple[Iterable[Any], Exception | None]:
+    """What a rule yields in a child, and how it went wrong, if it did."""
+    if (check.name, name) in _blocked:
+        return nothing, ForeignError("did not end before, so not tried again")
+    try:
+        data = send_foreign(check.name, lambda: _yielded(name, call), RULE_S)
+    except TimeoutError as error:
+        _blocked.add((check.name, name))
+        return nothing, ForeignError(f"did not end: {error.strerror}")
+    except ChildProcessError as error:
+        return nothing, ForeignError(error.strerror or "died")
+    items, how, text, at = _Records(io.BytesIO(data)).load()
+    if how == "skip":
+        return nothing, Skip(text)
+    return items or nothing, ForeignError(text, raised=True, at=at) if how else None
+
+
+def _yielded(name: str, call: Callable[[], Iterable[Any]]) -> bytes:
+    """Runs in the child: what a rule yields until it ends or breaks, and how it breaks."""
+    items: list[Any] = []
+    how = text = at = ""
+    try:
+        for item in call():
+            items.append(_record(name, item))
+    except Skip as reason:
+        how, text = "skip", str(reason)
+    except BaseException as error:  # sys.exit() included: here it ends nobody
+        how, at = "raised", _place_of(error)
+        text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    return pickle.dumps((items, how, text, at))
+
+
+def _record(name: str, item: Any) -> Any:
+    """What a rule yields, as plain data in a record; TypeError for what it may not yield."""
+    kinds = _YIELDS.get(name)
+    if kinds is not None and type(item) not in kinds:
+        words = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"`{name}` yields a {type(item).__name__}, not a {words}")
+    if isinstance(item, Finding):
+        if not (isinstance(item.message, str) and isinstance(item.fix, str)):
+            raise TypeError(f"the message or fix of a {item.code} is not a text")
+        if type(item.where) is not Where:
+            raise TypeError(f"the place of a {item.code} is not a Where")
+        item = item.replaced(evidence=json.loads(json.dumps(dict(item.evidence))))
+    elif isinstance(item, Figure) and isinstance(item.value, float):
+        item = replace(item, value=float(item.value))  # of numpy, too
+    _Records(io.BytesIO(pickle.dumps(item))).load()
+    return item
+
+
+def _place_of(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    return f"{PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+
+
+class _Records(pickle.Unpickler):
+    """Reads plain data and the records of this program, and runs nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """See `pickle.Unpickler`; a class that is not ours is an error."""
+        if module.startswith("nccl_doctor.model."):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not a record of nccl-doctor")
