@@ -1,28 +1,66 @@
-"""`python -m nccl_doctor`, `torchrun … -m nccl_doctor` and the `nccl-doctor` script."""
+"""`python -m nccl_doctor`, `torchrun … -m nccl_doctor` and the `nccl-doctor` script.
+
+Little is imported before the guardian stands: a signal that comes earlier meets a bare interpreter.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import traceback
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
-import click
+from nccl_doctor.toolkit import guardian
 
-from nccl_doctor.cli import cli
-from nccl_doctor.cli.help import PROGRAM
-from nccl_doctor.cli.streams import CannotPrint, protect
-from nccl_doctor.report.profiles import profile_of, unable
-from nccl_doctor.toolkit.masking import masked
-from nccl_doctor.toolkit.terminal import complain, in_github, inert, lines
+_EXAMINES_S = 120.0
+"""Time limit of a command that examines, until it has read its own; the default of --timeout."""
+_READS_S = 600.0
+"""Time limit of every other command. Ten thousand ranks are judged in a fraction of it."""
+_COMMANDS = ("run", "env", "checks", "explain", "report", "schema")
 
 
 def main() -> None:
+    """Run the command line in a process that is watched; exits with its exit code."""
+    arguments = sys.argv[1:]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    command = next((word for word in own if word in _COMMANDS), "")
+    examines = command in ("run", "env") and not {"-h", "--help"} & set(own)
+    terms = guardian.Terms(
+        limit_s=_limit(own, examines=examines),
+        keeps=examines,
+        hands_over=own != arguments,
+        unable=_unable_for(own),
+        mourn=_mourn,
+    )
+    sys.exit(guardian.watch(program, terms))
+
+
+def program() -> int:
     """Run the command line; every error is one line on stderr.
 
-    Exits with 2 on a usage or configuration error, 3 where stdout cannot be written, 130 after
-    Ctrl-C at the command line itself; in an exit profile, with what that system takes for "not
-    known". A reader of stdout that left changes nothing.
+    Returns: the exit code. 2 on a usage or configuration error, 3 where stdout cannot be written
+        or where something else than this program wants to end it; in an exit profile, what that
+        system takes for "not known". A reader of stdout that left changes nothing.
     """
-    profile = profile_of(sys.argv[1:])
+    import traceback
+
+    import click
+
+    from nccl_doctor.cli import cli
+    from nccl_doctor.cli.help import PROGRAM
+    from nccl_doctor.cli.streams import CannotPrint, protect
+    from nccl_doctor.toolkit.masking import masked
+    from nccl_doctor.toolkit.terminal import complain, inert, lines
+
+    unable = _unable_for(sys.argv[1:])
+
+    def without_report(message: str, code: int) -> int:
+        made, line = unable(message, code)
+        if line and message:
+            click.echo(line)
+        return made
+
     protect()
     try:
         code = cli.main(prog_name=PROGRAM, standalone_mode=False)
@@ -30,25 +68,67 @@ def main() -> None:
     except click.ClickException as error:
         message = masked(error.format_message())
         complain(f"error: {message}")
-        code = _unable(profile, message, error.exit_code)
+        code = without_report(message, error.exit_code)
     except click.Abort:
         complain("interrupted")
-        code = _unable(profile, "interrupted", 130)
+        code = without_report("interrupted", 130)
     except CannotPrint as error:
         complain(f"error: cannot write to stdout: {error.strerror}")
-        code = _unable(profile, "", 3)
+        code = without_report("", 3)
+    except SystemExit as error:  # of foreign code: no command of ours ends like this
+        message = f"something tried to end this process: SystemExit({error.code!r})"
+        complain(f"error: {message}")
+        code = without_report(message, 3)
     except Exception as error:
         sys.stderr.write(inert(lines(masked(traceback.format_exc()))))
-        code = _unable(profile, f"internal error: {masked(repr(error))}", 1)
-    sys.exit(code if isinstance(code, int) else 0)
+        code = without_report(f"internal error: {masked(repr(error))}", 1)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return code if isinstance(code, int) else 0
 
 
-def _unable(profile: str, message: str, code: int) -> int:
-    """The exit code of a call that has no report, `code` for ourselves; prints a profile's line."""
-    answer = unable(profile, message)
-    if answer is not None and answer.line and message:
-        click.echo(inert(answer.line) if in_github() else answer.line)
-    return code if answer is None else answer.code
+def _mourn(about: Mapping[str, Any], name: str) -> None:
+    """Tell the coordinator that a participant was killed."""
+    from nccl_doctor.gather.deaths import tell
+    from nccl_doctor.gather.run_state import Key
+
+    host, port = about["meeting"]
+    key = Key(bytes.fromhex(about["secret"]), about["lasts"]) if about["secret"] else None
+    tell((host, port), about["prefix"], {**about["letter"], "signal": name}, key)
+
+
+def _limit(arguments: Sequence[str], *, examines: bool) -> float:
+    """Seconds until the deadline, as far as the words alone tell it."""
+    if "--relay" in arguments or (not examines and "-" in arguments):
+        return float("inf")  # whoever writes our standard input ends first
+    if not examines:
+        return _READS_S
+    given = [word.partition("=")[2] for word in arguments if word.startswith("--timeout=")]
+    given += [after for word, after in pairwise(arguments) if word == "--timeout"]
+    try:
+        seconds = float(given[-1]) if given else _EXAMINES_S
+    except ValueError:
+        return _EXAMINES_S
+    return seconds if seconds > 0 else _EXAMINES_S
+
+
+def _unable_for(arguments: Sequence[str]) -> guardian.Unable:
+    """How a call without a report answers the system that its exit profile names."""
+    if not any(word.startswith("--exit-profile") for word in arguments):
+        return lambda message, code: (code, "")
+    from nccl_doctor.report.profiles import profile_of, unable
+    from nccl_doctor.toolkit.terminal import in_github, inert
+
+    profile = profile_of(arguments)
+
+    def answer(message: str, code: int) -> tuple[int, str]:
+        made = unable(profile, message)
+        if made is None:
+            return code, ""
+        return made.code, inert(made.line) if in_github() else made.line
+
+    return answer
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def diff(old: str, new: str, format_: str, strict: bool, verbose: int, **given: 
         told = render(found, places, width=width, verbose=verbose > 0, ascii=plain)
     sys.stdout.write(inert_as(format_, told) if in_github() else told)
     sys.stdout.flush()
-    sys.exit(1 if strict and found.is_worse else 0)
+    raise click.exceptions.Exit(1 if strict and found.is_worse else 0)
 
 
 def _redacted(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from nccl_doctor.cli.baseline import baseline_option, past_of
-from nccl_doctor.cli.handover import COMMAND, BeforeCommand, exec_command
+from nccl_doctor.cli.handover import COMMAND, BeforeCommand
 from nccl_doctor.cli.help import RUN_EXITS, Manual
 from nccl_doctor.cli.key import key_of, key_option
 from nccl_doctor.cli.params import HostName, LocalRanks, Mesh, Names, Number, Seconds
@@ -19,6 +20,7 @@ from nccl_doctor.cli.saving import give, output_options, profile_option
 from nccl_doctor.cli.settings import options_of, read_config, relayed_options
 from nccl_doctor.model.job import GROUPS
 from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.toolkit import guardian
 
 if TYPE_CHECKING:
     from nccl_doctor.gather.over_ssh import Fleet
@@ -215,7 +217,10 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.cli.topology import topology_of
 
     relayed = relayed_options(ctx) if given["relay"] else None  # before the environment is read
-    environ = dict(os.environ)
+    # The time to read the options counts, but not that until they were told over ssh.
+    started = guardian.began() if relayed is None else time.monotonic()
+    limit_s = given["timeout"] if relayed is None else relayed.timeout_s
+    guardian.set_deadline(started + limit_s)
     command = ctx.meta[COMMAND]
     key = key_of(ctx, given)
     flags, launch, fleet, deepspeed = topology_of(ctx, given, command)
@@ -226,20 +231,26 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         options = options_of(ctx, given, first=first)
         options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
         past = past_of(options.baseline, options.select, options.ignore) if first else None
-    code = (
-        _run_on_hosts(fleet, options, past) if fleet else _run_here(ctx, options, flags, past, key)
-    )
+    if fleet:
+        code = _run_on_hosts(fleet, options, past, started)
+    else:
+        code = _run_here(ctx, options, flags, past, key=key, started=started)
     sys.stdout.flush()
     sys.stderr.flush()
-    if command and code == 0:
-        exec_command(command, environ)
+    guardian.done(code, command)
     # A store client that never answered may still hold a thread, and C++ aborts the process when
     # such a thread is torn down: everything is written, so leave without the tearing down.
     os._exit(code)
 
 
 def _run_here(
-    ctx: click.Context, options: Options, flags: Flags, past: Past | None, key: Key | None
+    ctx: click.Context,
+    options: Options,
+    flags: Flags,
+    past: Past | None,
+    *,
+    key: Key | None,
+    started: float,
 ) -> int:
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
@@ -259,6 +270,7 @@ def _run_here(
             flags,
             write,
             lambda why: leave_unable(why, options),
+            started=started,
             past=past,
             redaction=FolderRedaction(options.redact_key) if options.redact else None,
             key=key,
@@ -267,7 +279,7 @@ def _run_here(
         raise click.UsageError(str(error), ctx) from error
 
 
-def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
+def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None, started: float) -> int:
     """Exit code after examining the cluster of a hostfile."""
     from nccl_doctor.gather.over_ssh import run_on_hosts
     from nccl_doctor.model.launch import Launch
@@ -276,10 +288,12 @@ def _run_on_hosts(fleet: Fleet, options: Options, past: Past | None) -> int:
     from nccl_doctor.report.output import leave
 
     try:
-        report = run_on_hosts(fleet, options, past)
+        report = run_on_hosts(fleet, options, past, started=started)
     except OSError as error:
         raise _NotStarted(f"ssh could not be started: {error}") from error
-    return leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)
+    code = leave(ParticipantResult(report.exit_code, report), Launch(), options, installed)
+    guardian.written(code)
+    return code
 
 
 @click.command(
@@ -310,4 +324,6 @@ def env(ctx: click.Context, /, **given: Any) -> None:
     from nccl_doctor.report.output import leave_unable
 
     report = examine_here(options, lambda why: leave_unable(why, options))
-    sys.exit(give(report, options.outputs, options))
+    code = give(report, options.outputs, options)
+    guardian.written(code)
+    raise click.exceptions.Exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,7 @@ def show(
     profile = check_profile(exit_profile, outputs)
     options = Options(exit_profile=profile, quiet=quiet, verbosity=verbose, **redaction)
     code = 0 if exit_profile is None else saved.exit_code
-    sys.exit(give(saved, outputs, options, made_of=file, code=code))
+    raise click.exceptions.Exit(give(saved, outputs, options, made_of=file, code=code))
 
 
 @report.command(
@@ -143,7 +142,7 @@ def judge(
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
-    sys.exit(give(again, outputs, replace(options, **redaction), made_of=file))
+    raise click.exceptions.Exit(give(again, outputs, replace(options, **redaction), made_of=file))
 
 
 @report.command(
@@ -189,7 +188,9 @@ def merge(
     options = Options(
         exit_profile=profile, github=wants_github(given), quiet=quiet, verbosity=verbose
     )
-    sys.exit(give(merged, outputs, replace(options, **redaction), made_of=files[0]))
+    raise click.exceptions.Exit(
+        give(merged, outputs, replace(options, **redaction), made_of=files[0])
+    )
 
 
 for _command in (diff, bundle, issue):

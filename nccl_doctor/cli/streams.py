@@ -11,6 +11,8 @@ import os
 import sys
 from typing import BinaryIO
 
+from nccl_doctor.toolkit.forks import open_streams
+
 
 class CannotPrint(OSError):
     """stdout took no more, and not because its reader left."""
@@ -50,16 +52,8 @@ class _Stdout(_Stream):
 
 
 def protect() -> None:
-    """Give this process a stdout and a stderr that bear whatever happens to them, once.
-
-    A stream that was closed before we started leads nowhere: the next file that is opened would
-    else get its descriptor, and the report be written into that.
-    """
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    """Give this process a stdout and a stderr that bear whatever happens to them, once."""
+    open_streams()
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = _protected(_Stdout, sys.stdout, 1)

@@ -142,10 +142,14 @@ class ControlStore:
         return value
 
     def wait(
-        self, keys: Iterable[str], timeout_s: float, tick: Callable[[], None] = lambda: None
+        self,
+        keys: Iterable[str],
+        timeout_s: float,
+        tick: Callable[[], None] = lambda: None,
+        leave: Callable[[], bool] = lambda: False,
     ) -> set[str]:
-        """Wait until all messages have come, or for `timeout_s`; returns the keys of those that
-        have.
+        """Wait until all messages have come, or for `timeout_s`, or until `leave`; returns the keys
+        of those that have.
 
         It polls: a wait in the store would log a warning for each time-out, and could not be left.
         """
@@ -154,7 +158,7 @@ class ControlStore:
         until = time.monotonic() + timeout_s
         pause = 0.002
         while not self._worker.call(lambda: self._store.check(names), OPERATION_S):
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or leave():
                 present = self._worker.call(
                     lambda: [self._store.check([name]) for name in names], OPERATION_S
                 )

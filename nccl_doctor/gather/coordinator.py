@@ -7,10 +7,11 @@ deadline, and goes on without those that stopped responding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold
 from nccl_doctor.gather.join import Join
@@ -47,6 +48,9 @@ class Coordinator:
         self._evidence = evidence
         self._number = 0
         self._silent: set[int] = set()
+        self._deaths = Deaths(box, evidence)
+        self._mourned: set[int] = set()
+        self._over: set[tuple[int, int]] = set()
 
     def conduct(self) -> ParticipantResult:
         """Hold the whole run, from the sign-in to the verdict.
@@ -55,8 +59,9 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
-        roll = Join(run, self._box, self._evidence)
+        roll = Join(run, self._box, self._evidence, self._deaths)
         roll.call()
+        run.joined = True
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
@@ -95,6 +100,7 @@ class Coordinator:
     def _hold(self, check: Check, round_: Round) -> None:
         """Hold one round: order it, take part, wait for all evidence, note the silent ranks."""
         run, box = self._run, self._box
+        self._deaths.look()  # who was killed before takes no part
         groups = tuple(self._unblocked(check, round_))
         if not groups:
             return
@@ -110,19 +116,24 @@ class Coordinator:
         box.put(f"order/{self._number}", order.to_json())
         members = [seat for group in groups for seat in group]
         met = {seat: min(group) for group in groups for seat in group}
+        # Recorded with those of the others: in a run that is stopped now, a peer that was stopped a
+        # moment earlier must not be blamed for it.
+        own = None
         if run.seat in met:
-            self._record(run.seat, check, round_, hold(run, box, check, round_), met[run.seat])
+            own = hold(run, box, check, round_, lambda: met[run.seat] in self._ended_early(groups))
         others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
         run.progress.say(f"{check.name}: {round_.name}, waiting for {len(others)} others")
         patience = max(0.0, started + wait_s - time.monotonic())
-        there = box.wait(others, patience, run.progress.tick) if others else set()
+        there = self._awaited(others, patience, groups)
+        if own is not None:
+            self._record(run.seat, check, round_, own, met[run.seat])
         for key, seat in others.items():
             if key in there:
                 outcome = self._answer(key, seat)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
-                outcome = Outcome(OutcomeStatus.SILENT, reason=words)
+                outcome = self._death_of(seat) or Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
 
@@ -137,6 +148,47 @@ class Coordinator:
         except StoreTimeout:  # somebody took it away again
             return Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
 
+    def _ended_early(self, groups: Sequence[Sequence[int]]) -> set[int]:
+        """Lowest seats of the groups that have lost a member, which the others are told."""
+        if self._deaths.look():
+            for group in groups:
+                if any(self._deaths.of(seat) for seat in group):
+                    self._box.put(f"over/{self._number}/{min(group)}", True)
+                    self._over.add((self._number, min(group)))
+        return {seat for number, seat in self._over if number == self._number}
+
+    def _awaited(
+        self, others: Mapping[str, int], patience_s: float, groups: Sequence[Sequence[int]]
+    ) -> set[str]:
+        """Keys of the answers that come in time; nobody waits for who was killed."""
+
+        def news() -> bool:
+            before = len(self._over)
+            self._ended_early(groups)
+            return len(self._over) > before
+
+        until = time.monotonic() + patience_s
+        there: set[str] = set()
+        while True:
+            left = {
+                key
+                for key, seat in others.items()
+                if key not in there and self._deaths.of(seat) is None
+            }
+            patience = until - time.monotonic()
+            if not left or patience <= 0:
+                return there | self._box.wait(set(others) - there, 0.0) if others else there
+            there |= self._box.wait(left, patience, self._run.progress.tick, news)
+
+    def _death_of(self, seat: int) -> Outcome | None:
+        """Outcome of a participant that was killed, in the round in which that is first seen."""
+        name = self._deaths.of(seat)
+        if name is None or seat in self._mourned:
+            return None
+        self._mourned.add(seat)
+        words = "its parent process saw it being killed"
+        return Outcome(OutcomeStatus.SILENT, reason=words, signal=name)
+
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
         outcome = replace(outcome, group=group)
         self._evidence.record(seat, check.name, round_.name, outcome)
@@ -144,8 +196,9 @@ class Coordinator:
     def _note_untested(
         self, group: Sequence[int], out: Iterable[int], check: Check, round_: Round, reason: str
     ) -> None:
-        outcome = Outcome(OutcomeStatus.UNTESTED, reason=reason)
+        untested = Outcome(OutcomeStatus.UNTESTED, reason=reason)
         for seat in sorted(out):
+            outcome = self._death_of(seat) or untested
             self._record(seat, check, round_, outcome, min(group))
 
     def _unblocked(self, check: Check, round_: Round) -> Iterator[tuple[int, ...]]:
@@ -155,12 +208,15 @@ class Coordinator:
         """
         cluster = self._cluster()
         in_the_way = self._in_the_way(check, cluster)
+        killed = {seat for seat in self._evidence.seats if self._deaths.of(seat)}
+        self._silent |= killed
         for group in round_.groups:
             silent = self._silent & set(group)
             blocker = next((f for f in in_the_way if touches(f, cluster, group)), None)
             shut = blocker is not None or (silent and not round_.may_shrink)
             out = set(group) if shut else silent
-            reason = f"blocked by {blocker.code if blocker else 'rank-silent'}"
+            lost = "rank-killed" if silent & killed else "rank-silent"
+            reason = f"blocked by {blocker.code if blocker else lost}"
             self._note_untested(group, out, check, round_, reason)
             if left := tuple(seat for seat in group if seat not in out):
                 yield left

@@ -38,6 +38,7 @@ class EvidenceLog:
         self._waited_s: float | None = None
         self._late: set[int] = set()
         self.refusals = Refusals()
+        self._closed = False
         self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
 
     @property
@@ -65,6 +66,8 @@ class EvidenceLog:
             self._late.add(seat)
             if launch.node_rank is not None and launch.node_rank < len(self._layout.nodes):
                 who = replace(who, launch=placed(launch, self._layout.nodes[launch.node_rank]))
+        if self._closed:
+            who = replace(who, facts={})
         self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
         for check, rounds in who.facts.items():
@@ -82,9 +85,18 @@ class EvidenceLog:
             self._signed_in[seat] = replace(who, launch=placed(who.launch, place))
         self._launch = replace(self._launch, world_size=layout.world_size)
 
+    def close(self) -> None:
+        """Take no more outcomes: what is killed from now on is killed by this process."""
+        self._closed = True
+
     def record(self, seat: int, check: str, round_name: str, outcome: Outcome) -> None:
         """Take one outcome."""
-        self._facts[seat].setdefault(check, {})[round_name] = outcome
+        if not self._closed:
+            self._facts[seat].setdefault(check, {})[round_name] = outcome
+
+    def who(self, seat: int) -> SignIn | None:
+        """The sign-in of a seat, if it was received."""
+        return self._signed_in.get(seat)
 
     def token(self, seat: int) -> str:
         """Random value by which a participant recognises its own sign-in."""

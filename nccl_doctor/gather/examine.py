@@ -6,24 +6,37 @@ Every `observe` runs in a probe child; what comes back is an outcome, however th
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.cluster import ALONE, Facts, Outcome
+from nccl_doctor.model.cluster import ALONE, Facts, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Round, Scope
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.observe import probe
 
 PROTOCOL = "nccl-doctor/1"
+
+
+def prefix_of(launch: Launch) -> str:
+    """Prefix of all keys of the run in the store.
+
+    By the restart count, as torch itself does: the agent's store outlives its workers.
+    """
+    return f"{PROTOCOL}/{launch.restart_count}/"
+
+
 SETTLE_S = 5.0
 """Time after a deadline for a participant to examine a stuck child, kill it and post the result."""
 GRACE_S = 2.0
 """Allowed delay of a check that keeps to its own deadline, on a busy processor: dozens of checks
 run at once.
 """
+_LOOK_S = 0.4
 LEAST_ROAD_S = 3.0
 """Least time to try the network path, however long the start of this participant took."""
 
@@ -67,8 +80,10 @@ def take_place(run: Run, place: HostPlace, box: ControlStore) -> None:
     run.config.start_siblings(place, (box.host, box.port))
 
 
-def hold(run: Run, box: ControlStore, check: Check, round_: Round) -> Outcome:
-    """Take part in one round, in a child, and return how it ended."""
+def hold(
+    run: Run, box: ControlStore, check: Check, round_: Round, stop: Callable[[], bool]
+) -> Outcome:
+    """Take part in one round, in a child, until `stop`; returns how it ended."""
     group = next(group for group in round_.groups if run.seat in group)
     name = f"{PROTOCOL}/{run.nonce}/{check.name}/{round_.name}/{min(group)}/"
     context = replace(
@@ -81,4 +96,36 @@ def hold(run: Run, box: ControlStore, check: Check, round_: Round) -> Outcome:
     )
     run.progress.say(f"{check.name}: {round_.name} ({len(group)} together)")
     deadline = time.monotonic() + min(round_.deadline_s, run.left())
-    return probe.run([probe.job_of(check, context, deadline)], run.progress.tick)[0]
+    job = probe.job_of(check, context, deadline)
+    stopped = False
+
+    def tick() -> None:
+        nonlocal stopped
+        run.progress.tick()
+        if not stopped and stop():
+            stopped, job.deadline = True, time.monotonic()
+
+    (outcome,) = probe.run([job], tick)
+    if stopped and outcome.status is OutcomeStatus.HUNG:
+        # It waited for a peer that is no more, and not as long as it may.
+        return Outcome(
+            OutcomeStatus.UNTESTED,
+            reason="ended early: another member of the group was killed",
+            breadcrumbs=outcome.breadcrumbs,
+            duration_s=outcome.duration_s,
+        )
+    return outcome
+
+
+def now_and_then(look: Callable[[], bool]) -> Callable[[], bool]:
+    """The same question, which is asked only some times a second; else the answer is no."""
+    next_s = 0.0
+
+    def ask() -> bool:
+        nonlocal next_s
+        if time.monotonic() < next_s:
+            return False
+        next_s = time.monotonic() + _LOOK_S
+        return look()
+
+    return ask

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from nccl_doctor import __version__
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
@@ -37,10 +38,11 @@ _PAUSES_S = (0.002, 0.05)
 class Join:
     """Sign-in phase of one run, on the coordinator."""
 
-    def __init__(self, run: Run, box: ControlStore, evidence: EvidenceLog) -> None:
+    def __init__(self, run: Run, box: ControlStore, evidence: EvidenceLog, deaths: Deaths) -> None:
         self._run = run
         self._box = box
         self._evidence = evidence
+        self._deaths = deaths
         self._opened = 0.0
         self._refused = (0, 0.0)
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
@@ -72,10 +74,14 @@ class Join:
         self._wait(
             until,
             # Heads are counted too: of hosts that claim one node rank, all ranks are to sign in.
+            # Of those that were killed as they started, nobody signs in.
             lambda: (
                 (
-                    not missing()
-                    and len(self._evidence.seats) + self._evidence.refusals.count >= heads
+                    not missing() - self._deaths.ranks
+                    and len(self._evidence.seats)
+                    + len(missing() & self._deaths.ranks)
+                    + self._evidence.refusals.count
+                    >= heads
                 )
                 or self._refused_for(lambda: self._evidence.refusals.stand_for(missing()))
             ),
@@ -153,6 +159,7 @@ class Join:
         pause, longest = _PAUSES_S
         while True:
             self._admit()
+            self._deaths.look()
             if complete() or time.monotonic() > until:
                 return
             self._run.progress.say(f"waiting for {missing()} to sign in")

@@ -101,15 +101,18 @@ class Fleet:
         )
 
 
-def run_on_hosts(fleet: Fleet, options: Options, past: Past | None = None) -> Report:
+def run_on_hosts(
+    fleet: Fleet, options: Options, past: Past | None = None, *, started: float | None = None
+) -> Report:
     """Examine the cluster of a hostfile, and hold it against `past`, if there is any.
 
-    Returns: the report. Never later than `options.timeout_s` after it was called.
+    Returns: the report. Never later than `options.timeout_s` after it was `started`, a
+        `time.monotonic()` second: now, if not given.
 
     Raises:
         OSError: ssh could not be started.
     """
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     deadline = started + options.timeout_s - min(JUDGE_S, options.timeout_s / 10)
     connect_s = min(CONNECT_S, options.timeout_s / 4)

@@ -17,13 +17,15 @@ from dataclasses import replace
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
+from nccl_doctor.gather.deaths import letter_about
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
-    PROTOCOL,
     SETTLE_S,
     examine_alone,
     hold,
+    now_and_then,
+    prefix_of,
     take_place,
 )
 from nccl_doctor.gather.make_report import make_report
@@ -41,7 +43,7 @@ from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatu
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
-from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit import forks, guardian
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.terminal import complain
@@ -77,7 +79,11 @@ class Participant:
             run.options.join_timeout_s,
             run.config.redaction,
         )
-        self._watchdog = Watchdog(run.config.deadline - LAST_REPORT_S, self._last_words)
+        self._watchdog = Watchdog(
+            run.config.deadline - LAST_REPORT_S,
+            self._last_words,
+            first=self._close_evidence,
+        )
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -91,6 +97,7 @@ class Participant:
         code = self._write(result)
         if not self._leave_last_view(result) and run.options.exit_profile == "native":
             code = max(code, 3)
+        guardian.written(code)
         with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
             result.finish(code)
         run.door.close()
@@ -143,6 +150,15 @@ class Participant:
             self._is_second = self._is_second or box.add("coordinators", 1) > 1
         stranger = self._open(box)
         run.seat = box.add("seats", 1) - 1
+        key = run.config.key
+        if not self._goes_with_coordinator():
+            guardian.signed_in(
+                letter=letter_about(os.getpid(), run.launch.rank, ""),
+                meeting=(box.host, box.port),
+                prefix=prefix_of(run.launch),
+                secret=key.secret.hex() if key else "",
+                lasts=key is not None and key.lasts,
+            )
         box.put(f"seat/{run.seat}", who.to_json())
         # From here on facts name participants by their seats: this one must not stand at another's.
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
@@ -188,6 +204,11 @@ class Participant:
         box.seal = Seal(key.secret, str(run_id))
         return departure
 
+    def _goes_with_coordinator(self) -> bool:
+        """True if nobody is left to be told when the process that the user started is killed."""
+        launch = self._run.launch
+        return launch.rank == 0 or (launch.launcher == OWN and launch.node_rank == 0)
+
     def _speaks_for_host(self) -> bool:
         """True if this is the first process of a host that has yet to be given its place."""
         return self._run.launch.launcher == OWN and self._run.launch.local_rank == 0
@@ -198,8 +219,7 @@ class Participant:
 
     def _connect(self) -> ControlStore:
         run = self._run
-        # By the restart count, as torch itself does: the agent's store outlives its workers.
-        prefix = f"{PROTOCOL}/{run.launch.restart_count}/"
+        prefix = prefix_of(run.launch)
         seal = Seal(run.config.key.secret) if run.config.key else OPEN
 
         def connect(host: str, port: int, timeout_s: float) -> ControlStore:
@@ -287,7 +307,7 @@ class Participant:
                     box.put(f"bye/{run.seat}", True)
                 return ParticipantResult(order.code)
             if any(run.seat in group for group in order.round.groups):
-                outcome = self._take_part_in(box, order.check, order.round)
+                outcome = self._take_part_in(box, order.check, order.round, number)
                 box.put(f"evidence/{number}/{run.seat}", outcome.to_json())
             patience = order.next_s
             number += 1
@@ -316,12 +336,16 @@ class Participant:
         who = f"{store}there: " if kind is kinds.MESSAGE_REFUSED else "a message as of rank 0: "
         return self._own_view(kind, f"{who}{error}")
 
-    def _take_part_in(self, box: ControlStore, name: str, round_: Round) -> Outcome:
+    def _take_part_in(self, box: ControlStore, name: str, round_: Round, number: int) -> Outcome:
         check = next((check for check in self._run.registry.checks if check.name == name), None)
         if check is None:
             reason = f"no check {name} here: version, plug-ins or --select differ from rank 0"
             return Outcome(OutcomeStatus.UNTESTED, reason=reason)
-        outcome = hold(self._run, box, check, round_)
+        group = next(group for group in round_.groups if self._run.seat in group)
+        over = [f"over/{number}/{min(group)}"]
+        outcome = hold(
+            self._run, box, check, round_, now_and_then(lambda: bool(box.wait(over, 0.0)))
+        )
         self._evidence.record(self._run.seat, check.name, round_.name, outcome)
         return outcome
 
@@ -382,6 +406,9 @@ class Participant:
 
     def _is_aside(self) -> bool:
         return self._run.launch.rank not in (0, None) or self._is_second
+
+    def _close_evidence(self) -> None:
+        self._evidence.close()
 
     def _last_words(self, reason: str) -> int:
         """Write a report of the facts so far: the watchdog ends this process."""

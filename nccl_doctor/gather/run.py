@@ -11,6 +11,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
+from nccl_doctor.gather.deaths import letter_about, tell
+from nccl_doctor.gather.examine import prefix_of
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
@@ -32,6 +34,7 @@ from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
+from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.masking import command_line
 
 _NO_RANK = "while importing torch: no rank was started"
@@ -43,6 +46,7 @@ def run(
     write: Callable[[ParticipantResult, Launch], int],
     give_up: Callable[[str], int],
     *,
+    started: float | None = None,
     past: Past | None = None,
     redaction: Redaction | None = None,
     key: Key | None = None,
@@ -54,17 +58,18 @@ def run(
         flags: topology asked for on the command line, used where nothing launched this process.
         write: prints and saves what a participant has to say as it leaves; returns its exit code.
         give_up: says why there is no report; returns the exit code.
+        started: the `time.monotonic()` second from which the time limits count; now, if not given.
         past: earlier reports that the coordinator holds this run against.
         redaction: gives pseudonyms to what stays in `options.output_dir`; None for names.
         key: the secret that the ranks of all hosts share, if there is one.
 
-    Returns: the exit code. Never later than `options.timeout_s` after it was called.
+    Returns: the exit code. Never later than `options.timeout_s` after it was started.
 
     Raises:
         NoGpu: `--nproc-per-node gpu` on a host without one.
         TooManyRanks: more than `MAX_RANKS` on all hosts.
     """
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     environ = dict(os.environ)
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -85,7 +90,6 @@ def run(
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
     watchdog = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
     import_torch()
-    watchdog.dismiss()
     is_master = bool(flags.any_node_rank) and (
         identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
     )
@@ -114,7 +118,18 @@ def run(
         config = replace(run_.config, meeting=meeting)
         return _supervise(replace(run_, config=config), write)
 
-    return local_ranks.run_host(nproc, first, sibling, deadline=started + options.timeout_s)
+    def died(local: int, pid: int, name: str, place: HostPlace, meeting: Address) -> int:
+        letter = letter_about(pid, place.first_rank + local, name)
+        return forks.fork_service("messenger", lambda: tell(meeting, prefix_of(host), letter, key))
+
+    return local_ranks.run_host(
+        nproc,
+        first,
+        sibling,
+        deadline=started + options.timeout_s,
+        wake=watchdog.hand_over(),
+        died=died,
+    )
 
 
 def prepare(

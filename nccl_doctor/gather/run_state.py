@@ -56,7 +56,10 @@ class RunConfig:
 
 @dataclass
 class Run:
-    """State of one participant: its host gets a place, and all get a seat and the nonce."""
+    """State of one participant: its host gets a place, and all get a seat and the nonce.
+
+    `joined`: on the coordinator, the sign-in is over.
+    """
 
     config: RunConfig
     launch: Launch
@@ -65,6 +68,7 @@ class Run:
     door: Door = field(default_factory=lambda: Door("other"))
     nonce: str = ""
     seat: int = 0
+    joined: bool = False
 
     @property
     def registry(self) -> Registry:

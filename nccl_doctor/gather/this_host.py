@@ -13,10 +13,11 @@ from nccl_doctor.gather.make_report import make_report
 from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.sign_in import introduce
-from nccl_doctor.gather.watchdog import Watchdog
+from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
+from nccl_doctor.toolkit import guardian
 
 JOIN_S = 3.0
 """Join time-out: no job starts here, so a master that does not answer is given up soon."""
@@ -34,7 +35,9 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     """
     options = replace(options, timeout_s=TIMEOUT_S, join_timeout_s=JOIN_S)
     environ = dict(os.environ)
-    run = prepare(options, detect(environ), environ, time.monotonic())
+    started = guardian.began()
+    guardian.set_deadline(started + TIMEOUT_S)
+    run = prepare(options, detect(environ), environ, started)
     watchdog = Watchdog(
         run.config.deadline, lambda why: give_up(f"{why} while {run.progress.doing}")
     )
@@ -44,6 +47,9 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     evidence = EvidenceLog(run.launch, scopes, environ)
     who = introduce(run.launch, environ, options.backend)
     evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
-    watchdog.dismiss()
+    run.progress.say("judging")
+    report = make_report(run, evidence, complete=False, alone=True)
+    if not watchdog.stand_down():
+        time.sleep(LAST_WORDS_S)  # the watchdog is speaking, and ends the process
     run.progress.clear()
-    return make_report(run, evidence, complete=False, alone=True)
+    return report

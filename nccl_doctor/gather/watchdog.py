@@ -13,34 +13,44 @@ import threading
 import time
 from collections.abc import Callable
 
-from nccl_doctor.toolkit import errands, forks
+from nccl_doctor.toolkit import errands, forks, guardian
 
 LAST_WORDS_S = 5
 """Seconds to write the last report; then SIGALRM ends the process without it."""
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
 
 class Watchdog:
-    """Watches the deadline and the signals of this process."""
+    """Watches the deadline and the signals of this process; `interrupted` once a signal came."""
 
-    def __init__(self, deadline: float, last_words: Callable[[str], int]) -> None:
-        """Start watching; only from the main thread.
+    def __init__(
+        self,
+        deadline: float,
+        last_words: Callable[[str], int],
+        first: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start watching; only from the main thread, which may have blocked the signals so far.
 
         Args:
             deadline: `time.monotonic()` second by which this process is gone.
             last_words: writes what is known, given why; returns the exit code. It runs in the
                 watchdog's thread while the main thread may be stuck anywhere.
+            first: called before the children are killed, so that nobody takes their end for a
+                fact.
         """
+        self.interrupted = False
         self._deadline = deadline
         self._last_words = last_words
+        self._first = first
         self._leaving = threading.Lock()
+        # Of all threads only the main one takes them, and only once everything stands.
+        signal.pthread_sigmask(signal.SIG_BLOCK, forks.SIGNALS)
         self._wake, wake_end = os.pipe()
         os.set_blocking(wake_end, False)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        for number in forks.to_catch():
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells the thread
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        guardian.take_signals()  # one that came before is taken now
 
     def stand_down(self) -> bool:
         """The main thread is about to write the report itself.
@@ -55,23 +65,32 @@ class Watchdog:
         signal.alarm(left)
         return True
 
-    def dismiss(self) -> None:
-        """Stop watching: nothing happens any more at the deadline or at a signal."""
-        self._leaving.acquire(blocking=False)
+    def hand_over(self) -> int:
+        """Stop watching. One that came before ends the process here.
+
+        Returns: the descriptor from which the numbers of signals are read, for whoever goes on.
+        """
+        if select.select([self._wake], [], [], 0)[0] or not self._leaving.acquire(blocking=False):
+            time.sleep(LAST_WORDS_S + 1)
+        return self._wake
 
     def _watch(self) -> None:
         reason = f"the deadline passed (pid {os.getpid()})"
         left = max(0.0, self._deadline - time.monotonic())
         readable, _, _ = select.select([self._wake], [], [], left)
-        if readable:
-            reason = f"received {signal.Signals(os.read(self._wake, 1)[0]).name}"
         if not self._leaving.acquire(blocking=False):
             return
+        if readable:
+            self.interrupted = True
+            reason = f"received {forks.signal_name(os.read(self._wake, 1)[0])}"
         code = 3
         try:
             signal.alarm(LAST_WORDS_S)
             errands.leave_by(time.monotonic() + LAST_WORDS_S)
+            self._first()
             forks.kill_living()
             code = self._last_words(reason)
+            guardian.written(code)
+            guardian.done(code)
         finally:
             os._exit(code)

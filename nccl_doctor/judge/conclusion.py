@@ -14,7 +14,7 @@ from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import Cluster, Evidence, OutcomeStatus
 from nccl_doctor.model.findings import CheckResult, Confidence, Finding, Severity, Status
-from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES, RANK_SILENT
+from nccl_doctor.model.kinds import CHECK_BROKE, ENGINE_CODES, RANK_KILLED, RANK_SILENT
 from nccl_doctor.model.launch import MALFORMED
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
@@ -135,11 +135,14 @@ def _silent_ranks(cluster: Cluster) -> Iterator[Finding]:
     for rank, facts in cluster.observed():
         for check, rounds in facts.items():
             for name, outcome in rounds.items():
-                if outcome.status is OutcomeStatus.SILENT:
-                    yield Finding(
-                        RANK_SILENT,
-                        f"{outcome.reason} ({check}, round {name})",
-                        Evidence.rank_place(rank),
-                        {"check": check, "round": name, "pid": rank.pid},
-                        confidence=Confidence.LIKELY,
-                    )
+                if outcome.status is not OutcomeStatus.SILENT:
+                    continue
+                known = outcome.signal is not None
+                words = f"killed by {outcome.signal}" if known else outcome.reason
+                yield Finding(
+                    RANK_KILLED if known else RANK_SILENT,
+                    f"{words} ({check}, round {name})",
+                    Evidence.rank_place(rank),
+                    {"check": check, "round": name, "pid": rank.pid},
+                    confidence=Confidence.CERTAIN if known else Confidence.LIKELY,
+                )

@@ -18,7 +18,13 @@ from nccl_doctor.judge.merge_clusters import Known, machine_of, merge_clusters
 from nccl_doctor.judge.place import Map
 from nccl_doctor.model.cluster import Cluster, Host
 from nccl_doctor.model.findings import CheckResult, Finding, Severity, Status, Where
-from nccl_doctor.model.kinds import CHECK_BROKE, COORDINATOR_LOST, MERGE_DOUBTFUL, RANK_SILENT
+from nccl_doctor.model.kinds import (
+    CHECK_BROKE,
+    COORDINATOR_LOST,
+    MERGE_DOUBTFUL,
+    RANK_KILLED,
+    RANK_SILENT,
+)
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
@@ -27,6 +33,8 @@ from nccl_doctor.toolkit.hosts import road_to_master
 APART_S = 900.0
 """Hosts of one job start within minutes of each other, and a clock may be wrong by some more."""
 
+_AGAIN = {CHECK_BROKE.code, RANK_SILENT.code, RANK_KILLED.code}
+"""Codes of the engine that are judged again."""
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
@@ -178,8 +186,8 @@ def _kept(part: Report, view: Cluster, roads: _Roads, registry: Registry) -> Ite
     here = {check.name for check in registry.checks}
     left_out = next((host for host in view.present_hosts if not roads.joined(host)), None)
     for finding in part.findings:
-        if finding.check in here or finding.code in (CHECK_BROKE.code, RANK_SILENT.code):
-            continue  # judged again
+        if finding.check in here or finding.code in _AGAIN:
+            continue
         if finding.code != COORDINATOR_LOST.code or view.complete:
             yield finding
         elif left_out is not None:

@@ -22,8 +22,10 @@ from nccl_doctor.toolkit.terminal import complain
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the smallest group."""
-_GRACE_S = 10.0
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_GRACE_S = 1.0
+"""Time for the ranks to leave after the deadline, and after a signal, by themselves."""
+_LEAVE_S = 6.0
+_TICK_S = 0.01
 
 
 class NoGpu(ValueError):
@@ -50,16 +52,24 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
     return (os.cpu_count() or 1) if wanted == "cpu" else int(wanted)
 
 
+Died = Callable[[int, int, str, HostPlace, Address], int]
+"""Given local rank, process id and signal of a rank that was killed, the place of its host and the
+address of the store: starts a process that tells the coordinator, and returns its process id."""
+
+
 def run_host(
     nproc: int,
     first: Callable[[Callable[[HostPlace, Address], None]], int],
     sibling: Callable[[HostPlace, Address, int], int],
     deadline: float,
+    *,
+    wake: int | None = None,
+    died: Died | None = None,
 ) -> int:
     """Run the ranks of this host, one process each, and wait for all.
 
     The first one signs in for the host; the others are forked when it has been given its place, and
-    never if the host does not get in.
+    never if the host does not get in, or if a signal came before.
 
     Args:
         nproc: number of ranks.
@@ -67,53 +77,126 @@ def run_host(
             and the address of the store; returns its exit code.
         sibling: body of another local rank, given both and its local rank.
         deadline: `time.monotonic()` second by which the ranks leave by themselves; what is still
-            there some seconds later is killed.
+            there a moment later is killed.
+        wake: descriptor from which the numbers of signals are read, if they are caught already.
+        died: see `Died`.
 
     Returns: the exit code of local rank 0, whose report it is; 3 if it was killed.
     """
-    word, word_end = os.pipe()
+    return _Host(nproc, first, sibling, deadline, died).run(_listen() if wake is None else wake)
 
-    def start_siblings(place: HostPlace, meeting: Address) -> None:
-        os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
-    running = {forks.fork_child(partial(first, start_siblings)): 0}
-    os.close(word_end)
-    for number in _FORWARDED:
-        signal.signal(number, lambda number, _: _forward(running, number))
-    codes: dict[int, int] = {}
-    waiting, killed = True, False
-    while running:
-        if waiting and select.select([word], [], [], 0)[0]:
-            waiting = False
-            if message := os.read(word, 4096):
-                place, (host, port) = json.loads(message)
-                body = partial(sibling, HostPlace(**place), (host, port))
-                for local in range(1, nproc):
-                    running[forks.fork_child(partial(body, local))] = local
+class _Host:
+    """The ranks of this host, as the process that forks them sees them."""
+
+    def __init__(
+        self,
+        nproc: int,
+        first: Callable[[Callable[[HostPlace, Address], None]], int],
+        sibling: Callable[[HostPlace, Address, int], int],
+        deadline: float,
+        died: Died | None,
+    ) -> None:
+        self._nproc = nproc
+        self._first = first
+        self._sibling = sibling
+        self._deadline = deadline
+        self._died = died
+        self._running: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        self._messengers: set[int] = set()
+        self._place: tuple[HostPlace, Address] | None = None
+        self._stopped = ""
+        self._interrupted = False
+        self._killed = False
+
+    def run(self, wake: int) -> int:
+        """Fork them, and wait for all; `wake` as for `run_host`."""
+        word, word_end = os.pipe()
+
+        def start_siblings(place: HostPlace, meeting: Address) -> None:
+            os.write(word_end, json.dumps([vars(place), meeting]).encode())
+
+        self._running[forks.fork_child(partial(self._first, start_siblings))] = 0
+        os.close(word_end)
+        listening = [word, wake]
+        while self._running or self._messengers:
+            readable, _, _ = select.select(listening, [], [], 0)
+            if wake in readable:
+                self._pass_on(os.read(wake, 1)[0])
+            if word in readable:
+                listening.remove(word)
+                if (message := os.read(word, 4096)) and not self._interrupted:
+                    self._start_siblings(message)
+            if not self._reap() and not self._ends_late():
+                break
+        os.close(word)
+        if 0 not in self._codes:
+            how = "waits in the kernel and cannot be killed"
+        elif self._stopped:
+            how = f"was stopped (state {self._stopped}), and killed at the deadline"
+        elif self._codes[0] < 0:
+            how = f"was killed by {forks.signal_name(-self._codes[0])}"
+        else:
+            return self._codes[0]
+        complain(f"local rank 0 {how}: its report, if any, is incomplete")
+        return 3
+
+    def _start_siblings(self, message: bytes) -> None:
+        place, (host, port) = json.loads(message)
+        self._place = HostPlace(**place), (host, port)
+        for local in range(1, self._nproc):
+            self._running[forks.fork_child(partial(self._sibling, *self._place, local))] = local
+
+    def _pass_on(self, number: int) -> None:
+        self._interrupted = True
+        self._deadline = min(self._deadline, time.monotonic() + _LEAVE_S)
+        self._forward(number)
+
+    def _reap(self) -> bool:
+        """Take note of a process that has ended. Returns whether there was one."""
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid in running:
-            codes[running.pop(pid)] = os.waitstatus_to_exitcode(status)
-        elif time.monotonic() > deadline + _GRACE_S + forks.REAP_WAIT_S:
-            break  # what SIGKILL does not end either waits in the kernel, maybe for ever
-        elif time.monotonic() > deadline + _GRACE_S and not killed:
-            killed = True
-            _forward(running, signal.SIGKILL)
-        elif not pid:
-            time.sleep(0.01)
-    os.close(word)
-    if 0 not in codes:
-        how = "waits in the kernel and cannot be killed"
-    elif codes[0] < 0:
-        how = f"was killed by {forks.signal_name(-codes[0])}"
-    else:
-        return codes[0]
-    complain(f"local rank 0 {how}: its report, if any, is incomplete")
-    return 3
+        if not pid:
+            return False
+        self._messengers.discard(pid)
+        forks.living.discard(pid)
+        if pid in self._running:
+            local, code = self._running.pop(pid), os.waitstatus_to_exitcode(status)
+            self._codes[local] = code
+            if code < 0 and self._place and self._died and not (self._killed or self._interrupted):
+                name = forks.signal_name(-code)
+                self._messengers.add(self._died(local, pid, name, *self._place))
+        return True
+
+    def _ends_late(self) -> bool:
+        """Wait a moment, or kill who is late. Returns False where that does not end them either:
+        they wait in the kernel, maybe for ever.
+        """
+        late_s = time.monotonic() - self._deadline - _GRACE_S
+        if late_s > forks.REAP_WAIT_S:
+            return False
+        if late_s > 0 and not self._killed:
+            self._killed = True
+            first = [pid for pid, local in self._running.items() if local == 0]
+            state = forks.look_at(first[0])[0] if first else ""
+            self._stopped = state if state in ("T", "t") else ""
+            self._forward(signal.SIGKILL)
+        time.sleep(_TICK_S)
+        return True
+
+    def _forward(self, number: int) -> None:
+        for pid in self._running:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
 
 
-def _forward(pids: Mapping[int, int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue
+def _listen() -> int:
+    """Catch the signals. Returns: the descriptor from which their numbers are read."""
+    wake, wake_end = os.pipe()
+    os.set_blocking(wake_end, False)
+    signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+    for number in forks.to_catch():
+        signal.signal(number, lambda *_: None)
+    return wake

@@ -43,6 +43,18 @@ RANK_SILENT = Kind(
     loss=True,
 )
 
+RANK_KILLED = Kind(
+    code="rank-killed",
+    layer=Layer.RANKS,
+    title="A participant was killed during the examination",
+    why="Its parent process saw it end by a signal that nobody sent to the whole run. SIGKILL most "
+    "often comes from the kernel, when memory runs out; the job would lose the rank in the same "
+    "way, and the other ranks would wait for it until a time-out.",
+    fix="look at that host for who killed it: `dmesg -T | grep -i -e oom -e killed`, the memory "
+    "limit of the job's cgroup, the scheduler's log",
+    severity=Severity.WARN,
+)
+
 RUN_INTERRUPTED = Kind(
     code="run-interrupted",
     layer=Layer.RANKS,
@@ -118,6 +130,7 @@ ENGINE_KINDS = (
     CHECK_UNUSABLE,
     CHECK_BROKE,
     RANK_SILENT,
+    RANK_KILLED,
     RUN_INTERRUPTED,
     COORDINATOR_LOST,
     STORE_LOST,

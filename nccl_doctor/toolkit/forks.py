@@ -19,12 +19,33 @@ from collections.abc import Callable
 OURS = "ncd:"
 """How the names of our own processes begin."""
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a process to end. Across a fork they are blocked until the child can take them:
+what the parent would do at a signal is not for the child to do."""
+
 REAP_WAIT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 living: set[int] = set()
 """Process ids of the children of this process, for the watchdog that kills them."""
+
+
+def to_catch() -> tuple[signal.Signals, ...]:
+    """Those of `SIGNALS` that this process is to catch: under nohup, a hang-up is nothing."""
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return tuple(number for number in SIGNALS if number != signal.SIGHUP or not nohup)
+
+
+def open_streams() -> None:
+    """Lead a standard stream that was closed before we started nowhere: the next file that is
+    opened would else get its descriptor, and the report be written into that.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
 
 
 def kill_living() -> None:
@@ -36,12 +57,21 @@ def kill_living() -> None:
 def fork() -> tuple[int, int]:
     """Fork, with nothing left in a buffer that both would write.
 
+    `SIGNALS` are blocked in the child until it is settled, or has a watchdog of its own.
+
     Returns: as `os.fork`, and the process id of the parent.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
-    return os.fork(), parent
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    pid = 0
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid, parent
 
 
 def fork_service(name: str, serve: Callable[[], None]) -> int:
@@ -71,7 +101,7 @@ def fork_child(body: Callable[[], int]) -> int:
     if pid == 0:
         code = 3
         try:
-            _die_with(parent)
+            die_with(parent)
             code = body()
             sys.stdout.flush()
         except BaseException:  # the boundary of the process: nothing may run on above the fork
@@ -89,13 +119,14 @@ def stop_service(pid: int) -> None:
 
 def settle(name: str, parent: int) -> None:
     """Prepare a forked process: die with the parent, own process group, own signals."""
-    _die_with(parent)
+    die_with(parent)
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     rename(name)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+    for number in (*SIGNALS, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     living.clear()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
 
@@ -105,7 +136,8 @@ def rename(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, f"ncd:{name}".encode()[:15], 0, 0, 0)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process as soon as its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)

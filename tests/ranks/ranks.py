@@ -184,6 +184,22 @@ def gone(pids: Sequence[int], timeout_s: float = 3.0) -> bool:
     return True
 
 
+def children(pid: int) -> list[int]:
+    """Process ids right below one process, at this moment."""
+    with suppress(OSError):
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def supervisor(pid: int, timeout_s: float = 30.0) -> int:
+    """The process that does the work of a rank, below the one that was started."""
+    until = time.monotonic() + timeout_s
+    while not (found := children(pid)):
+        assert time.monotonic() < until, "nothing was forked"
+        time.sleep(0.001)
+    return found[0]
+
+
 def handles(pid: int, number: int, timeout_s: float = 30.0) -> bool:
     """Wait until a process has a handler for a signal."""
     until = time.monotonic() + timeout_s

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.ranks import Ranks, descendants, free_port, gone, handles, probe_child, rank_env
+from tests.ranks.ranks import (
+    BASE,
+    Ranks,
+    children,
+    descendants,
+    free_port,
+    gone,
+    handles,
+    probe_child,
+    rank_env,
+    supervisor,
+)
 from tests.support.forkserver import Forked, quick_python_path
 
 JOIN_S = 5.0
@@ -139,7 +150,7 @@ def test_supervisor_killed_in_mid_run_is_named_and_the_rest_goes_on(tmp_path: Pa
 def test_frozen_supervisor_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, 4, OPTIONS)
     probe_child(ranks.processes[1].pid, "collectives")
-    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    os.kill(supervisor(ranks.processes[1].pid), signal.SIGSTOP)
     try:
         ended = {}
         for i in (0, 2, 3):
@@ -150,6 +161,49 @@ def test_frozen_supervisor_is_named_and_the_rest_goes_on(tmp_path: Path) -> None
     assert finding(report, "rank-silent")["where"]["ranks"] == [1]
     assert_nobody_else(report, 1)
     assert set(ended.values()) == {3}
+
+
+def test_who_is_killed_is_named_at_once_by_the_process_above_it(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--collective-timeout=20"))
+    probe_child(ranks.processes[3].pid, "collectives")
+    os.kill(supervisor(ranks.processes[3].pid), signal.SIGKILL)
+    killed = time.monotonic()
+    ended = ranks.wait(TIMEOUT_S)
+    assert time.monotonic() - killed < 15  # not the 20 s of the collective
+    report = ranks.report()
+    found = finding(report, "rank-killed")
+    assert found["where"]["ranks"] == [3]
+    assert found["message"].startswith("killed by SIGKILL (")
+    assert_nobody_else(report, 3)
+    assert {e.code for e in ended.values()} == {3}
+    assert "was killed by SIGKILL before its answer" in ended[3].stderr
+
+
+def test_a_local_rank_that_is_killed_is_named_at_once_by_the_launcher(tmp_path: Path) -> None:
+    path, out = tmp_path / "report.json", tmp_path / "out"
+    options = ["--backend=gloo", "--timeout=60", f"--master-port={free_port()}", f"--json={path}"]
+    process = Forked(
+        ["run", "--nproc-per-node=3", *options],
+        {**os.environ, **BASE},
+        folder=tmp_path,
+        out=out,
+        err=tmp_path / "err",
+    )
+    try:
+        probe_child(process.pid, "collectives")
+        launcher = supervisor(process.pid)
+        ranks = [child for child in children(launcher) if children(child)]
+        os.kill(ranks[-1], signal.SIGKILL)
+        killed = time.monotonic()
+        assert process.wait(40) == 3
+    finally:
+        process.kill()
+    assert time.monotonic() - killed < 15
+    report = json.loads(path.read_text())
+    found = finding(report, "rank-killed")
+    assert found["evidence"]["pid"] == ranks[-1]
+    assert len(found["where"]["ranks"]) == 1
+    assert_nobody_else(report, found["where"]["ranks"][0])
 
 
 def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
@@ -170,7 +224,7 @@ def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
 def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
     ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 1])
     probe_child(ranks.processes[0].pid, "doorkeeper")
-    assert handles(ranks.processes[1].pid, number)
+    assert handles(supervisor(ranks.processes[1].pid), number)
     time.sleep(1.0)  # both are about to wait for rank 2, or wait already
     below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
     assert below, "the doorkeeper at least"

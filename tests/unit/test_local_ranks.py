@@ -30,6 +30,7 @@ def first(start_siblings):
 
 def sibling(place, meeting, local):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # as a watchdog does
     if local == 1:
         return 0
     time.sleep(0.5)  # the others have left, and were reaped

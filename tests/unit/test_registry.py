@@ -376,7 +376,7 @@ def test_a_name_whose_plug_in_did_not_load_says_so(install):
 # --- frozen ---
 
 CODES = """
-    check-unusable check-broke rank-silent run-interrupted coordinator-lost store-lost
+    check-unusable check-broke rank-silent rank-killed run-interrupted coordinator-lost store-lost
     message-refused key-differs doctor-version-differs merge-doubtful master-port-differs
     slower-than-before setup-changed baseline-too-short
     ssh-failed remote-command-failed config-bad-value

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
+from nccl_doctor.toolkit import guardian
+from nccl_doctor.toolkit.forks import to_catch
 from nccl_doctor.toolkit.host import open_descriptors
 from nccl_doctor.toolkit.masking import masked
 
@@ -36,7 +38,6 @@ _ALIVE_S, _ALIVE_COUNT = 5, 3
 _TICK_S = 0.05
 _REAP_S = 2.0
 _SPARE_FILES = 64
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def ssh_command(
@@ -304,14 +305,18 @@ def _signals_wake(
     """Have signals that would end this process wake a selector instead, and be noted."""
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {number: signal.getsignal(number) for number in to_catch()}
     fd_before = signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-    for number in _SIGNALS:
+    for number in before:
         signal.signal(number, lambda *_: None)
     selector.register(wake, selectors.EVENT_READ, lambda: interrupt(os.read(wake, 1)[0]))
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    guardian.take_signals()
     try:
         yield
     finally:
+        # The guardian remembers one that comes from now on, and limits the time that is left.
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         signal.set_wakeup_fd(fd_before)
         for number, handler in before.items():
             signal.signal(number, handler)

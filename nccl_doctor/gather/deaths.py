@@ -1,0 +1,88 @@
+"""Participants whose process was killed: its parent knows at once, and tells the coordinator.
+
+Else the coordinator would wait for an answer until a deadline, and then know only that none came.
+The letters lie in the store of the run: who can write there can also sign in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
+from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.run_state import Key
+from nccl_doctor.launch import identity
+from nccl_doctor.model.layout import Address
+
+TELL_S = 4.0
+"""Time limit to reach the store: the process that tells it delays the end of another."""
+_LOOK_S = 0.25
+_MOST = 10_000
+_NAME = 20
+
+
+def letter_about(pid: int, rank: int | None, signal_name: str) -> dict[str, Any]:
+    """Letter about a process of this host."""
+    return {"pid": pid, "rank": rank, "signal": signal_name, "host": identity.host_key()}
+
+
+def tell(meeting: Address, prefix: str, letter: Mapping[str, Any], key: Key | None = None) -> None:
+    """Tell the coordinator that a participant was killed.
+
+    Raises:
+        StoreLost: the store cannot be reached.
+        StoreTimeout, BadMessage: the run was not opened by somebody who has the key.
+    """
+    seal = Seal(key.secret) if key else OPEN
+    box = ControlStore(*meeting, timeout_s=TELL_S, prefix=prefix, seal=seal)
+    if key is not None and key.lasts:
+        box.seal = Seal(key.secret, str(box.get("opening", TELL_S)["run"]))
+    box.put(f"death/{box.add('deaths', 1) - 1}", dict(letter), TELL_S)
+
+
+class Deaths:
+    """What the coordinator was told; looked at while it waits for others."""
+
+    def __init__(self, box: ControlStore, evidence: EvidenceLog) -> None:
+        self._box = box
+        self._evidence = evidence
+        self._letters: list[tuple[object, object, object, str]] = []
+        self._read = 0
+        self._next = 0.0
+
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks that were killed."""
+        return {rank for _, _, rank, _ in self._letters if isinstance(rank, int)}
+
+    def of(self, seat: int) -> str | None:
+        """Signal that killed a participant, or None."""
+        who = self._evidence.who(seat)
+        for host, pid, _, name in self._letters:
+            if who is not None and (host, pid) == (who.host_key, who.pid):
+                return name
+        return None
+
+    def look(self) -> bool:
+        """Look into the store, some times a second. Returns whether there is news."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + _LOOK_S
+        known = self._read
+        number = min(self._box.add("deaths", 0), _MOST)
+        while self._read < number and self._box.wait([f"death/{self._read}"], 0.0):
+            letter = None
+            with contextlib.suppress(BadMessage):  # of somebody who may not tell us
+                letter = self._box.get(f"death/{self._read}", OPERATION_S)
+            self._read += 1
+            if isinstance(letter, Mapping):
+                name = str(letter.get("signal"))[:_NAME]
+                self._letters.append(
+                    (letter.get("host"), letter.get("pid"), letter.get("rank"), name)
+                )
+        return self._read > known

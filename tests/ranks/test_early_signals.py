@@ -1,0 +1,88 @@
+"""A signal at any moment of a run in front of a command: the command never starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ranks.ranks import BASE, descendants, free_port, gone
+from tests.support.forkserver import Forked
+
+LEAVE_S = 10.0  # on a machine that starts interpreters for others at the same time
+
+# Seconds after the start. A program of its own for those at which it starts Python and reads its
+# options; forked from one that has imported torch for those at which it forks ranks, they sign in,
+# and they meet.
+FRESH = ((0.03, signal.SIGTERM), (0.15, signal.SIGINT), (0.4, signal.SIGHUP))
+FORKED = (
+    (0.01, signal.SIGTERM),
+    (0.1, signal.SIGHUP),
+    (0.25, signal.SIGINT),
+    (0.5, signal.SIGTERM),
+    (0.9, signal.SIGINT),
+)
+
+
+def line(folder: Path) -> list[str]:
+    own = ["--nproc-per-node=2", "--backend=gloo", f"--master-port={free_port()}"]
+    json_to = f"--json={folder / 'report.json'}"
+    return ["run", "--timeout=60", *own, json_to, "--", "touch", str(folder / "started")]
+
+
+def strike(process: Forked | subprocess.Popen[str], after_s: float, number: int) -> list[int]:
+    """Send a signal; returns the processes that were below at that moment."""
+    time.sleep(after_s)
+    below = descendants(process.pid)
+    process.send_signal(number)
+    return below
+
+
+def check(folder: Path, code: int, number: int, stderr: str, below: list[int]) -> None:
+    assert not (folder / "started").exists()
+    # Before the first line of the program runs, a signal is what it is to any Python.
+    assert code in ((3, -number) if not stderr else (3,)), stderr
+    assert gone(below)
+    report = folder / "report.json"
+    if report.exists():
+        found = json.loads(report.read_text())["findings"]
+        loud = {each["code"] for each in found if each["severity"] != "info"}
+        assert loud <= {"run-interrupted"}, loud
+
+
+@pytest.mark.parametrize(("after_s", "number"), FORKED)
+def test_a_signal_while_the_ranks_start(
+    tmp_path: Path, after_s: float, number: signal.Signals
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = Forked(line(tmp_path), {**os.environ, **BASE}, folder=tmp_path, out=out, err=err)
+    below = strike(process, after_s, number)
+    try:
+        code = process.wait(LEAVE_S)
+    finally:
+        process.kill()
+    check(tmp_path, code, number, err.read_text(), below)
+
+
+@pytest.mark.parametrize(("after_s", "number"), FRESH)
+def test_a_signal_while_the_program_starts(
+    tmp_path: Path, after_s: float, number: signal.Signals
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "nccl_doctor", *line(tmp_path)],
+        env={**os.environ, **BASE},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        below = strike(process, after_s, number)
+        _, stderr = process.communicate(timeout=LEAVE_S)
+    if "KeyboardInterrupt" in stderr:
+        stderr = ""
+    check(tmp_path, process.returncode, number, stderr, below)
