@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit import files
+from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.suggest import suggest
 
 if sys.version_info >= (3, 11):
@@ -90,9 +91,7 @@ def load(path: str | None, cwd: str | Path) -> dict[str, Any]:
         ConfigError: the file given is missing, or a file is not TOML, or holds an unknown key or a
             value of the wrong type.
     """
-    for file in [Path(path)] if path is not None else [Path(cwd, FILE_NAME), _project(cwd)]:
-        if path is None and not file.is_file():
-            continue
+    for file in [Path(path)] if path is not None else _there(Path(cwd)):
         text = _read(file)
         if path is None and file.name == "pyproject.toml" and _TABLE not in text:
             continue  # not ours to complain about
@@ -105,8 +104,14 @@ def load(path: str | None, cwd: str | Path) -> dict[str, Any]:
     return {}
 
 
-def _project(cwd: str | Path) -> Path:
-    return Path(cwd, "pyproject.toml")
+def _there(cwd: Path) -> list[Path]:
+    """Files of a folder that may hold a configuration."""
+    names = (FILE_NAME, "pyproject.toml")
+    try:
+        found = send(cwd, lambda: "/".join(n for n in names if (cwd / n).is_file()).encode())
+    except OSError as error:
+        raise ConfigError(f"cannot look for a configuration in {cwd}: {error.strerror}") from error
+    return [cwd / name for name in found.decode().split("/") if name]
 
 
 def _read(file: Path) -> str:

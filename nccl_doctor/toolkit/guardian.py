@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit import errands, forks
 
 GRACE_S = 1.5
 """Time after the deadline for the last words of the program itself."""
@@ -69,6 +69,7 @@ def began() -> float:
 
 def set_deadline(deadline: float) -> None:
     """Set the `time.monotonic()` second by which the program is to be gone."""
+    errands.leave_by(deadline)
     _say(deadline=deadline)
 
 
@@ -154,17 +155,18 @@ def watch(program: Callable[[], int], terms: Terms) -> int:
         )
     if pid == 0:
         os.close(hear)
-        _work(program, say, parent)
+        _work(program, terms, say, parent)
     os.close(say)
     return _Guardian(pid, hear, signals, before, terms).run()
 
 
-def _work(program: Callable[[], int], line: int, parent: int) -> NoReturn:
+def _work(program: Callable[[], int], terms: Terms, line: int, parent: int) -> NoReturn:
     code = _FAILED
     try:
         forks.die_with(parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         _own.line, _own.worker = line, os.getpid()
+        errands.leave_by(_own.began + terms.limit_s)
         code = program()
         done(code)
     except BaseException:  # the boundary of the process

@@ -12,6 +12,7 @@ from nccl_doctor.toolkit.errands import PATIENCE_S
 
 COMMANDS = (
     "run --config PIPE",
+    "run --baseline PIPE",
     "run --deepspeed-config PIPE",
     "run --hostfile PIPE",
     "run --redact --redact-key PIPE",
