@@ -94,9 +94,10 @@ class Participant:
         result = self._depart()
         if not self._watchdog.stand_down():
             time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
-        code = self._write(result)
+        # First, as the report says with which code this process leaves.
         if not self._leave_last_view(result) and run.options.exit_profile == "native":
-            code = max(code, 3)
+            result = _not_saved(result)
+        code = self._write(result)
         guardian.written(code)
         with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
             result.finish(code)
@@ -420,6 +421,11 @@ class Participant:
         stopped = Finding(kinds.RUN_INTERRUPTED, words)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
+
+
+def _not_saved(result: ParticipantResult) -> ParticipantResult:
+    code, report = max(result.code, 3), result.report
+    return replace(result, code=code, report=report and replace(report, exit_code=code))
 
 
 def import_torch() -> None:

@@ -97,6 +97,8 @@ class Report:
         exit_code = root.get("exit_code", int)
         if exit_code not in range(4):
             raise ValueError(f"report.exit_code is {exit_code}, not one of 0, 1, 2, 3")
+        if exit_code == 0 and verdict not in ("pass", "warn"):
+            raise ValueError(f'report.exit_code is 0, but report.verdict is "{verdict}"')
         cluster = cluster_from_json(root)
         return cls(
             verdict=verdict,

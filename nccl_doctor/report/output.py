@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,6 +19,7 @@ from nccl_doctor.report.profiles import tell, unable
 from nccl_doctor.report.redaction.cover import MAP, Cover, map_beside
 from nccl_doctor.report.sections import Checks, no_checks
 from nccl_doctor.report.text import render as render_text
+from nccl_doctor.toolkit.errands import send
 from nccl_doctor.toolkit.files import append, write_whole
 from nccl_doctor.toolkit.terminal import complain, in_github, safe
 
@@ -216,16 +217,20 @@ def give(
     report = seen.report
     for words in filter(None, (seen.problem, *seen.said)):
         complain(words)
-    lost = bool(seen.problem)
+    problems: dict[str, str] = {}
+    for form in sorted(outputs, key=lambda form: form == "json"):  # which says how the others went
+        left = _as_left(report, code, lost=bool(seen.problem or problems))
+        if problem := _saved(left, form, outputs[form], checks):
+            problems[form] = problem
     for form, path in outputs.items():
-        if problem := _saved(report, form, path, checks):
+        if form in problems:
             complain(
-                _unprinted(report, problem)
+                _unprinted(report, problems[form])
                 if path == "-"
-                else f"the report was not saved: {path}: {problem}"
+                else f"the report was not saved: {path}: {problems[form]}"
             )
-            lost = True
-    code = max(code, 3) if lost else code
+    lost = bool(seen.problem or problems)
+    report, code = _as_left(report, code, lost=lost), max(code, 3) if lost else code
     try:
         if aside or "-" not in outputs.values():
             made = say(report, options, sys.stderr if aside else sys.stdout, code, checks)
@@ -235,7 +240,26 @@ def give(
     except OSError as error:
         complain(_unprinted(report, error.strerror or str(error)))
         made = code_of(report, options, max(code, 3))
+        if "json" in outputs and "json" not in problems and _is_plain_file(outputs["json"]):
+            _saved(_as_left(report, code, lost=True), "json", outputs["json"], checks)
     return made
+
+
+def _as_left(report: Report, code: int, *, lost: bool) -> Report:
+    """The report as it is true for a process that leaves with `code`, or where an output is lost,
+    with 3.
+    """
+    if not lost or report.exit_code != code:
+        return report
+    return replace(report, exit_code=max(code, 3))
+
+
+def _is_plain_file(path: str) -> bool:
+    """False also where the disk does not answer: what is no file is not written twice."""
+    try:
+        return send(Path(path).parent, lambda: str(Path(path).is_file()).encode()) == b"True"
+    except OSError:
+        return False
 
 
 def _unprinted(report: Report, problem: str) -> str:

@@ -60,6 +60,15 @@ def test_a_path_that_is_full(there, name, form):
     assert set(files_in(there)) == {"GOOD", "kept"}
 
 
+def test_the_report_says_with_which_code_the_process_left(tmp_path):
+    few = ("--select", "own_address", "--backend", "gloo")
+    for lost in ("--html", "--junit"):  # by name before JSON, and after
+        done = program("env", *few, lost, "/dev/full", "--json", "kept", cwd=tmp_path)
+        assert done.returncode == 3, done
+        kept = json.loads((tmp_path / "kept").read_text())
+        assert (kept["verdict"], kept["exit_code"]) == ("pass", 3)
+
+
 def test_env_and_run_say_the_same(tmp_path):
     few = ("--select", "own_address", "--backend", "gloo")
     for command in (("env",), ("run", "--nproc-per-node", "1")):
@@ -100,8 +109,10 @@ def on_a_full_disk(folder: Path, script: str) -> subprocess.CompletedProcess[str
 
 def test_nothing_half_is_left_on_a_full_disk(there):
     outputs = " ".join(f"--{form} full/report.{form}" for form in formats())
-    done = on_a_full_disk(there, f'"$1" -m nccl_doctor report judge GOOD {outputs}; echo code $?')
-    verdict, code, left = done.stdout.partition("code 3\n")
+    done = on_a_full_disk(
+        there, f'"$1" -m nccl_doctor report judge GOOD {outputs}; echo left with $?'
+    )
+    verdict, code, left = done.stdout.partition("left with 3\n")
     assert verdict.startswith(f"nccl-doctor: {SUMMARY}"), done
     assert code
     assert left.splitlines() == ["fill", "report.json", "old"]
@@ -118,15 +129,17 @@ def test_neither_archive_nor_map_is_left_half_on_a_full_disk(there):
         "bundle --no-tools --output full/x.tar.gz",
         "bundle --no-tools --no-redact --output full/x.tar.gz",
     ):
-        done = on_a_full_disk(there, f'"$1" -m nccl_doctor report {arguments} GOOD; echo code $?')
-        assert done.stdout.splitlines() == ["code 3", "fill", "report.json", "old"], done
+        done = on_a_full_disk(
+            there, f'"$1" -m nccl_doctor report {arguments} GOOD; echo left with $?'
+        )
+        assert done.stdout.splitlines() == ["left with 3", "fill", "report.json", "old"], done
         (line,) = done.stderr.splitlines()
         assert line.endswith("No space left on device")
         (there / "full").rmdir()
     for arguments in ("issue nccl", "show --redact", "diff --redact full/GOOD"):
         script = f'ln -s ../GOOD full/GOOD; "$1" -m nccl_doctor report {arguments} full/GOOD'
-        done = on_a_full_disk(there, f"{script}; echo code $?; rm full/GOOD")
-        assert "code 3\nfill\nreport.json\nold\n" in done.stdout, done
+        done = on_a_full_disk(there, f"{script}; echo left with $?; rm full/GOOD")
+        assert "left with 3\nfill\nreport.json\nold\n" in done.stdout, done
         (line,) = done.stderr.splitlines()
         assert line.endswith("No space left on device")
         assert "gandalf" not in done.stdout
@@ -137,15 +150,15 @@ def test_a_run_whose_folders_are_full_is_no_success(there):
     options = "--nproc-per-node 1 --backend gloo --select own_address"
     outputs = "--json full/report.json --output-dir full"
     done = on_a_full_disk(
-        there, f'"$1" -m nccl_doctor run {options} {outputs} --no-github; echo code $?'
+        there, f'"$1" -m nccl_doctor run {options} {outputs} --no-github; echo left with $?'
     )
-    verdict, code, left = done.stdout.partition("code 3\n")
+    verdict, code, left = done.stdout.partition("left with 3\n")
     assert verdict.startswith("nccl-doctor: PASS"), done
     assert code
     assert left.splitlines() == ["fill", "report.json", "old"]
     assert done.stderr.splitlines() == [
-        "nccl-doctor: the report was not saved: full/report.json: No space left on device",
         "nccl-doctor: the partial report was not saved: full/node0.json: No space left on device",
+        "nccl-doctor: the report was not saved: full/report.json: No space left on device",
     ]
 
 

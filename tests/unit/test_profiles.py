@@ -254,6 +254,14 @@ def test_usage_errors(
         assert len(out.splitlines()) == (0 if profile == "slurm" else 1), line
 
 
+def test_a_file_that_says_both_fail_and_success_is_not_ok(saved: Path, tmp_path: Path) -> None:
+    data = {**json.loads(saved.read_text()), "exit_code": 0}
+    (tmp_path / "both.json").write_text(json.dumps(data))
+    done = program("report", "show", "both.json", "--exit-profile", "nagios", cwd=tmp_path)
+    assert done.returncode == 3, done
+    assert done.stdout.startswith("NCCL-DOCTOR UNKNOWN - ")
+
+
 def test_this_host_for_nagios_in_one_line_and_nothing_else() -> None:
     done = program("env", "--select", "temp_dir", "--exit-profile", "nagios")
     assert done.returncode == 0, done

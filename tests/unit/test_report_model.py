@@ -168,6 +168,7 @@ def spoil(path: str, value: object) -> dict:
         ("verdict", "good", 'report.verdict is "good", not one of'),
         ("exit_code", "1", "report.exit_code is a text"),
         ("exit_code", True, "report.exit_code is true or false"),
+        ("exit_code", 0, 'report.exit_code is 0, but report.verdict is "fail"'),
         ("findings", {}, "report.findings is an object, not a list"),
         ("findings.0", "x", "report.findings[0] is a text, not an object"),
         ("findings.0.layer", "roof", 'report.findings[0].layer is "roof", not one of launch,'),
