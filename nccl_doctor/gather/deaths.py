@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
-from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.launch import identity
+from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import Address
 
 TELL_S = 4.0
@@ -44,27 +46,44 @@ def tell(meeting: Address, prefix: str, letter: Mapping[str, Any], key: Key | No
     box.put(f"death/{box.add('deaths', 1) - 1}", dict(letter), TELL_S)
 
 
+@dataclass(frozen=True)
+class _Letter:
+    host: str
+    pid: int
+    rank: int | None
+    signal: str
+
+    @classmethod
+    def from_json(cls, data: object) -> _Letter:
+        """Inverse of `letter_about`; ValueError for what it cannot have made."""
+        node = Node("death", data)
+        name = node.get("signal", str)
+        if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
+            raise ValueError("no name of a signal")
+        return cls(node.get("host", str), node.get("pid", int), node.maybe("rank", int), name)
+
+
 class Deaths:
     """What the coordinator was told; looked at while it waits for others."""
 
     def __init__(self, box: ControlStore, evidence: EvidenceLog) -> None:
         self._box = box
         self._evidence = evidence
-        self._letters: list[tuple[object, object, object, str]] = []
+        self._letters: list[_Letter] = []
         self._read = 0
         self._next = 0.0
 
     @property
     def ranks(self) -> set[int]:
         """Ranks that were killed."""
-        return {rank for _, _, rank, _ in self._letters if isinstance(rank, int)}
+        return {letter.rank for letter in self._letters if letter.rank is not None}
 
     def of(self, seat: int) -> str | None:
         """Signal that killed a participant, or None."""
         who = self._evidence.who(seat)
-        for host, pid, _, name in self._letters:
-            if who is not None and (host, pid) == (who.host_key, who.pid):
-                return name
+        for letter in self._letters:
+            if who is not None and (letter.host, letter.pid) == (who.host_key, who.pid):
+                return letter.signal
         return None
 
     def look(self) -> bool:
@@ -76,13 +95,9 @@ class Deaths:
         known = self._read
         number = min(self._box.add("deaths", 0), _MOST)
         while self._read < number and self._box.wait([f"death/{self._read}"], 0.0):
-            letter = None
-            with contextlib.suppress(BadMessage):  # of somebody who may not tell us
-                letter = self._box.get(f"death/{self._read}", OPERATION_S)
+            key = f"death/{self._read}"
             self._read += 1
-            if isinstance(letter, Mapping):
-                name = str(letter.get("signal"))[:_NAME]
-                self._letters.append(
-                    (letter.get("host"), letter.get("pid"), letter.get("rank"), name)
-                )
+            with contextlib.suppress(ValueError):  # it is no letter of ours
+                letter = self._box.get(key, OPERATION_S)
+                self._letters.append(_Letter.from_json(letter))
         return self._read > known

@@ -63,8 +63,8 @@ _own = _Own()
 
 
 def began() -> float:
-    """The `time.monotonic()` second at which this process was started."""
-    return _own.began
+    """The `time.monotonic()` second at which this process was started; now, without a guardian."""
+    return time.monotonic() if _own.line is None else _own.began
 
 
 def set_deadline(deadline: float) -> None:

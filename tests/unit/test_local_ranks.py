@@ -72,6 +72,27 @@ def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
     )
 
 
+_STOPPED = """
+import os, signal, time
+from nccl_doctor.launch.local_ranks import run_host
+
+def first(start):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return 0
+
+began = time.monotonic()
+print(run_host(1, first, None, began + 0.5), time.monotonic() - began < 0.5 + 2)
+"""
+
+
+def test_a_rank_that_is_stopped_costs_no_more_than_the_deadline() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STOPPED], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "3 True\n"
+    assert "local rank 0 was stopped (state T), and killed at the deadline" in done.stderr
+
+
 _STUCK = """
 import sys, time
 from pathlib import Path

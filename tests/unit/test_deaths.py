@@ -1,0 +1,31 @@
+"""Letters about participants that were killed: what a stranger may have written is not believed."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from nccl_doctor.gather.deaths import _Letter, letter_about
+
+
+def test_a_letter_arrives_as_it_was_written() -> None:
+    read = _Letter.from_json(json.loads(json.dumps(letter_about(os.getpid(), 3, "SIGKILL"))))
+    assert (read.pid, read.rank, read.signal) == (os.getpid(), 3, "SIGKILL")
+    assert _Letter.from_json(letter_about(7, None, "signal 40")).rank is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pid": "7"}, {"pid": None}, {"rank": "x"}, {"host": 5}, {"signal": None},
+        {"signal": "\x1b[2J"}, {"signal": "SIG" + "x" * 1000},
+    ],
+)  # fmt: skip
+def test_what_is_no_letter_of_ours_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"death|signal"):
+        _Letter.from_json({**letter_about(7, 3, "SIGKILL"), **changes})
+    for text in ("x", [], None, 5):
+        with pytest.raises(ValueError, match="death"):
+            _Letter.from_json(text)
