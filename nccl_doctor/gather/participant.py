@@ -54,7 +54,7 @@ SIBLING_S = 10.0
 """Time limit for a rank whose host has signed in: the store is known to be up."""
 STRANGER_S = 0.1
 """Time until a message of a stranger is read again: it may have been replaced."""
-LAST_REPORT_S = 0.5
+LAST_REPORT_S = 0.8
 """Part of the run's time for the watchdog to write the last report."""
 
 _DEBUG_LEVELS = ("OFF", "INFO", "DETAIL")

@@ -17,6 +17,8 @@ from nccl_doctor.toolkit import errands, forks, guardian
 
 LAST_WORDS_S = 5
 """Seconds to write the last report; then SIGALRM ends the process without it."""
+AT_THE_END_S = 2.0
+"""As long may a disk take at the deadline: who watches this process ends it a little later."""
 
 
 class Watchdog:
@@ -61,7 +63,7 @@ class Watchdog:
             return False
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         left = max(1, int(self._deadline - time.monotonic()) + LAST_WORDS_S)
-        errands.leave_by(time.monotonic() + left)
+        errands.leave_by(max(self._deadline, time.monotonic()) + AT_THE_END_S)
         signal.alarm(left)
         return True
 
@@ -86,7 +88,8 @@ class Watchdog:
         code = 3
         try:
             signal.alarm(LAST_WORDS_S)
-            errands.leave_by(time.monotonic() + LAST_WORDS_S)
+            limit_s = LAST_WORDS_S if readable else AT_THE_END_S
+            errands.leave_by(time.monotonic() + limit_s)
             self._first()
             forks.kill_living()
             code = self._last_words(reason)

@@ -22,7 +22,7 @@ from nccl_doctor.toolkit.terminal import complain
 
 CPU_RANKS = 2
 """Ranks on a host without a GPU: the smallest group."""
-_GRACE_S = 1.0
+_GRACE_S = 1.3
 """Time for the ranks to leave after the deadline, and after a signal, by themselves."""
 _LEAVE_S = 6.0
 _TICK_S = 0.01

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from nccl_doctor.toolkit import errands, forks
 
-GRACE_S = 1.5
+GRACE_S = 1.8
 """Time after the deadline for the last words of the program itself."""
 INTERRUPT_S = 12.0
 """Time for the program to leave after a signal: the hosts of a hostfile are waited for."""

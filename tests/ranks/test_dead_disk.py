@@ -15,10 +15,12 @@ import pytest
 
 from nccl_doctor.gather.watchdog import LAST_WORDS_S
 from nccl_doctor.toolkit.errands import PATIENCE_S
+from nccl_doctor.toolkit.guardian import GRACE_S
 from tests.ranks.ranks import BASE, Ended, Ranks
 from tests.support import disks
 from tests.support.forkserver import quick_python_path
 
+SLACK_S = 3.0  # of a busy machine
 RUN_S = 20.0  # of two ranks that are well, on a machine that is not
 # Rank 0 may wait for the disk before it opens the store that the other one joins.
 OPTIONS = ("--join-timeout=20", "--collective-timeout=5", "--timeout=60")
@@ -94,6 +96,18 @@ def test_last_words_are_said(tmp_path: Path, disk: Path) -> None:
     assert ended[0].code == 3
     assert "run-interrupted" in ended[0].stdout
     assert f"{disk}/a.html: no answer within " in ended[0].stderr
+
+
+def test_last_words_are_said_at_the_deadline(tmp_path: Path, disk: Path) -> None:
+    limit_s = 7.0
+    options = ("--join-timeout=7", "--collective-timeout=5", f"--timeout={limit_s:g}")
+    outputs = (f"--json={disk}/a.json", f"--html={disk}/a.html", f"--output-dir={disk}")
+    ranks = Ranks(tmp_path, 2, (*options, *outputs), start=[0])
+    ended = ranks.wait(RUN_S)
+    assert ended[0].seconds < limit_s + GRACE_S + SLACK_S
+    assert ended[0].code == 3
+    assert "rank-absent" in ended[0].stdout or "run-interrupted" in ended[0].stdout
+    assert f"{disk}/a.html: no answer" in ended[0].stderr
 
 
 def test_temporary_files_that_cannot_be_made_are_a_cause(tmp_path: Path, disk: Path) -> None:
