@@ -425,7 +425,9 @@ class Participant:
 
 def _not_saved(result: ParticipantResult) -> ParticipantResult:
     code, report = max(result.code, 3), result.report
-    return replace(result, code=code, report=report and replace(report, exit_code=code))
+    if report is not None and report.exit_code == 0:
+        report = replace(report, exit_code=code)
+    return replace(result, code=code, report=report)
 
 
 def import_torch() -> None:

@@ -246,12 +246,8 @@ def give(
 
 
 def _as_left(report: Report, code: int, *, lost: bool) -> Report:
-    """The report as it is true for a process that leaves with `code`, or where an output is lost,
-    with 3.
-    """
-    if not lost or report.exit_code != code:
-        return report
-    return replace(report, exit_code=max(code, 3))
+    """The report, which must not say success where an output is lost: this process says 3."""
+    return replace(report, exit_code=3) if lost and report.exit_code == code == 0 else report
 
 
 def _is_plain_file(path: str) -> bool:
