@@ -188,6 +188,7 @@ class _Guardian:
         self._hear = hear
         self._signals = signals
         self._before = before
+        self._ignored = {n for n in signals if signal.getsignal(n) == signal.SIG_IGN}
         self._terms = terms
         self._deadline = _own.began + terms.limit_s
         self._kill_at = self._deadline + GRACE_S
@@ -311,8 +312,10 @@ class _Guardian:
             )
         signal.set_wakeup_fd(-1)
         # Those that this process handles, and those that Python ignores.
-        for number in (*self._signals, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*self._signals - self._ignored, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        for number in self._ignored:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
         try:
             os.execvp(command[0], list(command))
