@@ -99,7 +99,7 @@ def _mourn(about: Mapping[str, Any], name: str) -> None:
 
 
 def _limit(arguments: Sequence[str], *, examines: bool) -> float:
-    """Seconds until the deadline, as far as the words alone tell it."""
+    """Seconds until the deadline, by the words of the command line alone."""
     if "--relay" in arguments or (not examines and "-" in arguments):
         return float("inf")  # whoever writes our standard input ends first
     if not examines:
@@ -114,7 +114,7 @@ def _limit(arguments: Sequence[str], *, examines: bool) -> float:
 
 
 def _unable_for(arguments: Sequence[str]) -> guardian.Unable:
-    """How a call without a report answers the system that its exit profile names."""
+    """Function that answers for a call without a report, as its exit profile wants it."""
     if not any(word.startswith("--exit-profile") for word in arguments):
         return lambda message, code: (code, "")
     from nccl_doctor.report.profiles import profile_of, unable

@@ -69,7 +69,7 @@ HOST_CUT_OFF = Kind(
 
 
 class UplinkFacts(TypedDict):
-    """What `observe` returns, alone and after a loss."""
+    """Facts that `observe` returns, alone and after a loss."""
 
     interfaces: list[dict[str, Any]]
     towards_master: str

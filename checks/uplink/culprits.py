@@ -1,4 +1,4 @@
-"""Who is cut off: by the carriers of the hosts, else by who still answers whom. Pure functions."""
+"""Hosts that are cut off: by their carriers, else by the answers after the loss. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ End = str
 
 @dataclass(frozen=True)
 class View:
-    """What one host saw: when it started, and after a loss (None: it did not look again)."""
+    """Facts of one host: from its start, and after a loss (None: it did not look again)."""
 
     host: Host
     first: Mapping[str, Any] | None
@@ -102,7 +102,7 @@ def _views(cluster: Cluster, check: str) -> list[View]:
 
 
 def _is_in_trouble(cluster: Cluster, view: View, master: Host | None) -> bool:
-    """Whether a host lost somebody, could not sign in, or is rank 0's and nobody came.
+    """True if a host lost another, could not sign in, or is rank 0's and no other came.
 
     Only then is an interface without a carrier more than a port that nobody uses.
     """
@@ -138,7 +138,7 @@ def _by_carrier(view: View, kind: Kind) -> Finding | None:
 
 
 class _Answers:
-    """Who answered whom after the loss: `tested` and `failed` are (caller, called).
+    """Answers after the loss: `tested` and `failed` are pairs (caller, called).
 
     Left out: what a host with a cut cable did not reach, and links that were found broken before
     (check `firewall`): these are faults of their own.
@@ -170,7 +170,7 @@ class _Answers:
         return found.pop() if len(found) == 1 else str(call["host"])
 
     def sees_nobody(self, end: End) -> bool:
-        """Whether at least two could have answered a host, none did, and it answered nobody."""
+        """True if at least two could have answered a host, none did, and it answered none."""
         called = {other for caller, other in self.tested if caller == end}
         heard = {pair for pair in self.tested - self.failed if end in pair}
         gateway = self.gateways.get(end)
@@ -178,7 +178,7 @@ class _Answers:
 
     @property
     def witnesses(self) -> list[str]:
-        """Who did answer somebody."""
+        """Hosts that answered at least one other."""
         found = {other for _, other in self.tested - self.failed}
         return sorted(found) + (["the gateway"] if True in self.gateways.values() else [])
 
@@ -191,7 +191,7 @@ def _broken_before(cluster: Cluster) -> set[tuple[End, End]]:
 
 
 def _by_answers(answers: _Answers, kind: Kind, master: Host | None) -> Iterator[Finding]:
-    """Findings on hosts that see nobody, on hosts that nobody sees, and on what is left: links."""
+    """Findings on hosts that see no other, on hosts that no other sees, and on the links left."""
     left = answers.failed
     lonely = {view.host.label for view in answers.views if answers.sees_nobody(view.host.label)}
     if len(lonely) > 1 and not answers.witnesses:

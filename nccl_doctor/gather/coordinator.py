@@ -138,7 +138,7 @@ class Coordinator:
         self._number += 1
 
     def _answer(self, key: str, seat: int) -> Outcome:
-        """What a participant observed; untested where its answer cannot be taken."""
+        """Outcome of a participant; untested where its answer cannot be taken."""
         try:
             data = self._box.get(key, OPERATION_S, largest=ANSWER_MAX)
             return outcome_from_json(Node(f"seat {seat}: evidence", data))
@@ -149,7 +149,7 @@ class Coordinator:
             return Outcome(OutcomeStatus.SILENT, reason="its answer is gone from the store")
 
     def _ended_early(self, groups: Sequence[Sequence[int]]) -> set[int]:
-        """Lowest seats of the groups that have lost a member, which the others are told."""
+        """Lowest seats of the groups that have lost a member; tells the other members."""
         if self._deaths.look():
             for group in groups:
                 if any(self._deaths.of(seat) for seat in group):
@@ -160,7 +160,7 @@ class Coordinator:
     def _awaited(
         self, others: Mapping[str, int], patience_s: float, groups: Sequence[Sequence[int]]
     ) -> set[str]:
-        """Keys of the answers that come in time; nobody waits for who was killed."""
+        """Keys of the answers that come in time, without waiting for killed participants."""
 
         def news() -> bool:
             before = len(self._over)
@@ -236,7 +236,7 @@ class Coordinator:
         ]
 
     def _look_again(self) -> None:
-        """If somebody was lost: the hosts that are left look who still answers; without the time
+        """Let the hosts that are left look for answers of the others after a loss; without the time
         for that, this one alone.
         """
         run = self._run

@@ -64,7 +64,7 @@ class _Letter:
 
 
 class Deaths:
-    """What the coordinator was told; looked at while it waits for others."""
+    """Deaths that parents reported; the coordinator looks for news while it waits for others."""
 
     def __init__(self, box: ControlStore, evidence: EvidenceLog) -> None:
         self._box = box

@@ -1,4 +1,4 @@
-"""What a message of the control store is wrapped in: who wrote it in which version, and its seal.
+"""Envelope of a message of the control store: the version that wrote it, and its seal.
 
 `nccl-doctor` + a header in JSON on one line + the compressed JSON of the message. The header says
 the version of this protocol and of the tool, so that a reader of another version knows that it
@@ -45,7 +45,7 @@ class OtherVersion(BadMessage):
 
 
 class NotAuthentic(BadMessage):
-    """A message of somebody who does not have the key of this run."""
+    """Message whose sender does not have the key of this run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Seal:
     run: str = ""
 
     def mac(self, key: str, version: str, payload: bytes) -> str | None:
-        """What proves that a message was written with the secret; None without one."""
+        """HMAC that proves that the writer has the secret; None without a secret."""
         if self.secret is None:
             return None
         parts = (self.run.encode(), key.encode(), version.encode(), payload)
@@ -87,7 +87,7 @@ def wrap(key: str, value: Any, seal: Seal = OPEN, largest: int = LARGEST) -> byt
 
 
 def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> tuple[Any, str]:
-    """What a message says, and the version of nccl-doctor that wrote it.
+    """Content of a message, and the version of nccl-doctor that wrote it.
 
     Raises:
         BadMessage: it says nothing, or not to us: see the three classes.
@@ -122,7 +122,7 @@ def unwrap(key: str, data: bytes, seal: Seal = OPEN, largest: int = LARGEST) -> 
 
 
 def _claim(payload: bytes, largest: int) -> Any:
-    """What somebody says whom we cannot believe; None if it cannot be read."""
+    """Content that is not to be believed; None if it cannot be read."""
     try:
         return _content(payload, largest)
     except BadMessage:

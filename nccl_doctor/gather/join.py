@@ -192,7 +192,7 @@ class Join:
                     refusals.version(key, version, evidence.place(seat))
 
     def _seats(self) -> int:
-        """Number of seats that were given out, as far as it can be: anybody can change it."""
+        """Number of seats that were given out, bounded: anybody can change it."""
         count, ranks = self._box.add("seats", 0), self._run.launch.world_size or 0
         most = 2 * ranks + SPARE_SEATS
         if not 0 <= count <= most:
@@ -201,7 +201,7 @@ class Join:
         return max(0, min(count, most))
 
     def _refused_for(self, nobody_else: Callable[[], bool]) -> bool:
-        """True if whoever is missing was refused, and nobody came in some seconds since."""
+        """True if all that are missing were refused, and none came in some seconds since."""
         count = self._evidence.refusals.count
         if count != self._refused[0]:
             self._refused = (count, time.monotonic())

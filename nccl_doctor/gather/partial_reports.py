@@ -141,7 +141,7 @@ class PartialReports:
         return replace(report, run=replace(report.run, extra={**report.run.extra, STAMP: stamp}))
 
     def _is_of_this_run(self, report: Report) -> bool:
-        """True if a host may have left it in this run; one that was not told of it may have."""
+        """True if a host may have left it in this run, also one that does not know the run yet."""
         stamp = report.run.extra.get(STAMP)
         if not isinstance(stamp, Mapping):
             return True

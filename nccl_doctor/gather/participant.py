@@ -173,7 +173,7 @@ class Participant:
         return self._follow(box)
 
     def _open(self, box: ControlStore) -> ParticipantResult | None:
-        """As rank 0, tell what this run is; as another with a key of a file, learn it: what was
+        """Tell, as rank 0, the id of this run; learn it, as another with a key of a file: what was
         sealed with that key in an earlier run is none of this one.
 
         Returns: the departure of a participant that cannot take part, once it has signed in.
@@ -206,7 +206,7 @@ class Participant:
         return departure
 
     def _goes_with_coordinator(self) -> bool:
-        """True if nobody is left to be told when the process that the user started is killed."""
+        """True if the coordinator ends with the process that the user started."""
         launch = self._run.launch
         return launch.rank == 0 or (launch.launcher == OWN and launch.node_rank == 0)
 
@@ -391,7 +391,7 @@ class Participant:
         return run.options.output_dir is not None and run.launch.local_rank in (0, None)
 
     def _own_cluster(self) -> Cluster:
-        """What this participant knows by itself."""
+        """Cluster as this participant alone knows it."""
         return self._evidence.cluster(self._run.options, self._run.backend, complete=False)
 
     def _broken_road(self) -> Finding | None:

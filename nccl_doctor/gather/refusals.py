@@ -35,7 +35,7 @@ class _Refusal:
 
 
 class Refusals:
-    """What one coordinator refused, by the key in the store."""
+    """Messages that one coordinator refused, by the key in the store."""
 
     def __init__(self) -> None:
         self._signing_in: dict[str, _Refusal] = {}
@@ -48,7 +48,7 @@ class Refusals:
         self.claim(key, error, Claimant.of(value))
 
     def claim(self, key: str, error: ValueError, who: Claimant) -> None:
-        """A sign-in of somebody was refused; who that is, is not sure."""
+        """Record that a sign-in was refused; its sender is not sure."""
         self._signing_in[key] = _Refusal(key, kind_of(error), _words(error), who, None)
 
     def answer(self, key: str, error: ValueError, where: Where) -> None:
@@ -75,7 +75,7 @@ class Refusals:
         return next((kind.code for kind in [*kinds, *unknown]), "")
 
     def stand_for(self, ranks: Collection[int], nodes: Collection[int] = ()) -> bool:
-        """True if whoever is missing, of these ranks or nodes, may be one whom we refused."""
+        """True if all that are missing may be senders that were refused."""
         who = [each.who for each in self._signing_in.values()]
         unknown = sum(not each.is_known for each in who)
         lost = sum(not any(each.may_be(rank, None) for each in who) for rank in ranks)
@@ -83,7 +83,7 @@ class Refusals:
         return bool(who) and lost <= unknown
 
     def findings(self, ranks: Collection[int], hosts: Collection[str]) -> Iterator[Finding]:
-        """A finding for each message. `ranks` and `hosts` did sign in: if somebody else takes their
+        """Findings, one for each message. `ranks` and `hosts` did sign in: if another takes their
         name, they are not the place.
         """
         for each in (*self._signing_in.values(), *self._later.values()):

@@ -54,7 +54,7 @@ def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcom
 
 
 def look_together(cluster: Cluster, silent: set[int], own_seat: int) -> Round | None:
-    """Who looks again, each alone but at the same time, and whom they call; None if nobody was
+    """Round in which seats look again, each alone but at the same time; None if no seat was
     lost.
 
     Args:

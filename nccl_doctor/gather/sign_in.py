@@ -27,7 +27,7 @@ _BACKENDS = ("", "auto", "nccl", "gloo")
 
 @dataclass(frozen=True)
 class Claimant:
-    """Who a message says that it is from, where the message itself cannot be taken."""
+    """Sender as a message names it, where the message itself cannot be taken."""
 
     host: str = ""
     rank: int | None = None
@@ -46,14 +46,14 @@ class Claimant:
         return rank is not None and self.rank == rank
 
     def in_words(self) -> str:
-        """Who it says that it is, as the beginning of a sentence."""
+        """Sender in words, as the beginning of a sentence."""
         rank = "" if self.rank is None or self.is_host else f"rank {self.rank}"
         names = " on ".join(word for word in (rank, self.host) if word)
         return f"somebody who says to be {names}: " if names else ""
 
     @classmethod
     def of(cls, data: Any) -> Claimant:
-        """As much of a sign-in as can be read, of any version."""
+        """Sender of a sign-in of any version, where it can be read."""
         try:
             node = Node("sign-in", data)
             host, launch = (Node(name, node.data.get(name, {})) for name in ("host", "launch"))

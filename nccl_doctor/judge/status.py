@@ -114,7 +114,7 @@ class _Blockers:
         self._absent: dict[int, tuple[Sequence[Gap], Sequence[str]]] = {}  # by units
 
     def of_absent(self, units: Units) -> tuple[Sequence[Gap], Sequence[str]]:
-        """Of the units that are not here: those that no failure explains, and the codes of the
+        """Units that are not here and that no failure explains, and the codes of the
         failures that explain the others.
         """
         if id(units) not in self._absent:

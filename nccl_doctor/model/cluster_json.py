@@ -110,7 +110,7 @@ def cluster_from_json(report: Node) -> Cluster:
 
 
 def _size(run: Node, key: str) -> int:
-    """A number of which lists are made."""
+    """Number that becomes the length of lists."""
     run.number(key, 0, MAX_RANKS)
     return run.get(key, int)
 

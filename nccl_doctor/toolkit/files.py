@@ -36,7 +36,7 @@ def read(path: str | Path, most: int = -1) -> bytes:
 
 
 def read_own(path: Path, most: int) -> bytes:
-    """All of a file that nobody wrote but this user or root.
+    """All of a file that only this user or root can have written.
 
     Raises:
         OSError: as for `folders.read_own`, or the disk does not answer.

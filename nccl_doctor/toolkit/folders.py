@@ -1,4 +1,4 @@
-"""Files in a folder that may belong to somebody else, safe against what is swapped meanwhile.
+"""Files in a folder that may belong to another user, safe against what is swapped meanwhile.
 
 A path is looked up anew by every call: whoever may write to one of its folders can put a link there
 between two of them, and root then changes a file of the system. So a folder is opened once, and
@@ -122,7 +122,7 @@ def keep_first(folder: int, name: str, data: bytes) -> None:
 
 
 def read_own(folder: int, name: str, most: int) -> tuple[bytes, float]:
-    """Content and time of a file that nobody wrote but this user or root.
+    """Content and time of a file that only this user or root can have written.
 
     Raises:
         FileNotFoundError: there is none.
@@ -178,7 +178,7 @@ def open_in_place(folder: int, name: str, flags: int, mode: int = 0) -> int | No
 
 
 def stream_of(folder: int, name: str) -> int | str | None:
-    """What stands there, if it is neither a file on a disk nor a folder: a device, a pipe.
+    """Device, pipe or stream that stands there; nothing if it is a file on a disk or a folder.
 
     What another user put there counts as a file, so that it is replaced and not obeyed.
 
@@ -241,13 +241,13 @@ def _like_ours(folder: int) -> os.stat_result:
 
 
 def _is_safe(folder: int) -> bool:
-    """True if nobody but this user and root can put anything into it."""
+    """True if only this user and root can put anything into it."""
     there = os.fstat(folder)
     return there.st_uid in (0, os.geteuid()) and not there.st_mode & _OTHERS_WRITE
 
 
 def _is_trusted_link(folder: int, name: str) -> bool:
-    """True if this user or root made the link; or nobody else could have."""
+    """True if this user or root made the link, or no other user could have."""
     link = os.stat(name, dir_fd=folder, follow_symlinks=False)
     return link.st_uid in (0, os.geteuid()) or _is_safe(folder)
 

@@ -95,7 +95,7 @@ def _base(name: str) -> object:
 def _called(
     check: Check, name: str, call: Callable[[], Iterable[Any]], nothing: Iterable[Any] = ()
 ) -> tuple[Iterable[Any], Exception | None]:
-    """What a rule yields in a child, and how it went wrong, if it did."""
+    """Yield of a rule in a child, and the error that ended it, if any."""
     if (check.name, name) in _blocked:
         return nothing, ForeignError("did not end before, so not tried again")
     try:
@@ -127,7 +127,7 @@ def _yielded(name: str, call: Callable[[], Iterable[Any]]) -> bytes:
 
 
 def _record(name: str, item: Any) -> Any:
-    """What a rule yields, as plain data in a record; TypeError for what it may not yield."""
+    """Yield of a rule as plain data; TypeError for what it may not yield."""
     kinds = _YIELDS.get(name)
     if kinds is not None and type(item) not in kinds:
         words = " or ".join(kind.__name__ for kind in kinds)

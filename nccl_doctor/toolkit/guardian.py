@@ -48,8 +48,10 @@ others. It runs in a child, and may import what it needs."""
 
 @dataclass
 class _Own:
-    """What a process of the program knows of the guardian; `line` is None without one. `worker` is
-    the process that the guardian waits for: the others are below it.
+    """State of the guardian as a process of the program knows it.
+
+    `line` is None without one. `worker` is the process that the guardian waits for: the others are
+    below it.
     """
 
     line: int | None = None
@@ -74,7 +76,7 @@ def set_deadline(deadline: float) -> None:
 
 
 def take_signals() -> None:
-    """From now on this process handles the signals itself; they are sent on to it."""
+    """Take the signals in this process from now on; the guardian sends them on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, forks.SIGNALS)
     _say(takes_signals=True)
 
@@ -112,7 +114,7 @@ def _say(**message: Any) -> None:
 
 @dataclass(frozen=True)
 class Terms:
-    """What the guardian holds a program to.
+    """Limits that the guardian holds a program to.
 
     Attributes:
         limit_s: seconds until the deadline, as long as the program has said nothing else.
@@ -284,7 +286,7 @@ class _Guardian:
         return _leave_unable(message, _FAILED, self._terms.unable)
 
     def _tell_the_others(self, name: str) -> None:
-        """Whoever was killed, and those below, which die with it: the others wait for them."""
+        """Tell the others that they need not wait for a killed process and those below it."""
 
         def tell() -> None:
             for about in self._members.values():
@@ -366,13 +368,13 @@ def _leave_unable(message: str, code: int, unable: Unable) -> int:
 
 
 def _tell(stream: int, text: str) -> None:
-    """Write a line in a process of its own: whoever reads the stream may have stopped."""
+    """Write a line in a process of its own: the reader of the stream may have stopped."""
     data = text.encode("utf-8", "backslashreplace")
     _apart(lambda: os.write(stream, data), time.monotonic() + _SAY_S)
 
 
 def _apart(work: Callable[[], object], until: float) -> None:
-    """Do something in a child, which is left alone if it has not ended by then."""
+    """Call a function in a child, which is left alone if it has not ended in time."""
     parent = os.getpid()
     try:
         pid = os.fork()

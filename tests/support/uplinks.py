@@ -16,7 +16,7 @@ GATEWAY = "192.168.77.254"
 
 
 def address(name: str) -> str:
-    """As `make_cluster` gives them."""
+    """Hosts as `make_cluster` gives them."""
     return f"192.168.77.{int(name.removeprefix('nd')) + 1}"
 
 
@@ -26,7 +26,7 @@ def nic(of: str, name: str = "eth0", **fields: Any) -> dict[str, Any]:
 
 
 def look(of: str, *nics: dict[str, Any], **fields: Any) -> dict[str, Any]:
-    """What a host sees of itself; `calls`: name of a host → outcome."""
+    """Facts of a host on itself; `calls`: name of a host → outcome."""
     calls = [
         {"host": name, "addresses": [address(name)], "outcome": result}
         for name, result in fields.pop("calls", {}).items()
@@ -69,7 +69,7 @@ def cables(
 
 
 def calls_of(caller: str, **results: str) -> dict[str, Any]:
-    """What a host with a healthy cable saw after the loss."""
+    """Facts of a host with a healthy cable after the loss."""
     return {caller: look(caller, calls=results)}
 
 

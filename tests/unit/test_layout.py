@@ -105,7 +105,6 @@ def test_the_root_holds_four_modules():
 
 OPENS = {  # modules of the engine that open files themselves
     "report/bundle": "in a child, by errands.send",
-    "report/output": "in a child, by errands.send",
     "gather/partial_reports": "in a child, by errands.send",
     **dict.fromkeys(("observe/child", "launch/identity"), "/proc, which always answers"),
     **dict.fromkeys(
