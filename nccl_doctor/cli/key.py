@@ -56,7 +56,7 @@ def key_of(ctx: click.Context, given: Mapping[str, Any]) -> Key | None:
     except OSError as error:
         raise click.UsageError(f"--key: cannot read {path}: {error.strerror}") from error
     if told.startswith(_WORDS):
-        raise click.UsageError(f"--key {path}: {told[1:].decode()}")
+        raise click.UsageError(f"cannot use {path} for --key, {told[1:].decode()}")
     return Key(told[1:], lasts=True)
 
 

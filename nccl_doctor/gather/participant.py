@@ -418,6 +418,8 @@ class Participant:
     def _as_far_as_known(self, words: str) -> ParticipantResult:
         """Report of the facts so far; as rank 0, of all that have signed in."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
+        if self._watchdog.interrupted:  # a rank that has not signed in yet is not absent
+            coordinates = coordinates and self._run.joined
         stopped = Finding(kinds.RUN_INTERRUPTED, words)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())

@@ -242,10 +242,17 @@ FAULTS = {
 }
 
 
+_FORKS: list[bool] = []
+"""Forks that led to this process; each says whether it broke torch."""
+
+
 def _break() -> None:
+    """Break torch once, below the process that the user started and the supervisor."""
     dist = sys.modules.get("torch.distributed")
     here = os.environ.get("LOCAL_RANK")
-    if dist is not None and os.environ.get("TEST_BREAK_LOCAL_RANK", here) == here:
+    mine = os.environ.get("TEST_BREAK_LOCAL_RANK", here) == here
+    _FORKS.append(dist is not None and mine and bool(_FORKS) and not any(_FORKS))
+    if _FORKS[-1]:
         FAULTS[os.environ["TEST_BREAK"]](dist)
 
 

@@ -86,7 +86,7 @@ BAD = {
     "run --exit-profile zabbix": "'zabbix' is not one of 'native', 'slurm', 'npd', 'nagios'",
     "run --key no/key": "--key: cannot read no/key: No such file or directory",
     "run --key=": "--key '': a file name is needed",
-    "run --key /dev/zero": "--key /dev/zero: it is not a file",
+    "run --key /dev/zero": "cannot use /dev/zero for --key, it is not a file",
     "run --key k --hostfile h": "--key and --hostfile: the hosts get a key over ssh; leave it out",
     "run --redact-key k": "--redact-key needs --redact",
     "run --redact --redact-key no/key": "--redact-key: cannot read no/key: No such file",
@@ -221,6 +221,7 @@ RUN_FLAGS = {
     "--exit-profile",
     "--redact",
     "--redact-key",
+    "--key",
     "--strict",
     "--config",
     "--quiet",
@@ -352,11 +353,19 @@ def test_what_deepspeed_puts_in_front_of_a_module_is_taken():
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
-        ("s" * 32, 0o644, "--key secret: others can read it (mode 0644); chmod 600 secret"),
-        ("s" * 32, 0o620, "--key secret: others can read it (mode 0620)"),
-        (" short \n", 0o600, "--key secret: a key has 16 to 4096 bytes; make one: openssl rand"),
-        ("", 0o600, "--key secret: a key has 16 to 4096 bytes"),
-        ("s" * 5000, 0o600, "--key secret: a key has 16 to 4096 bytes"),
+        (
+            "s" * 32,
+            0o644,
+            "cannot use secret for --key, others can read it (mode 0644); chmod 600 secret",
+        ),
+        ("s" * 32, 0o620, "cannot use secret for --key, others can read it (mode 0620)"),
+        (
+            " short \n",
+            0o600,
+            "cannot use secret for --key, a key has 16 to 4096 bytes; make one: openssl rand",
+        ),
+        ("", 0o600, "cannot use secret for --key, a key has 16 to 4096 bytes"),
+        ("s" * 5000, 0o600, "cannot use secret for --key, a key has 16 to 4096 bytes"),
     ],
 )
 def test_a_key_that_is_not_private_or_no_key_is_refused(tmp_path, content, mode, words):

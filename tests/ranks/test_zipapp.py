@@ -97,4 +97,5 @@ def test_a_host_of_a_hostfile_is_started_with_the_file(site: Site) -> None:
     more = (*FEW, "--json", "report.json", "--master-port", str(free_port()))
     report_of(site, site.type_in(line, *more, path=f"{ssh.parent}:"))
     log = (site.folder / "ssh.log").read_text()
-    assert f" {site.python} {site.pyz} run --relay --nnodes 1 " in log
+    assert f" {site.python} -c " in log
+    assert f" {site.pyz} run --relay --nnodes 1 " in log

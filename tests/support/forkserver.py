@@ -92,8 +92,10 @@ def _connected(library_path: str) -> socket.socket:
 def _start(door: socket.socket, library_path: str) -> None:
     # The loader reads it once, as the process starts.
     libraries = {"LD_LIBRARY_PATH": library_path} if library_path else {}
-    subprocess.Popen(
-        [sys.executable, "-m", "tests.support.forkserver"],
+    # A child of nobody: what it forks for one worker is no descendant of another.
+    subprocess.run(
+        ["sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", sys.executable, "-m", __name__],
+        check=True,
         stdin=door.fileno(),
         stdout=subprocess.DEVNULL,
         env={

@@ -56,6 +56,7 @@ def give_away(path: Path) -> None:
 
 @pytest.mark.parametrize(("mask", "open_to"), [(0o022, 0o644), (0o077, 0o600), (0o000, 0o644)])
 def test_the_umask_is_kept(tmp_path: Path, umask: None, mask: int, open_to: int) -> None:
+    reader = PartialReports(str(tmp_path), 10)
     os.umask(mask)
     write_whole(tmp_path / "report", "new")
     write_private(tmp_path / "map", "new")
@@ -65,7 +66,7 @@ def test_the_umask_is_kept(tmp_path: Path, umask: None, mask: int, open_to: int)
     assert mode(tmp_path / "log") == open_to
     assert PartialReports(str(tmp_path), 10).write(1, view("nd1")) == ""
     assert mode(tmp_path / "node1.json") == open_to
-    assert len(PartialReports(str(tmp_path), 10).of([1], 0.0)) == 1
+    assert len(reader.of([1], 0.0)) == 1
 
 
 def test_no_mode_is_changed_by_a_path(tmp_path: Path) -> None:
