@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -9,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cli.program import CLEAN
+from tests.ranks.ranks import free_port
 from tests.support.forkserver import quick_python_path
 
 WAITS = ("run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost")
@@ -65,23 +68,35 @@ def test_limits_and_folder_are_the_caller_s(tmp_path: Path):
     assert "201" in json.dumps(report)
 
 
+def working_in(folder: Path) -> list[int]:
+    """Process ids of all that have this working directory."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.cwd() == str(folder):
+                found.append(process.pid)
+    return found
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_it_and_all_that_it_started(tmp_path: Path, number: int):
     said = tmp_path / "said"
     with said.open("w") as file:
+        port = ("--master-port", str(free_port()))
         process = subprocess.Popen(
-            [quick_python_path(), "-m", "nccl_doctor", *WAITS, *OPTIONS, "--verbose"],
+            [quick_python_path(), "-m", "nccl_doctor", *WAITS, *port, *OPTIONS, "--verbose"],
             stdout=file,
             stderr=file,
             cwd=tmp_path,
             env={**CLEAN, "TMPDIR": str(tmp_path)},
         )
         time.sleep(1.5)
+        assert working_in(tmp_path), said.read_text()
         process.send_signal(number)
         code = process.wait(20)
     assert code == -signal.SIGKILL if number == signal.SIGKILL else code in (1, 3), said.read_text()
     end = time.monotonic() + 5
-    while left := ran("pgrep", "-f", str(tmp_path)).stdout:
+    while left := working_in(tmp_path):
         assert time.monotonic() < end, left
         time.sleep(0.05)
 
