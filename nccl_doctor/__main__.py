@@ -95,7 +95,7 @@ def _mourn(about: Mapping[str, Any], name: str) -> None:
 
     host, port = about["meeting"]
     key = Key(bytes.fromhex(about["secret"]), about["lasts"]) if about["secret"] else None
-    tell((host, port), about["prefix"], {**about["letter"], "signal": name}, key)
+    tell((host, port), about["prefix"], {**about["death"], "signal": name}, key)
 
 
 def _limit(arguments: Sequence[str], *, examines: bool) -> float:

@@ -18,7 +18,7 @@ from .tcp_info import TcpInfo, tcp_info
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
 _MOST_CALLERS = 256
-"""That have connected and not yet said who they are; the oldest ones have to go."""
+"""Callers that have not yet said who they are; of more, the oldest ones have to go."""
 LARGEST = 1 << 20
 """Bytes of payload in the largest frame."""
 HEADER = struct.Struct("!cI")

@@ -1,7 +1,7 @@
 """Participants whose process was killed: its parent knows at once, and tells the coordinator.
 
 Else the coordinator would wait for an answer until a deadline, and then know only that none came.
-The letters lie in the store of the run: who can write there can also sign in.
+The records lie in the store of the run: who can write there can also sign in.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MOST = 10_000
 _NAME = 20
 
 
-def letter_about(pid: int, rank: int | None, signal_name: str) -> dict[str, Any]:
-    """Letter about a process of this host."""
+def death_of(pid: int, rank: int | None, signal_name: str) -> dict[str, Any]:
+    """Record of the death of a process of this host, as the store has it."""
     return {"pid": pid, "rank": rank, "signal": signal_name, "host": identity.host_key()}
 
 
-def tell(meeting: Address, prefix: str, letter: Mapping[str, Any], key: Key | None = None) -> None:
+def tell(meeting: Address, prefix: str, death: Mapping[str, Any], key: Key | None = None) -> None:
     """Tell the coordinator that a participant was killed.
 
     Raises:
@@ -43,19 +43,21 @@ def tell(meeting: Address, prefix: str, letter: Mapping[str, Any], key: Key | No
     box = ControlStore(*meeting, timeout_s=TELL_S, prefix=prefix, seal=seal)
     if key is not None and key.lasts:
         box.seal = Seal(key.secret, str(box.get("opening", TELL_S)["run"]))
-    box.put(f"death/{box.add('deaths', 1) - 1}", dict(letter), TELL_S)
+    box.put(f"death/{box.add('deaths', 1) - 1}", dict(death), TELL_S)
 
 
 @dataclass(frozen=True)
-class _Letter:
+class Death:
+    """Process that was killed: the key of its host, its id and rank, and the signal."""
+
     host: str
     pid: int
     rank: int | None
     signal: str
 
     @classmethod
-    def from_json(cls, data: object) -> _Letter:
-        """Inverse of `letter_about`; ValueError for what it cannot have made."""
+    def from_json(cls, data: object) -> Death:
+        """Inverse of `death_of`; ValueError for what it cannot have made."""
         node = Node("death", data)
         name = node.get("signal", str)
         if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
@@ -69,21 +71,21 @@ class Deaths:
     def __init__(self, box: ControlStore, evidence: EvidenceLog) -> None:
         self._box = box
         self._evidence = evidence
-        self._letters: list[_Letter] = []
+        self._deaths: list[Death] = []
         self._read = 0
         self._next = 0.0
 
     @property
     def ranks(self) -> set[int]:
         """Ranks that were killed."""
-        return {letter.rank for letter in self._letters if letter.rank is not None}
+        return {death.rank for death in self._deaths if death.rank is not None}
 
     def of(self, seat: int) -> str | None:
         """Signal that killed a participant, or None."""
         who = self._evidence.who(seat)
-        for letter in self._letters:
-            if who is not None and (letter.host, letter.pid) == (who.host_key, who.pid):
-                return letter.signal
+        for death in self._deaths:
+            if who is not None and (death.host, death.pid) == (who.host_key, who.pid):
+                return death.signal
         return None
 
     def look(self) -> bool:
@@ -97,7 +99,6 @@ class Deaths:
         while self._read < number and self._box.wait([f"death/{self._read}"], 0.0):
             key = f"death/{self._read}"
             self._read += 1
-            with contextlib.suppress(ValueError):  # it is no letter of ours
-                letter = self._box.get(key, OPERATION_S)
-                self._letters.append(_Letter.from_json(letter))
+            with contextlib.suppress(ValueError):  # it is no record of ours
+                self._deaths.append(Death.from_json(self._box.get(key, OPERATION_S)))
         return self._read > known

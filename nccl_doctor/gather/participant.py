@@ -17,7 +17,7 @@ from dataclasses import replace
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
-from nccl_doctor.gather.deaths import letter_about
+from nccl_doctor.gather.deaths import death_of
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
@@ -154,7 +154,7 @@ class Participant:
         key = run.config.key
         if not self._goes_with_coordinator():
             guardian.signed_in(
-                letter=letter_about(os.getpid(), run.launch.rank, ""),
+                death=death_of(os.getpid(), run.launch.rank, ""),
                 meeting=(box.host, box.port),
                 prefix=prefix_of(run.launch),
                 secret=key.secret.hex() if key else "",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from nccl_doctor import registry
-from nccl_doctor.gather.deaths import letter_about, tell
+from nccl_doctor.gather.deaths import death_of, tell
 from nccl_doctor.gather.examine import prefix_of
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
@@ -119,8 +119,8 @@ def run(
         return _supervise(replace(run_, config=config), write)
 
     def died(local: int, pid: int, name: str, place: HostPlace, meeting: Address) -> int:
-        letter = letter_about(pid, place.first_rank + local, name)
-        return forks.fork_service("messenger", lambda: tell(meeting, prefix_of(host), letter, key))
+        death = death_of(pid, place.first_rank + local, name)
+        return forks.fork_service("messenger", lambda: tell(meeting, prefix_of(host), death, key))
 
     return local_ranks.run_host(
         nproc,

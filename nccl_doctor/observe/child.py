@@ -40,7 +40,7 @@ MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
 _BEFORE_BYTES = 2000
-"""Of a log, read before what is kept of it: the word that names a secret may stand there."""
+"""Bytes of a log before those that are kept: the word that names a secret may stand there."""
 FILES = 4
 """Open files of the parent for each child; later children inherit them."""
 _MUTE = ("T", "t", "Z", "")

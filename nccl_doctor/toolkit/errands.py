@@ -96,7 +96,7 @@ def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> byt
 
 
 def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[bytes, int | None]:
-    """All that a child had to say, and its status as `os.waitpid` has it."""
+    """Output of a child to its end, and its status as `os.waitpid` has it."""
     pipe, write_end = os.pipe()
     pid, parent = forks.fork()
     if pid == 0:

@@ -19,7 +19,7 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _DESCRIPTORS = ("/dev/fd/", "/dev/std", "/proc/self/fd/")
 _STREAM = b"stream"
 _MODE = 0o644
-"""Of a report, less what the umask takes."""
+"""Mode of a report, less what the umask takes."""
 _PIECE = 1 << 20
 """Bytes that are read or written at a time; a sign of life follows each piece."""
 

@@ -1,4 +1,4 @@
-"""Who is cut off: the host without a carrier, or that sees nobody; of two, nobody can tell."""
+"""Hosts that are cut off: the one without a carrier, or that sees no other; of two, either."""
 
 from __future__ import annotations
 

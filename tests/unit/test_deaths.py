@@ -1,4 +1,4 @@
-"""Letters about participants that were killed: what a stranger may have written is not believed."""
+"""Participants that were killed: what a stranger may have written about them is not believed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 
 import pytest
 
-from nccl_doctor.gather.deaths import _Letter, letter_about
+from nccl_doctor.gather.deaths import Death, death_of
 
 
-def test_a_letter_arrives_as_it_was_written() -> None:
-    read = _Letter.from_json(json.loads(json.dumps(letter_about(os.getpid(), 3, "SIGKILL"))))
+def test_a_death_arrives_as_it_was_told() -> None:
+    read = Death.from_json(json.loads(json.dumps(death_of(os.getpid(), 3, "SIGKILL"))))
     assert (read.pid, read.rank, read.signal) == (os.getpid(), 3, "SIGKILL")
-    assert _Letter.from_json(letter_about(7, None, "signal 40")).rank is None
+    assert Death.from_json(death_of(7, None, "signal 40")).rank is None
 
 
 @pytest.mark.parametrize(
@@ -23,9 +23,9 @@ def test_a_letter_arrives_as_it_was_written() -> None:
         {"signal": "\x1b[2J"}, {"signal": "SIG" + "x" * 1000},
     ],
 )  # fmt: skip
-def test_what_is_no_letter_of_ours_is_refused(changes: dict[str, object]) -> None:
+def test_what_is_no_record_of_ours_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"death|signal"):
-        _Letter.from_json({**letter_about(7, 3, "SIGKILL"), **changes})
+        Death.from_json({**death_of(7, 3, "SIGKILL"), **changes})
     for text in ("x", [], None, 5):
         with pytest.raises(ValueError, match="death"):
-            _Letter.from_json(text)
+            Death.from_json(text)

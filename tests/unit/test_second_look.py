@@ -1,4 +1,4 @@
-"""Who looks again after a loss, and whom they call."""
+"""Hosts that look again after a loss, and the hosts that they call."""
 
 from __future__ import annotations
 

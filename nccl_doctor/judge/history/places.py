@@ -65,7 +65,7 @@ def slower_places(judged: Sequence[Change]) -> list[Slower]:
 
 
 def _united(found: Sequence[tuple[Where, Change]]) -> Slower:
-    """All that is slower at one place; of several links the narrowest names the place."""
+    """Changes for the worse at one place; of several links the narrowest names the place."""
     where = min((where for where, _ in found), key=lambda where: len(where.links))
     if not where.links:
         for other, _ in found:

@@ -1,0 +1,59 @@
+"""The coordinator is told of a death over a real store: by who has the key of the run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.deaths import Deaths, death_of, tell
+from nccl_doctor.gather.envelope import OPEN, Seal
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.run_state import Key
+from nccl_doctor.model.launch import Launch
+from nccl_doctor.toolkit import forks
+from tests.ranks.ranks import free_port
+
+pytestmark = pytest.mark.xdist_group("torch")
+
+PREFIX, SECRET, RUN = "test/", b"s" * 32, "run of the test"
+KEYS = {"none": None, "of this run": Key(SECRET, lasts=False), "of a file": Key(SECRET, lasts=True)}
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Port of a store."""
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    port = free_port()
+    served = store_server.serve(port)
+    assert served.error is None
+    yield port
+    served.close()
+    assert not forks.living
+
+
+def coordinators(port: int, key: Key | None) -> Deaths:
+    """Deaths as rank 0 sees them, once it has opened the run."""
+    seal = Seal(key.secret) if key else OPEN
+    box = ControlStore("127.0.0.1", port, timeout_s=5, prefix=PREFIX, seal=seal)
+    box.put("opening", {"run": RUN})
+    if key is not None and key.lasts:
+        box.seal = Seal(key.secret, RUN)
+    return Deaths(box, EvidenceLog(Launch(rank=0, world_size=2), {}, {}))
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_a_death_is_told_with_the_key_of_the_run(port: int, key: Key | None) -> None:
+    deaths = coordinators(port, key)
+    tell(("127.0.0.1", port), PREFIX, death_of(7, 1, "SIGKILL"), key)
+    assert deaths.look()
+    assert deaths.ranks == {1}
+
+
+def test_a_stranger_without_the_key_tells_of_no_death(port: int) -> None:
+    deaths = coordinators(port, KEYS["of this run"])
+    tell(("127.0.0.1", port), PREFIX, death_of(7, 1, "SIGKILL"))
+    deaths.look()
+    assert deaths.ranks == set()
