@@ -13,7 +13,7 @@ from nccl_doctor.model.check import Context
 from nccl_doctor.model.cluster import OutcomeStatus
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.observe import probe
-from nccl_doctor.toolkit.groups.forming import speak_up
+from nccl_doctor.toolkit.groups.forming import speak_up, take_device
 from nccl_doctor.toolkit.groups.witness import watch
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
@@ -108,6 +108,19 @@ def test_nccl_says_more_when_a_hang_is_tried_again(
     facts = outcome_of(work, 10).facts
     assert facts["NCCL_DEBUG"] == level
     assert facts["NCCL_RAS_ADDR"].startswith("127.0.0.1:")
+
+
+def test_a_rank_of_a_group_uses_one_thread() -> None:
+    """With more on every core, the ranks of a host spend most of their time waiting in loops."""
+
+    def work(line: probe.Line) -> dict[str, Any]:
+        import torch
+
+        torch.set_num_threads(2)
+        take_device(context(line, time.monotonic() + 60), "world")
+        return {"threads": torch.get_num_threads()}
+
+    assert outcome_of(work, 60).facts == {"threads": 1}
 
 
 def test_a_healthy_child_is_neither_kept_nor_slowed() -> None:

@@ -73,6 +73,9 @@ def take_device(ctx: Context, name: str) -> Any:
 
     speak_up(ctx)
     watch(ctx)
+    # As torchrun does it. With a pool on every core for each rank of the host, the threads wait for
+    # each other in busy loops, for longer than the work takes.
+    torch.set_num_threads(1)
     device = torch.device("cpu")
     if ctx.backend == "nccl":
         ctx.breadcrumb(TAKE_DEVICE, group=name)  # counting GPUs starts the driver, too
