@@ -92,6 +92,7 @@ class DriverLibraries(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"  # the libraries that it loads may crash the process
+    instant_without_gpu = True
     kinds = (DRIVER_MISMATCH, DIFFERS)
     reads = ("backend_device",)
 

@@ -124,6 +124,7 @@ class Libraries(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     cost = "seconds"  # it loads libraries that may crash the process
+    instant_without_gpu = True
     kinds = (COLLIDE, REPLACED, TWICE, DIFFERS)
     deadline_s = 60.0  # a cold import from a network file system
 

@@ -97,6 +97,7 @@ class NcclLibrary(Check):
     layer = Layer.ENV
     scope = Scope.RANK
     cost = "seconds"  # it loads a library that may crash the process
+    instant_without_gpu = True
     kinds = (COLLIDE, REPLACED)
     deadline_s = 60.0  # a cold import from a network file system
 

@@ -80,6 +80,7 @@ class Seeds(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
+    instant_without_gpu = True
     level = Level.STANDARD
     kinds = (SEED_DIFFERS,)
 

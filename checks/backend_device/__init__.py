@@ -181,6 +181,7 @@ class BackendDevice(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
+    instant_without_gpu = True
     kinds = (
         MISMATCH,
         NO_NCCL,

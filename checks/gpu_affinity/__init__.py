@@ -96,6 +96,7 @@ class GpuAffinity(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
+    instant_without_gpu = True
     kinds = (FAR, NIC_FAR, NIC_PAIRS)
     deadline_s = 45.0  # as long as a driver may take to start
 

@@ -86,6 +86,7 @@ class GpuState(Check):
     name = "gpu_state"
     layer = Layer.DEVICE
     cost = "seconds"
+    instant_without_gpu = True
     kinds = GPU_STATE_KINDS
     reads = ("backend_device", "gpu_affinity", "gpu_direct", "gpu_work")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake

@@ -155,6 +155,7 @@ class GpuWork(Check):
     layer = Layer.DEVICE
     scope = Scope.RANK
     cost = "seconds"
+    instant_without_gpu = True
     level = Level.STANDARD
     kinds = (GPU_UNHEALTHY, P2P_BROKEN, P2P_UNTESTED, GPU_SLOW)
     reads = ("backend_device", "gpu_direct", "gpu_state")

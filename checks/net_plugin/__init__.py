@@ -119,6 +119,7 @@ class NetPlugin(Check):
     name = "net_plugin"
     layer = Layer.ENV
     cost = "seconds"
+    instant_without_gpu = True
     kinds = (MISSING, DIFFERS, CRASHES)
     reads = ("nccl_library", "rdma")
 

@@ -142,6 +142,8 @@ class Check:
         scope: once per host, or on every rank.
         cost: `instant`, `seconds` or `minutes`. The instant checks of a host share one child, so
             they must leave it unchanged: no thread, no library loaded as a test.
+        instant_without_gpu: True if only its work on a GPU takes seconds: where the backend of the
+            job is not NCCL, it shares the child of the instant checks.
         kinds: every kind of finding that `judge` may yield.
         deadline_s: seconds for one `observe` that observes alone.
         level: the lowest run level that includes it.
@@ -159,6 +161,7 @@ class Check:
     layer: ClassVar[Layer]
     scope: ClassVar[Scope] = Scope.HOST
     cost: ClassVar[str] = "instant"
+    instant_without_gpu: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]]
     deadline_s: ClassVar[float] = 10.0
     level: ClassVar[Level] = Level.QUICK

@@ -76,7 +76,8 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
         )
         return check.observe(inside)
 
-    return ProbeJob(check.name, work, deadline + grace_s, shared=check.cost == "instant")
+    instant = check.cost == "instant" or (check.instant_without_gpu and context.backend != "nccl")
+    return ProbeJob(check.name, work, deadline + grace_s, shared=instant)
 
 
 class _Crew:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Skip, Untested
+from nccl_doctor import registry
+from nccl_doctor.api import Context, Launch, Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.observe import probe
 from nccl_doctor.toolkit import forks
@@ -397,3 +398,21 @@ def test_no_secret_leaves_a_child() -> None:
     assert heard[0]["step"] == "calling https://***@head"
     facts = outcome_of(lambda line: {"a": [f"token={hidden}", 1, None], "password": hidden}).facts
     assert facts == {"a": ["token=***", 1, None], "password": "***"}
+
+
+def test_gpu_checks_share_a_child_only_where_the_job_uses_no_gpu() -> None:
+    checks = {check.name: check for check in registry.installed()}
+    launch = Launch(launcher="plain", rank=0, world_size=2, local_rank=0)
+    end = time.monotonic() + 10
+
+    def shared_on(backend: str) -> set[str]:
+        context = Context(launch, {}, backend=backend)
+        return {name for name, each in checks.items() if probe.job_of(each, context, end).shared}
+
+    instant = {name for name, each in checks.items() if each.cost == "instant"}
+    on_gpu = {name for name, each in checks.items() if each.instant_without_gpu}
+    assert {"gpu_work", "gpu_state", "backend_device", "net_plugin"} <= on_gpu
+    assert shared_on("nccl") == instant
+    assert shared_on("gloo") == instant | on_gpu
+    assert not on_gpu & instant
+    assert not {"port", "master_addr", "own_name", "interfaces"} & on_gpu  # they wait for others
