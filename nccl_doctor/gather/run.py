@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -36,8 +37,6 @@ from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.masking import command_line
-
-_NO_RANK = "while importing torch: no rank was started"
 
 
 def run(
@@ -88,8 +87,14 @@ def run(
         raise local_ranks.TooManyRanks(f"{hosts}: more than {MAX_RANKS} ranks")
     if key is None and (flags.nnodes or 1) == 1 and flags.master_addr is None:
         key = Key(secrets.token_bytes(32), lasts=False)  # all ranks are forked from here
-    watchdog = Watchdog(started + options.timeout_s, lambda why: give_up(f"{why} {_NO_RANK}"))
+    doing = "importing torch"
+    watchdog = Watchdog(
+        started + options.timeout_s,
+        lambda why: give_up(f"{why} while {doing}: no rank was started"),
+    )
     import_torch()
+    doing = "loading the checks"
+    checks = load_checks(options)
     is_master = bool(flags.any_node_rank) and (
         identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
     )
@@ -104,6 +109,7 @@ def run(
             host,
             set_rank_env(host, environ),
             started,
+            checks,
             past=past,
             redaction=redaction,
             key=key,
@@ -114,7 +120,7 @@ def run(
     def sibling(place: HostPlace, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
         ranked = set_rank_env(launch, environ)
-        run_ = prepare(options, launch, ranked, started, redaction=redaction, key=key)
+        run_ = prepare(options, launch, ranked, started, checks, redaction=redaction, key=key)
         config = replace(run_.config, meeting=meeting)
         return _supervise(replace(run_, config=config), write)
 
@@ -137,16 +143,20 @@ def prepare(
     launch: Launch,
     environ: Mapping[str, str],
     started: float,
+    checks: registry.Registry | None = None,
     *,
     past: Past | None = None,
     redaction: Redaction | None = None,
     key: Key | None = None,
 ) -> Run:
-    """Everything that one participant needs to know before it looks at anything."""
+    """Everything that one participant needs to know before it looks at anything.
+
+    `checks`: those of `load_checks`, if they are loaded already.
+    """
     deadline = started + options.timeout_s
     watched = launch.rank in (0, None) and not options.quiet
     config = RunConfig(
-        registry=registry.load(options.select, options.ignore),
+        registry=load_checks(options) if checks is None else checks,
         options=options,
         started=started,
         deadline=deadline,
@@ -164,6 +174,15 @@ def prepare(
     )
     backend = identity.resolve_backend(options.backend, environ)
     return Run(config, launch, environ, backend)
+
+
+def load_checks(options: Options) -> registry.Registry:
+    """Checks of a run, with what they import as they observe. Before ranks are forked, it is done
+    once for all of them.
+    """
+    with contextlib.suppress(ImportError):  # a check that needs it says so
+        import psutil  # noqa: F401
+    return registry.load(options.select, options.ignore)
 
 
 def _supervise(run_: Run, write: Callable[[ParticipantResult, Launch], int]) -> int:

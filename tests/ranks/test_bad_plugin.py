@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import nccl_doctor
 from tests.ranks.ranks import Ranks
+from tests.support.forkserver import quick_python_path
 
 OPTIONS = ("--join-timeout=8", "--timeout=60", "--collective-timeout=5")
 PAGE = '''
@@ -98,3 +100,22 @@ def test_a_plan_that_breaks_the_coordinator_does_not_cost_its_report(tmp_path: P
     assert not [f for f in report["findings"] if f["severity"] == "fail"]
     assert "Traceback" not in ended[0].stderr
     assert ended[1].code == 3
+
+
+def test_own_launcher_imports_a_plugin_once_for_all_ranks(tmp_path: Path) -> None:
+    seen = tmp_path / "imported"
+    body = f"{FINE}\nopen({str(seen)!r}, 'a').write('x')\n"
+    path = f"{install(tmp_path / 'plugins', {'counts': body})}{os.pathsep}"
+    path += str(Path(nccl_doctor.__file__).parents[1])
+    command = [quick_python_path(), "-m", "nccl_doctor", "run", "--nproc-per-node=3", *OPTIONS]
+    done = subprocess.run(
+        [*command, "--level=quick"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "3 ranks on 1 host" in done.stdout
+    assert seen.read_text().count("x") == 2  # tried in a child, then used

@@ -283,6 +283,8 @@ def _use_huge_pages() -> None:
 
 def _import_all() -> None:
     """Import what any call may need, and read the largest table: each would spend half a second."""
+    import psutil  # noqa: F401
+
     import nccl_doctor
     from nccl_doctor.toolkit.variables import table
 
