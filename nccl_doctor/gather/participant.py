@@ -8,6 +8,7 @@ blocks without a deadline, initialises CUDA, or joins a collective: that is for 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import time
@@ -442,5 +443,11 @@ def import_torch() -> None:
     """
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "OFF").upper() not in _DEBUG_LEVELS:
         del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-    with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
-        import torch.distributed  # noqa: F401
+    # Collecting garbage meanwhile takes a tenth of the time, and frees next to no memory.
+    gc.disable()
+    try:
+        with contextlib.suppress(ImportError, OSError):  # OSError: a library of it does not load
+            import torch.distributed  # noqa: F401
+    finally:
+        gc.enable()
+    gc.freeze()  # no child needs to go through what is imported, and so to copy it
