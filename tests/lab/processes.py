@@ -85,7 +85,6 @@ class Line:
     text: str
 
 
-_LIBRARIES = "LD_LIBRARY_PATH"
 _DOCTOR = [sys.executable, "-m", "nccl_doctor"]
 _numbers = itertools.count()
 
@@ -121,7 +120,6 @@ class Process:
                 out=out,
                 err=err,
                 host=host.init,
-                library_path=self.env.get(_LIBRARIES, ""),
             )
         else:
             self._outer = subprocess.Popen(
@@ -143,7 +141,6 @@ class Process:
     def _can_be_forked(self) -> bool:
         lab = self.host.lab
         told = {name: value for name, value in self.env.items() if lab.env.get(name) != value}
-        told.pop(_LIBRARIES, None)
         return self.argv[: len(_DOCTOR)] == _DOCTOR and not (read_early(told) or lab.fresh)
 
     @property

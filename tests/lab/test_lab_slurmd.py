@@ -118,7 +118,7 @@ class Nodes:
             "NVML_STAND_IN": str(file),
         }
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        python = quick_python_path(str(self.library))
+        python = quick_python_path()
         self._doctor(node, f'exec env -i {given} {python} -m nccl_doctor "$@"')
 
     def is_well(self, node: str) -> None:

@@ -67,8 +67,7 @@ class Ranks:
     """A job of the tool: one process per rank, plain environment.
 
     A rank whose environment a test changes in what is read early is started afresh, as all are
-    where `fresh`; the others are forked from a process that has imported torch. Where a
-    `library_path` is given, all are forked, from a process that finds libraries there.
+    where `fresh`; the others are forked from a process that has imported torch.
     """
 
     def __init__(
@@ -81,14 +80,12 @@ class Ranks:
         start: Sequence[int] | None = None,
         extra: Mapping[int, Sequence[str]] | None = None,
         fresh: bool = False,
-        library_path: str = "",
     ) -> None:
         """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
         self.report_path = folder / "report.json"
         self.port = free_port()
         self.processes: dict[int, subprocess.Popen[str] | Forked] = {}
         self._fresh = fresh
-        self._library_path = library_path
         self._folder, self._world, self._options = folder, world, options
         self._changes, self._extra = changes or {}, extra or {}
         self._started = time.monotonic()
@@ -105,14 +102,13 @@ class Ranks:
                 *self._extra.get(index, ()),
             ]
             out, err = self._outputs(index)
-            if self._library_path or not (read_early(changes) or self._fresh):
+            if not (read_early(changes) or self._fresh):
                 self.processes[index] = Forked(
                     arguments,
                     env,
                     folder=self._folder,
                     out=out,
                     err=err,
-                    library_path=self._library_path,
                 )
                 continue
             with out.open("w") as stdout, err.open("w") as stderr:

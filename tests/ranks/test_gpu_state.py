@@ -24,8 +24,9 @@ def library_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_ails_a_gpu_is_named_and_no_other_is(
     name: str, library_path: str, tmp_path: Path
 ) -> None:
-    env = {"NVML_STAND_IN": str(write(described(name), tmp_path / "machine"))}
-    ranks = Ranks(tmp_path, 1, OPTIONS, changes={0: env}, library_path=library_path)
+    machine = str(write(described(name), tmp_path / "machine"))
+    env = {"NVML_STAND_IN": machine, "LD_LIBRARY_PATH": library_path}
+    ranks = Ranks(tmp_path, 1, OPTIONS, changes={0: env})
     ended = ranks.wait(TIMEOUT_S + SLACK_S)
     report = ranks.report()
     finds = [(code, severity, [uuid(gpu)]) for code, severity, gpu in read(name)["finds"]]
@@ -46,8 +47,9 @@ def test_what_ails_a_gpu_is_named_and_no_other_is(
 def test_it_is_found_by_one_rank_of_the_host(library_path: str, tmp_path: Path) -> None:
     machine = h100s()
     machine["6"]["nvmlDeviceGetTemperature.0"] = "!GPU_IS_LOST"
-    env = {"NVML_STAND_IN": str(write(machine, tmp_path / "machine"))}
-    ranks = Ranks(tmp_path, 2, OPTIONS, changes={0: env, 1: env}, library_path=library_path)
+    file = str(write(machine, tmp_path / "machine"))
+    env = {"NVML_STAND_IN": file, "LD_LIBRARY_PATH": library_path}
+    ranks = Ranks(tmp_path, 2, OPTIONS, changes={0: env, 1: env})
     ended = ranks.wait(TIMEOUT_S + SLACK_S)
     (found,) = [found for found in ranks.report()["findings"] if found["severity"] == "fail"]
     assert (found["code"], found["where"]["devices"]) == ("gpu-lost", [uuid(6)])

@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import functools
 import gc
-import hashlib
 import importlib
 import json
 import os
@@ -37,9 +36,9 @@ from tests.support import quick_client, quick_python
 
 
 @functools.cache
-def nursery(library_path: str = "") -> Nursery:
-    """The one of this test run, or the one whose calls find libraries in a folder."""
-    return Nursery(library_path)
+def nursery() -> Nursery:
+    """The one of this test run."""
+    return Nursery()
 
 
 class Nursery:
@@ -49,9 +48,9 @@ class Nursery:
     them, however that ends.
     """
 
-    def __init__(self, library_path: str = "") -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._lines = _connected(library_path).makefile("rw")
+        self._lines = _connected().makefile("rw")
 
     def ask(self, **order: Any) -> Any:
         with self._lock:
@@ -61,18 +60,18 @@ class Nursery:
 
 
 @functools.cache
-def quick_python_path(library_path: str = "") -> str:
+def quick_python_path() -> str:
     """Path of a `python` for launchers and scripts that has torch imported as it starts."""
-    return str(nursery(library_path).ask(python=True))
+    return str(nursery().ask(python=True))
 
 
 _PR_SET_PDEATHSIG = 1
 _RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid.uuid4().hex
 
 
-def _connected(library_path: str) -> socket.socket:
+def _connected() -> socket.socket:
     """A connection with the server; the first caller starts it."""
-    name = f"\0nccl-doctor-tests-{_RUN}-{hashlib.sha256(library_path.encode()).hexdigest()[:8]}"
+    name = f"\0nccl-doctor-tests-{_RUN}"
     while True:
         caller = socket.socket(socket.AF_UNIX)
         with contextlib.suppress(ConnectionRefusedError):  # nobody listens, or not yet
@@ -86,12 +85,10 @@ def _connected(library_path: str) -> socket.socket:
                 time.sleep(0.01)
                 continue
             door.listen()
-            _start(door, library_path)
+            _start(door)
 
 
-def _start(door: socket.socket, library_path: str) -> None:
-    # The loader reads it once, as the process starts.
-    libraries = {"LD_LIBRARY_PATH": library_path} if library_path else {}
+def _start(door: socket.socket) -> None:
     # A child of nobody: what it forks for one worker is no descendant of another.
     subprocess.run(
         ["sh", "-c", 'exec 3<&0; "$@" <&3 3<&- &', "sh", sys.executable, "-m", __name__],
@@ -102,7 +99,6 @@ def _start(door: socket.socket, library_path: str) -> None:
             **os.environ,
             "RES_OPTIONS": "timeout:1 attempts:1",
             "CUDA_VISIBLE_DEVICES": "",
-            **libraries,
         },
         cwd=Path(__file__).parents[2],
     )
@@ -114,10 +110,13 @@ _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG")
 def read_early(env: Mapping[str, str | None]) -> bool:
     """Whether Python or torch reads one of these variables as it starts.
 
-    They are the same for all that are forked, but for a PYTHONPATH that leads to `tests.broken`.
+    They are the same for all that are forked, but for a PYTHONPATH that leads to `tests.broken` and
+    an LD_LIBRARY_PATH that leads to `quick_python.stand_ins`.
     """
-    breaks = ("PYTHONPATH",) if "TEST_BREAK" in env else ()
-    return any(name.startswith(_READ_EARLY) and name not in breaks for name in env)
+    late = {"PYTHONPATH"} if "TEST_BREAK" in env else set()
+    if quick_python.stand_ins(env):
+        late.add("LD_LIBRARY_PATH")
+    return any(name.startswith(_READ_EARLY) and name not in late for name in env)
 
 
 class Forked:
@@ -132,7 +131,6 @@ class Forked:
         out: Path,
         err: Path,
         host: int | None = None,
-        library_path: str = "",
         code: str = "",
     ) -> None:
         """`out` and `err` may be pipes; `host`: a process whose namespaces it is to enter; `code`:
@@ -141,7 +139,7 @@ class Forked:
         There `pid` is that of a process that waits for it, and ends as it does, as `nsenter` would.
         """
         self.returncode: int | None = None
-        self._nursery = nursery(library_path)
+        self._nursery = nursery()
         self.pid: int = self._nursery.ask(
             arguments=arguments,
             env=env,
@@ -408,6 +406,8 @@ def _be(
         os.environ.clear()
         os.environ.update(env)
         tempfile.tempdir = None  # what TMPDIR says is found out once
+        for library in quick_python.stand_ins(env):
+            ctypes.CDLL(str(library))
         if "TEST_BREAK" in os.environ:
             import tests.broken.sitecustomize  # noqa: F401
         descriptors = [os.dup(number) for number in streams()]

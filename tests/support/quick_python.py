@@ -29,6 +29,7 @@ _HARMLESS = (
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONPATH",
 )
+STAND_INS = ("libnvidia-ml.so.1", "libibverbs.so")
 _OWN = re.compile(r"^(?:Uid|Gid|Umask|Cap\w+|NoNewPrivs|Seccomp):.*", re.MULTILINE)
 _SIZE = 1 << 20
 
@@ -82,6 +83,17 @@ def receive(caller: socket.socket) -> Request | None:
     return Request(pid, words, env, handles[:3], handles[3], path)
 
 
+def stand_ins(env: Mapping[str, str | None]) -> list[Path]:
+    """Made-up libraries of LD_LIBRARY_PATH; none where it leads to any others.
+
+    The loader reads that variable once, as a process starts. But whoever asks for a library by name
+    gets the one of that SONAME that the process has loaded already.
+    """
+    folders = (env.get("LD_LIBRARY_PATH") or "").split(":")
+    found = [file for each in folders if each for file in Path(each).glob("*.so*")]
+    return found if {file.name for file in found} <= {*STAND_INS} else []
+
+
 def needs_fresh(request: Request) -> bool:
     """Whether a fork of this process would not be what the caller asks for."""
     if request.words[0] not in MODULES or _of_its_own("self") != _of_its_own(str(request.pid)):
@@ -89,6 +101,8 @@ def needs_fresh(request: Request) -> bool:
     names = {name for name in {*os.environ, *request.env} if name.startswith(_READ_EARLY)}
     names.discard("PYTHON")
     harmless = {name for name in names if name.startswith("TORCH_NCCL_")} | {*_HARMLESS}
+    if stand_ins(request.env):
+        harmless.add("LD_LIBRARY_PATH")
     if any(os.environ.get(name) != request.env.get(name) for name in names - harmless):
         return True
     return any(_hides_ours(Path(folder)) for folder in {*request.path} - {*sys.path})
