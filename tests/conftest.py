@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.support.lazy import note_slow
 
 # A deadline would measure the machine. `make test-wide` looks deeper than `make test`.
 settings.register_profile("quick", settings(), max_examples=30, deadline=None)
@@ -66,6 +69,21 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         handle, os.environ[_LOCK] = tempfile.mkstemp(prefix="nccl-doctor-tests-")
         os.close(handle)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Keep the garbage collector away from the thousands of tests, which live to the end.
+
+    It would go through all of them again and again; and copy them in each process that tests fork.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        note_slow(session.config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
