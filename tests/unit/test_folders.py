@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -272,25 +273,35 @@ def test_a_partial_report_of_a_stranger_is_not_believed(tmp_path: Path) -> None:
     assert found.cluster.hosts[0].name == "nd3"
 
 
+@contextlib.contextmanager
+def squashed(user: int) -> Iterator[None]:
+    """As on a file server that takes root for another user: what root makes there is that user's,
+    and root has no more rights than that user; setfsuid(2).
+    """
+    libc = ctypes.CDLL(None)
+    libc.setfsuid(user)
+    try:
+        yield
+    finally:
+        libc.setfsuid(0)
+
+
 @as_root
-def test_who_is_root_believes_its_own_user_name_on_the_file_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a server that takes root for nobody: what we make there is not root's."""
-    made = folders.fresh
-
-    def squashed(folder: int) -> os.stat_result:
-        found = list(made(folder))
-        found[4] = STRANGER
-        return os.stat_result(found)
-
-    monkeypatch.setattr(folders, "fresh", squashed)
-    (tmp_path / "file").write_text("ours")
-    give_away(tmp_path / "file")
-    assert read_own(tmp_path / "file", 100) == b"ours"
-    shared_key(tmp_path)
-    give_away(tmp_path / ".private")
-    assert shared_key(tmp_path)
+def test_who_is_root_believes_its_own_user_name_on_the_file_server() -> None:
+    with tempfile.TemporaryDirectory() as made:  # pytest's own folders are closed to others
+        folder = Path(made)
+        folder.chmod(0o777)
+        with squashed(STRANGER):
+            (folder / "file").write_text("ours")
+            assert (folder / "file").stat().st_uid == STRANGER != os.geteuid()
+            assert read_own(folder / "file", 100) == b"ours"
+            key = shared_key(folder)
+            assert shared_key(folder) == key
+        with pytest.raises(PermissionError, match="another user"):
+            read_own(folder / "file", 100)
+        os.chown(folder / "file", STRANGER + 1, STRANGER + 1)
+        with squashed(STRANGER), pytest.raises(PermissionError, match="another user"):
+            read_own(folder / "file", 100)
 
 
 # --- the private folder ---
