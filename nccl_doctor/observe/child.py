@@ -32,6 +32,7 @@ from nccl_doctor.toolkit.forks import (
     settle,
     signal_name,
 )
+from nccl_doctor.toolkit.leaving import leave
 from nccl_doctor.toolkit.masking import masked, masked_data
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -236,7 +237,7 @@ class Child:
 
 def _serve(child: Child, pipe: int, go: int, parent: int) -> NoReturn:
     """Body of the child; never returns."""
-    code = 1
+    code, deadline, orderly = 1, child.job.deadline, False
     try:
         settle(child.job.name, parent)
         null = os.open(os.devnull, os.O_RDONLY)
@@ -250,14 +251,16 @@ def _serve(child: Child, pipe: int, go: int, parent: int) -> NoReturn:
         faulthandler.register(signal.SIGUSR1, file=child._stack, all_threads=True)
         while True:
             line = Line(pipe)
-            line.send(_result(child.job.work, line))
+            result = _result(child.job.work, line)
+            line.send(result)
+            deadline, orderly = child.job.deadline, "raised" not in result
             child.jobs.popleft()
             if not child.jobs or os.read(go, 1) != _GO_ON:
                 break
             rename(child.job.name)
         code = 0
     finally:
-        os._exit(code)
+        leave(code, deadline, orderly=orderly)
 
 
 def _result(work: Work, line: Line) -> dict[str, Any]:

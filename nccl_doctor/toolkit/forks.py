@@ -16,6 +16,8 @@ import time
 import traceback
 from collections.abc import Callable
 
+from nccl_doctor.toolkit.leaving import give_back
+
 OURS = "ncd:"
 """How the names of our own processes begin."""
 
@@ -170,7 +172,12 @@ def end(pid: int, *, patient: bool, by: float | None = None) -> int | None:
 
 
 def kill(pid: int, *, group_only: bool = False) -> None:
-    """Kill a child with its process group, or what is left of that group."""
+    """Kill a child with its process group, or what is left of that group.
+
+    Files that NCCL has made for the child in /dev/shm are removed first: nobody else would.
+    """
+    if not group_only:
+        give_back(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     if not group_only:

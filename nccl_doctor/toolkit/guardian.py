@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nccl_doctor.toolkit import errands, forks
+from nccl_doctor.toolkit import errands, forks, leaving
 
 GRACE_S = 1.8
 """Time after the deadline for the last words of the program itself."""
@@ -32,6 +32,7 @@ INTERRUPT_S = 12.0
 _CALM_S = 3600.0
 _REAP_S = 0.5
 _SAY_S = 1.0
+_GIVE_BACK_S = 0.3
 _MOURN_S = 10.0  # most of it to import torch
 _FAILED = 3
 _STOPPED = "tT"
@@ -346,6 +347,7 @@ class _Guardian:
 
     def _end(self) -> None:
         """Kill the program; its own children die with it. Returns also if it cannot be killed."""
+        _apart(lambda: leaving.give_back_below(self._pid), time.monotonic() + _GIVE_BACK_S)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         until = time.monotonic() + _REAP_S

@@ -219,6 +219,45 @@ def p2p_is_broken(dist: Any) -> None:
     dist.all_reduce = all_reduce
 
 
+def maps_files(dist: Any) -> None:
+    """As `sees_one_gpu`, and each group maps two files in /dev/shm, as NCCL does.
+
+    One of them is unlinked as the group is destroyed; the other one is only closed, as it is while
+    another rank of the host has a reference. Their names begin with TEST_FILES; TEST_ENDED is told
+    of each group that is formed and destroyed.
+    """
+    import mmap
+    import tempfile
+
+    sees_one_gpu(dist)
+    real_init, real_destroy = dist.init_process_group, dist.destroy_process_group
+    held: list[tuple[int, mmap.mmap, str]] = []
+    folder, prefix = os.path.split(os.environ["TEST_FILES"])
+
+    def note(word: str) -> None:
+        with open(os.environ["TEST_ENDED"], "a") as file:
+            file.write(f"{word}\n")
+
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        for _ in range(2):
+            handle, path = tempfile.mkstemp(prefix=prefix, dir=folder)
+            os.posix_fallocate(handle, 0, 1 << 16)
+            held.append((handle, mmap.mmap(handle, 1 << 16), path))
+        note("formed")
+        return real_init(*args, **kwargs)
+
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        real_destroy(*args, **kwargs)
+        os.unlink(held[0][2])
+        for handle, memory, _ in held:
+            memory.close()
+            os.close(handle)
+        note("destroyed")
+
+    dist.init_process_group = init_process_group
+    dist.destroy_process_group = destroy_process_group
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
@@ -238,6 +277,7 @@ FAULTS = {
         meets_nobody,
         sees_one_gpu,
         p2p_is_broken,
+        maps_files,
     )
 }
 
