@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.toolkit.groups.recorder import MOST_GROUPS, summary
+from nccl_doctor.toolkit.groups.recorder import HOOKED, MOST_GROUPS, recorded, summary
 
 
 def entry(number: int, name: str = "gloo:all_reduce", **fields: Any) -> dict[str, Any]:
@@ -61,6 +61,63 @@ def test_nccl_that_is_retired_and_not_completed_has_timed_out() -> None:
     (group,) = summary([dump(entries)])["groups"]
     assert group["last_enqueued"]["state"] == "timed out"
     assert (group["enqueued"], group["completed"], group["pending"]) == (2, 1, None)
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_a_hook_leaves_what_hangs_open(name: str) -> None:
+    """torch 2.15: the backend says what has ended; what hangs, or failed, is never retired."""
+    entries = [
+        entry(0, f"{name}:all_reduce", state="completed"),
+        entry(1, f"{name}:broadcast", state="completed"),
+        entry(2, f"{name}:barrier", retired=False),
+    ]
+    # its status counts every operation of the group, point-to-point too
+    (group,) = summary([dump(entries, last_enqueued_collective=9, last_completed_collective=8)])[
+        "groups"
+    ]
+    assert (group["enqueued"], group["completed"]) == (3, 2)
+    assert group["pending"]["sequence"] == 3
+    assert group["last_completed"]["sequence"] == 2
+
+
+def test_a_hook_that_hears_of_no_end_may_have_its_last_one_in_flight() -> None:
+    """Retired as they are issued: none has timed out, and none is known to have ended."""
+    entries = [entry(number, "nccl2:all_reduce") for number in range(3)]
+    (group,) = summary([dump(entries)])["groups"]
+    assert group["last_enqueued"]["state"] == "issued"
+    assert (group["enqueued"], group["completed"]) == (3, None)
+    assert group["pending"]["sequence"] == 3  # so it is not named as one that never entered it
+
+
+class Instances:
+    """The recorders of torch 2.15: one for each backend, gloo's where none is named."""
+
+    def __init__(self, known: bool = True) -> None:
+        self.known = known
+
+    def _dump_fr_trace_json(
+        self, collectives: bool = True, active: bool = False, backend: str = ""
+    ) -> str:
+        if backend and not self.known:
+            raise TypeError("incompatible function arguments")
+        name = backend or "gloo"
+        number = {"gloo": 4, "nccl2": 7, "nccl-lazy": 1}[name]
+        made = [entry(0, f"{name}:all_reduce", collective_seq_id=number)]
+        return json.dumps(dump(made if name != "nccl-lazy" else []))
+
+
+@pytest.mark.parametrize(
+    ("backend", "known", "sequences"),
+    [("nccl", True, [4, 7]), ("gloo", True, [4]), ("nccl", False, [4])],
+)
+def test_every_instance_of_nccl_is_asked(
+    monkeypatch: pytest.MonkeyPatch, backend: str, known: bool, sequences: list[int]
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch._C, "_distributed_c10d", Instances(known))
+    groups = recorded(backend)["groups"]
+    assert sorted(group["enqueued"] for group in groups) == sequences
 
 
 def test_of_several_in_flight_the_oldest_is_the_one_that_hangs() -> None:

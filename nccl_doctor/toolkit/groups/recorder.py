@@ -5,6 +5,11 @@ process group in a ring in memory; the recorder of the NCCL groups has been ther
 one for every backend (gloo among them) came later under another name. Names and signatures differ
 by version, and a build without them has no recorder at all. Field names: `version` 2.x of the dump,
 torch/csrc/distributed/c10d/FlightRecorderDetail.hpp.
+
+Since torch 2.15 `nccl` is the backend `nccl2`, which does not record by itself: a hook does, into
+an instance for each name of a backend (FlightRecorderHook.cpp, getFlightRecorder in
+FlightRecorder.cpp). An entry of it is retired when the backend says that the collective has ended,
+and stays open if it failed; where the backend says nothing, it is retired as it is issued.
 """
 
 from __future__ import annotations
@@ -17,8 +22,11 @@ from typing import Any
 
 GENERIC, NCCL = "_dump_fr_trace", "_dump_nccl_trace"
 """Names in `torch._C._distributed_c10d`; each may have a twin that ends in `_json`."""
+HOOKED = ("nccl2", "nccl-lazy")
+"""Backends for NCCL that a hook records, each in an instance of its own."""
 BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """Entries that the recorder keeps: the name since the generic recorder, and the one before."""
+ISSUED = "issued"
 MOST_GROUPS = 12
 _MOST_TENSORS, _MOST_DIMENSIONS = 3, 4
 _LONGEST_NAME = 80
@@ -51,8 +59,10 @@ def recorded(backend: str) -> dict[str, Any]:
     import torch
 
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    names = (NCCL, GENERIC) if backend == "nccl" else (GENERIC,)
-    dumps = [dump for name in names if (dump := _dump(c10d, name))]
+    asked: list[tuple[str, str]] = [(GENERIC, "")]
+    if backend == "nccl":
+        asked = [(NCCL, ""), *asked, *((GENERIC, instance) for instance in HOOKED)]
+    dumps = [dump for name, instance in asked if (dump := _dump(c10d, name, instance))]
     return summary(dumps) if dumps else {}
 
 
@@ -62,8 +72,8 @@ def summary(dumps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Returns: `groups`, those with an unfinished collective first, each with `group` (its name as all
     its members know it), `description`, `entries`, the sequence numbers `enqueued`, `started` and
     `completed` (None: unknown), and `last_enqueued`, `last_completed` and `pending` (the oldest one
-    that has not ended): `{"collective", "sequence", "sizes", "state"}` or None. A sequence number
-    counts the collectives of its group on this rank, from 1.
+    that has not ended, or that may not have): `{"collective", "sequence", "sizes", "state"}` or
+    None. A sequence number counts the collectives of its group on this rank, from 1.
     """
     groups = [group for dump in dumps for group in _groups(dump)]
     groups.sort(key=lambda group: group["pending"] is None)
@@ -73,17 +83,23 @@ def summary(dumps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _dump(c10d: Any, name: str) -> Mapping[str, Any] | None:
-    """The content of one recorder, without Python stacks, by the call that this torch has."""
+def _dump(c10d: Any, name: str, instance: str) -> Mapping[str, Any] | None:
+    """The content of one recorder, without Python stacks, by the call that this torch has.
+
+    `instance`: the name of a backend; empty for the recorder that every version has.
+    """
     as_json, as_pickle = getattr(c10d, f"{name}_json", None), getattr(c10d, name, None)
+    one = (instance,) if instance else ()
     ways: list[Callable[[], Any]] = []
     if as_json is not None:
-        ways += [lambda: json.loads(as_json(True, False)), lambda: json.loads(as_json())]
+        ways.append(lambda: json.loads(as_json(True, False, *one)))
     if as_pickle is not None:  # made by this very process a moment ago: nobody else's data
-        ways += [
-            lambda: pickle.loads(as_pickle(True, False, False)),
-            lambda: pickle.loads(as_pickle()),
-        ]
+        ways.append(lambda: pickle.loads(as_pickle(True, False, False, *one)))
+    # Without arguments, it would be the recorder of another backend.
+    if as_json is not None and not instance:
+        ways.insert(1, lambda: json.loads(as_json()))
+    if as_pickle is not None and not instance:
+        ways.append(lambda: pickle.loads(as_pickle()))
     for way in ways:
         try:
             dump = way()
@@ -112,6 +128,10 @@ def _group(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> d
     collectives = [entry for entry in entries if not entry.get("is_p2p")]
     done = [entry for entry in collectives if _state(entry) == "completed"]
     open_ = [entry for entry in collectives if _state(entry) in ("scheduled", "started")]
+    # Of those that nobody saw end, all but the last have: they run in order on one stream.
+    open_ = open_ or [entry for entry in collectives[-1:] if _state(entry) == ISSUED]
+    if any(_backend(entry) in HOOKED for entry in entries):
+        status = {}  # it counts point-to-point as well
     names = entries[-1].get("process_group", entries[-1].get("pg_name")) if entries else ""
     names = list(names) if isinstance(names, (list, tuple)) else [names]
     enqueued, started, completed = (
@@ -132,15 +152,22 @@ def _group(entries: Sequence[Mapping[str, Any]], status: Mapping[str, Any]) -> d
 
 
 def _state(entry: Mapping[str, Any]) -> str:
-    """`scheduled`, `started`, `completed` or `timed out`.
+    """`scheduled`, `started`, `completed`, `timed out`, or `issued`: its end is not recorded.
 
     gloo has no events, so its entries stay `scheduled`: there, `retired` is the end. An NCCL entry
-    that is retired without being completed has timed out.
+    that is retired without being completed has timed out, unless a hook recorded it.
     """
     state = str(entry.get("state", ""))
     if not entry.get("retired") or state == "completed":
         return state
-    return "timed out" if _name(entry).startswith("nccl") else "completed"
+    backend = _backend(entry)
+    if backend in HOOKED:
+        return ISSUED
+    return "timed out" if backend == "nccl" else "completed"
+
+
+def _backend(entry: Mapping[str, Any]) -> str:
+    return _name(entry).partition(":")[0]
 
 
 def _described(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
