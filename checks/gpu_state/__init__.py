@@ -31,17 +31,19 @@ A GPU that no rank uses belongs to another job: a fault of it is information, un
 answer. This is known once every rank of the host has reported its GPU; until then the job may use
 any of them. In a container, processes of others cannot be seen, and the kernel log often cannot be
 read (nor by a user where kernel.dmesg_restrict=1): then no Xid is judged, and the report says so. A
-process whose name cannot be read may belong to this examination. Memory that no visible process
-uses counts only above what check `gpu_work` may hold. With MIG on, processes of other tenants are
-listed too, so none is judged. An Xid or SXid may be older than the last reset: for a GPU that
-answers it is only a warning, and for an NVSwitch too unless the NVLink fabric now gives a GPU less
-than it should. A GPU whose driver does not answer is certainly lost only if the process that asked
-sleeps uninterruptibly (state D) or died of a fault signal, twice; one that is merely slow is likely
-lost. If somebody stopped or killed that process (the kernel for lack of memory, a scheduler), the
-state of the GPU is not known, and the check is no pass. While a GPU is reset or tested, or a driver
-is installed, nothing is certain; in a container such a program is not seen. The NVLink fabric is
-certainly not set up only on a host with NVSwitches and no fabric manager, ten minutes after its
-start. Locked clocks cannot be read back: a GPU is
+process whose name cannot be read may belong to this examination. In a container NVML may give
+process ids of the host, also for our own processes: such a process is not blamed. Memory that no
+visible process uses counts only above what check `gpu_work` may hold; where neither is known, the
+check is no pass. With MIG on, processes of other tenants are listed too, so none is judged. An Xid
+or SXid may be older than the last reset: for a GPU that answers it is only a warning, and for an
+NVSwitch too unless the NVLink fabric now gives a GPU less than it should. A GPU whose driver does
+not answer is certainly lost only if the process that asked sleeps uninterruptibly (state D) or died
+of a fault signal, twice; one that is merely slow is likely lost. If somebody stopped or killed that
+process (the kernel for lack of memory, a scheduler), the state of the GPU is not known, and the
+check is no pass. While a GPU is reset or tested, or a driver is installed, nothing is certain; in a
+container such a program is not seen. The NVLink fabric is certainly not set up only on a host with
+NVSwitches and no fabric manager, ten minutes after its start.
+Locked clocks cannot be read back: a GPU is
 blamed for them only where most GPUs of its model have free clocks; drivers from CUDA 14 on have no
 applications clocks. GPUs that do not reach each other's memory count only where most equally near
 pairs do. A patched driver that lets GeForce boards reach each other may work: it is information
@@ -72,6 +74,7 @@ from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from .gather import GpuStates, gather_gpus
 from .rules import GPU_STATE_KINDS, judge_gpus
 from .unread import why_unread
+from .users import why_users_unknown
 
 
 class GpuStateFacts(GpuStates):
@@ -101,7 +104,7 @@ class GpuState(Check):
         found = gather_gpus(ctx.breadcrumb, ctx.root, ctx.left)
         p2p_off = _is_p2p_off(nccl_settings(ctx.env, root=ctx.root))
         facts: GpuStateFacts = {**found, "p2p_off": p2p_off}
-        if reasons := why_unread(facts):
+        if reasons := [*why_unread(facts), *why_users_unknown(facts)]:
             raise Untested("; ".join(reasons), facts)
         return facts
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.gpu.nvml import ABSENT, Asked, Library, Refused
+
+from .fabric_manager import is_first_namespace
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
 _CORRECTED, _UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*
@@ -62,7 +65,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
     that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
     (as the kernel writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes,
-    name}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
+    name, here}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
     `{corrected, uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
     `retired_pages`, `throttle` (bits), `temperature`, `memory_temperature`, `recovery_action`,
     `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`.
@@ -137,13 +140,31 @@ def _numa(root: Path, bus_id: str | None) -> int | None:
 
 
 def _process(root: Path, seen: Any) -> dict[str, Any]:
-    """A process on a GPU; its name is None if it is in another PID namespace."""
+    """A process on a GPU; its name is None if it is in another PID namespace.
+
+    `here`: whether its number is one of this PID namespace. In a container NVML may give those of
+    the host: one of our own processes then has a number that is nobody's here, or another's.
+    """
+    process = root / f"proc/{seen.pid}"
     try:
-        comm = root / f"proc/{seen.pid}/comm"
-        name: str | None = comm.read_text(encoding="utf-8", errors="replace").strip()
+        name: str | None = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         name = None
-    return {"pid": seen.pid, "bytes": seen.usedGpuMemory, "name": name}
+    here = is_first_namespace(root / "proc") or _has_gpu_open(process)
+    return {"pid": seen.pid, "bytes": seen.usedGpuMemory, "name": name, "here": here}
+
+
+def _has_gpu_open(process: Path) -> bool:
+    """Whether a process is seen to have a device of the driver open, as all that use a GPU have."""
+    try:
+        handles = list((process / "fd").iterdir())
+    except OSError:  # it is not there, or of another user
+        return False
+    for handle in handles:
+        with contextlib.suppress(OSError):  # closed by now
+            if os.readlink(handle).startswith("/dev/nvidia"):
+                return True
+    return False
 
 
 def _field(

@@ -16,6 +16,7 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Rank,
     Severity,
+    number_range,
 )
 from nccl_doctor.toolkit.forks import OURS
 
@@ -99,6 +100,28 @@ def facts_on(cluster: Cluster, host: Host, check: str) -> Iterator[tuple[Rank, M
             yield rank, found.facts
 
 
+def why_users_unknown(facts: Mapping[str, Any]) -> list[str]:
+    """One clause about the GPUs whose users are not known; none where all are known.
+
+    Their processes are of another PID namespace, and how much memory is in use is not known either.
+    """
+    numbers = [
+        gpu["index"]
+        for gpu in facts["gpus"]
+        if is_readable(gpu)
+        and not gpu["memory"]
+        and not (gpu["mig"] or [0])[0]
+        and not all(one.get("here", True) for one in gpu["processes"] or ())
+    ]
+    if not numbers:
+        return []
+    return [
+        f"whether others use {'GPU' if len(numbers) == 1 else 'GPUs'} {number_range(numbers)} is "
+        "not known: NVML gives process ids that are not of this PID namespace, and not how much "
+        "memory is in use"
+    ]
+
+
 def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) -> list[int]:
     """Bytes that this examination itself may hold on each GPU while it is read.
 
@@ -117,7 +140,9 @@ def held_by_us(cluster: Cluster, host: Host, users: Users, gpus: Sequence[Gpu]) 
 def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble]:
     """Troubles from other users of a GPU.
 
-    With MIG on, the processes of all its instances are listed, and some are other tenants'.
+    With MIG on, the processes of all its instances are listed, and some are other tenants'. A
+    process whose number is not of this PID namespace may be one of ours: of it only the memory
+    counts that is in use on the GPU.
 
     Args:
         gpu: one that answers.
@@ -133,7 +158,9 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
     strange = [
         one
         for one in processes
-        if one["pid"] not in own and not (one["name"] or "").startswith((_MPS, OURS))
+        if one.get("here", True)
+        and one["pid"] not in own
+        and not (one["name"] or "").startswith((_MPS, OURS))
     ]
     if strange:
         who = ", ".join(
@@ -149,7 +176,11 @@ def busy_troubles(gpu: Gpu, own: Collection[int], ours: int) -> Iterator[Trouble
             # One without a name is in another PID namespace, or has ended: it may be one of ours.
             Confidence.CERTAIN if known else Confidence.POSSIBLE,
         )
-    elif memory and not processes and used > max(_SOME_BYTES, memory["total"] / 20):
+    elif (
+        memory
+        and not any(one.get("here", True) for one in processes)
+        and used > max(_SOME_BYTES, memory["total"] / 20)
+    ):
         yield Trouble(
             GPU_BUSY,
             f"{memory['used'] / _GIB:.0f} of {memory['total'] / _GIB:.0f} GiB in use, but no "

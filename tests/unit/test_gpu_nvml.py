@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def test_an_old_driver_lacks_functions_and_is_read_all_the_same(
     gpu = outcome.facts["gpus"][0]
     assert (gpu["throttle"], gpu["fabric"]["state"]) == (1, "COMPLETED")
     assert gpu["fabric"]["degraded"] is None
-    assert gpu["processes"] == [{"pid": 77, "bytes": GIB, "name": None}]
+    assert gpu["processes"] == [{"pid": 77, "bytes": GIB, "name": None, "here": False}]
 
 
 def break_gpu(index: int, **calls: Any) -> Callable[[Machine], None]:
@@ -175,7 +176,6 @@ def link_down(machine: Machine) -> None:
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkWidth=8), "pcie-degraded 6 warn", "x8 of x16"),
         (break_gpu(6, nvmlDeviceGetCurrPcieLinkGeneration=1), "pcie-degraded 6 warn",
          "generation 1 of 5"),
-        (break_gpu(0, processes=f"1 {40 * GIB}"), "gpu-busy 0 warn", "pid 1 ("),
         (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {70 * GIB} {10 * GIB}"),
          "gpu-busy 0 warn", "10 of 80 GiB in use, but no process"),
         (break_gpu(0, nvmlDeviceGetMemoryInfo=f"{80 * GIB} {2 * GIB} {78 * GIB}"),
@@ -329,10 +329,15 @@ def test_a_driver_without_gpus_is_skipped(see: Any) -> None:
     )
 
 
+def run_by(root: Path, **processes: str) -> None:
+    """Make processes `p41="python"`; `kthreadd` is seen by who sees all processes."""
+    for pid, name in processes.items():
+        (root / f"proc/{pid[1:]}").mkdir(parents=True)
+        (root / f"proc/{pid[1:]}/comm").write_text(f"{name}\n")
+
+
 def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) -> None:
-    for pid, name in ((41, "ncd:backend_de"), (42, "nvidia-cuda-mps"), (43, "python")):
-        (root / f"proc/{pid}").mkdir(parents=True)
-        (root / f"proc/{pid}/comm").write_text(f"{name}\n")
+    run_by(root, p2="kthreadd", p41="ncd:backend_de", p42="nvidia-cuda-mps", p43="python")
     machine = h100s(1)
     machine["0"]["processes"] = f"41 {GIB} 42 {GIB} 1008 {GIB}"  # 1008: a rank of nd1
     outcome = see(machine)
@@ -341,6 +346,60 @@ def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) ->
     found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
     assert "pid 43 (python) uses it" in found.message
     assert found.fix == "kill 43, if nobody needs it"
+
+
+def test_a_process_without_a_name_on_a_host_that_sees_all(see: Any, root: Path) -> None:
+    run_by(root, p2="kthreadd")
+    machine = h100s()
+    machine["0"]["processes"] = f"1 {40 * GIB}"
+    found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
+    assert "pid 1 (" in found.message
+    assert found.level is Severity.WARN
+
+
+def test_process_ids_of_the_host_blame_nobody_in_a_container(see: Any, root: Path) -> None:
+    """Our own ranks, by the numbers that they have outside, one of which is another's in here."""
+    run_by(root, p1="bash", p43="python")
+    (root / "proc/43/fd").mkdir()
+    (root / "proc/43/fd/3").symlink_to("/var/log/syslog")
+    machine = h100s()
+    for index in range(8):
+        machine[str(index)]["processes"] = f"43 {GIB} {90000 + index} {GIB}"
+    outcome = see(machine)
+    assert (outcome.status, outcome.reason) == (OutcomeStatus.OK, "")
+    assert judge(CHECK, two_hosts(outcome)) == []
+    # what is in use beside our own work is somebody's all the same
+    machine["5"]["nvmlDeviceGetMemoryInfo"] = f"{80 * GIB} {2 * GIB} {78 * GIB}"
+    found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(5)])
+    assert found.level is Severity.FAIL
+    assert "78 of 80 GiB in use, but no process is visible from here" in found.message
+
+
+def test_a_process_of_the_same_container_is_named(see: Any, root: Path) -> None:
+    run_by(root, p1="bash", p43="python")
+    (root / "proc/43/fd").mkdir()
+    (root / "proc/43/fd/3").symlink_to("/dev/nvidia0")
+    machine = h100s()
+    machine["0"]["processes"] = f"43 {GIB}"
+    found = only(CHECK, two_hosts(see(machine)), "gpu-busy", hosts=["nd1"], devices=[uuid(0)])
+    assert "pid 43 (python) uses it" in found.message
+
+
+def test_who_uses_a_gpu_is_not_known_without_process_ids_of_ours_and_memory(
+    library: Path, root: Path
+) -> None:
+    machine = h100s(2)
+    machine["1"] |= {"processes": f"90001 {GIB}", "nvmlDeviceGetMemoryInfo": "!3"}
+    file = write(machine, root.with_name("machine"))
+    context = Context(launch=Launch(), env={}, root=root)
+    outcome = observe(
+        library, file, lambda crumb: CHECK.observe(replace(context, breadcrumb=crumb))
+    )
+    assert outcome.reason == (
+        "whether others use GPU 1 is not known: NVML gives process ids that are not of this PID "
+        "namespace, and not how much memory is in use"
+    )
+    assert judge(CHECK, two_hosts(outcome)) == []
 
 
 def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
