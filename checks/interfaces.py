@@ -55,7 +55,7 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.interface_choice import Survey, survey
+from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, Survey, survey
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
@@ -182,8 +182,8 @@ def _bad_choice(
     loops = [pick for pick in choice["picks"] if is_loopback(pick[1])]
     if choice["problem"] and (variable or used):
         kind, fault = INTERFACE_DOWN, "not running, or no address"
-        if choice["problem"] == "missing":
-            kind, fault = INTERFACE_MISSING, "no such interface"
+        if choice["problem"] != "down":
+            kind, fault = INTERFACE_MISSING, _MISSING[choice["problem"], variable == COMM_ID]
     elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
         kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
@@ -224,7 +224,18 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
         )
 
 
+_MISSING = {
+    ("missing", False): "no such interface",
+    ("missing", True): "no interface in its subnet",
+    ("invalid", True): "neither an address nor a host name that resolves here",
+}
+
+
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:
+    if choice["variable"] == COMM_ID:
+        fix = "unset NCCL_COMM_ID, or give it an address of rank 0 in a network of every host"
+        newer = "outside" in choice["reason"]
+        return fix + (", or install NCCL 2.30.3 or newer" if newer else "")
     if library != "gloo":
         elsewhere = choice["origin"] not in ("", "environment")
         return f"export NCCL_SOCKET_IFNAME=={nic}" + (

@@ -12,8 +12,12 @@ from nccl_doctor.toolkit.fabric.hca import HCA
 from nccl_doctor.toolkit.fabric.ports import speaks_verbs
 from nccl_doctor.toolkit.fabric.road import Road, port_name
 from nccl_doctor.toolkit.nccl.conf import Setting
-from nccl_doctor.toolkit.nccl.interface_choice import nccl_choices, subnet_prefixes
+from nccl_doctor.toolkit.nccl.interface_choice import nccl_choices, resolver, subnet_prefixes
+from nccl_doctor.toolkit.nccl.release import loaded_release
 from nccl_doctor.toolkit.net.interfaces import interfaces
+
+_RESOLVE_S = 1.0
+"""Longest time for the host name in an NCCL_COMM_ID."""
 
 
 def table_of_picks(
@@ -26,7 +30,9 @@ def table_of_picks(
 
     Args: `ports` from `admitted`, in NCCL's order; `root` holds sys and proc.
     """
-    bootstrap, sockets = nccl_choices(interfaces(), settings, subnet_prefixes())
+    bootstrap, sockets = nccl_choices(
+        interfaces(), settings, subnet_prefixes(), loaded_release(), resolver(_RESOLVE_S)
+    )
     rows = [["data between hosts", road.name, road.reason]]
     if road.ports:
         mine = [port for port in ports if port_name(port) in road.ports]

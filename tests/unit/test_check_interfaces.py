@@ -56,6 +56,34 @@ def test_nccl_syntax_in_the_variable_of_gloo() -> None:
     assert "mean nothing to gloo" in found.fix
 
 
+@pytest.mark.parametrize(
+    ("problem", "picks", "code", "words"),
+    [
+        ("missing", [], "interface-missing", "no interface in its subnet"),
+        ("invalid", [], "interface-missing", "neither an address nor a host name"),
+        ("", [("lo", "127.0.0.1")], "interface-loopback", "the other hosts would get 127.0.0.1"),
+    ],
+)
+def test_an_nccl_comm_id_that_leads_nowhere(
+    problem: str, picks: list[tuple[str, str]], code: str, words: str
+) -> None:
+    world = World(3)
+    world.facts["nd1"]["nccl_data"] = "InfiniBand"
+    world.facts["nd1"]["choices"]["nccl-bootstrap"] = choice(
+        picks,
+        reason="the first interface outside of the subnet of NCCL_COMM_ID",
+        variable="NCCL_COMM_ID",
+        value="192.168.9.9:5000",
+        origin="environment",
+        problem=problem,
+    )
+    found = only(world.judge(), code)
+    assert found.where.hosts == ("nd1",)
+    assert words in found.message
+    assert found.fix.startswith("unset NCCL_COMM_ID")
+    assert found.fix.endswith("NCCL 2.30.3 or newer")
+
+
 def test_a_configuration_file_is_named() -> None:
     world = World(2)
     world.facts["nd1"]["choices"]["nccl-sockets"] = choice(

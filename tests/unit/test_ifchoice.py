@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+from nccl_doctor.toolkit.nccl.conf import Setting, conf_faults, conf_files, nccl_settings
 from nccl_doctor.toolkit.nccl.interface_choice import (
     Filter,
     chosen,
@@ -16,6 +18,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
     resolve_own,
     subnet_prefixes,
 )
+from nccl_doctor.toolkit.nccl.release import NcclRelease
 from nccl_doctor.toolkit.net.interfaces import Interface
 from tests.support import fabrics
 
@@ -115,6 +118,83 @@ def test_nccl_comm_id_gives_a_hint() -> None:
     )
 
 
+PREFIXES = {
+    "127.0.0.1": 8,
+    "192.168.77.1": 24,
+    "192.168.88.1": 24,
+    "192.168.99.1": 24,
+    "::1": 128,
+    "2001:db8::6": 64,
+    "fe80::6": 64,
+    "fe80::1": 64,
+}
+
+
+def rooted(value: str, version: str = "2.30.7", **options: bool) -> tuple[list[str], str]:
+    """What the bootstrap takes with an NCCL_COMM_ID, and the problem."""
+    answers = {"head": ("192.168.88.9",), "other": ("10.9.9.9",), "six": ("2001:db8::9",)}
+    bootstrap, _ = nccl_choices(
+        (*NICS, V6),
+        {"NCCL_COMM_ID": Setting(value, "environment")},
+        PREFIXES,
+        NcclRelease.parse(version, **options),
+        lambda name: None if name == "silent" else answers.get(name, ()),
+    )
+    return [f"{nic} {address}" for nic, address in bootstrap.picks], bootstrap.problem
+
+
+@pytest.mark.parametrize(
+    ("value", "picks", "problem"),
+    [
+        ("192.168.99.7:1", ["eth5 192.168.99.1"], ""),  # running or not
+        ("127.0.0.1:1", ["lo 127.0.0.1"], ""),
+        ("head:1", ["eth10 192.168.88.1"], ""),
+        ("head", ["eth10 192.168.88.1"], ""),
+        (",head:1", ["eth10 192.168.88.1"], ""),
+        ("other:1", [], "missing"),
+        ("silent:1", [], ""),
+        ("nobody:1", [], "invalid"),
+        ("", [], "invalid"),  # set, though empty: NCCL refuses it
+        ("1", [], "invalid"),
+        ("fe80::1", [], "invalid"),  # a name up to the colon
+        ("[2001:db8::9", [], "invalid"),
+        ("[2001:db8::9]:1", ["eth6 2001:db8::6"], ""),
+        ("six:1", ["eth6 2001:db8::6"], ""),
+        ("[fe80::9]:1", [], "missing"),
+        ("[fe80::9%eth6]:1", ["eth6 fe80::6"], ""),
+        ("[fe80::9%eth0]:1", ["eth0 fe80::1"], ""),
+        ("[2001:db8::9%eth0]:1", [], "missing"),
+        ("[2001:db8::9%eth77]:1", ["eth6 2001:db8::6"], ""),
+    ],
+)
+def test_the_bootstrap_listens_where_nccl_comm_id_says(
+    value: str, picks: list[str], problem: str
+) -> None:
+    assert rooted(value) == (picks, problem)
+
+
+@pytest.mark.parametrize(
+    ("version", "picks"),
+    [
+        ("2.28.9", ["eth10 192.168.88.1"]),
+        ("2.29.2", ["lo 127.0.0.1"]),
+        ("2.29.7", ["lo 127.0.0.1"]),
+        ("2.30.3", ["eth10 192.168.88.1"]),
+        ("", ["eth10 192.168.88.1"]),
+    ],
+)
+def test_some_releases_leave_the_subnet_of_nccl_comm_id(version: str, picks: list[str]) -> None:
+    assert rooted("192.168.88.7:1", version) == (picks, "")
+    assert rooted("192.168.88.7:1", version, rccl=True) == (["eth10 192.168.88.1"], "")
+    assert rooted("[2001:db8::9]:1", version) == (["eth6 2001:db8::6"], "")
+
+
+def test_the_order_of_ipv6_is_that_of_the_kernel() -> None:
+    settings = {"NCCL_SOCKET_FAMILY": Setting("AF_INET6", "environment")}
+    bootstrap, _ = nccl_choices((ETH0, V6), settings, PREFIXES)
+    assert bootstrap.picks == (("eth6", "2001:db8::6"),)
+
+
 @pytest.mark.parametrize(
     ("value", "problem", "names"),
     [
@@ -151,7 +231,15 @@ def test_what_nccl_skips_without_a_word(value: str, left_out: tuple[str, ...]) -
 
 def test_filter_reads_the_signs() -> None:
     assert Filter.parse("^=a,b:1,,") == Filter(True, True, ("a", "b"))
-    assert Filter.parse("=^a") == Filter(False, True, ("a",))
+    # More signs are a part of the name: `NCCL_SOCKET_IFNAME===eth0` in a shell finds nothing.
+    assert Filter.parse("=^a") == Filter(False, True, ("^a",))
+    assert Filter.parse("==a") == Filter(False, True, ("=a",))
+    assert Filter.parse("^^a") == Filter(True, False, ("^a",))
+
+
+def test_a_list_holds_no_more_than_sixteen_names() -> None:
+    names = ",".join(f"x{i}" for i in range(16))
+    assert not Filter.parse(f"={names},eth0").admits("eth0")
 
 
 @pytest.mark.parametrize(
@@ -208,6 +296,34 @@ def test_settings_come_from_three_places(tmp_path: Path) -> None:
     assert found["NCCL_SOCKET_IFNAME"] == Setting("eth3", str(other))
     assert "NCCL_DEBUG" not in found
     assert found["NCCL_IB_DISABLE"].origin == str(etc)
+
+
+OLD, NEW = NcclRelease((2, 29, 7)), NcclRelease((2, 30, 3))
+
+
+def test_the_home_is_that_of_the_release(tmp_path: Path) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Ring")
+    env = {"HOME": str(tmp_path)}
+    assert "NCCL_ALGO" in nccl_settings(env, root=tmp_path, release=NEW)
+    assert "NCCL_ALGO" not in nccl_settings(env, root=tmp_path, release=OLD)
+    assert conf_files({}, root=tmp_path, release=NEW) == (tmp_path / "etc/nccl.conf",)
+    assert conf_files({"HOME": ""}, root=tmp_path, release=NEW)[0] == Path("/.nccl.conf")
+    owner = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert conf_files(env, root=tmp_path, release=OLD)[0] == owner / ".nccl.conf"
+
+
+def test_lines_of_windows_are_read_since_2_30_3(tmp_path: Path) -> None:
+    (tmp_path / ".nccl.conf").write_bytes(b"NCCL_ALGO=Ring\r\nNCCL_PROTO=LL\r\r\n")
+    new = nccl_settings({}, tmp_path, tmp_path, NEW)
+    assert (new["NCCL_ALGO"].value, new["NCCL_PROTO"].value) == ("Ring", "LL\r")
+    assert nccl_settings({}, tmp_path, tmp_path, OLD)["NCCL_ALGO"].value == "Ring\r"
+    assert [each.line for each in conf_faults({}, tmp_path, tmp_path, NEW)] == [2]
+    assert [each.line for each in conf_faults({}, tmp_path, tmp_path, OLD)] == [1, 2]
+
+
+def test_a_long_value_is_cut(tmp_path: Path) -> None:
+    (tmp_path / ".nccl.conf").write_text(f"NCCL_ALGO={'x' * 2000}\n")
+    assert len(nccl_settings({}, tmp_path, tmp_path)["NCCL_ALGO"].value) == 1023
 
 
 def test_an_inactive_port_is_no_infiniband(tmp_path: Path) -> None:

@@ -41,11 +41,8 @@ class HcaList:
         exclude = text.startswith("^")
         text = text[exclude:]
         exact = text.startswith("=")
-        text = text[exact:]
-        # The list parser always skips one more such sign.
-        text = text[text.startswith(("^", "=")) :]
         entries = []
-        for part in text.split(","):
+        for part in text[exact:].split(","):
             name, *rest = part.split(":")
             if name:
                 entries.append(HcaEntry(name, _port(rest[0]) if rest and rest[0] else None))

@@ -1,6 +1,7 @@
 """NCCL's variables as NCCL reads them: the environment, and files for what is not set there.
 
-Source: `initEnvFunc` in NCCL's src/misc/param.cc.
+Source: `initEnvFunc` and `setEnvFile` in NCCL's src/misc/param.cc. `make test-nccl` compares this
+with NCCL itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
+
+_LONGEST = 1023
+"""Bytes of a name and of a value that NCCL keeps."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,10 @@ class ConfFault:
 
 
 def nccl_settings(
-    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
+    env: Mapping[str, str],
+    home: Path | None = None,
+    root: Path = Path("/"),
+    release: NcclRelease | None = None,
 ) -> dict[str, Setting]:
     """The environment as NCCL reads it, with the variables of its configuration files.
 
@@ -48,49 +57,66 @@ def nccl_settings(
 
     Args:
         env: the process environment.
-        home: the home folder; by default that of the user database, which is where NCCL looks.
+        home: the home folder; by default where this release looks: HOME, or the user database.
         root: the folder below which the host's own file is read, `/` but for tests.
+        release: by default the one that this process has loaded.
     """
+    release = loaded_release() if release is None else release
     found = {name: Setting(value, "environment") for name, value in env.items()}
-    for path in conf_files(env, home, root):
-        for number, name, value in _assignments(path):
+    for path in conf_files(env, home, root, release):
+        for number, name, value in _assignments(path, release):
             found.setdefault(name, Setting(value, str(path), number))
     return found
 
 
 def conf_files(
-    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
+    env: Mapping[str, str],
+    home: Path | None = None,
+    root: Path = Path("/"),
+    release: NcclRelease | None = None,
 ) -> tuple[Path, ...]:
-    """The files that NCCL reads, in its order, whether they exist or not."""
+    """The files that NCCL reads, in its order, whether they exist or not.
+
+    Args: as for `nccl_settings`.
+    """
     named = env.get("NCCL_CONF_FILE", "")
-    if home is None:
-        home = _home()
+    if home is None and not named:
+        home = _home(env, loaded_release() if release is None else release)
     first = Path(named) if named else home / ".nccl.conf" if home else None
     etc = root / "etc/nccl.conf"
     return (etc,) if first is None else (first, etc)
 
 
 def conf_faults(
-    env: Mapping[str, str], home: Path | None = None, root: Path = Path("/")
+    env: Mapping[str, str],
+    home: Path | None = None,
+    root: Path = Path("/"),
+    release: NcclRelease | None = None,
 ) -> Iterator[ConfFault]:
     """Lines that NCCL reads in another way than they look, and an NCCL_CONF_FILE that is missing.
 
     Args: as for `nccl_settings`.
     """
+    release = loaded_release() if release is None else release
     named = env.get("NCCL_CONF_FILE", "")
-    for path in conf_files(env, home, root):
+    for path in conf_files(env, home, root, release):
         text = _text(path)
         if text is None and str(path) == named:
             yield ConfFault(
                 named, 0, "NCCL_CONF_FILE", "cannot be read, and NCCL does not report it"
             )
         for number, line in enumerate((text or "").split("\n"), 1):
-            name, fault = _fault(line)
+            name, fault = _fault(
+                line.removesuffix("\r") if release.strips_carriage_return else line
+            )
             if fault:
                 yield ConfFault(str(path), number, name, fault)
 
 
-def _home() -> Path | None:
+def _home(env: Mapping[str, str], release: NcclRelease) -> Path | None:
+    if release.home_by_variable:
+        # An empty one is not none: NCCL then reads /.nccl.conf.
+        return Path(env["HOME"] or "/") if "HOME" in env else None
     import pwd
 
     try:
@@ -107,12 +133,14 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _assignments(path: Path) -> Iterator[tuple[int, str, str]]:
+def _assignments(path: Path, release: NcclRelease) -> Iterator[tuple[int, str, str]]:
     """(line, name, value): `#` is a comment in the first column alone; blanks are not trimmed."""
     for number, line in enumerate((_text(path) or "").split("\n"), 1):
+        if release.strips_carriage_return:
+            line = line.removesuffix("\r")
         name, equals, value = line.partition("=")
         if equals and name and not line.startswith("#"):
-            yield number, name, value
+            yield number, name[:_LONGEST], value[:_LONGEST]
 
 
 def _fault(line: str) -> tuple[str, str]:

@@ -1,8 +1,10 @@
 """Interfaces and addresses that NCCL and gloo would choose on this host, by their own rules.
 
-NCCL: `ncclFindInterfaces` in src/misc/socket.cc and `ncclOsFindInterfaces` in src/os/linux.cc
-(src/misc/socket.cc before 2.29); the rules have been the same since 2.3. gloo:
-`createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and gloo/transport/tcp/device.cc.
+NCCL: `bootstrapNetInit` in src/bootstrap.cc, `ncclFindInterfaces` in src/misc/socket.cc and
+`ncclOsFindInterfaces` in src/os/linux.cc (src/misc/socket.cc before 2.29); the rules have been the
+same since 2.3, but for those that `NcclRelease` tells apart. `make test-nccl` compares them with
+NCCL itself. gloo: `createDefaultDevice` of ProcessGroupGloo.cpp in PyTorch and
+gloo/transport/tcp/device.cc.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from typing import Any, TypedDict
 from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.nccl.comm_id import CommId, Resolver, comm_id, no_names
 from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
@@ -25,8 +29,9 @@ SOCKETS = "nccl-sockets"
 GLOO = "gloo"
 NCCL_VARIABLE = "NCCL_SOCKET_IFNAME"
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
+COMM_ID = "NCCL_COMM_ID"
 MAX_INTERFACES = 16
-"""NET/Socket takes no more than this many interfaces (MAX_IFS)."""
+"""NET/Socket takes no more than this many interfaces, nor names in a list (MAX_IFS)."""
 
 _AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """Filters that NCCL tries in turn if the user names none; a subnet hint comes after the first."""
@@ -38,9 +43,10 @@ class Choice:
 
     `picks` are (interface, address), in the library's order. `variable` is the one that decided,
     empty if the library chose by itself; `reason` is the rule. `problem` is `missing` (the names
-    match no interface here), `down` (an interface is not running or has no address) or empty;
-    `names` are the interfaces at fault. `left_out` are interfaces that the user named in full with
-    others, and that the library silently skips because they are not running.
+    match no interface here), `down` (an interface is not running or has no address), `invalid`
+    (the value is no address) or empty; `names` are the interfaces at fault. `left_out` are
+    interfaces that the user named in full with others, and that the library silently skips because
+    they are not running.
     """
 
     library: str
@@ -81,11 +87,8 @@ class Filter:
         exclude = text.startswith("^")
         text = text[exclude:]
         exact = text.startswith("=")
-        text = text[exact:]
-        # The list parser skips one more such sign, whatever came before it.
-        text = text[text.startswith(("^", "=")) :]
-        names = tuple(part.partition(":")[0] for part in text.split(","))
-        return cls(exclude, exact, tuple(name for name in names if name))
+        names = [part.partition(":")[0] for part in text[exact:].split(",")]
+        return cls(exclude, exact, tuple(filter(None, names))[:MAX_INTERFACES])
 
     def admits(self, interface: str) -> bool:
         """Whether an interface of this name may be used; an empty list matches every name."""
@@ -99,27 +102,35 @@ def nccl_choices(
     nics: Sequence[Interface],
     settings: Mapping[str, Setting],
     prefixes: Mapping[str, int] | None = None,
+    release: NcclRelease = NcclRelease(),  # noqa: B008 it is frozen
+    resolve: Resolver = no_names,
 ) -> tuple[Choice, Choice]:
     """The choices of NCCL: for its bootstrap (one address), and for data over sockets (all).
 
     Args:
         nics: in the order of getifaddrs.
         settings: from `nccl_settings`.
-        prefixes: address → length of its subnet prefix, for NCCL_COMM_ID.
+        prefixes: address → length of its subnet prefix, in the order of getifaddrs, for
+            NCCL_COMM_ID.
+        release: whose rules apply.
+        resolve: addresses of a host that NCCL_COMM_ID names; None where the resolver is silent.
     """
-    sockets = _nccl_sockets(nics, settings, prefixes or {})
-    comm_id = _comm_id(settings)
-    if comm_id:
-        picks = _same_subnet(nics, comm_id, prefixes or {})
-        setting = settings["NCCL_COMM_ID"]
+    prefixes = prefixes or {}
+    given = settings.get(COMM_ID)
+    root = None if given is None else comm_id(given.value, resolve)
+    seen = _Host(nics, prefixes, release, root)
+    sockets = _nccl_sockets(nics, settings, seen)
+    if given is not None and root is not None:
+        picks = seen.hinted()
+        problem = "" if picks or root.unknown else "missing" if root.address else "invalid"
         bootstrap = Choice(
             BOOTSTRAP,
-            picks[:1],
-            "the first interface in the subnet of NCCL_COMM_ID",
-            "NCCL_COMM_ID",
-            setting.value,
-            setting.origin,
-            "" if picks else "missing",
+            picks,
+            f"not known: looking up {root.name} took too long" if root.unknown else seen.rule,
+            COMM_ID,
+            given.value,
+            given.origin,
+            problem,
         )
         return bootstrap, sockets
     first = Choice(
@@ -137,13 +148,13 @@ def nccl_choices(
 
 
 def _nccl_sockets(
-    nics: Sequence[Interface], settings: Mapping[str, Setting], prefixes: Mapping[str, int]
+    nics: Sequence[Interface], settings: Mapping[str, Setting], seen: _Host
 ) -> Choice:
     family = settings.get("NCCL_SOCKET_FAMILY", Setting("", "")).value
     user = settings.get(NCCL_VARIABLE)
     if user and len(user.value) > 1:
         wanted = Filter.parse(user.value)
-        picks = _running(nics, wanted, family)
+        picks = seen.running(wanted, family)
         known = tuple(each.name for each in nics if wanted.admits(each.name))
         problem = "" if picks else "down" if known else "missing"
         names = () if picks else known or wanted.names
@@ -162,28 +173,14 @@ def _nccl_sockets(
             left_out,
         )
     for index, text in enumerate(_AUTO):
-        picks = _running(nics, Filter.parse(text), family)
+        picks = seen.running(Filter.parse(text), family)
         if picks:
             return Choice(SOCKETS, picks, f"NCCL's own rule {text!r}")
-        comm_id = _comm_id(settings) if index == 0 else ""
-        picks = _same_subnet(nics, comm_id, prefixes) if comm_id else ()
+        picks = seen.hinted() if index == 0 else ()
         if picks:
-            setting = settings["NCCL_COMM_ID"]
-            reason = "the first interface in the subnet of NCCL_COMM_ID"
-            return Choice(SOCKETS, picks, reason, "NCCL_COMM_ID", setting.value, setting.origin)
+            setting = settings[COMM_ID]
+            return Choice(SOCKETS, picks, seen.rule, COMM_ID, setting.value, setting.origin)
     return Choice(SOCKETS, (), "no interface is running", problem="down")
-
-
-def _running(nics: Sequence[Interface], wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
-    """First usable address of each running interface that the filter allows."""
-    picks = []
-    for each in nics:
-        usable = [address for address in each.addresses if _usable(address, family)]
-        if each.running and usable and wanted.admits(each.name):
-            # getifaddrs lists all IPv4 addresses before the first IPv6 one.
-            picks.append((":" in usable[0], each.name, usable[0]))
-    picks.sort(key=lambda pick: pick[0])
-    return tuple((name, address) for _, name, address in picks)[:MAX_INTERFACES]
 
 
 def _usable(address: str, family: str) -> bool:
@@ -193,31 +190,69 @@ def _usable(address: str, family: str) -> bool:
     return not (is_v6 and is_loopback(address))
 
 
-def _comm_id(settings: Mapping[str, Setting]) -> str:
-    """The numeric address in NCCL_COMM_ID, or the empty string (also where it is a name)."""
-    text = settings.get("NCCL_COMM_ID", Setting("", "")).value
-    text = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return ""
-    return text.partition("%")[0]
+@dataclass(frozen=True)
+class _Host:
+    """A host as NCCL sees it: interfaces in the order of getifaddrs, and NCCL_COMM_ID."""
+
+    nics: Sequence[Interface]
+    prefixes: Mapping[str, int]
+    release: NcclRelease
+    root: CommId | None
+
+    @property
+    def rule(self) -> str:
+        if self._inverted:
+            defect = "a defect of NCCL 2.29.2 to 2.29.7"
+            return f"the first interface outside of the subnet of NCCL_COMM_ID ({defect})"
+        return "the first interface in the subnet of NCCL_COMM_ID"
+
+    @property
+    def _inverted(self) -> bool:
+        root = self.root
+        is_v4 = root is not None and "." in root.address and ":" not in root.address
+        return self.release.subnet_inverted and is_v4
+
+    def running(self, wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
+        """First usable address of each running interface that the filter allows."""
+        picks = []
+        for each in self.nics:
+            usable = [address for address in each.addresses if _usable(address, family)]
+            if each.running and usable and wanted.admits(each.name):
+                picks.append((each.name, usable[0]))
+        return tuple(_listed(picks, self.prefixes)[:MAX_INTERFACES])
+
+    def hinted(self) -> tuple[tuple[str, str], ...]:
+        """(interface, address) by the hint of NCCL_COMM_ID, at most one."""
+        if self.root is None or not self.root.address:
+            return ()
+        is_v6 = ":" in self.root.address
+        known = any(each.name == self.root.zone for each in self.nics)
+        zone = self.root.zone if known else ""
+        pairs = [
+            (each.name, address)
+            for each in self.nics
+            for address in each.addresses
+            if (":" in address) == is_v6
+        ]
+        for name, address in _listed(pairs, self.prefixes):
+            # A link-local address is compared with its link.
+            own_zone = name if is_v6 and is_link_local(address) else ""
+            prefix = self.prefixes.get(address)
+            fits = own_zone == zone and _shares_subnet(address, self.root.address, prefix)
+            if fits != self._inverted:
+                return ((name, address),)
+        return ()
 
 
-def _same_subnet(
-    nics: Sequence[Interface], remote: str, prefixes: Mapping[str, int]
-) -> tuple[tuple[str, str], ...]:
-    """The first interface whose subnet holds an address: NCCL asks for no more than one."""
-    for each in nics:
-        for address in each.addresses:
-            if remote == address or _shares_subnet(address, remote, prefixes.get(address)):
-                return ((each.name, address),)
-    return ()
+def _listed(pairs: Iterable[tuple[str, str]], prefixes: Mapping[str, int]) -> list[tuple[str, str]]:
+    """(interface, address) as getifaddrs lists them: IPv4 first, and by the order of `prefixes`."""
+    order = {address: index for index, address in enumerate(prefixes)}
+    return sorted(pairs, key=lambda pair: (":" in pair[1], order.get(pair[1], len(order))))
 
 
 def _shares_subnet(address: str, other: str, prefix: int | None) -> bool:
     if prefix is None:
-        return False
+        return address == other
     net = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
     return ipaddress.ip_address(other) in net
 
@@ -328,6 +363,16 @@ class Survey(TypedDict):
     nccl_data: str
 
 
+def resolver(timeout_s: float) -> Resolver:
+    """Function that asks the resolver of this host, and waits for `timeout_s` at most."""
+
+    def resolve(name: str) -> Sequence[str] | None:
+        found = look_up(name, timeout_s)
+        return None if found.timed_out else found.answers
+
+    return resolve
+
+
 def survey(
     env: Mapping[str, str], resolve_timeout_s: float = 3.0, root: Path = Path("/")
 ) -> Survey:
@@ -339,9 +384,11 @@ def survey(
     """
     found = interfaces()
     prefixes = subnet_prefixes()
-    settings = nccl_settings(env, root=root)
+    release = loaded_release()
+    settings = nccl_settings(env, root=root, release=release)
     ports = rdma_ports(root / "sys/class/infiniband")
-    bootstrap, sockets = nccl_choices(found, settings, prefixes)
+    resolve = resolver(resolve_timeout_s)
+    bootstrap, sockets = nccl_choices(found, settings, prefixes, release, resolve)
     gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
     listen = chosen((bootstrap, sockets, gloo), found)
     names = {entry["interface"] for entry in listen}
