@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.observe import probe
 from nccl_doctor.toolkit.groups.forming import speak_up, take_device
 from nccl_doctor.toolkit.groups.witness import watch
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from tests.broken import broken
 from tests.ranks.ranks import Ranks
 
@@ -82,6 +84,19 @@ def test_what_c_code_said_before_the_kill_is_kept() -> None:
     assert "a line of C" in outcome_of(work, 1).log_tail
 
 
+@pytest.mark.parametrize("before", [{}, {"NCCL_DEBUG_FILE": "/tmp/of-the-user.%p"}])
+def test_nccl_writes_into_no_file_of_the_user(tmp_path: Path, before: dict[str, str]) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_DEBUG_FILE=/tmp/of-the-file.%p\nNCCL_ALGO=Ring\n")
+
+    def work(line: probe.Line) -> dict[str, Any]:
+        os.environ.update(before)
+        speak_up(context(line, time.monotonic() + 60, backend="nccl"))
+        found = nccl_settings(os.environ, tmp_path, tmp_path)
+        return {name: found[name].value for name in ("NCCL_DEBUG_FILE", "NCCL_ALGO")}
+
+    assert outcome_of(work, 10).facts == {"NCCL_DEBUG_FILE": "", "NCCL_ALGO": "Ring"}
+
+
 @pytest.mark.parametrize(
     ("round_name", "before", "level"),
     [
@@ -96,8 +111,6 @@ def test_nccl_says_more_when_a_hang_is_tried_again(
     round_name: str, before: str | None, level: str
 ) -> None:
     def work(line: probe.Line) -> dict[str, Any]:
-        import os
-
         os.environ.pop("NCCL_RAS_ADDR", None)
         os.environ.pop("NCCL_DEBUG", None)
         if before:

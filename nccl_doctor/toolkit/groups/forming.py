@@ -117,7 +117,7 @@ def speak_up(ctx: Context) -> None:
     host answers at the same port, also those of other jobs. In some versions of torch the flight
     recorder is off by default.
     """
-    os.environ.pop("NCCL_DEBUG_FILE", None)
+    os.environ["NCCL_DEBUG_FILE"] = ""  # not unset: a file of NCCL's own could then set it
     again = ctx.round.endswith(AGAIN)
     if os.environ.get("NCCL_DEBUG", "").upper() not in (_TELLS if again else _WARNS):
         os.environ["NCCL_DEBUG"] = "INFO" if again else "WARN"
