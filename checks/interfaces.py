@@ -7,6 +7,10 @@ this host, by their own rules, from the environment and NCCL's configuration fil
 variable or rule decided: whether the requested interface exists, is running and has an address,
 whether it is loopback, and whether the hosts of one network have the same MTU. If hosts that chose
 different networks could not reach each other (check `firewall`), their choices are reported.
+Where the job uses NCCL (2.22 or newer) and torch has loaded it, NCCL itself is asked once on each
+host, by ncclGetUniqueId in a child of its own: which interface it takes for its bootstrap, and
+which variables it takes from its configuration files. Its answer counts, and the rules explain it.
+It needs no GPU, takes about 20 ms, listens on one port for that time, and writes no file.
 
 Why it matters
 --------------
@@ -21,9 +25,10 @@ GLOO_SOCKET_IFNAME=eth0 (gloo knows exact names only). Give all hosts of one net
 
 When it is wrong
 ----------------
-A network plug-in of NCCL may choose by its own rules. For a host that did not sign in this is only
-a warning: its choice of interface is not what kept it out. If half of the hosts have one MTU and
-half another, it is not known which one is wrong, so no host is blamed.
+A network plug-in of NCCL may choose by its own rules. A plug-in for variables (NCCL_ENV_PLUGIN)
+is seen in what NCCL says about its bootstrap only. For a host that did not sign in this is only a
+warning: its choice of interface is not what kept it out. If half of the hosts have one MTU and half
+another, it is not known which one is wrong, so no host is blamed.
 
 References
 ----------
@@ -55,7 +60,10 @@ from nccl_doctor.api import (
     odd_ones_out,
 )
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID, Survey, survey
+from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
+from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID
+from nccl_doctor.toolkit.nccl.library import mapped_nccl
+from nccl_doctor.toolkit.nccl.survey import Survey, survey
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
@@ -103,6 +111,15 @@ MTU_DIFFERS = Kind(
     fix="ip link set dev <nic> mtu <the same value on every host and switch port>",
     severity=Severity.WARN,
 )
+ANSWER_DIFFERS = Kind(
+    code="nccl-answer-differs",
+    layer=Layer.ROUTE,
+    title="NCCL does not do what nccl-doctor expects of its release",
+    why="NCCL itself was asked, and its answer counts. But other checks follow the rules: what "
+    "they say about NCCL's variables and interfaces on this host may be wrong.",
+    fix="report it to the developers of nccl-doctor, with this report",
+    severity=Severity.INFO,
+)
 
 
 class Interfaces(Check):
@@ -117,13 +134,20 @@ class Interfaces(Check):
         INTERFACE_LOOPBACK,
         INTERFACE_DIFFERS,
         MTU_DIFFERS,
+        ANSWER_DIFFERS,
     )
+    deadline_s = 12.0  # two names, and NCCL: 3 s each
     reads = ("firewall",)
 
     def observe(self, ctx: Context) -> Survey:
-        """The choices, and the interfaces to choose from."""
+        """The choices, and the interfaces to choose from; `asked`: NCCL's answer, or None."""
+
+        def ask() -> Answer | None:
+            loaded = mapped_nccl() if "nccl" in ctx.backend else ()
+            return ask_nccl(loaded[0], ctx.env, ctx.breadcrumb) if loaded else None
+
         ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-        return survey(ctx.env, root=ctx.root)
+        return survey(ctx.env, root=ctx.root, ask=ask)
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
         """The interfaces that the job would use."""
@@ -149,6 +173,7 @@ class Interfaces(Check):
             good = reached.get(rank.seat) or _running(facts)
             for library in ("nccl", "gloo"):
                 yield from _bad_choice(cluster, rank, facts, library, good)
+            yield from _answered_otherwise(rank, facts.get("asked"))
         mains = {rank.seat: _main(cluster, facts) for rank, facts in reports}
         known = {seat: main for seat, main in mains.items() if main is not None}
         labels = host_labels(cluster)
@@ -183,7 +208,7 @@ def _bad_choice(
     if choice["problem"] and (variable or used):
         kind, fault = INTERFACE_DOWN, "not running, or no address"
         if choice["problem"] != "down":
-            kind, fault = INTERFACE_MISSING, _MISSING[choice["problem"], variable == COMM_ID]
+            kind, fault = INTERFACE_MISSING, _missing(choice)
     elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
         kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
@@ -224,11 +249,34 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
         )
 
 
-_MISSING = {
-    ("missing", False): "no such interface",
-    ("missing", True): "no interface in its subnet",
-    ("invalid", True): "neither an address nor a host name that resolves here",
-}
+def _missing(choice: Mapping[str, Any]) -> str:
+    if choice["problem"] == "refused":
+        return f"NCCL refuses: {choice['reason']}"
+    if choice["problem"] == "invalid":
+        return "neither an address nor a host name that resolves here"
+    root = choice["variable"] == COMM_ID
+    return "no interface in its subnet" if root else "no such interface"
+
+
+def _answered_otherwise(rank: Rank, asked: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Finding on what NCCL itself says, where that is not what the rules say."""
+    if asked is None:
+        return
+    said = []
+    if asked["differs"]:
+        took = " ".join(filter(None, (asked["interface"], asked["address"])))
+        expected = " ".join(asked["expected"]) or "none"
+        said.append(f"takes {took or 'no interface'}, not {expected}")
+    if asked["read_otherwise"]:
+        said.append(f"reads {', '.join(asked['read_otherwise'])} otherwise")
+    if said:
+        by = f" with plug-in {asked['plugin']}" if asked["plugin"] else ""
+        yield Finding(
+            ANSWER_DIFFERS,
+            f"NCCL {asked['version']}{by} {'; '.join(said)}",
+            Where(hosts=(rank.host.label,)),
+            dict(asked),
+        )
 
 
 def _name_it(library: str, nic: str, choice: Mapping[str, Any], kind: Kind, host: str) -> str:

@@ -63,7 +63,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.nccl.survey import survey
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls

@@ -69,7 +69,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.host import load_average
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.interface_choice import survey
+from nccl_doctor.toolkit.nccl.survey import survey
 from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number

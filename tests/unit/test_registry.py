@@ -399,6 +399,7 @@ CODES = """
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
     interface-missing interface-down interface-loopback interface-differs interface-unroutable
+    nccl-answer-differs
     rdzv-endpoint-unhosted rdzv-endpoint-ambiguous master-outside-allocation
     rdma-device-missing rdma-fabric-differs rdma-rate-differs rdma-mtu-differs rdma-pci-slow
     rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs

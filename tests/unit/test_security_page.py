@@ -22,6 +22,8 @@ def opens(call: ast.Call) -> bool:
             key.arg == "is_master" and getattr(key.value, "value", None) is not False
             for key in call.keywords
         )
+    if name == "ncclGetUniqueId":
+        return True
     return name in ("create_server", "init_process_group", "HTTPServer", "start_server")
 
 

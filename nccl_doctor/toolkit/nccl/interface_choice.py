@@ -13,15 +13,14 @@ import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from nccl_doctor.toolkit import host
 from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
-from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.nccl.comm_id import CommId, Resolver, comm_id, no_names
-from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
-from nccl_doctor.toolkit.nccl.release import NcclRelease, loaded_release
-from nccl_doctor.toolkit.net.interfaces import Interface, interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.nccl.conf import Setting
+from nccl_doctor.toolkit.nccl.release import NcclRelease
+from nccl_doctor.toolkit.net.interfaces import Interface, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
 BOOTSTRAP = "nccl-bootstrap"
@@ -354,15 +353,6 @@ def chosen(choices: Iterable[Choice], nics: Sequence[Interface]) -> list[dict[st
     ]
 
 
-class Survey(TypedDict):
-    """Facts that `survey` returns, those of check `interfaces`."""
-
-    interfaces: list[dict[str, Any]]
-    choices: dict[str, dict[str, Any]]
-    listen: list[dict[str, Any]]
-    nccl_data: str
-
-
 def resolver(timeout_s: float) -> Resolver:
     """Function that asks the resolver of this host, and waits for `timeout_s` at most."""
 
@@ -371,40 +361,3 @@ def resolver(timeout_s: float) -> Resolver:
         return None if found.timed_out else found.answers
 
     return resolve
-
-
-def survey(
-    env: Mapping[str, str], resolve_timeout_s: float = 3.0, root: Path = Path("/")
-) -> Survey:
-    """The choices of this host and the interfaces to choose from, as plain facts.
-
-    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
-    data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
-    `MAX_INTERFACES` more, each with its `subnets`, one for each address.
-    """
-    found = interfaces()
-    prefixes = subnet_prefixes()
-    release = loaded_release()
-    settings = nccl_settings(env, root=root, release=release)
-    ports = rdma_ports(root / "sys/class/infiniband")
-    resolve = resolver(resolve_timeout_s)
-    bootstrap, sockets = nccl_choices(found, settings, prefixes, release, resolve)
-    gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
-    listen = chosen((bootstrap, sockets, gloo), found)
-    names = {entry["interface"] for entry in listen}
-    shown = [each for each in found if each.name in names]
-    shown += [each for each in found if each.name not in names][:MAX_INTERFACES]
-    return {
-        "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
-        "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
-        "listen": listen,
-        "nccl_data": choose_road(settings, admitted(settings, ports)).name,
-    }
-
-
-def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
-    return [
-        str(ipaddress.ip_network(f"{address}/{prefixes[address]}", strict=False))
-        for address in interface.addresses
-        if address in prefixes
-    ]

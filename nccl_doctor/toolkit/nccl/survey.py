@@ -1,0 +1,156 @@
+"""Survey of one host: its interfaces, and those that NCCL and gloo take.
+
+By their own rules; and as NCCL itself says, where it was asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict
+
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.nccl.answer import Answer
+from nccl_doctor.toolkit.nccl.conf import Setting, nccl_settings
+from nccl_doctor.toolkit.nccl.interface_choice import (
+    COMM_ID,
+    MAX_INTERFACES,
+    SOCKETS,
+    Choice,
+    chosen,
+    gloo_choice,
+    nccl_choices,
+    resolve_own,
+    resolver,
+    subnet_prefixes,
+)
+from nccl_doctor.toolkit.nccl.release import loaded_release
+from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
+from nccl_doctor.toolkit.variables.recorded import allowed
+
+
+class Asked(TypedDict):
+    """Answer of NCCL itself, and how it differs from the rules.
+
+    `interface`, `address`: as `Answer`; `expected`: what the rules say, empty for no interface.
+    `read_otherwise`: see `Answer.read_otherwise`; `from_files`: variables that it took from files,
+    with the file. Only names that may be recorded, and no values.
+    """
+
+    library: str
+    version: str
+    result: int | None
+    interface: str
+    address: str
+    error: str
+    plugin: str
+    used: list[str]
+    from_files: dict[str, str]
+    expected: list[str]
+    differs: bool
+    read_otherwise: list[str]
+
+
+class Survey(TypedDict):
+    """Facts that `survey` returns, those of check `interfaces`."""
+
+    interfaces: list[dict[str, Any]]
+    choices: dict[str, dict[str, Any]]
+    listen: list[dict[str, Any]]
+    nccl_data: str
+    asked: Asked | None
+
+
+def survey(
+    env: Mapping[str, str],
+    resolve_timeout_s: float = 3.0,
+    root: Path = Path("/"),
+    ask: Callable[[], Answer | None] = lambda: None,
+) -> Survey:
+    """The choices of this host and the interfaces to choose from, as plain facts.
+
+    `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
+    data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
+    `MAX_INTERFACES` more, each with its `subnets`, one for each address; `asked`: the answer of
+    `ask`, which decides where it differs.
+    """
+    found = interfaces()
+    prefixes = subnet_prefixes()
+    release = loaded_release()
+    settings = nccl_settings(env, root=root, release=release)
+    ports = rdma_ports(root / "sys/class/infiniband")
+    resolve = resolver(resolve_timeout_s)
+    by_rules = nccl_choices(found, settings, prefixes, release, resolve)
+    answer = ask()
+    bootstrap, sockets = by_rules if answer is None else by_answer(answer, *by_rules)
+    gloo = gloo_choice(found, env, *resolve_own(resolve_timeout_s))
+    listen = chosen((bootstrap, sockets, gloo), found)
+    names = {entry["interface"] for entry in listen}
+    shown = [each for each in found if each.name in names]
+    shown += [each for each in found if each.name not in names][:MAX_INTERFACES]
+    return {
+        "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
+        "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
+        "listen": listen,
+        "nccl_data": choose_road(settings, admitted(settings, ports)).name,
+        "asked": None if answer is None else _asked(answer, by_rules[0], settings),
+    }
+
+
+def by_answer(answer: Answer, bootstrap: Choice, sockets: Choice) -> tuple[Choice, Choice]:
+    """The choices of NCCL, those by rules corrected by what NCCL itself says."""
+    if not _differs(answer, bootstrap):
+        return bootstrap, sockets
+    said = replace(
+        bootstrap,
+        picks=((answer.interface, answer.address),) if answer.result == 0 else (),
+        reason=f"NCCL {answer.version} itself says so" if answer.result == 0 else answer.error,
+        problem="" if answer.result == 0 else "refused",
+        names=(),
+        left_out=(),
+    )
+    # Without NCCL_COMM_ID the bootstrap takes the first of those for data.
+    return said, sockets if said.variable == COMM_ID else replace(said, library=SOCKETS)
+
+
+def _differs(answer: Answer, bootstrap: Choice) -> bool:
+    """Whether NCCL takes another interface than by the rules, or refuses and these do not."""
+    if answer.result is None or not (bootstrap.picks or bootstrap.problem):
+        return False
+    if answer.result:
+        return not bootstrap.problem
+    return bootstrap.picks[:1] != ((answer.interface, answer.address),)
+
+
+def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -> Asked:
+    read = answer.result is not None
+    origins = {
+        name: settings[name].origin if name in settings else "" for name in answer.from_files
+    }
+    return {
+        "library": answer.library,
+        "version": answer.version,
+        "result": answer.result,
+        "interface": answer.interface,
+        "address": answer.address,
+        "error": answer.error,
+        "plugin": answer.plugin,
+        "used": list(answer.used),
+        "from_files": {name: origins[name] for name in allowed(origins)},
+        "expected": list(bootstrap.picks[0]) if bootstrap.picks else [],
+        "differs": _differs(answer, bootstrap),
+        "read_otherwise": list(allowed(dict.fromkeys(answer.read_otherwise(settings), "")))
+        if read
+        else [],
+    }
+
+
+def _subnets(interface: Interface, prefixes: Mapping[str, int]) -> list[str]:
+    return [
+        str(ipaddress.ip_network(f"{address}/{prefixes[address]}", strict=False))
+        for address in interface.addresses
+        if address in prefixes
+    ]
