@@ -108,13 +108,21 @@ def addresses() -> list[Address]:
     """
     with _psutil() as psutil:
         interfaces = psutil.net_if_addrs()
+    # psutil groups by interface, those with IPv4 first; the kernel lists IPv6 as it lists links.
+    links = {name: index for index, name in enumerate(interface_names())}
     found = [
         (entry.family, Address(name, entry.address.partition("%")[0], _prefix(entry.netmask)))
         for name, entries in interfaces.items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    return [address for _, address in sorted(found, key=lambda pair: pair[0])]
+
+    def order(pair: tuple[int, Address]) -> tuple[int, int]:
+        family, address = pair
+        is_v6 = family == socket.AF_INET6
+        return family, links.get(address.interface, len(links)) if is_v6 else 0
+
+    return [address for _, address in sorted(found, key=order)]
 
 
 def interface_names() -> list[str]:

@@ -1,0 +1,47 @@
+"""Real NCCL: the interface that it takes and the variables that it reads are those of our rules.
+
+`make test-nccl` asks all rows and four releases; here one release is asked a few.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab import Lab
+from tests.lab.nccl.rows import HOSTS, ROWS
+from tests.lab.nccl.trials import build, compare
+from tests.lab.nccl.wheels import QUICK, NoWheel, library
+
+
+@pytest.fixture(scope="module")
+def nccl() -> Path:
+    """A real libnccl. Where no index has it, the tests are skipped; in CI, too, since an index may
+    be a mirror without it. NCCL_REQUIRED=1 makes that a failure.
+    """
+    try:
+        return library(QUICK)
+    except NoWheel as error:
+        required = os.environ.get("NCCL_REQUIRED", "") == "1"
+        if required or (error.offered and os.environ.get("CI", "").lower() == "true"):
+            pytest.fail(str(error), pytrace=False)
+        pytest.skip(str(error))
+
+
+def test_nccl_does_what_the_rules_say(make_lab: Callable[..., Lab], nccl: Path) -> None:
+    rows = [row for row in ROWS if row.quick]
+    names = [name for name in HOSTS if any(row.host == name for row in rows)]
+    lab = make_lab(*(f"nd{number}" for number in range(len(names))))
+    results = compare(lab, build(lab, names), nccl, rows)
+    assert {each.row.text: each.differences for each in results if each.differences} == {}
+    assert len({each.said for each in results}) > 4, "each row has the same answer"
+    assert lab.hosts[0].listeners() == []
+
+
+def test_each_row_is_asked_once() -> None:
+    texts = [(row.host, row.text) for row in ROWS]
+    assert len(set(texts)) == len(texts)
+    assert {row.host for row in ROWS} == set(HOSTS)
