@@ -18,7 +18,7 @@ PINS := -c constraints-dev.txt
 TEST_ENV := RES_OPTIONS="timeout:1 attempts:1" PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help doctor test test-wide test-gpu gpu-validation accuracy docs zipapp lint format new-check clean
+.PHONY: help doctor test test-wide test-nccl test-gpu gpu-validation accuracy docs zipapp lint format new-check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,11 @@ endif
 test-wide: $(VENV)/.dev ## what `make test` leaves out, and properties by many more examples
 	@scripts/lab_tools.sh
 	$(TEST_ENV) EXAMPLES=deep $(BIN)/python -m pytest -m "wide or hypothesis" tests $(ARGS)
+
+# Four wheels of NCCL, about 250 MB each, are kept in the cache of the user; no GPU is needed.
+test-nccl: $(VENV)/.dev ## compare our rules with real NCCL, and write docs/nccl-validation.md
+	@scripts/lab_tools.sh
+	$(TEST_ENV) $(BIN)/python scripts/nccl_validation.py --write docs/nccl-validation.md $(ARGS)
 
 # One after the other: they measure speed, and share the GPU's memory. All skipped is no success
 # where somebody says that there must be a GPU.
