@@ -10,7 +10,8 @@ different networks could not reach each other (check `firewall`), their choices 
 Where the job uses NCCL (2.22 or newer) and torch has loaded it, NCCL itself is asked once on each
 host, by ncclGetUniqueId in a child of its own: which interface it takes for its bootstrap, and
 which variables it takes from its configuration files. Its answer counts, and the rules explain it.
-It needs no GPU, takes about 20 ms, listens on one port for that time, and writes no file.
+It needs no GPU, takes about 20 ms, listens on one port for that time, and writes no file. RCCL is
+not asked: the rules count.
 
 Why it matters
 --------------

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,34 @@ def test_nccl_does_what_the_rules_say(make_lab: Callable[..., Lab], nccl: Path) 
     assert {each.row.text: each.differences for each in results if each.differences} == {}
     assert len({each.said for each in results}) > 4, "each row has the same answer"
     assert lab.hosts[0].listeners() == []
+
+
+def test_the_program_asks_the_library_that_it_has_loaded(
+    make_lab: Callable[..., Lab], nccl: Path
+) -> None:
+    lab = make_lab("nd0")
+    folder = lab.new_folder()
+    conf = lab.folder / "nccl.conf"
+    conf.write_text("NCCL_SOCKET_IFNAME==eth7\n")
+    env = {
+        "LD_PRELOAD": str(nccl),  # in place of a torch that is built for GPUs
+        "NCCL_CONF_FILE": str(conf),
+        "NCCL_DEBUG_FILE": str(folder / "of-the-user"),
+        "TMPDIR": str(folder / "tmp"),
+    }
+    options = ("--select", "interfaces", "--backend", "nccl", "--nproc-per-node", "1")
+    command = [sys.executable, "-m", "nccl_doctor", "run", *options, "--json", "report.json"]
+    process = lab.hosts[0].run(command, env, folder)
+    assert process.wait(60) == 1, process.stderr
+    report = json.loads((folder / "report.json").read_text())
+    (root,) = report["findings"]
+    assert (root["code"], root["where"]["hosts"]) == ("interface-missing", ["nd0"])
+    assert f"NCCL_SOCKET_IFNAME==eth7 (in {conf})" in root["message"]
+    asked = report["hosts"][0]["facts"]["interfaces"]["alone"]["facts"]["asked"]
+    assert (asked["version"], asked["interface"], asked["differs"]) == (QUICK, "", False)
+    assert asked["error"] == "Bootstrap : no socket interface found"
+    assert asked["from_files"] == {"NCCL_SOCKET_IFNAME": str(conf)}
+    assert lab.leftovers(folder) == []
 
 
 def test_each_row_is_asked_once() -> None:

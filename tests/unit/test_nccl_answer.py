@@ -94,6 +94,11 @@ def test_an_old_release_is_not_asked(tmp_path: Path) -> None:
     assert ask_nccl(library(tmp_path, "abort();", version=22105), {}) is None
 
 
+def test_rccl_is_not_asked(tmp_path: Path) -> None:
+    path = Path(library(tmp_path, "abort();"))
+    assert ask_nccl(str(path.rename(tmp_path / "librccl.so.1")), {}) is None
+
+
 @pytest.mark.parametrize(
     ("text", "interface", "address"),
     [

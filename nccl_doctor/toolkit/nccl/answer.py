@@ -19,6 +19,7 @@ from typing import Any
 
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.gpu.devices import VISIBLE
+from nccl_doctor.toolkit.libraries import library_name
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.library import nccl_version
 from nccl_doctor.toolkit.versions import release
@@ -96,10 +97,11 @@ def ask_nccl(
         breadcrumb: called before.
         patience_s: longest time.
 
-    Returns: None for a release that does more than to choose (before 2.22).
+    Returns: None for a release that does more than to choose (before 2.22), and for RCCL, which
+    also reads the settings of the GPUs.
     """
     version = nccl_version(library) or ""
-    if release(version) < OLDEST:
+    if library_name(library) != "libnccl" or release(version) < OLDEST:
         return None
     breadcrumb(f"ncclGetUniqueId of {library}")
     try:
