@@ -125,6 +125,8 @@ class Host:
     holder: subprocess.Popen[str]
     init: int
     pid_namespace: str
+    clock_s: int = 0
+    """By how many seconds its uptime differs, and so the clocks that only count."""
 
     @property
     def address(self) -> str:
@@ -135,7 +137,8 @@ class Host:
     def enter(self) -> list[str]:
         """Command prefix that runs a command on this host."""
         user = ["--user", "--preserve-credentials"] if os.geteuid() else []
-        return ["nsenter", "--target", str(self.init), *user, *_NAMESPACES, "--"]
+        time = ["--time"] if self.clock_s else []
+        return ["nsenter", "--target", str(self.init), *user, *_NAMESPACES, *time, "--"]
 
     def run(
         self, argv: Sequence[str], env: Mapping[str, str] | None = None, folder: Path | None = None
@@ -198,7 +201,7 @@ class Host:
         return sorted(os.listdir(f"/proc/{self.init}/root/dev/shm"))
 
 
-def new_host(lab: Lab, index: int, name: str, switch: int) -> Host:
+def new_host(lab: Lab, index: int, name: str, switch: int, clock_s: int = 0) -> Host:
     """Start a host, in the user namespace of the process `switch`; it has no eth0 yet."""
     etc = lab.folder / f"etc-{name}"
     etc.mkdir()
@@ -211,8 +214,9 @@ def new_host(lab: Lab, index: int, name: str, switch: int) -> Host:
     }.items():
         (etc / file).write_text(text)
     user = ["nsenter", "--target", str(switch), "--user", "--preserve-credentials"]
+    time = ["--time", "--monotonic", str(clock_s), "--boottime", str(clock_s)] if clock_s else []
     holder = hold(
-        [*(user if os.geteuid() else []), "unshare", *_NAMESPACES, *_FORK],
+        [*(user if os.geteuid() else []), "unshare", *_NAMESPACES, *time, *_FORK],
         {
             "LAB_NAME": name,
             "LAB_ETC": str(etc),
@@ -226,7 +230,8 @@ def new_host(lab: Lab, index: int, name: str, switch: int) -> Host:
         for entry in os.listdir("/proc")
         if entry.isdigit() and parent(int(entry)) == holder.pid
     )
-    return Host(lab, name, index, etc, holder, init, os.readlink(f"/proc/{init}/ns/pid"))
+    space = os.readlink(f"/proc/{init}/ns/pid")
+    return Host(lab, name, index, etc, holder, init, space, clock_s)
 
 
 def hold(prefix: Sequence[str], env: Mapping[str, str], script: str) -> subprocess.Popen[str]:

@@ -41,12 +41,19 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_ST
 class Lab:
     """A cluster, as a context manager. `lab["nd1"]` and `lab.hosts[1]` are the same host.
 
+    `clocks`: by how many seconds the uptime of a host differs, in a time namespace.
     `fresh`: whether the doctor is started on its hosts as a user would, or may be forked from a
     process that has imported torch.
     """
 
-    def __init__(self, hosts: Sequence[str] = ("nd0", "nd1"), folder: Path | None = None):
+    def __init__(
+        self,
+        hosts: Sequence[str] = ("nd0", "nd1"),
+        folder: Path | None = None,
+        clocks: Mapping[str, int] | None = None,
+    ):
         self.names = tuple(hosts)
+        self._clocks = clocks or {}
         self.fresh = False
         self.hosts: list[Host] = []
         self.processes: list[Process] = []
@@ -91,7 +98,8 @@ class Lab:
         )
         self.in_switch("ip", "-batch", "-", stdin="link add br0 type bridge\nlink set br0 up\n")
         for index, name in enumerate(self.names):
-            self.hosts.append(new_host(self, index, name, self._switch.pid))
+            clock_s = self._clocks.get(name, 0)
+            self.hosts.append(new_host(self, index, name, self._switch.pid, clock_s))
         self.restore_names()
         batch = "".join(
             f"link add p{host.index} type veth peer name eth0 netns {host.init}\n"

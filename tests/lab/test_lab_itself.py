@@ -67,6 +67,16 @@ def dial(source: Host, target: Host, port: int = PORT, size: int = 100) -> str:
     return process.stdout.strip()
 
 
+def test_the_uptime_of_a_host_can_differ(make_lab: Callable[..., Lab]) -> None:
+    with Lab(("nd0", "nd1"), clocks={"nd1": 1_000_000}) as lab:
+        code = "import time; print(time.monotonic())"
+        here, there = (host.python(code) for host in lab.hosts)
+        assert (here.wait(10), there.wait(10)) == (0, 0)
+        assert 999_000 < float(there.stdout) - float(here.stdout) < 1_001_000
+        asks = [lab.python, "-m", "nccl_doctor", "--version"]  # forked, and on the host as well
+        assert lab["nd1"].run(asks).wait(30) == 0
+
+
 def test_hosts_have_their_own_identity(lab: Lab) -> None:
     assert [host.call("hostname").strip() for host in lab.hosts] == ["nd0", "nd1"]
     assert len({host.call("cat", "/etc/machine-id") for host in lab.hosts}) == 2

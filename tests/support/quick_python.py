@@ -140,6 +140,7 @@ def namespaces(pid: int) -> Mapping[str, str]:
     """Kind → path of the namespaces of a process that are not this one's, as `setns` wants them."""
     kinds = ["user"] if os.geteuid() else []
     found = {}
+    kinds += [kind for kind in ("time",) if os.path.exists(f"/proc/self/ns/{kind}")]
     for kind in (*kinds, "net", "uts", "ipc", "mnt", "pid"):
         path = f"/proc/{pid}/ns/{kind}"
         if os.readlink(path) != os.readlink(f"/proc/self/ns/{kind}"):
