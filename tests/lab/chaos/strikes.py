@@ -1,0 +1,154 @@
+"""What a strike does to the hosts of a lab; nothing outside of it is changed but a cgroup."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.lab import faults
+from tests.lab.chaos import Plan
+from tests.lab.hosts import Host
+from tests.lab.lab import Lab
+
+_MIB = 1 << 20
+_SCRATCH = 128 * _MIB
+_BALLAST = "ballast-of-the-lab"
+_MEMORY = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+_LIMIT = {"memory.limit_in_bytes", "memory.max"}
+
+
+class Scene:
+    """A lab that one plan is carried out on. `out` is the folder of its reports."""
+
+    def __init__(self, plan: Plan, lab: Lab) -> None:
+        self.plan, self.lab = plan, lab
+        self.host = lab[plan.victim]
+        self.out = lab.folder / "out"
+        self._scratch: Path | None = None
+        self._cgroup: Path | None = None
+        self.out.mkdir()
+        if plan.strike == "tmp":
+            self._scratch = lab.folder / "scratch"
+            self._scratch.mkdir()
+            size = f"size={_SCRATCH}"
+            self.host.call("mount", "-t", "tmpfs", "-o", size, "tmpfs", str(self._scratch))
+
+    @property
+    def env(self) -> dict[str, dict[str, str]]:
+        """Host → variables that it needs."""
+        return {self.host.name: {"TMPDIR": str(self._scratch)}} if self._scratch else {}
+
+    def strike(self) -> str:
+        """Do what is planned, but for signals.
+
+        Returns: why it cannot be done here, if it cannot.
+        """
+        steps: dict[str, Callable[[], str | None]] = {
+            "cable": lambda: faults.pull_cable(self.lab, self.host),
+            "flap": lambda: faults.pull_cable(self.lab, self.host),
+            "drop": lambda: faults.incoming(self.host, f"{self._match()} drop"),
+            "reject": lambda: faults.incoming(self.host, f"{self._match()} reject with tcp reset"),
+            "path": self._cut_path,
+            "shm": self._fill_shared_memory,
+            "tmp": self._fill_scratch,
+            "folder": lambda: shutil.rmtree(self.out),
+            "memory": self._limit_memory,
+        }
+        return steps[self.plan.strike]() or ""
+
+    def plug_in(self, *, out: bool) -> None:
+        """Move the cable of the victim."""
+        self.lab.in_switch("ip", "link", "set", f"p{self.host.index}", "down" if out else "up")
+
+    def _match(self) -> str:
+        new = " and tcp flags & (fin | syn | rst | ack) == syn".removeprefix(" and ")
+        return "meta l4proto tcp" + (f" {new}" if self.plan.scope == "new" else "")
+
+    def _cut_path(self) -> None:
+        one = self.host.address
+        ends = [self.lab[self.plan.other]] if self.plan.other else self._others()
+        pairs = [(one, end.address) for end in ends]
+        faults.on_the_path(
+            self.lab,
+            *(f"ip saddr {a} ip daddr {b} drop" for pair in pairs for a, b in (pair, pair[::-1])),
+        )
+
+    def _others(self) -> Sequence[Host]:
+        return [host for host in self.lab.hosts if host is not self.host]
+
+    def _seen_here(self, path: str | Path) -> Path:
+        """A folder of the victim as this process reaches it."""
+        return Path(f"/proc/{self.host.init}/root{path}")
+
+    def _fill_shared_memory(self) -> None:
+        folder = self._seen_here("/dev/shm")
+        ballast = folder / _BALLAST
+        ballast.touch()
+        page = os.sysconf("SC_PAGE_SIZE")
+        for _ in range(20):  # what is used grows meanwhile
+            state = os.statvfs(folder)
+            size = (state.f_blocks - state.f_bfree) * state.f_frsize + page
+            with suppress(Exception):
+                self.host.call("mount", "-o", f"remount,size={size}", "/dev/shm")
+                break
+        _fill(ballast)
+
+    def _fill_scratch(self) -> None:
+        assert self._scratch is not None
+        _fill(self._seen_here(self._scratch) / _BALLAST)
+
+    def _limit_memory(self) -> str | None:
+        base = next((each for each in _MEMORY if any((each / n).exists() for n in _LIMIT)), None)
+        if base is None and (_MEMORY[1] / "cgroup.subtree_control").exists():
+            base = _MEMORY[1]
+        folder = (base or _MEMORY[1]) / f"nccl-doctor-chaos-{os.getpid()}-{self.plan.number}"
+        try:
+            folder.mkdir()
+            self._cgroup = folder
+            limit = next(folder / name for name in _LIMIT if (folder / name).exists())
+            limit.write_text(str(self.plan.amount * _MIB))
+        except (OSError, StopIteration):
+            return "this machine lets nobody limit memory"
+        for pid in self.host.pids():
+            with suppress(OSError):
+                (folder / "cgroup.procs").write_text(str(pid))
+        return None
+
+    def leftovers(self) -> list[str]:
+        """What the run left where only this strike looks."""
+        if self._scratch is None:
+            return []
+        names = sorted(os.listdir(self._seen_here(self._scratch)))
+        return [f"file {name} in TMPDIR of {self.host.name}" for name in names if name != _BALLAST]
+
+    @staticmethod
+    def is_ours(leftover: str) -> bool:
+        """Whether something that is left is the strike's own."""
+        return f" {_BALLAST} " in leftover
+
+    def close(self) -> None:
+        """Remove the cgroup, once nothing is in it any more."""
+        end = time.monotonic() + 5
+        while self._cgroup is not None and time.monotonic() < end:
+            try:
+                self._cgroup.rmdir()
+                self._cgroup = None
+            except FileNotFoundError:
+                self._cgroup = None
+            except OSError:
+                time.sleep(0.05)
+
+
+def _fill(file: Path) -> None:
+    """Let a file take all the room that there is."""
+    with file.open("ab") as ballast:
+        step = 1 << 22
+        while step >= 512:
+            try:
+                os.posix_fallocate(ballast.fileno(), os.fstat(ballast.fileno()).st_size, step)
+            except OSError:
+                step //= 2
