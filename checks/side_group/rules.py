@@ -72,7 +72,8 @@ def _parts(attempt: Attempt) -> list[Attempt]:
     ended = {member.outcome.status for member in members}
     alone = len(members) < 2 or not ended <= {OutcomeStatus.OK, OutcomeStatus.HUNG}
     if alone or attempt.has_culprit:
-        return [replace(attempt, name=f"weight-sync ({attempt.name})")]
+        # The store of the side group is another one, with an address that the error shows.
+        return [replace(attempt, name=f"weight-sync ({attempt.name})", roads={})]
     both = {ours: members[:-1], side: (members[0], members[-1])}
     if attempt.stuck:
         crumbs = attempt.stuck[0].outcome.breadcrumbs  # members stand in order of rank

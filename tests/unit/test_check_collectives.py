@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model.findings import Finding, Round, Severity
+from nccl_doctor.model.findings import Finding, Round, Severity, Where
 from tests.support.clusters import make_cluster
 
 CHECK = next(c for c in registry.load().checks if c.name == "collectives")
@@ -183,6 +183,25 @@ def test_own_error_is_blamed_and_not_the_ones_that_lost_their_peer() -> None:
     assert "out of memory" in found.message
     (found,) = judge(cluster_of(dict.fromkeys(range(4), raised("ValueError: bad", steps=FORMING))))
     assert (found.code, found.where.ranks) == ("group-init-failed", (0, 1, 2, 3))
+
+
+def test_rank_that_does_not_reach_the_store_is_a_link_and_no_host() -> None:
+    at_the_store = crumbs("connect to the store")
+    lost = raised("StoreLost: The client socket has timed out", steps=at_the_store)
+    waits = hung(steps=FORMING)
+    (found,) = judge(cluster_of({0: waits, 1: waits, 2: lost, 3: lost}))
+    assert (found.code, found.where) == ("group-init-failed", Where(links=(("nd1", "nd0"),)))
+    slow = hung(steps=at_the_store)
+    (found,) = judge(cluster_of({0: waits, 1: waits, 2: slow, 3: slow}))
+    assert (found.code, found.where) == ("group-init-hang", Where(links=(("nd1", "nd0"),)))
+    assert found.message == "no connection to the store of group world within 20 s"
+
+
+def test_rank_that_does_not_reach_the_store_of_its_own_host_is_named() -> None:
+    slow = hung(steps=crumbs("connect to the store"))
+    waits = hung(steps=FORMING)
+    (found,) = judge(cluster_of({0: waits, 1: slow, 2: waits, 3: waits}))
+    assert (found.code, found.where.ranks) == ("rank-frozen", (1,))
 
 
 def test_wrong_result_names_the_rank_that_gave_it() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.groups.lagging import lagging
 from nccl_doctor.toolkit.groups.mixups import own_collective, was_cut_off
 from nccl_doctor.toolkit.groups.strays import MADE, astray
+from nccl_doctor.toolkit.hosts import road_to_master
 
 CONNECT = "connect to the store"
 ENTRY = "init_process_group"
@@ -50,10 +53,14 @@ def is_starting(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A group in a round, with the outcome of each member."""
+    """A group in a round, with the outcome of each member.
+
+    `roads`: seat → the link to rank 0's host, where the store is, of members on other hosts.
+    """
 
     name: str
     members: tuple[Evidence, ...]
+    roads: Mapping[int, Where] = field(default_factory=dict)
 
     def _ended(self, status: OutcomeStatus) -> list[Evidence]:
         return [m for m in self.members if m.outcome.status is status]
@@ -116,6 +123,12 @@ class Attempt:
         """Seats of members whose torch made other groups than requested (see `astray`)."""
         return astray(self.members, finished=self.is_good)
 
+    def unconnected(self, members: list[Evidence]) -> list[Evidence]:
+        """Those of some members that did not reach the store of the group on another host. Nobody
+        knows whether the one end, the other, or something between them is the reason.
+        """
+        return [m for m in members if m.outcome.last_step == CONNECT and m.rank.seat in self.roads]
+
     @property
     def lagging(self) -> list[Evidence]:
         """Members that never came to the collective of the others, where no other is to blame."""
@@ -154,9 +167,11 @@ def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
     groups: dict[tuple[str, int | None], list[Evidence]] = {}
     for item in cluster.evidence(check):
         groups.setdefault((item.round, item.outcome.group), []).append(item)
+    roads = {rank.seat: road_to_master(cluster, rank.host) for rank in cluster.present}
+    away = {seat: road for seat, road in roads.items() if road.links}
     attempts: dict[str, list[Attempt]] = {}
     for (name, _), members in groups.items():
-        attempts.setdefault(name, []).append(Attempt(name, tuple(members)))
+        attempts.setdefault(name, []).append(Attempt(name, tuple(members), away))
     return attempts
 
 

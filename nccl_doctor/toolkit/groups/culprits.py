@@ -132,7 +132,11 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
     if attempt.starting:
         yield _not_started(attempt)
     stopped = attempt.stopped
-    for member in stopped or attempt.never_came or attempt.lagging:
+    waits = stopped or attempt.never_came or attempt.lagging
+    far = [] if stopped else attempt.unconnected(waits)
+    if far:
+        yield _not_connected(attempt, far)
+    for member in (m for m in waits if m not in far):
         outcome = member.outcome
         words = (
             f"frozen in {step_of(outcome)} of group {attempt.name} (process state "
@@ -142,6 +146,22 @@ def _culprits(attempt: Attempt) -> Iterator[Finding]:
             words += "; it never entered the collective that the others wait in"
         trust = Confidence.CERTAIN if stopped else Confidence.LIKELY
         yield Finding(FROZEN, words, member.where, what_they_did(attempt), confidence=trust)
+
+
+def _not_connected(attempt: Attempt, far: Sequence[Evidence]) -> Finding:
+    """The finding on members that do not reach the store of the group."""
+    first = far[0].outcome
+    words = f"no connection to the store of group {attempt.name} within {first.duration_s:.0f} s"
+    where = _roads(attempt, far)
+    return Finding(INIT_HANG, words, where, what_they_did(attempt), confidence=Confidence.LIKELY)
+
+
+def _roads(attempt: Attempt, members: Sequence[Evidence]) -> Where:
+    """Links from the hosts of some members to the store of the group."""
+    where = Where()
+    for member in members:
+        where |= attempt.roads[member.rank.seat]
+    return where
 
 
 def _not_started(attempt: Attempt) -> Finding:
@@ -203,10 +223,11 @@ def _group_finding(attempt: Attempt, again: Attempt | None) -> Finding:
         few = len(own) < len(attempt.members)
         meaning = meaning_of(error_text(own[0].outcome))
         words = f"{step_of(own[0].outcome)} of group {attempt.name}: {error_of(own[0].outcome)}"
+        far = attempt.unconnected(own)
         return Finding(
             INIT_FAILED if own[0].outcome.last_step in FORMING else FAILED,
             f"{words}; this means: {meaning.means}" if meaning else words,
-            place_of_all(own),
+            _roads(attempt, far) if far else place_of_all(own),
             what_they_did(attempt),
             fix=meaning.ask if meaning else "",
             confidence=Confidence.LIKELY if few else Confidence.POSSIBLE,
