@@ -115,7 +115,9 @@ def page(records: Sequence[Record], seed: int) -> str:
         "",
         "A time namespace can only set the clocks that count from the start of the machine, and "
         "only before a process starts: in these runs the victim's uptime differs from the start. "
-        "The wall clock has tests of its own.",
+        "The wall clock has tests of its own. If a cgroup has too little memory, its largest "
+        "process is killed from outside, as systemd-oomd does it: the kernel counts its own kills "
+        "for the whole machine, which all these hosts share.",
         "",
         "| limit | measured | |",
         "|---|---|---|",

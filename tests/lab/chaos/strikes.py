@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,8 +18,7 @@ from tests.lab.lab import Lab
 _MIB = 1 << 20
 _SCRATCH = 128 * _MIB
 _BALLAST = "ballast-of-the-lab"
-_MEMORY = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-_LIMIT = {"memory.limit_in_bytes", "memory.max"}
+_MEMORY = Path("/sys/fs/cgroup")
 
 
 class Scene:
@@ -102,21 +102,37 @@ class Scene:
         _fill(self._seen_here(self._scratch) / _BALLAST)
 
     def _limit_memory(self) -> str | None:
-        base = next((each for each in _MEMORY if any((each / n).exists() for n in _LIMIT)), None)
-        if base is None and (_MEMORY[1] / "cgroup.subtree_control").exists():
-            base = _MEMORY[1]
-        folder = (base or _MEMORY[1]) / f"nccl-doctor-chaos-{os.getpid()}-{self.plan.number}"
+        """Limit the memory of all processes that the victim has; `relieve` kills, not the kernel.
+
+        The kernel counts its kills for the whole machine, and so for each of these hosts and for
+        everything else that runs there.
+        """
+        old = (_MEMORY / "memory" / "memory.oom_control").exists()
+        base = _MEMORY / "memory" if old else _MEMORY
+        folder = base / f"nccl-doctor-chaos-{os.getpid()}-{self.plan.number}"
+        limit = "memory.limit_in_bytes" if old else "memory.high"
         try:
             folder.mkdir()
             self._cgroup = folder
-            limit = next(folder / name for name in _LIMIT if (folder / name).exists())
-            limit.write_text(str(self.plan.amount * _MIB))
-        except (OSError, StopIteration):
+            if not (folder / limit).exists():
+                return "this machine has no limits of memory"
+            if old:
+                (folder / "memory.oom_control").write_text("1")
+            (folder / limit).write_text(str(self.plan.amount * _MIB))
+        except OSError:
             return "this machine lets nobody limit memory"
         for pid in self.host.pids():
             with suppress(OSError):
                 (folder / "cgroup.procs").write_text(str(pid))
         return None
+
+    def relieve(self) -> None:
+        """Kill the largest process if memory is short, as systemd-oomd does."""
+        if self._cgroup is None or not _is_short(self._cgroup):
+            return
+        with suppress(OSError, ValueError):
+            pids = [int(each) for each in (self._cgroup / "cgroup.procs").read_text().split()]
+            os.kill(max(pids, key=_size), signal.SIGKILL)
 
     def leftovers(self) -> list[str]:
         """What the run left where only this strike looks."""
@@ -152,3 +168,22 @@ def _fill(file: Path) -> None:
                 os.posix_fallocate(ballast.fileno(), os.fstat(ballast.fileno()).st_size, step)
             except OSError:
                 step //= 2
+
+
+def _is_short(cgroup: Path) -> bool:
+    """Whether processes wait for memory."""
+    try:
+        if (cgroup / "memory.oom_control").exists():
+            return "under_oom 1" in (cgroup / "memory.oom_control").read_text()
+        used = int((cgroup / "memory.current").read_text())
+        return used >= int((cgroup / "memory.high").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _size(pid: int) -> int:
+    """Pages that a process has in memory; 0 for one that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0

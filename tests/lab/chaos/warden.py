@@ -86,6 +86,7 @@ class Warden:
             if not self.seen.struck and not self.seen.what and self._is_time(tables):
                 self._strike(tables[self._plan.victim])
             self._go_on()
+            self._scene.relieve()
             self._end_the_late(tables)
             self._end_the_stuck(tables)
 
