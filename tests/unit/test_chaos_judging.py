@@ -35,7 +35,8 @@ def finding(code: str = "rank-silent", *, by: str | None = None, **where: Any) -
 
 
 def report(*findings: Mapping[str, Any], verdict: str = "", **changes: Any) -> dict[str, Any]:
-    verdict = verdict or ("fail" if findings else "pass")
+    loud = any(each["severity"] != "info" and not each["explained_by"] for each in findings)
+    verdict = verdict or ("fail" if loud else "pass")
     return {
         "verdict": verdict,
         "exit_code": {"pass": 0, "warn": 0, "fail": 1, "unknown": 3}[verdict],
@@ -74,6 +75,9 @@ def test_a_healthy_run_that_passes_is_clean():
 def test_nothing_may_be_found_where_nothing_was_done():
     assert blamed(planned("none"), finding(hosts=["nd1"]))
     assert blamed(planned("none"), finding())
+    assert not blamed(planned("none"), reports={"run": report(verdict="unknown")})
+    assert blamed(planned("none"), reports={})
+    assert blamed(planned("cable"), reports={}, struck=False)
     assert blamed(planned("cable"), finding(hosts=["nd1"]), struck=False)
     assert not blamed(planned("none"), finding(hosts=["nd1"], by="other"))
 
@@ -209,7 +213,8 @@ def test_a_run_that_names_nothing_is_unknown():
     each = planned("kill", role="rank")
     silent = {"reports": {"run": report(verdict="unknown")}, "processes": ended(3, 3, 3)}
     assert judge(outcome(each, **silent)).unknown
-    assert not judge(outcome(each, struck=False, **silent)).unknown
+    assert judge(outcome(each, struck=False, **silent)).unknown
+    assert not judge(outcome(each, struck=False)).unknown
     assert not judge(outcome(each, finding(hosts=["nd1"]))).unknown
     assert not judge(outcome(each, finding("run-interrupted"))).unknown
     assert not judge(outcome(each)).unknown

@@ -155,6 +155,8 @@ def accusations(report: Report) -> list[Mapping[str, Any]]:
 def _blamed(outcome: Outcome) -> Iterator[str]:
     allowed = touched(outcome)
     harmless = not outcome.struck or outcome.plan.strike == "none"
+    if harmless and "run" not in outcome.reports:
+        yield "nothing was done, and there is no report"
     for name, report in outcome.reports.items():
         for found in accusations(report):
             wrong = _wrong_places(found, allowed, outcome.plan)
@@ -182,10 +184,11 @@ def _has_place(found: Mapping[str, Any]) -> bool:
 
 
 def _is_unknown(outcome: Outcome) -> bool:
-    """Whether a run that was struck, and did not go well, names no place and no reason."""
-    codes = {name: report["exit_code"] for name, report in outcome.reports.items()}
-    if not outcome.struck or codes.get("run") == 0:
+    """Whether a run did not pass, and names no place and no reason; so may a busy machine."""
+    if outcome.reports.get("run", {}).get("exit_code") == 0:
         return False
+    if not outcome.struck:
+        return True
     allowed = touched(outcome)
     found = [each for report in outcome.reports.values() for each in accusations(report)]
     right = [

@@ -17,6 +17,7 @@ from tests.lab.chaos.strikes import Scene
 from tests.lab.chaos.warden import Warden, Watch
 from tests.lab.lab import Lab
 from tests.lab.run import Run
+from tests.support.forkserver import nursery
 
 JOIN_S = 15.0
 COLLECTIVE_S = 8.0
@@ -36,6 +37,7 @@ def versions() -> dict[str, str]:
 
 def run(plan: Plan, text_folder: Path | None = None, patience: float = 1.0) -> Record:
     """Carry out a plan. What a run that failed left is written as text into `text_folder`."""
+    nursery().ask(python=True)  # it stands before anything has a time limit
     possible = Path("/proc/self/ns/time").exists()
     clocks = {plan.victim: plan.amount} if plan.strike == "clock" and possible else {}
     with Lab(plan.names, clocks=clocks) as lab:

@@ -17,7 +17,7 @@ GRACE_S = 2.0
 _LOOK_S = 0.03
 _FLAPS = 5
 _AGENTS_S = 4.0
-_START_S = 30.0
+_START_S = 60.0
 
 
 @dataclass
