@@ -14,5 +14,7 @@ def compiled(path: Path, source: str) -> Path:
         pytest.skip("needs a C compiler")
     code = path.with_suffix(".c")
     code.write_text(source)
-    subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, code], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-Wl,-soname,{path.name}", "-o", path, code], check=True
+    )
     return path
