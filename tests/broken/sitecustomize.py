@@ -1,7 +1,8 @@
-"""Break torch in one rank of a test's job, from outside.
+"""Break torch in one rank of a test's job, or its clock, from outside.
 
 This folder goes on the PYTHONPATH of a rank, and TEST_BREAK names the fault; where all ranks of a
-host share an environment, TEST_BREAK_LOCAL_RANK says which of them has it. The rank's supervisor
+host share an environment, TEST_BREAK_LOCAL_RANK says which of them has it. TEST_CLOCK is how many
+seconds the clock is ahead. The rank's supervisor
 stays whole; every child that it forks to look at something meets a broken torch, as it would meet a
 broken driver or library.
 """
@@ -9,6 +10,8 @@ broken driver or library.
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.machinery
 import os
 import signal
 import sys
@@ -258,6 +261,19 @@ def maps_files(dist: Any) -> None:
     dist.destroy_process_group = destroy_process_group
 
 
+def deepspeed_lacks_a_library(dist: Any) -> None:
+    """DeepSpeed is there, and cannot be imported."""
+
+    class Lacking(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+        def find_spec(self, name: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+            return importlib.machinery.ModuleSpec(name, self) if name == "deepspeed" else None
+
+        def exec_module(self, module: Any) -> None:
+            raise ImportError("libcudart.so.12: no such file")
+
+    sys.meta_path.insert(0, Lacking())
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
@@ -278,6 +294,7 @@ FAULTS = {
         sees_one_gpu,
         p2p_is_broken,
         maps_files,
+        deepspeed_lacks_a_library,
     )
 }
 
@@ -296,5 +313,17 @@ def _break() -> None:
         FAULTS[os.environ["TEST_BREAK"]](dist)
 
 
+def _put_clock_wrong(seconds: int) -> None:
+    """Put the wall clock of Python wrong, and leave its timers alone.
+
+    libfaketime of Debian 12 makes time.sleep of Python 3.11 fail (its issue 426).
+    """
+    right, right_ns = time.time, time.time_ns
+    time.time = lambda: right() + seconds
+    time.time_ns = lambda: right_ns() + seconds * 10**9
+
+
 if "TEST_BREAK" in os.environ:
     os.register_at_fork(after_in_child=_break)
+if "TEST_CLOCK" in os.environ:
+    _put_clock_wrong(int(os.environ["TEST_CLOCK"]))

@@ -9,36 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.broken import clock_ahead
 from tests.lab.lab import HEALTHY_S, PATIENT, Lab
 from tests.lab.reading import check_cause, check_clean, loud
 from tests.lab.run import Run
 
-Shift = Callable[[int], dict[str, str]]
-
 needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPUs")
-
-
-# libfaketime of Debian 12 makes time.sleep of Python 3.11 fail (its issue 426).
-_WRONG_CLOCK = """
-import time
-right, right_ns = time.time, time.time_ns
-time.time = lambda: right() + {seconds}
-time.time_ns = lambda: right_ns() + {seconds} * 10**9
-"""
-
-
-@pytest.fixture
-def shift(tmp_path: Path) -> Shift:
-    """Variables that put the wall clock of Python programs wrong, and leave their timers alone."""
-
-    def variables(seconds: int) -> dict[str, str]:
-        folder = tmp_path / "clock"
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(_WRONG_CLOCK.format(seconds=seconds))
-        inherited = os.environ.get("PYTHONPATH")
-        return {"PYTHONPATH": os.pathsep.join([str(folder), *([inherited] if inherited else [])])}
-
-    return variables
 
 
 def check_risk(
@@ -107,14 +83,17 @@ def test_hardly_any_port(lab: Lab) -> None:
 def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
     for host in lab.hosts:
         host.call("sh", "-c", "echo 7 > /proc/sys/net/core/somaxconn")
-    found = check_risk(lab.own_doctor(*PATIENT, nproc=4), "listen-backlog-low", ["nd0"])
+    run = lab.own_doctor(*PATIENT, "--select", "kernel_limits,ranks,collectives", nproc=4)
+    found = check_risk(run, "listen-backlog-low", ["nd0"])
     assert "net.core.somaxconn=7 for 8 ranks" in found["message"]
 
 
-def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) -> None:
+def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     found = check_risk(
-        lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": shift(42)}), "clock-skew", ["nd1"]
+        lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": clock_ahead(42)}),
+        "clock-skew",
+        ["nd1"],
     )
     assert found["message"].startswith("42.")
     assert "s ahead of the others" in found["message"]
@@ -122,26 +101,26 @@ def test_one_wrong_clock_of_three(make_lab: Callable[..., Lab], shift: Shift) ->
 
 
 @pytest.mark.wide
-def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab], shift: Shift) -> None:
+def test_a_wrong_clock_of_the_master(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
-    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd0": shift(-42)})
+    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd0": clock_ahead(-42)})
     found = check_risk(run, "clock-skew", ["nd0"])
     assert "s behind the others" in found["message"]
 
 
 @pytest.mark.wide
-def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab, shift: Shift) -> None:
-    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": shift(42)})
+def test_of_two_clocks_nobody_knows_the_right_one(lab: Lab) -> None:
+    run = lab.own_doctor(*PATIENT, nproc=1, per_host_env={"nd1": clock_ahead(42)})
     found = check_risk(run, "clock-skew", ["nd0", "nd1"])
     assert found["confidence"] == "possible"
 
 
-def test_a_wrong_clock_breaks_a_c10d_rendezvous(make_lab: Callable[..., Lab], shift: Shift) -> None:
+def test_a_wrong_clock_breaks_a_c10d_rendezvous(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2")
     run = lab.own_doctor(
-        *PATIENT,
+        *(*PATIENT, "--select", "clock,launch_record,ranks,rendezvous_endpoint,collectives"),
         nproc=1,
-        per_host_env={"nd2": shift(42)},
+        per_host_env={"nd2": clock_ahead(42)},
         job=["/nonexistent.py"],
         rendezvous="c10d",
     )

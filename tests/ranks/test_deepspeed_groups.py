@@ -60,14 +60,11 @@ def test_a_job_without_it_is_not_examined(tmp_path: Path) -> None:
 def test_a_rank_that_cannot_import_it(tmp_path: Path) -> None:
     config = tmp_path / "ds.json"
     config.write_text('{"train_micro_batch_size_per_gpu": 1}')
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "deepspeed.py").write_text("raise ImportError('libcudart.so.12: no such file')\n")
     ranks = Ranks(
         tmp_path,
         3,
         (*OPTIONS, "--deepspeed-config", str(config)),
-        changes={1: {"PYTHONPATH": str(hidden)}},
+        changes={1: broken("deepspeed_lacks_a_library")},
     )
     ended = ranks.wait(IMPORT_S + COLLECTIVE_S)
     assert {each.code for each in ended.values()} == {1}, ended

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from tests.broken import is_broken
 from tests.support import quick_client, quick_python
 
 
@@ -113,7 +114,7 @@ def read_early(env: Mapping[str, str | None]) -> bool:
     They are the same for all that are forked, but for a PYTHONPATH that leads to `tests.broken` and
     an LD_LIBRARY_PATH that leads to `quick_python.stand_ins`.
     """
-    late = {"PYTHONPATH"} if "TEST_BREAK" in env else set()
+    late = {"PYTHONPATH"} if is_broken(env) else set()
     if quick_python.stand_ins(env):
         late.add("LD_LIBRARY_PATH")
     return any(name.startswith(_READ_EARLY) and name not in late for name in env)
@@ -408,7 +409,7 @@ def _be(
         tempfile.tempdir = None  # what TMPDIR says is found out once
         for library in quick_python.stand_ins(env):
             ctypes.CDLL(str(library))
-        if "TEST_BREAK" in os.environ:
+        if is_broken(os.environ):
             import tests.broken.sitecustomize  # noqa: F401
         descriptors = [os.dup(number) for number in streams()]
         for number, descriptor in enumerate(descriptors):
