@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.lazy import note_slow
+from tests.support.priority import may_go_first
 
 # A deadline would measure the machine. `make test-wide` looks deeper than `make test`.
 settings.register_profile("quick", settings(), max_examples=30, deadline=None)
@@ -24,8 +25,10 @@ settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 _HEAVY = ("lab", "ranks")
 _SHARE = 0.9
 """Heavy tests are spread over so much of the others, so that no worker begins its last one late."""
-_ALONE = ("test_cli_quick", "test_lab_links", "test_group_speed")
-"""Modules that measure speed: nothing else runs beside them. What needs a GPU shares it."""
+_ALONE = () if may_go_first() else ("test_cli_quick", "test_lab_links", "test_group_speed")
+"""Modules that measure speed: nothing else runs beside them, where they may not run before others.
+What needs a GPU shares it.
+"""
 
 
 def _is_alone(item: pytest.Item) -> bool:

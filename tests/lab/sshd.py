@@ -73,11 +73,13 @@ class Ssh:
         every = {**{name: self.lab.env[name] for name in names}, **variables}
         self.exports.write_text("".join(f"{k}={v}\n" for k, v in every.items()))
 
-    def serve(self, *names: str, keys: str = "") -> None:
+    def serve(self, *names: str, keys: str = "", env: Mapping[str, str] | None = None) -> None:
         """Start the servers of these hosts, which let in the keys of the file `keys` (default:
-        those of the lab), and wait until they answer.
+        those of the lab), and wait until they answer. `env` is what programs there start with.
         """
         more = ["-o", f"AuthorizedKeysFile={keys}"] if keys else []
+        if env:
+            more += ["-o", f"SetEnv={' '.join(f'{name}={value}' for name, value in env.items())}"]
         program = str(shutil.which("sshd", path=PATH))
         for host in (self.lab[name] for name in names):
             host.call("mount", "-t", "tmpfs", "tmpfs", "/run")

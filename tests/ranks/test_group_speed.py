@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.ranks.ranks import Ranks
+from tests.support.priority import FIRST
 
 
 def test_what_is_measured(tmp_path: Path) -> None:
     options = ["--select", "group_speed", "--mesh", "dp=1,tp=3", "--collective-timeout", "15"]
-    ranks = Ranks(tmp_path, 3, options)
+    ranks = Ranks(tmp_path, 3, options, changes=dict.fromkeys(range(3), FIRST))
     ended = ranks.wait(90)
     assert {each.code for each in ended.values()} == {0}, ended
     report = ranks.report()

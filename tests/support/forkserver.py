@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.broken import is_broken
-from tests.support import quick_client, quick_python
+from tests.support import priority, quick_client, quick_python
 
 
 @functools.cache
@@ -407,6 +407,7 @@ def _be(
         os.environ.clear()
         os.environ.update(env)
         tempfile.tempdir = None  # what TMPDIR says is found out once
+        priority.go_first_if_asked()
         for library in quick_python.stand_ins(env):
             ctypes.CDLL(str(library))
         if is_broken(os.environ):
