@@ -33,6 +33,8 @@ JOIN_S = 8.0
 HEALTHY_S = 90.0
 PATIENT = ("--join-timeout", "30", "--timeout", f"{HEALTHY_S:g}")
 """For those in which all come, and are measured, however slow a busy machine makes them."""
+MEET = ("--select", "launch_record,own_name,port,ranks,collectives")
+"""Few checks: for tests of how a run starts, spreads and ends; others run all of them."""
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")

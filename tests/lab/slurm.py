@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.lab.lab import COLLECTIVE_S, HEALTHY_S, PATIENT, Lab
+from tests.lab.lab import HEALTHY_S, PATIENT, Lab
 from tests.lab.processes import PATH, LabError, Process
 from tests.lab.run import Run
 
@@ -167,7 +167,7 @@ class Slurm:
         folder = self.lab.new_folder()
         command = ["srun", *srun, self.lab.python, "-m", "nccl_doctor", "run"]
         command += ["--json", str(folder / "report.json"), "--backend", "gloo"]
-        command += [*PATIENT, "--collective-timeout", f"{COLLECTIVE_S:g}", *options]
+        command += [*PATIENT, *options]
         env = {"TMPDIR": str(folder / "tmp")}
         process = self.client(*command, folder=folder, env=env, timeout_s=HEALTHY_S + 20)
         return Run.read(folder, {None: [process]})

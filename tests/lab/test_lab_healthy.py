@@ -21,7 +21,6 @@ def test_two_hosts_under_torchrun(lab: Lab) -> None:
 
 def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
     lab = make_lab("nd0", "nd1", "nd2", "nd3")
-    lab.fresh = True
     run = lab.plain_doctor(*PATIENT, nproc=1)
     check_healthy(run, ranks=4)
     assert run.report is not None
@@ -29,5 +28,5 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
 
 
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:
-    for _ in range(2):
+    for lab.fresh in (True, False):  # as a user starts it, and as most tests do
         check_healthy(lab.plain_doctor(*PATIENT, nproc=1), ranks=2)

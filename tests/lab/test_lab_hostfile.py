@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 import nccl_doctor
 from tests.lab import sshd
-from tests.lab.lab import MASTER_PORT, Lab
+from tests.lab.lab import MASTER_PORT, MEET, Lab
 from tests.lab.reading import check_cause, check_clean, check_healthy, loud
 from tests.lab.run import Run
 from tests.lab.sshd import Ssh
@@ -51,12 +50,12 @@ def check_refused(run: Run, words: str, host: str = "nd1", code: str = "ssh-fail
 
 def test_two_healthy_hosts(ssh: Ssh) -> None:
     ssh.serve("nd0", "nd1")
-    run = ssh.run(lines=["nd0 slots=1", "nd1 slots=2"], join_s=30)
+    run = ssh.run(*MEET, lines=["nd0 slots=1", "nd1 slots=2"], join_s=30)
     check_healthy(run, ranks=3)
     assert run.report is not None
     assert [host["host"] for host in run.report["hosts"]] == ["nd0", "nd1"]
     assert run.report["run"]["launcher"] == "nccl-doctor"
-    assert "3 ranks on 2 hosts are fit" in run.done[0].stdout
+    assert "PASS: 5 checks passed for 3 ranks on 2 hosts" in run.done[0].stdout
 
 
 @pytest.mark.wide
@@ -64,7 +63,7 @@ def test_the_launching_host_need_not_be_one_of_them(make_lab: Callable[..., Lab]
     lab = make_lab("nd0", "nd1", "login")
     ssh = Ssh(lab)
     ssh.serve("nd0", "nd1")
-    run = ssh.run(lines=["nd0 slots=1", "root@nd1 slots=1"], at=lab["login"], join_s=30)
+    run = ssh.run(*MEET, lines=["nd0 slots=1", "root@nd1 slots=1"], at=lab["login"], join_s=30)
     check_healthy(run, ranks=2)
 
 
@@ -120,16 +119,15 @@ def test_a_firewall_before_the_server(ssh: Ssh) -> None:
 
 
 def test_no_python_there(ssh: Ssh) -> None:
-    ssh.lab.fresh = True
     ssh.serve("nd0", "nd1")
-    _hide(ssh, "nd1", Path(sys.executable).parent)
+    _hide(ssh, "nd1", Path(ssh.lab.python).parent)
     fix = check_refused(ssh.run(), "exit 127: ", code="remote-command-failed")
-    assert sys.executable in fix
+    assert ssh.lab.python in fix
 
 
 def test_no_doctor_there(ssh: Ssh) -> None:
-    ssh.lab.fresh = True
-    ssh.serve("nd0", "nd1")
+    ssh.serve("nd0")
+    ssh.serve("nd1", env={"PYTHONNOUSERSITE": "1"})  # so that it is read from files, not forked
     _hide(ssh, "nd1", Path(nccl_doctor.__file__).parent)
     fix = check_refused(ssh.run(), "No module named nccl_doctor", code="remote-command-failed")
     assert "-m pip install nccl-doctor" in fix

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.lab import faults
 from tests.lab.lab import MASTER_PORT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, validate
 from tests.lab.run import Run
+from tests.support.forkserver import quick_python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +23,7 @@ def merge(run: Run, files: Sequence[Path] = ()) -> Mapping[str, Any]:
     """The merged report of all that a run left behind, by the command that a user would type."""
     merged = run.folder / "merged.json"
     found = files or sorted(run.folder.glob("report*.json"))
-    argv = [sys.executable, "-m", "nccl_doctor", "report", "merge", *map(str, found)]
+    argv = [quick_python_path(), "-m", "nccl_doctor", "report", "merge", *map(str, found)]
     done = subprocess.run(
         [*argv, "--json", str(merged)],
         cwd=ROOT,

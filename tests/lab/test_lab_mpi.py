@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.lab import sshd
-from tests.lab.lab import COLLECTIVE_S, HEALTHY_S, PATIENT, Lab
+from tests.lab.lab import HEALTHY_S, MEET, PATIENT, Lab
 from tests.lab.processes import PATH
 from tests.lab.reading import check_healthy
 from tests.lab.run import Run
@@ -39,8 +39,7 @@ def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) ->
     variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
     doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
     doctor += [lab.python, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
-    doctor += ["--backend", "gloo", *PATIENT]
-    doctor += ["--collective-timeout", f"{COLLECTIVE_S:g}", *options]
+    doctor += ["--backend", "gloo", *PATIENT, *options]
     env = {
         "HOME": home,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -58,7 +57,7 @@ def identities(report: Mapping[str, Any]) -> list[tuple[str, int, int]]:
 def test_two_hosts(lab: Lab) -> None:
     ssh = Ssh(lab)
     ssh.serve("nd0", "nd1")
-    run = mpirun(lab, ["-np", "4", "--host", "nd0:2,nd1:2"], (), str(ssh.home))
+    run = mpirun(lab, ["-np", "4", "--host", "nd0:2,nd1:2"], MEET, str(ssh.home))
     check_healthy(run, ranks=4)
     report: Mapping[str, Any] = run.report or {}
     assert report["run"]["launcher"] == "mpirun"

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +66,8 @@ class Ended:
 class Ranks:
     """A job of the tool: one process per rank, plain environment.
 
-    A rank whose environment a test changes in what is read early is started afresh, as all are
-    where `fresh`; the others are forked from a process that has imported torch.
+    A rank whose environment a test changes in what is read early is started afresh, as those are
+    that are `fresh`; the others are forked from a process that has imported torch.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Ranks:
         changes: Mapping[int, Mapping[str, str | None]] | None = None,
         start: Sequence[int] | None = None,
         extra: Mapping[int, Sequence[str]] | None = None,
-        fresh: bool = False,
+        fresh: Collection[int] = (),
     ) -> None:
         """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
         self.report_path = folder / "report.json"
@@ -102,7 +102,7 @@ class Ranks:
                 *self._extra.get(index, ()),
             ]
             out, err = self._outputs(index)
-            if not (read_early(changes) or self._fresh):
+            if not (read_early(changes) or index in self._fresh):
                 self.processes[index] = Forked(
                     arguments,
                     env,

@@ -37,6 +37,8 @@ OPTIONS = (
     f"--collective-timeout={COLLECTIVE_S}",
     f"--timeout={TIMEOUT_S}",
 )
+FEW = (*OPTIONS, "--select=launch_record,ranks,collectives")
+"""Where somebody is lost in a collective: what the other checks then say, one test shows."""
 
 
 def above_info(report: dict[str, Any]) -> list[str]:
@@ -54,7 +56,7 @@ def assert_nobody_else(report: dict[str, Any], rank: int) -> None:
 
 
 def test_healthy_ranks_pass_and_leave_together(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 4, OPTIONS, fresh=True)
+    ranks = Ranks(tmp_path, 4, OPTIONS, fresh=(0, 3))
     ended = ranks.wait(START_S + 10)
     assert {e.code for e in ended.values()} == {0}
     report = ranks.report()
@@ -99,7 +101,7 @@ def test_runs_of_one_host_at_the_same_time_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_rank_that_lacks_a_check_is_neither_silent_nor_passed_over(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 2, OPTIONS, extra={1: ["--ignore=collectives"]})
+    ranks = Ranks(tmp_path, 2, FEW, extra={1: ["--ignore=collectives"]})
     ended = ranks.wait(START_S + COLLECTIVE_S + 15)
     assert {e.code for e in ended.values()} == {3}
     report = ranks.report()
@@ -126,7 +128,7 @@ def test_absent_rank_is_named_after_the_join_timeout(tmp_path: Path) -> None:
 def test_rank_lost_in_a_collective_is_the_only_one_blamed(
     tmp_path: Path, number: signal.Signals, code: str
 ) -> None:
-    ranks = Ranks(tmp_path, 4, OPTIONS)
+    ranks = Ranks(tmp_path, 4, FEW)
     os.kill(probe_child(ranks.processes[2].pid, "collectives"), number)
     ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 15)
     assert {e.code for e in ended.values()} == {1}
@@ -148,7 +150,7 @@ def test_supervisor_killed_in_mid_run_is_named_and_the_rest_goes_on(tmp_path: Pa
 
 
 def test_frozen_supervisor_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 4, OPTIONS)
+    ranks = Ranks(tmp_path, 4, FEW)
     probe_child(ranks.processes[1].pid, "collectives")
     os.kill(supervisor(ranks.processes[1].pid), signal.SIGSTOP)
     try:
@@ -164,7 +166,7 @@ def test_frozen_supervisor_is_named_and_the_rest_goes_on(tmp_path: Path) -> None
 
 
 def test_who_is_killed_is_named_at_once_by_the_process_above_it(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--collective-timeout=20"))
+    ranks = Ranks(tmp_path, 4, (*FEW, "--collective-timeout=20"))
     probe_child(ranks.processes[3].pid, "collectives")
     os.kill(supervisor(ranks.processes[3].pid), signal.SIGKILL)
     killed = time.monotonic()
@@ -181,7 +183,13 @@ def test_who_is_killed_is_named_at_once_by_the_process_above_it(tmp_path: Path) 
 
 def test_a_local_rank_that_is_killed_is_named_at_once_by_the_launcher(tmp_path: Path) -> None:
     path, out = tmp_path / "report.json", tmp_path / "out"
-    options = ["--backend=gloo", "--timeout=60", f"--master-port={free_port()}", f"--json={path}"]
+    options = [
+        "--select=launch_record,ranks,collectives",
+        "--backend=gloo",
+        "--timeout=60",
+        f"--master-port={free_port()}",
+        f"--json={path}",
+    ]
     process = Forked(
         ["run", "--nproc-per-node=3", *options],
         {**os.environ, **BASE},
@@ -208,7 +216,7 @@ def test_a_local_rank_that_is_killed_is_named_at_once_by_the_launcher(tmp_path: 
 
 def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
     """Rank 0 is killed: the store goes with it, and each rank leaves with its own view."""
-    ranks = Ranks(tmp_path, 3, OPTIONS)
+    ranks = Ranks(tmp_path, 3, FEW)
     probe_child(ranks.processes[1].pid, "collectives")
     killed = time.monotonic()
     ranks.processes[0].kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
                 wrap=scene.wrap,
                 late_s=scene.late_s,
             )
-        answer, others = _answer(done, views)
+        answer, others = _answer(done, views, lab.python)
         return Result(
             score(case, answer, others),
             done.seconds,
@@ -90,7 +89,9 @@ def run(case: Case, join_s: float, *, fresh: bool = False) -> Result:
         )
 
 
-def _answer(done: Run, views: Path) -> tuple[dict[str, Any] | None, Sequence[dict[str, Any]]]:
+def _answer(
+    done: Run, views: Path, python: str
+) -> tuple[dict[str, Any] | None, Sequence[dict[str, Any]]]:
     """The report that a reader ends up with, and all others.
 
     Where a coordinator met everybody it could, that is its report. Where there was none, or hosts
@@ -103,7 +104,7 @@ def _answer(done: Run, views: Path) -> tuple[dict[str, Any] | None, Sequence[dic
     if met or not files:
         return (met[0] if met else done.report), others
     merged = subprocess.run(
-        [sys.executable, "-m", "nccl_doctor", "report", "merge", "--json", "-", *map(str, files)],
+        [python, "-m", "nccl_doctor", "report", "merge", "--json", "-", *map(str, files)],
         capture_output=True,
         text=True,
         timeout=60,
