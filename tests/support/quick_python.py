@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MODULES = ("nccl_doctor", "torch.distributed.run")
+MODULES = ("nccl_doctor", "torch.distributed.run", "tests.support.small_job")
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _HARMLESS = (
     "LANG",
