@@ -26,6 +26,8 @@ _GRACE_S = 1.3
 """Time for the ranks to leave after the deadline, and after a signal, by themselves."""
 _LEAVE_S = 6.0
 _TICK_S = 0.01
+_CALM_S = 1.0
+"""Longest wait for the end of a rank: should its signal be lost, it is seen all the same."""
 
 
 class NoGpu(ValueError):
@@ -113,6 +115,7 @@ class _Host:
     def run(self, wake: int) -> int:
         """Fork them, and wait for all; `wake` as for `run_host`."""
         word, word_end = os.pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # its number comes by `wake`, too
 
         def start_siblings(place: HostPlace, meeting: Address) -> None:
             os.write(word_end, json.dumps([vars(place), meeting]).encode())
@@ -121,14 +124,17 @@ class _Host:
         os.close(word_end)
         listening = [word, wake]
         while self._running or self._messengers:
-            readable, _, _ = select.select(listening, [], [], 0)
-            if wake in readable:
-                self._pass_on(os.read(wake, 1)[0])
+            readable, _, _ = select.select(listening, [], [], self._calm_s())
+            for number in os.read(wake, 256) if wake in readable else b"":
+                if number != signal.SIGCHLD:
+                    self._pass_on(number)
             if word in readable:
                 listening.remove(word)
                 if (message := os.read(word, 4096)) and not self._interrupted:
                     self._start_siblings(message)
-            if not self._reap() and not self._ends_late():
+            while (self._running or self._messengers) and self._reap():
+                pass
+            if not self._ends_late():
                 break
         os.close(word)
         if 0 not in self._codes:
@@ -168,9 +174,14 @@ class _Host:
                 self._messengers.add(self._died(local, pid, name, *self._place))
         return True
 
+    def _calm_s(self) -> float:
+        """Seconds in which nothing is to be done, unless a signal, a rank or its end wakes us."""
+        left = self._deadline + _GRACE_S - time.monotonic()
+        return min(max(left, _TICK_S), _CALM_S)
+
     def _ends_late(self) -> bool:
-        """Wait a moment, or kill who is late. Returns False where that does not end them either:
-        they wait in the kernel, maybe for ever.
+        """Kill who is late. Returns False where that does not end them either: they wait in the
+        kernel, maybe for ever.
         """
         late_s = time.monotonic() - self._deadline - _GRACE_S
         if late_s > forks.REAP_WAIT_S:
@@ -181,7 +192,6 @@ class _Host:
             state = forks.look_at(first[0])[0] if first else ""
             self._stopped = state if state in ("T", "t") else ""
             self._forward(signal.SIGKILL)
-        time.sleep(_TICK_S)
         return True
 
     def _forward(self, number: int) -> None:

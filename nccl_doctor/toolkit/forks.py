@@ -104,6 +104,7 @@ def fork_child(body: Callable[[], int]) -> int:
         code = 3
         try:
             die_with(parent)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may wait for its own
             code = body()
             sys.stdout.flush()
         except BaseException:  # the boundary of the process: nothing may run on above the fork

@@ -72,6 +72,29 @@ def test_a_first_rank_that_is_killed_is_told(number: int, name: str) -> None:
     )
 
 
+_WAITING = """
+import resource, time
+from nccl_doctor.launch.local_ranks import run_host
+
+def first(start):
+    time.sleep(1.5)
+    return 5
+
+print(run_host(1, first, None, time.monotonic() + 30))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
+"""
+
+
+def test_the_host_sleeps_while_its_ranks_work() -> None:
+    """A run may last for minutes, beside the work of others."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WAITING], capture_output=True, text=True, timeout=30, check=False
+    )
+    code, waits = map(int, done.stdout.split())
+    assert code == 5, done
+    assert waits < 60  # 150 looks in 1.5 s would be too many; the start takes some, too
+
+
 _STOPPED = """
 import os, signal, time
 from nccl_doctor.launch.local_ranks import run_host
