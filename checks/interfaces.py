@@ -209,7 +209,8 @@ def _bad_choice(
     if choice["problem"] and (variable or used):
         kind, fault = INTERFACE_DOWN, "not running, or no address"
         if choice["problem"] != "down":
-            kind, fault = INTERFACE_MISSING, _missing(choice)
+            kind = INTERFACE_MISSING if variable else INTERFACE_DOWN
+            fault = _missing(choice, facts.get("asked"))
     elif loops and cluster.is_multi_host() and (used or library == "gloo" or variable):
         kind, fault = INTERFACE_LOOPBACK, f"the other hosts would get {loops[0][1]}"
         names = [pick[0] for pick in loops]
@@ -250,9 +251,10 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
         )
 
 
-def _missing(choice: Mapping[str, Any]) -> str:
-    if choice["problem"] == "refused":
-        return f"NCCL refuses: {choice['reason']}"
+def _missing(choice: Mapping[str, Any], asked: Mapping[str, Any] | None) -> str:
+    if asked and choice["problem"] == "refused":
+        words = asked["error"] or f"ncclGetUniqueId returned {asked['result']}"
+        return f"NCCL {asked['version']} refuses: {words}"
     if choice["problem"] == "invalid":
         return "neither an address nor a host name that resolves here"
     root = choice["variable"] == COMM_ID

@@ -232,17 +232,28 @@ def test_a_difference_is_a_note_about_us(fields: dict[str, Any], message: str) -
     assert found.message == message
 
 
-def test_a_refusal_of_nccl_itself_fails_the_host() -> None:
+@pytest.mark.parametrize(
+    ("variable", "code"), [("NCCL_SOCKET_IFNAME", "interface-missing"), ("", "interface-down")]
+)
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("none found", "NCCL 2.30.7 refuses: none found"),
+        ("", "NCCL 2.30.7 refuses: ncclGetUniqueId returned 5"),
+    ],
+)
+def test_a_refusal_of_nccl_itself_fails_the_host(
+    variable: str, code: str, error: str, words: str
+) -> None:
     world = World(3)
-    asked = asked_otherwise(result=5, interface="", address="", error="none found")
-    world.facts["nd1"]["asked"] = asked
+    world.facts["nd1"]["asked"] = asked_otherwise(result=5, interface="", address="", error=error)
     for library in ("nccl-bootstrap", "nccl-sockets"):
         world.facts["nd1"]["choices"][library].update(
-            picks=[], problem="refused", reason="none found"
+            picks=[], problem="refused", variable=variable, value="eth0"
         )
     found = {each.code: each for each in world.judge()}
-    assert set(found) == {"interface-missing", "nccl-answer-differs"}
-    assert found["interface-missing"].level is Severity.FAIL
-    assert "NCCL refuses: none found" in found["interface-missing"].message
+    assert set(found) == {code, "nccl-answer-differs"}
+    assert found[code].level is Severity.FAIL
+    assert found[code].message.endswith(words)
     assert "takes no interface, not eth0" in found["nccl-answer-differs"].message
     assert {each.where.hosts for each in found.values()} == {("nd1",)}

@@ -107,7 +107,7 @@ def by_answer(answer: Answer, bootstrap: Choice, sockets: Choice) -> tuple[Choic
     said = replace(
         bootstrap,
         picks=((answer.interface, answer.address),) if answer.result == 0 else (),
-        reason=f"NCCL {answer.version} itself says so" if answer.result == 0 else answer.error,
+        reason=f"NCCL {answer.version} itself says so" if answer.result == 0 else bootstrap.reason,
         problem="" if answer.result == 0 else "refused",
         names=(),
         left_out=(),
