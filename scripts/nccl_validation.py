@@ -24,13 +24,13 @@ from tests.lab.hosts import trouble
 from tests.lab.lab import Lab
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import Result, build, compare
-from tests.lab.nccl.wheels import PACKAGE, VERSIONS, NoWheel, library
+from tests.lab.nccl.wheels import VERSIONS, NoWheel, library
 
 _HEAD = (
     "# Validation with NCCL",
     "`make test-nccl` writes this page. nccl-doctor knows the rules by which NCCL chooses its "
     "interface and reads its variables, release by release (`nccl_doctor/toolkit/nccl`). Here they "
-    f"are compared with NCCL itself: the library of each wheel of `{PACKAGE}` is asked by "
+    "are compared with NCCL itself: the library in a wheel of NVIDIA's of each version is asked by "
     "`ncclGetUniqueId`, in a child, as check [interfaces](checks/interfaces.md) asks the one that "
     "torch has loaded. That needs no GPU and no driver.",
     "The hosts are network namespaces with these interfaces, beside `lo` and `eth0`:",
@@ -84,10 +84,14 @@ def page(results: Results, day: str) -> str:
 
 
 def _answers(said: Mapping[str, str]) -> str:
-    """`lo 127.0.0.1 (2.29.7); eth0 192.168.77.1`: without a version, it is that of all others."""
+    """Text such as `lo 127.0.0.1 (2.29.7); eth0 192.168.77.1`: without a version, of all others."""
     answers = list(said.values())
     usual = max(answers, key=answers.count)
-    odd = [f"{answer} ({version})" for version, answer in said.items() if answer != usual]
+    odd = [
+        f"{answer} ({', '.join(version for version in said if said[version] == answer)})"
+        for answer in dict.fromkeys(answers)
+        if answer != usual
+    ]
     return "; ".join([*odd, usual])
 
 

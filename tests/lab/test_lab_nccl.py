@@ -1,6 +1,6 @@
 """Real NCCL: the interface that it takes and the variables that it reads are those of our rules.
 
-`make test-nccl` asks all rows and four releases; here one release is asked a few.
+`make test-nccl` asks all rows and six releases; here one release is asked a few.
 """
 
 from __future__ import annotations

@@ -189,6 +189,36 @@ def test_some_releases_leave_the_subnet_of_nccl_comm_id(version: str, picks: lis
     assert rooted("[2001:db8::9]:1", version) == (["eth6 2001:db8::6"], "")
 
 
+@pytest.mark.parametrize(
+    ("version", "value", "names", "problem"),
+    [
+        ("2.27.7", "eth5", ["eth5"], "down"),
+        ("2.28.3", "eth5", [], "down"),
+        ("2.27.7", "eth5,eth0", ["eth0", "eth5"], ""),  # the bootstrap takes the first
+        ("2.28.3", "eth5,eth0", ["eth0"], ""),
+        ("2.27.7", None, ["eth0", "eth10", "virbr0", "eth5"], ""),
+        ("2.28.3", None, ["eth0", "eth10"], ""),
+    ],
+)
+def test_before_2_28_3_an_interface_need_not_run(
+    version: str, value: str | None, names: list[str], problem: str
+) -> None:
+    settings = {"NCCL_SOCKET_IFNAME": Setting(value, "environment")} if value else {}
+    release = NcclRelease.parse(version)
+    bootstrap, sockets = nccl_choices(NICS, settings, None, release)
+    assert ([name for name, _ in sockets.picks], sockets.problem) == (names, problem)
+    assert bootstrap.picks == sockets.picks[:1]
+    assert sockets.left_out == (("eth5",) if (version, value) == ("2.28.3", "eth5,eth0") else ())
+
+
+def test_before_2_28_3_nccl_takes_one_of_libvirt() -> None:
+    release = NcclRelease.parse("2.27.7")
+    (bootstrap, _) = nccl_choices((LO, VIRBR, DOCKER), {}, None, release)
+    assert bootstrap.picks == (("virbr0", "192.168.122.1"),)
+    bootstrap, _ = nccl_choices((LO, DOWN), {}, None, release)
+    assert (bootstrap.picks, bootstrap.problem) == ((("eth5", "192.168.99.1"),), "down")
+
+
 def test_the_order_of_ipv6_is_that_of_the_kernel() -> None:
     settings = {"NCCL_SOCKET_FAMILY": Setting("AF_INET6", "environment")}
     bootstrap, _ = nccl_choices((ETH0, V6), settings, PREFIXES)
@@ -310,6 +340,15 @@ def test_the_home_is_that_of_the_release(tmp_path: Path) -> None:
     assert conf_files({"HOME": ""}, root=tmp_path, release=NEW)[0] == Path("/.nccl.conf")
     owner = Path(pwd.getpwuid(os.getuid()).pw_dir)
     assert conf_files(env, root=tmp_path, release=OLD)[0] == owner / ".nccl.conf"
+
+
+def test_nccl_conf_file_is_read_since_2_23_4(tmp_path: Path) -> None:
+    env = {"NCCL_CONF_FILE": str(tmp_path / "x.conf")}
+    (tmp_path / "x.conf").write_text("NCCL_ALGO=Ring")
+    (tmp_path / ".nccl.conf").write_text("NCCL_ALGO=Tree")
+    for number, value in (((2, 22, 3), "Tree"), ((2, 23, 4), "Ring")):
+        found = nccl_settings(env, tmp_path, tmp_path, NcclRelease(number))
+        assert found["NCCL_ALGO"].value == value
 
 
 def test_lines_of_windows_are_read_since_2_30_3(tmp_path: Path) -> None:

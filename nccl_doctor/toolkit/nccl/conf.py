@@ -79,9 +79,10 @@ def conf_files(
 
     Args: as for `nccl_settings`.
     """
-    named = env.get("NCCL_CONF_FILE", "")
+    release = loaded_release() if release is None else release
+    named = env.get("NCCL_CONF_FILE", "") if release.reads_conf_file_variable else ""
     if home is None and not named:
-        home = _home(env, loaded_release() if release is None else release)
+        home = _home(env, release)
     first = Path(named) if named else home / ".nccl.conf" if home else None
     etc = root / "etc/nccl.conf"
     return (etc,) if first is None else (first, etc)

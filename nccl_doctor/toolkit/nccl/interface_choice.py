@@ -34,6 +34,8 @@ MAX_INTERFACES = 16
 
 _AUTO = ("ib", "^docker,lo,virbr", "docker", "lo", "virbr")
 """Filters that NCCL tries in turn if the user names none; a subnet hint comes after the first."""
+_AUTO_BEFORE = ("ib", "^docker,lo", "docker", "lo")
+"""The same before 2.28.3."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Choice:
 
     `picks` are (interface, address), in the library's order. `variable` is the one that decided,
     empty if the library chose by itself; `reason` is the rule. `problem` is `missing` (the names
-    match no interface here), `down` (an interface is not running or has no address), `invalid`
+    match no interface here), `down` (an interface is not running, though some releases take it,
+    or has no address), `invalid`
     (the value is no address) or empty; `names` are the interfaces at fault. `left_out` are
     interfaces that the user named in full with others, and that the library silently skips because
     they are not running.
@@ -155,8 +158,9 @@ def _nccl_sockets(
         wanted = Filter.parse(user.value)
         picks = seen.running(wanted, family)
         known = tuple(each.name for each in nics if wanted.admits(each.name))
-        problem = "" if picks else "down" if known else "missing"
-        names = () if picks else known or wanted.names
+        stopped = seen.stopped(picks)
+        problem = "down" if stopped else "" if picks else "down" if known else "missing"
+        names = stopped if picks else known or wanted.names
         used = {name for name, _ in picks}
         asked = () if wanted.exclude else wanted.names
         left_out = tuple(name for name in known if picks and name in asked and name not in used)
@@ -171,10 +175,13 @@ def _nccl_sockets(
             names,
             left_out,
         )
-    for index, text in enumerate(_AUTO):
+    for index, text in enumerate(_AUTO if seen.release.wants_carrier else _AUTO_BEFORE):
         picks = seen.running(Filter.parse(text), family)
         if picks:
-            return Choice(SOCKETS, picks, f"NCCL's own rule {text!r}")
+            stopped = seen.stopped(picks)
+            problem = "down" if stopped else ""
+            rule = f"NCCL's own rule {text!r}"
+            return Choice(SOCKETS, picks, rule, problem=problem, names=stopped)
         picks = seen.hinted() if index == 0 else ()
         if picks:
             setting = settings[COMM_ID]
@@ -212,13 +219,22 @@ class _Host:
         return self.release.subnet_inverted and is_v4
 
     def running(self, wanted: Filter, family: str) -> tuple[tuple[str, str], ...]:
-        """First usable address of each running interface that the filter allows."""
+        """First usable address of each running interface that the filter allows.
+
+        Some releases take interfaces that are not running as well.
+        """
         picks = []
         for each in self.nics:
             usable = [address for address in each.addresses if _usable(address, family)]
-            if each.running and usable and wanted.admits(each.name):
+            runs = each.running or not self.release.wants_carrier
+            if runs and usable and wanted.admits(each.name):
                 picks.append((each.name, usable[0]))
         return tuple(_listed(picks, self.prefixes)[:MAX_INTERFACES])
+
+    def stopped(self, picks: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        """Name of the first interface, if it is not running."""
+        first = [name for name, _ in picks[:1]]
+        return tuple(each.name for each in self.nics if each.name in first and not each.running)
 
     def hinted(self) -> tuple[tuple[str, str], ...]:
         """(interface, address) by the hint of NCCL_COMM_ID, at most one."""

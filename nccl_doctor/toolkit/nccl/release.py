@@ -30,6 +30,16 @@ class NcclRelease:
         return not self.number or self.number >= (2, 30, 3)
 
     @property
+    def reads_conf_file_variable(self) -> bool:
+        """Whether NCCL_CONF_FILE names a file that is read in place of ~/.nccl.conf."""
+        return not self.number or self.number >= (2, 23, 4)
+
+    @property
+    def wants_carrier(self) -> bool:
+        """Whether it takes running interfaces only, and those of libvirt last."""
+        return not self.number or self.number >= (2, 28, 3)
+
+    @property
     def strips_carriage_return(self) -> bool:
         """Whether a line of a configuration file may end as Windows writes it."""
         return self.home_by_variable  # both came in 2.30.3

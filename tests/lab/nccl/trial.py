@@ -17,8 +17,11 @@ from typing import Any
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.nccl.answer import ask_nccl
 from nccl_doctor.toolkit.nccl.survey import survey
+from nccl_doctor.toolkit.versions import release
 
 LIMIT_S = 60.0
+PLUGINS_SINCE = (2, 28, 7)
+"""Older releases load no plug-in for variables."""
 
 
 def main() -> None:
@@ -75,6 +78,7 @@ def _compared(facts: Mapping[str, Any], by_plugin: bool) -> dict[str, Any]:
     said = f"{asked['interface']} {asked['address']}" if asked["result"] == 0 else "refuses"
     rules = " ".join(asked["expected"]) or "refuses"
     differences = []
+    by_plugin = by_plugin and release(asked["version"]) >= PLUGINS_SINCE
     if asked["result"] is None:
         said = "no answer"
         differences.append(asked["error"])

@@ -11,9 +11,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "nvidia-nccl-cu13"
-VERSIONS = ("2.28.9", "2.29.7", "2.30.7", "2.32.3")
-"""Those that `make test-nccl` asks: the newest of every release with rules of its own."""
+WHEELS = {
+    "2.22.3": "nvidia-nccl-cu12",
+    "2.27.7": "nvidia-nccl-cu13",
+    "2.28.9": "nvidia-nccl-cu13",
+    "2.29.7": "nvidia-nccl-cu13",
+    "2.30.7": "nvidia-nccl-cu13",
+    "2.32.3": "nvidia-nccl-cu13",
+}
+"""Those that `make test-nccl` asks: one of every group of releases that have the same rules."""
+VERSIONS = tuple(WHEELS)
 QUICK = "2.30.7"
 """The one that `make test` asks."""
 NOT_THERE = "No matching distribution found"
@@ -53,7 +60,7 @@ def _fetch(version: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
         options = ["--no-deps", "--only-binary", ":all:", "--retries", "1", "--timeout", "10"]
-        wheel = f"{PACKAGE}=={version}"
+        wheel = f"{WHEELS.get(version, 'nvidia-nccl-cu13')}=={version}"
         try:
             done = subprocess.run(
                 [*pip, "download", *options, "--no-cache-dir", "--dest", folder, wheel],
