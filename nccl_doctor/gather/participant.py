@@ -124,7 +124,7 @@ class Participant:
             return self._own_view(
                 kinds.STORE_LOST,
                 f"the connection to the store broke: {error}",
-                road_to_master(cluster := self._own_cluster(), cluster.hosts[0]),
+                self._road(),
             )
         except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
             return self._as_far_as_known(f"nccl-doctor itself failed: {in_words(error)}")
@@ -145,7 +145,7 @@ class Participant:
         except StoreLost as error:
             address = f"{run.launch.master_addr}:{run.launch.master_port}"
             return self._own_view(
-                kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}"
+                kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}", self._road()
             )
         self._box = box
         if run.launch.rank == 0:
@@ -284,6 +284,7 @@ class Participant:
                     kinds.COORDINATOR_LOST,
                     "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
                     "participant signed in too late",
+                    self._road(),
                 )
             self._hosts = told.hosts
             if isinstance(told, HostPlaces):
@@ -394,6 +395,11 @@ class Participant:
     def _own_cluster(self) -> Cluster:
         """Cluster as this participant alone knows it."""
         return self._evidence.cluster(self._run.options, self._run.backend, complete=False)
+
+    def _road(self) -> Where:
+        """Link to the store: a host that has lost it cannot tell the one end from the other."""
+        cluster = self._own_cluster()
+        return road_to_master(cluster, cluster.hosts[0])
 
     def _broken_road(self) -> Finding | None:
         """The lowest failure that this participant has seen between itself and the master."""

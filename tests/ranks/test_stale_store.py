@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +53,29 @@ def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks, more: dict[str, f
     assert ended[1].code != 0
     assert "belongs to another run" in " ".join(ended[1].stderr.split())
     assert not stale.report_path.exists()
+
+
+def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
+    other = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1", "NNODES": "2"}
+    ranks = Ranks(tmp_path, 2, OPTIONS, start=[], changes={1: other})
+    door = store_server.serve(ranks.port)
+    try:
+        old = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+        old.put("roster", Roster({0: "somebody"}, "nonce", "gloo", 15.0).to_json())
+        ranks.start([1])
+        assert ranks.wait(WAIT_S)[1].code == 1  # another host cannot use a loopback address
+    finally:
+        ranks.kill()
+        door.close()
+    (path,) = tmp_path.glob("report.node1.json")
+    findings = json.loads(path.read_text())["findings"]
+    (found,) = (each for each in findings if each["code"] == "coordinator-lost")
+    assert "belongs to another run" in found["message"]
+    assert found["where"]["hosts"] == []
+    assert [end for _, end in found["where"]["links"]] == ["127.0.0.1"]
 
 
 @pytest.mark.parametrize(
