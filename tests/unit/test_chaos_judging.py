@@ -125,10 +125,12 @@ def test_a_signal_is_the_process_that_got_it():
 
 
 def test_a_host_that_lost_another_one_may_name_their_link():
-    link = {"links": [["nd0", "nd1"]]}
+    link, back = {"links": [["nd0", "nd1"]]}, {"links": [["nd1", "nd0"]]}
     for strike in ("kill", "memory"):
         each = planned(strike, role="rank" if strike == "kill" else "")
-        assert not blamed(each, finding("store-lost", **link))
+        for code in ("store-lost", "coordinator-lost", "port-refused"):
+            assert not blamed(each, finding(code, **link))
+            assert blamed(each, finding(code, **back))
         assert blamed(each, finding("port-blocked", **link))
         assert blamed(each, finding("store-lost", links=[["nd0", "nd2"]]))
     assert blamed(planned("shm"), finding("store-lost", **link))

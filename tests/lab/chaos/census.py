@@ -47,7 +47,7 @@ class Census:
 
     def __init__(self, lab: Lab) -> None:
         self._tables = {host: Path(f"/proc/{host.init}/root/proc") for host in lab.hosts}
-        self._lines: dict[tuple[str, int, int], bytes] = {}
+        self._lines: dict[tuple[str, int, int, str], bytes] = {}
         self.newest: dict[str, int] = dict.fromkeys(lab.names, 0)
         """Host → the highest process id seen there; threads have numbers too."""
 
@@ -74,14 +74,14 @@ class Census:
         name = stat[stat.index("(") + 1 : stat.rindex(")")]
         fields = stat[stat.rindex(")") + 2 :].split()
         pid, parent, started = int(process.name), int(fields[1]), int(fields[19])
-        key = (host, pid, started)
+        key = (host, pid, started, name)  # another program may take its place
         if key not in self._lines or not self._lines[key]:
             self._lines[key] = (process / "cmdline").read_bytes()
         client = _CLIENT in self._lines[key].split(b"\0")[:2]
         return Seen(host, pid, parent, name, fields[0], started, client)
 
     def _ours(self, seen: Seen) -> bool:
-        line = self._lines[seen.host, seen.pid, seen.started]
+        line = self._lines[seen.host, seen.pid, seen.started, seen.name]
         return seen.client or _FORKED in line or b"nccl_doctor" in line
 
     def send(self, seen: Seen, number: int) -> bool:

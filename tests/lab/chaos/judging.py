@@ -13,8 +13,8 @@ Report = Mapping[str, Any]
 
 ABSENCE = frozenset({"host-absent", "rank-absent", "rank-silent", "coordinator-lost"})
 """Findings that say who did not come or went silent, and not why."""
-LOST = frozenset({"store-lost", "coordinator-lost"})
-"""Findings of a host that lost another one: its link is only how far that host can see."""
+LOST = frozenset({"store-lost", "coordinator-lost", "port-refused"})
+"""Findings of a host that finds no process at the other end of a link: it can see no farther."""
 SOON_S = {"kill": 1.0, "term": 1.0, "int": 1.0, "hup": 1.0, "stop": 1.0}
 SOON_S |= {"cable": 3.0, "path": 3.0, "drop": 3.0}
 """Time after a strike that breaks a run in which a report may still say pass: all that it is made
@@ -103,8 +103,8 @@ def judge(outcome: Outcome) -> Judgement:
 class Places:
     """Places that a strike touched.
 
-    `absent`: hosts that may be called absent, and no more; `lost`: links of which may be said that
-    the other end was lost, and no more.
+    `absent`: hosts that may be called absent, and no more; `lost`: links to a host of which may be
+    said that no process is there, and no more.
     """
 
     hosts: frozenset[str] = frozenset()
@@ -118,8 +118,8 @@ def touched(outcome: Outcome) -> Places:
     """Places that findings may name.
 
     - Nothing, no hit, the output folder (which belongs to no host): none.
-    - A signal: the victim's host and the ranks that depend on the process. Another host that
-      loses it may say so with their link, as it cannot tell a process from a network.
+    - A signal: the victim's host and the ranks that depend on the process. Another host may say
+      that it finds no process there, with the link that leads there, as it can see no farther.
     - Network of a host: the host, its ranks, every link that ends there.
     - A pair that the path separates: that link. If node 0 is one end, the other one cannot be
       heard: then each may call the other absent.
@@ -139,8 +139,9 @@ def touched(outcome: Outcome) -> Places:
     if plan.strike in ("cable", "flap", "drop", "reject", "path"):
         return Places(frozenset({victim}), frozenset(plan.ranks_of(victim)), links)
     ranks = outcome.ranks if plan.strike in SIGNALS else plan.ranks_of(victim)
+    calls = frozenset((name, victim) for name in plan.names if name != victim)
     ends = plan.strike in SIGNALS or plan.strike == "memory"
-    return Places(frozenset({victim}), frozenset(ranks), lost=links if ends else frozenset())
+    return Places(frozenset({victim}), frozenset(ranks), lost=calls if ends else frozenset())
 
 
 def accusations(report: Report) -> list[Mapping[str, Any]]:

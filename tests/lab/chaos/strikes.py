@@ -18,6 +18,7 @@ from tests.lab.lab import Lab
 _MIB = 1 << 20
 _SCRATCH = 128 * _MIB
 _BALLAST = "ballast-of-the-lab"
+_OF_TORCHRUN = ("file torchelastic_", "file torchinductor_")
 _MEMORY = Path("/sys/fs/cgroup")
 
 
@@ -139,12 +140,13 @@ class Scene:
         if self._scratch is None:
             return []
         names = sorted(os.listdir(self._seen_here(self._scratch)))
-        return [f"file {name} in TMPDIR of {self.host.name}" for name in names if name != _BALLAST]
+        where = f"in TMPDIR of {self.host.name}"
+        return [f"file {name} {where}" for name in names if name != _BALLAST]
 
-    @staticmethod
-    def is_ours(leftover: str) -> bool:
-        """Whether something that is left is the strike's own."""
-        return f" {_BALLAST} " in leftover
+    def is_others(self, leftover: str) -> bool:
+        """Whether something that is left is the strike's own, or a temporary file of torchrun."""
+        torchrun = self.plan.launcher == "torchrun" and leftover.startswith(_OF_TORCHRUN)
+        return torchrun or f" {_BALLAST} " in leftover
 
     def close(self) -> None:
         """Remove the cgroup, once nothing is in it any more."""
