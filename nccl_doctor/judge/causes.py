@@ -159,7 +159,8 @@ def _explains(
         return False
     if cause.kind.later or finding.kind.later:
         return False
-    if cause.kind.cuts_off and cause.level is Severity.FAIL and (finding.kind.loss or symptom):
+    loss = finding.kind.loss or (finding.kind.layer is Layer.RANKS and ground.alone(place))
+    if cause.kind.cuts_off and cause.level is Severity.FAIL and (loss or symptom):
         return cause.shuts_out or ground.meets(cause_place, place)
     of_processes = cause.kind.layer in _OF_PROCESSES and not cause.kind.cuts_off
     if of_processes and finding.kind.layer is Layer.PORT:

@@ -54,6 +54,7 @@ class Map:
                 self._by_node[host.node_rank].add(host.id)
         self._never_came = {host.id for host in cluster.hosts if not host.reported}
         self._came = {host.id for host in cluster.hosts if host.reported and host.joined}
+        self._alone = {host.id for host in cluster.hosts if host.reported} - self._came
         for rank in cluster.ranks:
             if rank.rank is not None:
                 self._hosts_of[rank.rank].add(rank.host.id)
@@ -108,6 +109,11 @@ class Map:
             and bool(hosts)
             and hosts <= self._never_came
         )
+
+    def alone(self, place: Place) -> bool:
+        """True if no host of the place signed in, and each has left a report of its own."""
+        hosts = place.whole | self._under(place)
+        return bool(hosts) and hosts <= self._alone
 
     def meets(self, one: Place, other: Place) -> bool:
         """True if the two have anything in common. No place at all is everywhere."""

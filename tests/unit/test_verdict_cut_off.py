@@ -17,7 +17,7 @@ from nccl_doctor.model import kinds
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.groups.kinds import HANG
 from nccl_doctor.toolkit.hosts import road_to_master
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, shut_out
 from tests.support.merging import (
     REGISTRY,
     THREE,
@@ -113,6 +113,20 @@ def test_at_the_start_rank_0_names_itself_and_the_others_the_link() -> None:
     assert roots(merge_reports([zero, *views], REGISTRY)) == {"host-cut-off": Where(**CUT)}
     # Without rank 0's report the others cannot know of its cable.
     assert blamed(merge_reports(views, REGISTRY)) == set()
+
+
+def test_a_cable_that_is_pulled_before_anybody_signed_in_explains_who_had_reached_the_store() -> (
+    None
+):
+    after = {"nd0": look("nd0", nic("nd0", **OUT))}
+    ports = {"nd0": port("connected", "store", "self"), "nd1": port("no-neighbour")}
+    ports["nd2"] = port("connected", "store")
+    views = with_facts(keyed(cables(THREE, after=after)), "port", ports)
+    # In a folder that all hosts share, rank 0 reads what they say.
+    report = report_of(shut_out(views, "nd1", "nd2"))
+    assert roots(report) == {"host-cut-off": Where(**CUT)}
+    lost = {f.explained_by for f in report.findings if f.code == "host-absent"}
+    assert lost == {"host-cut-off"}
 
 
 def test_at_the_start_a_host_that_cannot_come_names_itself() -> None:
