@@ -61,7 +61,7 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
 
     Raises:
         TimeoutError: the disk did not answer in time, or not the last time either.
-        OSError: as `work` raises it.
+        OSError: as `work` raises it; ChildProcessError if the child was killed.
         RuntimeError: `work` raised anything else; its traceback.
     """
     folder = os.path.join(os.path.abspath(folder), "")
@@ -142,7 +142,9 @@ def _answer(answer: bytes) -> bytes:
         return said
     if how == _REFUSED:
         raise OSError(*json.loads(said))
-    raise RuntimeError(said.decode() or "the process that accessed the disk has died")
+    if not said:
+        raise ChildProcessError(errno.ECHILD, "the process that accessed the disk has died")
+    raise RuntimeError(said.decode())
 
 
 def _serve(name: str, work: Callable[[], bytes], pipe: int, parent: int) -> NoReturn:
