@@ -124,8 +124,8 @@ class Attempt:
         return astray(self.members, finished=self.is_good)
 
     def unconnected(self, members: list[Evidence]) -> list[Evidence]:
-        """Those of some members that did not reach the store of the group on another host. Nobody
-        knows whether the one end, the other, or something between them is the reason.
+        """Members, of the given ones, that did not reach the store of the group on another host:
+        the one end, the other, or something between them is the reason.
         """
         return [m for m in members if m.outcome.last_step == CONNECT and m.rank.seat in self.roads]
 
