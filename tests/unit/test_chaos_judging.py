@@ -132,6 +132,8 @@ def test_a_host_that_lost_another_one_may_name_their_link():
             assert not blamed(each, finding(code, **link))
             assert blamed(each, finding(code, **back))
         assert blamed(each, finding("port-blocked", **link))
+        assert not blamed(each, finding("port-refused", links=[["nd1", "nd1"]]))
+        assert blamed(each, finding("port-refused", links=[["nd0", "nd0"]]))
         assert blamed(each, finding("store-lost", links=[["nd0", "nd2"]]))
     assert blamed(planned("shm"), finding("store-lost", **link))
 

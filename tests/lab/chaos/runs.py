@@ -126,7 +126,8 @@ def _name(file: Path) -> str:
 
 
 def _leftovers(lab: Lab, scene: Scene, done: Run, before: Mapping[str, str]) -> list[str]:
-    found = [each for each in done.leftovers + scene.leftovers() if not scene.is_others(each)]
+    every = lab.leftovers(done.folder) + scene.leftovers()
+    found = [each for each in every if not scene.is_others(each)]
     if scene.out.exists():
         found += [f"file {p.name}" for p in scene.out.iterdir() if p.suffix != ".json"]
     after = _state_of(lab)

@@ -64,6 +64,7 @@ class Warden:
         self._changes = 0
         self._next_change = 0.0
         self._quiet_since: float | None = None
+        self._busy = False
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="warden", daemon=True)
 
@@ -72,6 +73,10 @@ class Warden:
         return self.seen
 
     def __exit__(self, *_: object) -> None:
+        """Wait until all have left, also those that a launcher which is gone has left behind."""
+        end = time.monotonic() + self._limit_s + GRACE_S
+        while self._busy and time.monotonic() < end + self.seen.lag_s:
+            time.sleep(_LOOK_S)
         self._over.set()
         self._thread.join(10)
 
@@ -201,6 +206,7 @@ class Warden:
             agents = {(host, top.pid) for host, table in tables.items() for top in tops(table)[:1]}
         free = [e for e in alive if not (e.client or e.state in "tT" or (e.host, e.pid) in agents)]
         now = time.monotonic()
+        self._busy = bool(free)
         if free or (self._base is None and now - self._began < _START_S):
             self._quiet_since = None
             return
