@@ -28,6 +28,6 @@ class Lazy:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pytest asks all that it collects for `_mock_name`
+        if name == "_mock_name" or name.startswith("__"):  # pytest asks all that it collects
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
