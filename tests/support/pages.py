@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from html.parser import HTMLParser
 
 from nccl_doctor.api import Cluster, Finding, Layer, Level, Outcome, OutcomeStatus, Severity, Where
@@ -27,13 +28,23 @@ NOBODY = Cluster(0, 0, "gloo", Level.STANDARD, (), ())
 EMPTY = Report(verdict="unknown", exit_code=3, summary="", run=RunRecord(), cluster=NOBODY)
 
 
-@dataclass
+@dataclass(repr=False)
 class Element:
     tag: str
     attributes: dict[str, str]
     inside: tuple[Element, ...]
-    text: str = ""
-    under: list[Element] = field(default_factory=list)
+    page: Page
+    first: tuple[int, int]
+    """How many elements and pieces of text come before what is in it."""
+    end: tuple[int, int]
+
+    @cached_property
+    def text(self) -> str:
+        return "".join(self.page.pieces[self.first[1] : self.end[1]])
+
+    @property
+    def under(self) -> list[Element]:
+        return self.page.elements[self.first[0] : self.end[0]]
 
     def has(self, name: str) -> bool:
         return name in self.attributes.get("class", "").split()
@@ -45,6 +56,7 @@ class Page(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
         self.elements: list[Element] = []
+        self.pieces: list[str] = []
         self._open: list[Element] = []
         self.feed(html)
         self.close()
@@ -53,9 +65,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), (tag, names)
-        made = Element(tag, {name: value or "" for name, value in attrs}, tuple(self._open))
-        for outer in self._open:
-            outer.under.append(made)
+        values = {name: value or "" for name, value in attrs}
+        here = (len(self.elements) + 1, len(self.pieces))
+        made = Element(tag, values, tuple(self._open), self, here, here)
         self.elements.append(made)
         if tag not in _VOID:
             self._open.append(made)
@@ -63,11 +75,10 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self._open, tag
         assert self._open[-1].tag == tag, f"</{tag}> in <{self._open[-1].tag}>"
-        self._open.pop()
+        self._open.pop().end = (len(self.elements), len(self.pieces))
 
     def handle_data(self, data):
-        for each in self._open:
-            each.text += data
+        self.pieces.append(data)
 
     def all(self, tag: str = "", class_: str = "") -> list[Element]:
         return [

@@ -19,7 +19,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
 from tests.support.clusters import change_rank, make_cluster
-from tests.support.reports import RUN, SCHEMA, kind, made_check, through_json
+from tests.support.reports import RUN, SCHEMA, VALIDATOR, kind, made_check, through_json
 
 HOST = kind("low-host", Layer.HOST)
 GROUP = kind("top-group", Layer.GROUP)
@@ -112,7 +112,7 @@ def test_unknown_keys_are_for_newer_versions():
     data = full_report().to_json()
     data["new"] = data["run"]["new"] = data["findings"][0]["new"] = data["hosts"][0]["new"] = 1
     data["ranks"][0]["launch"]["new"] = 1
-    jsonschema.validate(data, SCHEMA)
+    VALIDATOR.validate(data)
     assert Report.from_json(data).verdict == "fail"
 
 
@@ -226,7 +226,7 @@ def test_the_schema_refuses_what_breaks_the_contract():
         ("ranks.0.facts", KeyError),
     ):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(spoil(path, value), SCHEMA)
+            VALIDATOR.validate(spoil(path, value))
 
 
 # --- frozen: additions are made here on purpose, removals never ---
