@@ -39,6 +39,7 @@ _RESERVE_S = 6.0
 _LEAST_PAIRS_S = 3.0
 _AFTER_PAIRS_S = 3.0
 _IN_SERVICE_S = 1.0
+_OPEN_S = 3.0
 _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 
@@ -112,7 +113,7 @@ def gather_gpus(
     if error is None:
         versions = system.value["system"]
         if not versions["count"]:
-            raise Skip("the NVIDIA driver shows no GPU here")
+            raise _none_shown(on_host, on_pci, root, crumb)
         gpus = _all(min(versions["count"], MOST_GPUS), root, crumb, left)
     elif error["name"] == _NO_BINDINGS:
         if seen := _seen(on_host, on_pci, root):
@@ -285,6 +286,27 @@ def _seen(on_host: HostGpus, on_pci: int, root: Path) -> str:
     if not count and is_first_namespace(root / "proc"):
         count = on_host["proc"] or on_pci
     return f"{count} NVIDIA {'GPU is' if count == 1 else 'GPUs are'}" if count else ""
+
+
+def _none_shown(on_host: HostGpus, on_pci: int, root: Path, crumb: Crumb) -> Skip | Untested:
+    """Reason why a driver that runs shows no GPU: there is none, or its device file is here."""
+    if not on_host["nodes"]:
+        return Skip("the NVIDIA driver shows no GPU here")
+    (ended,) = each_apart([lambda said: refused_files(root, said, gpus=True)], _OPEN_S, crumb)
+    why = (
+        "they did not start, or were taken off the bus: `dmesg | grep -e NVRM -e Xid`, then reset "
+        "them or restart the host"
+    )
+    if refused := ended.value:
+        why = (
+            f"{', '.join(refused)} may not be opened here: start the container again, or ask for "
+            "the permission"
+        )
+    elif not (on_pci or on_host["proc"]):
+        why = "none is on the PCI bus: the files are left over, or the GPUs fell off the bus"
+    number = on_host["nodes"]
+    files = "1 device file" if number == 1 else f"{number} device files"
+    return Untested(f"{files} of NVIDIA GPUs here, and the driver shows no GPU; {why}")
 
 
 def _nothing(on_host: HostGpus, reason: str) -> str:

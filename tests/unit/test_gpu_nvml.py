@@ -20,6 +20,7 @@ from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
 from tests.ranks.ranks import descendants
+from tests.support import limited
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -334,6 +335,36 @@ def run_by(root: Path, **processes: str) -> None:
     for pid, name in processes.items():
         (root / f"proc/{pid[1:]}").mkdir(parents=True)
         (root / f"proc/{pid[1:]}/comm").write_text(f"{name}\n")
+
+
+def test_a_driver_without_gpus_where_device_files_are_is_unknown(see: Any, root: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (root / "dev" / name).write_text("")
+    outcome = see({"-": {"nvmlDeviceGetCount_v2": 0}})
+    assert outcome.status is OutcomeStatus.UNTESTED
+    begin = "2 device files of NVIDIA GPUs here, and the driver shows no GPU; "
+    assert outcome.reason.startswith(f"{begin}none is on the PCI bus: the files are left over, or")
+    (root / "proc/driver/nvidia/gpus/0000:18:00.0").mkdir(parents=True)
+    outcome = see({"-": {"nvmlDeviceGetCount_v2": 0}})
+    assert outcome.status is OutcomeStatus.UNTESTED
+    assert outcome.reason.startswith(f"{begin}they did not start, or were taken off the bus: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+def test_device_files_that_may_not_be_opened_are_the_reason(library: Path, root: Path) -> None:
+    """As in a container whose control group lost the devices, or for a user without the group."""
+    (root / "dev/nvidia0").write_text("")
+    (root / "dev/nvidia0").chmod(0o400)
+    os.chown(root / "dev/nvidia0", 65533, 65533)
+
+    def as_any_user(crumb: Callable[..., None]) -> Mapping[str, Any]:
+        limited.keep_rights(limited.DAC_READ_SEARCH)
+        return gather_gpus(crumb, root)
+
+    file = write({"-": {"nvmlDeviceGetCount_v2": 0}}, root.with_name("machine"))
+    outcome = observe(library, file, as_any_user)
+    assert outcome.status is OutcomeStatus.UNTESTED
+    assert "/dev/nvidia0 may not be opened here: start the container again" in outcome.reason
 
 
 def test_own_processes_and_those_of_mps_are_nobody_else(see: Any, root: Path) -> None:
