@@ -108,6 +108,9 @@ ADDRESSES = Kind(
 _FILES_OF_A_RANK = 8
 """Files that a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7
 and the listener)."""
+_FILES_OF_THE_STORE = 9
+"""More files of the rank that serves the store, besides one for each rank: measured with torch 2.13
+as the smallest limit under which 2, 4 and 8 ranks of gloo form a group."""
 _FILES_OF_A_JOB = 256
 """Data files, logs, DataLoader workers (some 4 each), CUDA devices."""
 _MIB = 1 << 20
@@ -135,6 +138,7 @@ class Limits(Check):
     name = "limits"
     layer = Layer.HOST
     kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES)
+    unaided = True
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
@@ -210,7 +214,11 @@ def _open_files(
 ) -> Iterator[Finding]:
     world, soft, hard = cluster.world_size, facts["files"], facts["files_hard"]
     meshes = cluster.backend == "gloo" or serves
-    least = (world if meshes else 0) + _FILES_OF_A_RANK
+    least = (world if cluster.backend == "gloo" else 0) + _FILES_OF_A_RANK
+    if serves and rank.launch is not None and rank.launch.agent_store:  # in another process
+        least = max(least, world + _FILES_OF_A_RANK)
+    elif serves:
+        least += world + _FILES_OF_THE_STORE
     wanted = _FILES_OF_A_JOB + (2 if meshes else 1) * world
     if soft is None or soft >= wanted:
         return

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from nccl_doctor.gather.envelope import LARGEST, OPEN, BadMessage, Seal, unwrap, wrap
+from nccl_doctor.toolkit.shortage import shortage_of
 
 T = TypeVar("T")
 
@@ -247,7 +248,11 @@ class _Worker:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[Any]]]
         self._calls = queue.SimpleQueue()
         self._lost = ""
-        threading.Thread(target=self._serve, name="mailbox", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, name="mailbox", daemon=True).start()
+        except RuntimeError as error:
+            scarce = shortage_of(error)
+            raise StoreLost(scarce.words if scarce else str(error)) from error
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
         if self._lost:

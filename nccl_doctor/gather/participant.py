@@ -44,9 +44,10 @@ from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatu
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
-from nccl_doctor.toolkit import forks, guardian
+from nccl_doctor.toolkit import errands, forks, guardian
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
 SHORT_ROAD_S = 2.0
@@ -75,6 +76,7 @@ class Participant:
         self._hosts: Mapping[str, Sequence[str]] = {}
         self._is_second = False
         self._box: ControlStore | None = None
+        self._scarce: Shortage | None = None
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
@@ -85,6 +87,7 @@ class Participant:
             self._last_words,
             first=self._close_evidence,
         )
+        errands.reserve()
 
     def run(self) -> int:
         """Take part in the run, to its end; never later than the run's deadline.
@@ -95,6 +98,7 @@ class Participant:
         result = self._depart()
         if not self._watchdog.stand_down():
             time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
+        errands.release()
         # First, as the report says with which code this process leaves.
         if not self._leave_last_view(result) and run.options.exit_profile == "native":
             result = _not_saved(result)
@@ -113,12 +117,8 @@ class Participant:
         run = self._run
         run.progress.say("importing torch")
         import_torch()
-        if self._serves():
-            only = run.launch.master_addr if run.launch.nnodes == 1 else None
-            run.door = store_server.serve(run.launch.master_port or 0, only_for=only)
-        elif run.launch.agent_store:
-            run.door = store_server.Door("agent")
         try:
+            self._open_store()
             return self._take_part()
         except StoreLost as error:
             return self._own_view(
@@ -127,7 +127,22 @@ class Participant:
                 self._road(),
             )
         except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
-            return self._as_far_as_known(f"nccl-doctor itself failed: {in_words(error)}")
+            scarce = shortage_of(error)
+            words = scarce.words if scarce else f"nccl-doctor itself failed: {in_words(error)}"
+            return self._as_far_as_known(words, fix=scarce.fix if scarce else "")
+
+    def _open_store(self) -> None:
+        run = self._run
+        if run.launch.agent_store:
+            run.door = store_server.Door("agent")
+        elif self._serves():
+            only = run.launch.master_addr if run.launch.nnodes == 1 else None
+            try:
+                run.door = store_server.serve(run.launch.master_port or 0, only_for=only)
+            except (OSError, RuntimeError) as error:  # this host is examined all the same
+                self._scarce = shortage_of(error)
+                if self._scarce is None:
+                    raise
 
     def _take_part(self) -> ParticipantResult:
         run = self._run
@@ -138,6 +153,8 @@ class Participant:
         who = replace(who, facts=examine_alone(run))
         self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
+        if self._scarce is not None:
+            return self._as_far_as_known(self._scarce.words, fix=self._scarce.fix)
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
         try:
@@ -420,14 +437,15 @@ class Participant:
 
     def _last_words(self, reason: str) -> int:
         """Write a report of the facts so far: the watchdog ends this process."""
+        errands.release()
         return self._write(self._as_far_as_known(f"{reason} while {self._run.progress.doing}"))
 
-    def _as_far_as_known(self, words: str) -> ParticipantResult:
+    def _as_far_as_known(self, words: str, fix: str = "") -> ParticipantResult:
         """Report of the facts so far; as rank 0, of all that have signed in."""
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         if self._watchdog.interrupted:  # a rank that has not signed in yet is not absent
             coordinates = coordinates and self._run.joined
-        stopped = Finding(kinds.RUN_INTERRUPTED, words)
+        stopped = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
 

@@ -77,7 +77,7 @@ def serve(port: int, only_for: str | None = None) -> Door:
         listener.listen(_BACKLOG)
     except OSError as error:
         return Door("self", error)
-    pid = forks.fork_service("doorkeeper", lambda: _keep(listener, address))
+    pid = forks.fork_service("doorkeeper", lambda: _keep(listener, address), [listener.fileno()])
     listener.close()
     return Door("self", pid=pid, address=address)
 

@@ -1,7 +1,8 @@
 """Watchdog of every supervisor: ends the process at the deadline or at a signal, whatever is stuck.
 
 A thread, because the main thread may sit in C++ code where Python handles no signal. It kills the
-children, has the last words written, and ends the process.
+children, has the last words written, and ends the process. Where no thread can be started, an alarm
+does the same, if the main thread lets it; and it takes no signals: the guardian does.
 """
 
 from __future__ import annotations
@@ -44,14 +45,22 @@ class Watchdog:
         self._last_words = last_words
         self._first = first
         self._leaving = threading.Lock()
+        self._wake = -1
         # Of all threads only the main one takes them, and only once everything stands.
-        signal.pthread_sigmask(signal.SIG_BLOCK, forks.SIGNALS)
-        self._wake, wake_end = os.pipe()
-        os.set_blocking(wake_end, False)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, forks.SIGNALS)
+        try:
+            self._wake, wake_end = os.pipe()
+            os.set_blocking(wake_end, False)
+            signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        except (OSError, RuntimeError):  # no file or no thread is to be had
+            signal.set_wakeup_fd(-1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.signal(signal.SIGALRM, lambda *_: self._alarmed())
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, deadline - time.monotonic()))
+            return
         for number in forks.to_catch():
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells the thread
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         guardian.take_signals()  # one that came before is taken now
 
     def stand_down(self) -> bool:
@@ -70,25 +79,35 @@ class Watchdog:
     def hand_over(self) -> int:
         """Stop watching. One that came before ends the process here.
 
-        Returns: the descriptor from which the numbers of signals are read, for whoever goes on.
+        Returns: the descriptor from which the numbers of signals are read, for whoever goes on; -1
+            where this watchdog takes none.
         """
-        if select.select([self._wake], [], [], 0)[0] or not self._leaving.acquire(blocking=False):
+        came = self._wake >= 0 and select.select([self._wake], [], [], 0)[0]
+        if came or not self._leaving.acquire(blocking=False):
             time.sleep(LAST_WORDS_S + 1)
         return self._wake
 
     def _watch(self) -> None:
-        reason = f"the deadline passed (pid {os.getpid()})"
         left = max(0.0, self._deadline - time.monotonic())
         readable, _, _ = select.select([self._wake], [], [], left)
+        self._leave(os.read(self._wake, 1)[0] if readable else None)
+
+    def _alarmed(self) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        self._leave(None)
+
+    def _leave(self, number: int | None) -> None:
+        """End the process with the last words, unless it is leaving; `number`: of a signal."""
         if not self._leaving.acquire(blocking=False):
             return
-        if readable:
+        reason = f"the deadline passed (pid {os.getpid()})"
+        if number is not None:
             self.interrupted = True
-            reason = f"received {forks.signal_name(os.read(self._wake, 1)[0])}"
+            reason = f"received {forks.signal_name(number)}"
         code = 3
         try:
             signal.alarm(LAST_WORDS_S)
-            limit_s = LAST_WORDS_S if readable else AT_THE_END_S
+            limit_s = AT_THE_END_S if number is None else LAST_WORDS_S
             errands.leave_by(time.monotonic() + limit_s)
             self._first()
             forks.kill_living()

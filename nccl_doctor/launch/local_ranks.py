@@ -7,6 +7,7 @@ Forking is safe: that process has no thread but a guardian that waits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -18,6 +19,7 @@ from functools import partial
 from nccl_doctor.launch import identity
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.shortage import shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
 CPU_RANKS = 2
@@ -120,9 +122,12 @@ class _Host:
         def start_siblings(place: HostPlace, meeting: Address) -> None:
             os.write(word_end, json.dumps([vars(place), meeting]).encode())
 
-        self._running[forks.fork_child(partial(self._first, start_siblings))] = 0
+        with contextlib.suppress(BlockingIOError):
+            self._running[forks.fork_child(partial(self._first, start_siblings))] = 0
+        if not self._running:  # no process is to be had: its report says so
+            return self._first(start_siblings)
         os.close(word_end)
-        listening = [word, wake]
+        listening = [word] if wake < 0 else [word, wake]
         while self._running or self._messengers:
             readable, _, _ = select.select(listening, [], [], self._calm_s())
             for number in os.read(wake, 256) if wake in readable else b"":
@@ -152,7 +157,13 @@ class _Host:
         place, (host, port) = json.loads(message)
         self._place = HostPlace(**place), (host, port)
         for local in range(1, self._nproc):
-            self._running[forks.fork_child(partial(self._sibling, *self._place, local))] = local
+            try:
+                pid = forks.fork_child(partial(self._sibling, *self._place, local))
+            except OSError as error:
+                scarce = shortage_of(error)
+                complain(f"local rank {local} is not started: {scarce.words if scarce else error}")
+                continue
+            self._running[pid] = local
 
     def _pass_on(self, number: int) -> None:
         self._interrupted = True

@@ -152,6 +152,9 @@ class Check:
         looks_again: True if a check that observes alone is to do so once more, in round
             `AFTER_LOSS`, when somebody was lost. `Context.params` then has `hosts`: name →
             addresses of hosts of the job, those that were lost and some that are left.
+        unaided: True if `observe` only asks the kernel about this process and its limits. Where no
+            child can be started for it, it is called in the process of the participant, so that the
+            report can name the limit.
         reads: names of other checks whose facts `plan`, `judge`, `figures` or `sections` use. It
             changes neither order nor level: facts of a check that did not run are not there, and
             `plan` sees what was observed before it is asked.
@@ -168,6 +171,7 @@ class Check:
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()
     looks_again: ClassVar[bool] = False
+    unaided: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
 
     def deadline(self, ctx: Context) -> float:

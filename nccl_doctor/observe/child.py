@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.toolkit.forks import (
+    close_others,
     end,
     fork,
     kill,
@@ -57,7 +58,8 @@ class ProbeJob:
     """One piece of work.
 
     `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
-    given each breadcrumb as it comes. One that is `shared` may run in the child of others.
+    given each breadcrumb as it comes. One that is `shared` may run in the child of others. One that
+    is `unaided` is done in this process where no child can be started.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ProbeJob:
     deadline: float
     heard: Callable[[Mapping[str, Any]], None] = lambda crumb: None
     shared: bool = False
+    unaided: bool = False
 
 
 @dataclass
@@ -85,18 +88,24 @@ class Child:
     """The parent's end. `jobs` are those it has yet to do, the first of them is under way."""
 
     def __init__(self, jobs: Iterable[ProbeJob]) -> None:
-        """Fork it."""
+        """Fork it.
+
+        Raises:
+            OSError: no more processes can be started, or no more files opened.
+        """
         self.jobs = deque(jobs)
         self.alone = len(self.jobs) == 1
         name = self.job.name
-        self.pipe, write_end = os.pipe()
-        go_read, self._go = os.pipe()
-        self._log = os.memfd_create(f"{name}-log")
-        self._stack = os.memfd_create(f"{name}-stack")
         self._state = self._wchan = ""
         self._buffer = bytearray()
         self._messages = Messages(time.monotonic())
-        pid, parent = fork()
+        with contextlib.ExitStack() as opened:  # closed again where the next cannot be had
+            self.pipe, write_end = _kept(opened, *os.pipe())
+            go_read, self._go = _kept(opened, *os.pipe())
+            (self._log,) = _kept(opened, os.memfd_create(f"{name}-log"))
+            (self._stack,) = _kept(opened, os.memfd_create(f"{name}-stack"))
+            pid, parent = fork()
+            opened.pop_all()
         if pid == 0:
             os.close(self.pipe)
             os.close(self._go)
@@ -235,11 +244,18 @@ class Child:
         return Outcome(OutcomeStatus.DIED, exit_code=code, **common)
 
 
-def _serve(child: Child, pipe: int, go: int, parent: int) -> NoReturn:
+def _kept(opened: contextlib.ExitStack, *descriptors: int) -> tuple[int, ...]:
+    for each in descriptors:
+        opened.callback(os.close, each)
+    return descriptors
+
+
+def _serve(child: Child, write_end: int, go: int, parent: int) -> NoReturn:
     """Body of the child; never returns."""
     code, deadline, orderly = 1, child.job.deadline, False
     try:
         settle(child.job.name, parent)
+        close_others((write_end, go, child._log, child._stack))
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(child._log, 1)
@@ -250,7 +266,7 @@ def _serve(child: Child, pipe: int, go: int, parent: int) -> NoReturn:
         faulthandler.enable(file=child._stack, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=child._stack, all_threads=True)
         while True:
-            line = Line(pipe)
+            line = Line(write_end)
             result = _result(child.job.work, line)
             line.send(result)
             deadline, orderly = child.job.deadline, "raised" not in result
@@ -285,11 +301,7 @@ class Line:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """One message: `{"facts"}`, `{"crumb"}`, …"""
-        try:
-            line = json.dumps(masked_data(json.loads(json.dumps(message))))
-        except (TypeError, ValueError, RecursionError) as error:
-            line = json.dumps({"raised": f"the facts are not JSON: {masked(str(error))}"})
-        data = memoryview(line.encode() + b"\n")
+        data = memoryview(json.dumps(_sendable(message)).encode() + b"\n")
         with self._lock:
             while data:
                 data = data[os.write(self._pipe, data) :]
@@ -302,6 +314,32 @@ class Line:
     def witness(self, name: str, value: Any) -> None:
         """Say something of this child's own state; the last value of a name holds."""
         self.send({"witness": {name: json.loads(json.dumps(value, default=str))}})
+
+
+class _NoLine(Line):
+    """Line of work that is done in the process of the parent: nobody listens meanwhile."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send nothing."""
+
+
+def outcome_without_child(job: ProbeJob, why: str) -> Outcome:
+    """Outcome of a job for which no child can be started: of one that is `unaided`, done here."""
+    untested = Outcome(OutcomeStatus.UNTESTED, reason=why)
+    if not job.unaided:
+        return untested
+    result = _sendable(_result(job.work, _NoLine()))
+    return Outcome(OutcomeStatus.OK, facts=result["facts"]) if "facts" in result else untested
+
+
+def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(masked_data(json.loads(json.dumps(message))))
+    except (TypeError, ValueError, RecursionError) as error:
+        return {"raised": f"the facts are not JSON: {masked(str(error))}"}
 
 
 def _tail(fd: int, start: int) -> str:

@@ -25,9 +25,17 @@ from typing import Any
 
 from nccl_doctor.model.check import Check, Context
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
-from nccl_doctor.observe.child import FILES, MAX_MESSAGE_BYTES, Child, Line, ProbeJob
+from nccl_doctor.observe.child import (
+    FILES,
+    MAX_MESSAGE_BYTES,
+    Child,
+    Line,
+    ProbeJob,
+    outcome_without_child,
+)
 from nccl_doctor.toolkit.forks import REAP_WAIT_S
 from nccl_doctor.toolkit.host import open_descriptors
+from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 
 __all__ = ["MAX_MESSAGE_BYTES", "Line", "ProbeJob", "job_of", "patience", "run"]
 
@@ -37,6 +45,8 @@ PATIENCE_S = 1.0
 """Time in a shared child after which the other jobs get another child."""
 STACK_WAIT_S = 0.3
 """Time for the stacks of children that missed their deadlines."""
+SCARCE_S = 2.0
+"""Time to try again while no child at all can be started: another program may end."""
 _OWN_FILES = 64
 """Open files that a child needs for itself."""
 
@@ -76,8 +86,8 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
         )
         return check.observe(inside)
 
-    instant = check.cost == "instant" or (check.instant_without_gpu and context.backend != "nccl")
-    return ProbeJob(check.name, work, deadline + grace_s, shared=instant)
+    shared = check.cost == "instant" or (check.instant_without_gpu and context.backend != "nccl")
+    return ProbeJob(check.name, work, deadline + grace_s, shared=shared, unaided=check.unaided)
 
 
 class _Crew:
@@ -88,6 +98,7 @@ class _Crew:
         self._outcomes: dict[int, Outcome] = {}
         self._children: list[Child] = []
         self._room = _room()
+        self._scarce_until = 0.0
         shared = [job for job in self._jobs if job.shared]
         self._to_come = deque([job] for job in self._jobs if not job.shared)
         if shared:
@@ -113,8 +124,33 @@ class _Crew:
                     words = f"not started in time: at most {self._room} child processes run at once"
                     self._outcomes[id(job)] = Outcome(OutcomeStatus.UNTESTED, reason=words)
             in_time = [job for job in jobs if now < job.deadline]
-            if in_time:
+            if not in_time:
+                continue
+            try:
                 self._children.append(Child(in_time))
+                self._scarce_until = 0.0
+            except OSError as error:
+                scarce = shortage_of(error)
+                if scarce is None:
+                    raise
+                self._to_come.appendleft(in_time)
+                self._make_do(scarce)
+                return
+
+    def _make_do(self, scarce: Shortage) -> None:
+        """Go on with the children that there are; without one, wait a little, and give up."""
+        if self._children:
+            self._room = len(self._children)
+            return
+        now = time.monotonic()
+        self._scarce_until = self._scarce_until or now + SCARCE_S
+        if now < self._scarce_until:
+            time.sleep(0.05)
+            return
+        for jobs in self._to_come:
+            for job in jobs:
+                self._outcomes[id(job)] = outcome_without_child(job, scarce.words)
+        self._to_come.clear()
 
     def stop_late(self) -> None:
         """End what has missed its deadline, and let nothing wait behind what is slow."""
@@ -174,5 +210,8 @@ def _room() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return AT_ONCE
-    free = limit - open_descriptors() - _OWN_FILES
+    try:
+        free = limit - open_descriptors() - _OWN_FILES
+    except OSError:  # not even one more, to count them
+        return 1
     return max(1, min(AT_ONCE, free // FILES))

@@ -7,6 +7,7 @@ does not return in time; and a folder that did not answer once is not asked agai
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,20 +20,26 @@ from pathlib import Path
 from typing import NoReturn
 
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.shortage import shortage_of
 
 PATIENCE_S = 5.0
 """Longest time without a sign of life; a busy file server takes a second or two."""
 _REAP_S = 0.05
+_SPARE = 2
+"""Open files to write a report: the ends of a pipe, or a folder and a file."""
 _ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
 
 
 @dataclass
 class _Memory:
-    """State of this process: silent disks, its own end, and the number of waits."""
+    """State of this process: silent disks, its own end, the number of waits, and descriptors that
+    are kept for the end, with the process that has them.
+    """
 
     silent: set[str] = field(default_factory=set)
     leave_by: float = float("inf")
     waits: int | None = None
+    spare: tuple[int, list[int]] = (0, [])
 
 
 _memory = _Memory()
@@ -48,6 +55,26 @@ def leave_by(deadline: float) -> None:
     _memory.leave_by = deadline
 
 
+class _NoChild(Exception):
+    """No process can be started, or no file opened for it; says why."""
+
+
+def reserve() -> None:
+    """Keep some descriptors, so that a report can be written where all others are taken."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        while len(found) < _SPARE:
+            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    _memory.spare = os.getpid(), found
+
+
+def release() -> None:
+    """Give the descriptors of `reserve` free, in the process that has them."""
+    pid, found = _memory.spare
+    while found and pid == os.getpid():
+        os.close(found.pop())
+
+
 def alive() -> None:
     """Report a sign of life; called by long work whenever the disk has answered."""
     if _memory.waits is not None:
@@ -57,7 +84,8 @@ def alive() -> None:
 def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     """Run `work`, which is about files in `folder`, in a child; returns what it returns.
 
-    The child has no open file of this process.
+    The child has no open file of this process. Where none can be started, this process works
+    itself: whoever watches it ends it if the disk does not answer.
 
     Raises:
         TimeoutError: the disk did not answer in time, or not the last time either.
@@ -72,6 +100,8 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     except TimeoutError:
         _memory.silent.add(folder)
         raise
+    except _NoChild:
+        return work()
     return _answer(answer)
 
 
@@ -85,9 +115,12 @@ def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> byt
 
     Raises:
         TimeoutError: it did not end in time.
-        ChildProcessError: it ended the child; says how.
+        ChildProcessError: it ended the child, or none could be started; says how, or why.
     """
-    answer, status = _sent(name, work, patience_s)
+    try:
+        answer, status = _sent(name, work, patience_s)
+    except _NoChild as error:
+        raise ChildProcessError(errno.ECHILD, f"could not be tried: {error}") from error
     if answer[:1] == _DONE:
         return answer[1:]
     how = 0 if status is None else os.waitstatus_to_exitcode(status)
@@ -97,8 +130,18 @@ def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> byt
 
 def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[bytes, int | None]:
     """Output of a child to its end, and its status as `os.waitpid` has it."""
-    pipe, write_end = os.pipe()
-    pid, parent = forks.fork()
+    try:
+        pipe, write_end = os.pipe()
+        try:
+            pid, parent = forks.fork()
+        except OSError:
+            os.close(pipe)
+            os.close(write_end)
+            raise
+    except OSError as error:
+        if scarce := shortage_of(error):
+            raise _NoChild(scarce.words) from error
+        raise
     if pid == 0:
         _serve(name, work, write_end, parent)
     os.close(write_end)
@@ -151,9 +194,7 @@ def _serve(name: str, work: Callable[[], bytes], pipe: int, parent: int) -> NoRe
     """Body of the child; never returns."""
     try:
         forks.settle(name, parent)
-        # One that is left behind must not keep a pipe or a port open for which somebody waits.
-        os.closerange(3, pipe)
-        os.closerange(pipe + 1, 1 << 16)
+        forks.close_others([pipe])
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)

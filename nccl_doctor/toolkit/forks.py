@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from nccl_doctor.toolkit.leaving import give_back
 
@@ -26,6 +26,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 what the parent would do at a signal is not for the child to do."""
 
 REAP_WAIT_S = 1.0
+_FILES = 1 << 16
+"""Number above all descriptors: far more than this program ever opens."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -76,8 +78,10 @@ def fork() -> tuple[int, int]:
     return pid, parent
 
 
-def fork_service(name: str, serve: Callable[[], None]) -> int:
+def fork_service(name: str, serve: Callable[[], None], keep: Iterable[int] = ()) -> int:
     """Fork a process that runs `serve` until it is killed or this process is gone.
+
+    Of the open files it has only the standard streams and those to `keep`.
 
     Returns: its process id, registered in `living`.
     """
@@ -86,6 +90,7 @@ def fork_service(name: str, serve: Callable[[], None]) -> int:
         code = 1
         try:
             settle(name, parent)
+            close_others(keep)
             serve()
             code = 0
         finally:
@@ -132,6 +137,16 @@ def settle(name: str, parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     living.clear()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash must leave nothing behind
+
+
+def close_others(keep: Iterable[int]) -> None:
+    """Close every file but the standard streams and those to `keep`: whoever waits for the other
+    end of a pipe must not wait for this process, and few open files may be allowed.
+    """
+    first = 3
+    for number in sorted({*keep, _FILES}):
+        os.closerange(first, number)
+        first = max(first, number + 1)
 
 
 def rename(name: str) -> None:

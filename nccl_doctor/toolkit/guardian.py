@@ -6,6 +6,9 @@ file and imports nothing more. It ends the child at the deadline, takes the sign
 the child cannot, and says so on stderr. It leaves with 0 only after the child has said that the
 report is written, and only it becomes the COMMAND behind `--`: nobody has touched its environment,
 its limits or its signals.
+
+Where no process can be started, this one does the work itself, under an alarm, so that there is a
+report that says so; it never leaves with 0 then.
 """
 
 from __future__ import annotations
@@ -153,9 +156,15 @@ def watch(program: Callable[[], int], terms: Terms) -> int:
         pid = os.fork()
     except OSError as error:
         why = "; raise the limit of processes (`ulimit -u`)" if error.errno == errno.EAGAIN else ""
-        return _leave_unable(
-            f"cannot start a process: {error.strerror}{why}", _FAILED, terms.unable
-        )
+        words = f"cannot start a process: {error.strerror}{why}"
+        if not terms.keeps:
+            return _leave_unable(words, _FAILED, terms.unable)
+        _tell(2, f"nccl-doctor: {words}\n")
+        pid = -1
+    if pid < 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.setitimer(signal.ITIMER_REAL, terms.limit_s + GRACE_S)
+        return program() or _FAILED
     if pid == 0:
         os.close(hear)
         _work(program, terms, say, parent)
@@ -380,7 +389,9 @@ def _apart(work: Callable[[], object], until: float) -> None:
     parent = os.getpid()
     try:
         pid = os.fork()
-    except OSError:
+    except OSError:  # there may be no process to be had
+        with contextlib.suppress(Exception):
+            work()
         return
     if pid == 0:
         try:

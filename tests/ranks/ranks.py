@@ -24,6 +24,8 @@ BASE = {"RES_OPTIONS": "timeout:1 attempts:1", "CUDA_VISIBLE_DEVICES": ""}
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = itertools.cycle(range(20000 + 1000 * _WORKER, 21000 + 1000 * _WORKER))
 
+MAIN = "from nccl_doctor.__main__ import main; main()"
+
 
 def free_port() -> int:
     """A port that was free a moment ago, below the ephemeral range; no test's twice in a row."""
@@ -80,14 +82,17 @@ class Ranks:
         start: Sequence[int] | None = None,
         extra: Mapping[int, Sequence[str]] | None = None,
         fresh: Collection[int] = (),
+        before: Mapping[int, str] | None = None,
     ) -> None:
-        """`changes` are to the environment of single ranks, `extra` are options of single ranks."""
+        """`changes` are to the environment of single ranks, `extra` are options of single ranks;
+        `before` is Python that runs first, in single ranks.
+        """
         self.report_path = folder / "report.json"
         self.port = free_port()
         self.processes: dict[int, subprocess.Popen[str] | Forked] = {}
         self._fresh = fresh
         self._folder, self._world, self._options = folder, world, options
-        self._changes, self._extra = changes or {}, extra or {}
+        self._changes, self._extra, self._before = changes or {}, extra or {}, before or {}
         self._started = time.monotonic()
         self.start(range(world) if start is None else start)
 
@@ -102,6 +107,7 @@ class Ranks:
                 *self._extra.get(index, ()),
             ]
             out, err = self._outputs(index)
+            before = self._before.get(index)
             if not (read_early(changes) or index in self._fresh):
                 self.processes[index] = Forked(
                     arguments,
@@ -109,6 +115,7 @@ class Ranks:
                     folder=self._folder,
                     out=out,
                     err=err,
+                    code=f"{before}\n{MAIN}" if before else "",
                 )
                 continue
             with out.open("w") as stdout, err.open("w") as stderr:

@@ -66,6 +66,15 @@ def test_nccl_needs_them_where_the_store_is() -> None:
         assert found.fix == "ulimit -n 100000"
 
 
+@pytest.mark.parametrize(("files", "severity"), [(24, Severity.FAIL), (25, Severity.WARN)])
+def test_rank_0_needs_more_for_the_store(files: int, severity: Severity) -> None:
+    """As measured: of four ranks of gloo, rank 0 needs 25 files and the others 12 to form it."""
+    bad = cluster(files=files, files_hard=files, bad="nd0")
+    assert only(CHECK, bad, "open-files-limit-low", hosts=["nd0"]).level is severity
+    other = cluster(files=12, files_hard=12)
+    assert only(CHECK, other, "open-files-limit-low", hosts=["nd1"]).level is Severity.WARN
+
+
 def test_few_files_are_a_risk_for_a_small_job() -> None:
     found = only(CHECK, cluster(files=200), "open-files-limit-low", hosts=["nd1"])
     assert found.level is Severity.WARN

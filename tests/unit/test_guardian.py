@@ -225,6 +225,6 @@ def test_it_is_light(tmp_path: Path) -> None:
     ours = {name for name in done.stdout.split() if name.startswith("nccl_doctor.")}
     assert ours == {f"nccl_doctor.{name}" for name in (
         "__main__", "toolkit", "toolkit.errands", "toolkit.forks", "toolkit.guardian",
-        "toolkit.leaving",
+        "toolkit.leaving", "toolkit.shortage",
     )}  # fmt: skip
     assert "click" not in done.stdout.split()
