@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
+from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold
 from nccl_doctor.gather.join import Join
@@ -40,7 +41,12 @@ class Coordinator:
     """Conducts one run; the participant in it that is rank 0 takes part as any other."""
 
     def __init__(
-        self, run: Run, box: ControlStore, evidence: EvidenceLog, views: PartialReports
+        self,
+        run: Run,
+        box: ControlStore,
+        evidence: EvidenceLog,
+        views: PartialReports,
+        doubts: Doubts,
     ) -> None:
         self._run = run
         self._views = views
@@ -49,6 +55,7 @@ class Coordinator:
         self._number = 0
         self._silent: set[int] = set()
         self._deaths = Deaths(box, evidence)
+        self._doubts = doubts
         self._mourned: set[int] = set()
         self._over: set[tuple[int, int]] = set()
 
@@ -59,7 +66,7 @@ class Coordinator:
             StoreLost: the store broke off.
         """
         run = self._run
-        roll = Join(run, self._box, self._evidence, self._deaths)
+        roll = Join(run, self._box, self._evidence, self._deaths, self._doubts)
         roll.call()
         run.joined = True
         for check in run.registry.checks:
@@ -150,6 +157,7 @@ class Coordinator:
 
     def _ended_early(self, groups: Sequence[Sequence[int]]) -> set[int]:
         """Lowest seats of the groups that have lost a member; tells the other members."""
+        self._doubts.answer()
         if self._deaths.look():
             for group in groups:
                 if any(self._deaths.of(seat) for seat in group):
@@ -265,7 +273,7 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in self._evidence.seats]
-        names = ("coordinators", "opening", "server", "seats", "layout", "roster")
+        names = ("coordinators", "doubts", "opening", "server", "seats", "layout", "roster")
         box.forget([*names, *orders, *seats, *byes])
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from nccl_doctor import __version__
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
+from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, take_place
@@ -38,11 +39,14 @@ _PAUSES_S = (0.002, 0.05)
 class Join:
     """Sign-in phase of one run, on the coordinator."""
 
-    def __init__(self, run: Run, box: ControlStore, evidence: EvidenceLog, deaths: Deaths) -> None:
+    def __init__(
+        self, run: Run, box: ControlStore, evidence: EvidenceLog, deaths: Deaths, doubts: Doubts
+    ) -> None:
         self._run = run
         self._box = box
         self._evidence = evidence
         self._deaths = deaths
+        self._doubts = doubts
         self._opened = 0.0
         self._refused = (0, 0.0)
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
@@ -160,6 +164,7 @@ class Join:
         while True:
             self._admit()
             self._deaths.look()
+            self._doubts.answer()
             if complete() or time.monotonic() > until:
                 return
             self._run.progress.say(f"waiting for {missing()} to sign in")

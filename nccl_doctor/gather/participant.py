@@ -19,6 +19,7 @@ from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.gather.deaths import death_of
+from nccl_doctor.gather.doubts import Doubts, another_coordinates
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
@@ -166,7 +167,10 @@ class Participant:
             )
         self._box = box
         if run.launch.rank == 0:
-            self._is_second = self._is_second or box.add("coordinators", 1) > 1
+            others = box.add("coordinators", 1) > 1
+            self._is_second = (self._is_second or others) and another_coordinates(
+                box, self._token, run.launch, run.left(), run.progress.tick
+            )
         stranger = self._open(box)
         run.seat = box.add("seats", 1) - 1
         key = run.config.key
@@ -187,7 +191,8 @@ class Participant:
         master = str(run.launch.master_addr)
         self._hosts = {master: [master]}
         if run.launch.rank == 0 and not self._is_second:
-            return Coordinator(run, box, self._evidence, self._views).conduct()
+            doubts = Doubts(box, run.launch, self._first_seal())
+            return Coordinator(run, box, self._evidence, self._views, doubts).conduct()
         return self._follow(box)
 
     def _open(self, box: ControlStore) -> ParticipantResult | None:
@@ -239,7 +244,7 @@ class Participant:
     def _connect(self) -> ControlStore:
         run = self._run
         prefix = prefix_of(run.launch)
-        seal = Seal(run.config.key.secret) if run.config.key else OPEN
+        seal = self._first_seal()
 
         def connect(host: str, port: int, timeout_s: float) -> ControlStore:
             return ControlStore(host, port, timeout_s=timeout_s, prefix=prefix, seal=seal)
@@ -269,6 +274,11 @@ class Participant:
                     self._is_second = True
                     return other
         return own
+
+    def _first_seal(self) -> Seal:
+        """Seal of messages before the run is opened."""
+        key = self._run.config.key
+        return Seal(key.secret) if key else OPEN
 
     def _is_mine(self, other: ControlStore) -> bool:
         """True if a store is the one that this participant serves."""
@@ -325,6 +335,8 @@ class Participant:
             if isinstance(order, Finish):
                 with contextlib.suppress(StoreLost):  # the store may go as soon as it has it
                     box.put(f"bye/{run.seat}", True)
+                if self._is_second:
+                    return self._ended_by_another(order.code)
                 return ParticipantResult(order.code)
             if any(run.seat in group for group in order.round.groups):
                 outcome = self._take_part_in(box, order.check, order.round, number)
@@ -370,6 +382,15 @@ class Participant:
         return outcome
 
     # -- leaving alone --------------------------------------------------------------------------
+
+    def _ended_by_another(self, code: int) -> ParticipantResult:
+        """Result of a rank 0 where another process coordinated: never success, for that may have
+        been none of this job.
+        """
+        words = "another process that says it is rank 0 coordinated this run, and ended it"
+        lost = Finding(kinds.COORDINATOR_LOST, words, Where(hosts=(host_name(),)))
+        report = make_report(self._run, self._evidence, complete=False, extra=[lost])
+        return ParticipantResult(code or 3, report, aside=True)
 
     def _own_view(
         self, kind: Kind | None, message: str, where: Where | None = None

@@ -6,6 +6,7 @@ The store is served by the test, as an agent's would be, so that anything can li
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
 from nccl_doctor.gather.envelope import Seal, wrap
 from nccl_doctor.gather.examine import PROTOCOL
+from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ended, Ranks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -179,6 +181,49 @@ def test_a_stranger_who_takes_the_name_of_a_rank_that_is_here_blames_it_for_noth
     assert not findings["message-refused"]["where"]["ranks"]
 
 
+def test_a_raised_counter_does_not_make_a_follower_of_rank_0(ranks: Ranks) -> None:
+    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    ranks.start([0, 1])
+    ended = ranks.wait(WAIT_S)
+    assert [each.code for each in ended.values()] == [0, 0]
+    assert ranks.report()["verdict"] == "pass"
+
+
+def test_a_stranger_who_plays_rank_0_does_not_end_it_with_success(job: Job, tmp_path: Path) -> None:
+    """Without a key, whoever reaches the port can be rank 0: its report says that there was one."""
+    ranks = job.ranks
+    stranger = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX)
+    stranger.add("coordinators", 1)
+    ranks.start([0])
+    question = stranger.get("doubt/0", WAIT_S)
+    stranger.put("sure/0", question)
+    token = stranger.get("seat/0", WAIT_S)["token"]
+    stranger.put("roster", Roster({0: token}, "nonce", "gloo", next_s=9.0).to_json())
+    stranger.put("order/0", {"finish": 0})
+    (ended,) = ranks.wait(WAIT_S).values()
+    assert ended.code == 3
+    assert "another process that says it is rank 0" in " ".join(ended.stderr.split())
+    report = json.loads((tmp_path / "report.node0.json").read_text())
+    assert (report["verdict"], report["exit_code"]) == ("unknown", 3)
+
+
+def test_a_second_rank_0_follows_the_first(job: Job, tmp_path: Path) -> None:
+    ranks, again = job.ranks, tmp_path / "again"
+    again.mkdir()
+    ranks.start([0])
+    store = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX)
+    store.get("opening", WAIT_S)
+    second = Ranks(again, 2, OPTIONS, start=[], changes={0: AGENT})
+    second.port = ranks.port
+    second.start([0])
+    store.get("seat/1", WAIT_S)
+    ranks.start([1])
+    ended = {**ranks.wait(WAIT_S), 2: second.wait(WAIT_S)[0]}
+    codes = {found["code"] for found in ranks.report()["root_causes"]}
+    assert codes == {"rank-duplicate"}
+    assert [each.code for each in ended.values()] == [1, 1, 1]
+
+
 # -- with a key ------------------------------------------------------------------------------------
 
 
@@ -211,6 +256,23 @@ def test_another_key_is_told_on_both_sides_and_waited_for_on_none(
     assert ended[1].code == 3
     assert ended[1].seconds < JOIN_S
     assert "does not have the key of this run" in " ".join(ended[1].stderr.split())
+
+
+def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Job) -> None:
+    ranks = job.of("secret", "secret")
+    seal = Seal(b"secret" * 8)
+    old = {"token": "of an earlier run", "address": f"127.0.0.1:{ranks.port}"}
+    put(ranks, "sure/0", wrap(f"{PREFIX}sure/0", old, seal))
+    put(ranks, "opening", wrap(f"{PREFIX}opening", {"run": "earlier"}, seal))
+    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    ranks.start([0])
+    box = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX, seal=seal)
+    while box.get("opening", WAIT_S) == {"run": "earlier"}:
+        time.sleep(0.05)
+    ranks.start([1])
+    ended = ranks.wait(WAIT_S)
+    assert [each.code for each in ended.values()] == [0, 0]
+    assert ranks.report()["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("secret", [None, b"guessed" * 4])
