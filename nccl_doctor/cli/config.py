@@ -116,7 +116,7 @@ def _there(cwd: Path) -> list[Path]:
 
 def _read(file: Path) -> str:
     try:
-        return files.read(file).decode()
+        return files.read(file, files.CONFIG_MAX).decode()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -65,9 +65,7 @@ def read_past(path: str, checks: Sequence[Check]) -> Past:
 
 
 def _earlier(file: Path, checks: Sequence[Check]) -> Earlier:
-    data = files.read(file, LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"larger than {LARGEST >> 20} MiB")
+    data = files.read(file, LARGEST)
     try:
         return Earlier.of(str(file), Report.from_json(json.loads(data)), checks)
     except RecursionError as error:

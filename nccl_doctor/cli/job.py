@@ -28,7 +28,7 @@ def read(path: str) -> dict[str, Any]:
             object.
     """
     try:
-        text = files.read(path).decode()
+        text = files.read(path, files.CONFIG_MAX).decode()
     except OSError as error:
         raise DsConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

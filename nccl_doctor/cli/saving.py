@@ -55,8 +55,6 @@ def read_report(file: str) -> Report:
         data = _read(file)
     except OSError as error:
         raise click.UsageError(f"cannot read {file}: {error.strerror}") from error
-    if len(data) > LARGEST:
-        raise click.UsageError(f"cannot read {file}: longer than {LARGEST >> 20} MiB")
     try:
         return Report.from_json(json.loads(data))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -66,10 +64,12 @@ def read_report(file: str) -> Report:
 
 
 def _read(file: str) -> bytes:
-    """Content of a file, cut one byte after the largest size of a report."""
-    if file == "-":
-        return sys.stdin.buffer.read(LARGEST + 1)
-    return files.read(file, LARGEST + 1)
+    if file != "-":
+        return files.read(file, LARGEST)
+    data = sys.stdin.buffer.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise files.too_long(LARGEST)
+    return data
 
 
 def output_options(function: F) -> F:

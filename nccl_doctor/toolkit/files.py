@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,11 +25,22 @@ _PIECE = 1 << 20
 """Bytes that are read or written at a time; a sign of life follows each piece."""
 
 
-def read(path: str | Path, most: int = -1) -> bytes:
-    """All of a file, or its first `most` bytes.
+CONFIG_MAX = 4 << 20
+"""Most bytes of a file of settings: the largest have some thousand lines."""
+
+
+def too_long(most: int) -> OSError:
+    """Error for a file of more than `most` bytes."""
+    size = f"{most >> 20} MiB" if most >= 1 << 20 else f"{most} bytes"
+    return OSError(errno.EFBIG, f"longer than {size}")
+
+
+def read(path: str | Path, most: int) -> bytes:
+    """All of a file of at most `most` bytes: of /dev/zero there is no end.
 
     Raises:
-        OSError: it cannot be read; a TimeoutError where the disk, or who writes a pipe, is silent.
+        OSError: it cannot be read, or is longer; a TimeoutError where the disk, or who writes a
+            pipe, is silent.
     """
     if _is_descriptor(path):  # of this process, and of nobody whom it sends
         return _read(path, most)
@@ -114,9 +126,14 @@ def _is_descriptor(path: str | Path) -> bool:
 def _read(path: str | Path, most: int) -> bytes:
     data = bytearray()
     with open(path, "rb") as file:
-        while piece := file.read(_PIECE if most < 0 else min(_PIECE, most - len(data))):
+        there = os.fstat(file.fileno())
+        longer = stat.S_ISREG(there.st_mode) and there.st_size > most
+        while not longer and (piece := file.read(min(_PIECE, most + 1 - len(data)))):
             data += piece
+            longer = len(data) > most
             alive()
+    if longer:
+        raise too_long(most)
     return bytes(data)
 
 

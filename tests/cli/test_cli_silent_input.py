@@ -8,7 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from nccl_doctor.toolkit.errands import PATIENCE_S
+from tests.cli.program import error_of, program
 
 COMMANDS = (
     "run --config PIPE",
@@ -60,3 +63,43 @@ def test_a_configuration_from_another_program(tmp_path: Path) -> None:
     os.close(ours)
     assert done.returncode == 2
     assert f"/dev/fd/{ours} is not JSON" in done.stderr
+
+
+ONE_LINE = {
+    "run --config FILE": "cannot read FILE: ",
+    "env --config FILE": "cannot read FILE: ",
+    "run --baseline FILE": "--baseline: ",
+    "run --deepspeed-config FILE": "--deepspeed-config: cannot read FILE: ",
+    "run --hostfile FILE": "--hostfile FILE: cannot be read: ",
+    "run --redact --redact-key FILE": "--redact-key: cannot read FILE: ",
+    "run --key FILE": "cannot use FILE for --key, ",
+    "report show FILE": "cannot read FILE: ",
+    "report judge FILE": "cannot read FILE: ",
+    "report merge FILE": "cannot read FILE: ",
+    "report diff FILE FILE": "cannot read FILE: ",
+}
+"""Option, and how its error begins."""
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["a file of 10 GB", "without end", "a folder"])
+def test_every_input_that_is_too_large_or_no_file_is_one_line(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "input"
+    if kind == "a folder":
+        file.mkdir()
+    elif kind == "without end":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as opened:
+            opened.truncate(10_000 * MIB)
+        file.chmod(0o600)
+    for command, start in ONE_LINE.items():
+        if kind == "without end" and command.startswith("report"):
+            continue  # a gigabyte is read: test_cli_bad_input has it, with less
+        if kind == "a folder" and "--baseline" in command:
+            continue  # of reports, of which there are none
+        said = error_of(program(*command.replace("FILE", str(file)).split(), cwd=tmp_path))
+        if not (kind == "a folder" and "--key" in command):  # closed to others, it is no file
+            assert said.startswith(start.replace("FILE", str(file))), command
+        assert str(file) in said, command
+        assert len(said) < 400, command

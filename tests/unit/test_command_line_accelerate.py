@@ -292,7 +292,7 @@ def test_a_line_that_cannot_start_its_job(flags: str, words: str, cwd: Path):
         ("c.json", b"[1]", "not a table"),
         ("c.json", b"[" * 100_000, "not JSON"),
         ("c.yaml", b"\xff\xfe", "not text"),
-        ("c.yaml", b"a: 1\n" * 300_000, "larger than 1 MiB"),
+        ("c.yaml", b"a: 1\n" * 300_000, "longer than 1 MiB"),
         ("c.yaml", b"distributed_type: MULTI_GPU\n", "the number of processes is missing"),
         ("c.yaml", b"distributed_type: MULTI_GPU\nnum_processes: -1\n", "is missing"),
         ("c.yaml", b"num_machines: two\n", "num_machines in"),

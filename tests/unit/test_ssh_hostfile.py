@@ -101,7 +101,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read(str(tmp_path / "none"))
     with pytest.raises(HostfileError, match="cannot be read: Is a directory"):
         read(str(tmp_path))
-    with pytest.raises(HostfileError, match="larger than 1 MiB"):
+    with pytest.raises(HostfileError, match="cannot be read: longer than 1 MiB"):
         read("/dev/zero")
     binary = tmp_path / "binary"
     binary.write_bytes(b"nd0 slots=1\n\xff\xfe")
@@ -109,7 +109,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read(str(binary))
     large = tmp_path / "large"
     large.write_bytes(b"#" * (MAX_BYTES + 1))
-    with pytest.raises(HostfileError, match="larger than 1 MiB"):
+    with pytest.raises(HostfileError, match="cannot be read: longer than 1 MiB"):
         read(str(large))
     with pytest.raises(HostfileError, match="--hostfile : "):
         read("")

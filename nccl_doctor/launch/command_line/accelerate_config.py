@@ -16,9 +16,9 @@ from typing import Any
 from nccl_doctor.launch.command_line.job_line import JobLineError, Said
 from nccl_doctor.toolkit import files
 
+_MAX_BYTES = 1 << 20
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_][\w-]*):(?:\s+(?P<value>.*))?")
 _NOTHING = ("", "null", "Null", "NULL", "~", "{}", "[]")
-_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,12 @@ def load(path: Path) -> Config:
         JobLineError: it cannot be read, or is a JSON file that is none.
     """
     try:
-        data = files.read(path, _MAX_BYTES + 1)
+        data = files.read(path, _MAX_BYTES)
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise JobLineError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise JobLineError(f"{path}: not text (byte {error.start})") from error
-    if len(data) > _MAX_BYTES:
-        raise JobLineError(f"{path}: larger than 1 MiB: no configuration file")
     if path.suffix != ".json":
         return _yaml(path, text)
     try:

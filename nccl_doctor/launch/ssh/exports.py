@@ -40,7 +40,7 @@ def exported(environ: Mapping[str, str], home: Path, cwd: Path) -> dict[str, str
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        lines = files.read(file).decode().splitlines()
+        lines = files.read(file, files.CONFIG_MAX).decode().splitlines()
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:

@@ -52,11 +52,9 @@ def read(path: str) -> tuple[Entry, ...]:
         HostfileError: it cannot be read, names no host, or has lines that are wrong.
     """
     try:
-        data = files.read(path, MAX_BYTES + 1)
+        data = files.read(path, MAX_BYTES)
     except OSError as error:
         raise HostfileError(f"--hostfile {path}: cannot be read: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise HostfileError(f"--hostfile {path}: larger than {MAX_BYTES >> 20} MiB, not a hostfile")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

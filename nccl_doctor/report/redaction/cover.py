@@ -128,7 +128,7 @@ def read_key(path: str) -> bytes:
         OSError: it cannot be read.
         ValueError: it holds too little to be a key.
     """
-    return _key_of(files.read(path))
+    return _key_of(files.read(path, _MAP_MOST))
 
 
 def shared_key(folder: str | Path) -> bytes:
@@ -205,7 +205,7 @@ def _own_map(path: Path) -> dict[str, Any]:
 
 def _bytes_or_none(path: str) -> bytes:
     try:
-        return files.read(path)
+        return files.read(path, _MAP_MOST)
     except OSError:
         return b""
 
