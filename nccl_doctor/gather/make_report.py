@@ -1,21 +1,34 @@
-"""A report of what one process knows so far: the coordinator's, or the own view of one host."""
+"""A report of what one process knows so far: the coordinator's, or the own view of one host.
+
+There is always one. A step that fails is named in it, and the verdict is then unknown.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
+from nccl_doctor import __version__
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.judge.conclusion import conclude
+from nccl_doctor.judge.checks import in_words, place_of
+from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.history import compare
 from nccl_doctor.judge.merge_clusters import merge_clusters
-from nccl_doctor.model.findings import Finding
+from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.findings import CheckResult, Finding, Status, Where
+from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
+from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.masking import masked_data
+
+T = TypeVar("T")
+
+_FIX = "report it with the JSON report of this run (--json); if a plug-in is named, remove it"
 
 
 def make_report(
@@ -31,41 +44,129 @@ def make_report(
 
     `views` are what hosts say of themselves that did not sign in.
     """
-    cluster = evidence.cluster(run.options, run.backend, complete=complete)
-    if views:
-        cluster = merge_clusters([cluster, *(view.cluster for view in views)])
-    skipped = {
-        check.name: f"needs --level {check.level.value}"
-        for check in run.registry.checks
-        if check.level.order > run.options.level.order
-    }
-    if alone:
-        skipped |= {c.name: "needs other hosts or ranks" for c in run.registry.checks if c.together}
-    about = _record(run, alone=alone)
-    problems = [*run.registry.problems, *evidence.problems(), *extra]
-    if run.config.past is not None and complete:
-        found = compare(cluster, run.registry.checks, run.config.past, about)
-        about = replace(about, baseline=found.record)
-        problems += found.findings
-    return conclude(
-        cluster,
-        run.registry.checks,
-        run=about,
-        problems=problems,
-        skipped=skipped,
-        wanted=run.registry.wanted,
-        strict=run.options.strict,
-    )
+    made = _Maker(run, evidence, complete=complete, alone=alone, extra=extra)
+    return made.report(views)
 
 
-def _record(run: Run, *, alone: bool) -> RunRecord:
-    """The record of the run: id, start, duration, launcher, command, options."""
-    return RunRecord(
-        id=run.nonce or secrets.token_hex(8),
-        started=run.config.started_at,
-        duration_s=round(time.monotonic() - run.config.started, 3),
-        launcher=run.launch.launcher,
-        command=run.config.command,
-        options=masked_data(run.options.to_json()),
-        alone=alone,
-    )
+class _Maker:
+    """Makes one report, step by step; a step that fails costs its own part only."""
+
+    def __init__(
+        self,
+        run: Run,
+        evidence: EvidenceLog,
+        *,
+        complete: bool,
+        alone: bool,
+        extra: Sequence[Finding],
+    ) -> None:
+        self._run = run
+        self._evidence = evidence
+        self._complete = complete
+        self._alone = alone
+        self._problems = list(extra)
+
+    def report(self, views: Sequence[Report]) -> Report:
+        """The report: judged, or else with what is known without judging."""
+        about = self._tried("recording the run", self._record, RunRecord())
+        cluster = self._tried("putting the facts together", self._cluster, self._no_facts())
+        if views:
+            clusters = [cluster, *(view.cluster for view in views)]
+            cluster = self._tried(
+                "merging partial reports", lambda: merge_clusters(clusters), cluster
+            )
+        nothing: list[Finding] = []
+        self._problems[:0] = self._tried(
+            "naming refused messages", lambda: list(self._evidence.problems()), nothing
+        )
+        if self._run.config.past is not None and self._complete:
+            about = self._tried(
+                "comparing with earlier runs", lambda: self._compared(cluster, about), about
+            )
+        judged = self._tried("judging", lambda: self._judged(cluster, about), None)
+        return judged if judged is not None else self._unjudged(cluster, about)
+
+    def _tried(self, step: str, work: Callable[[], T], otherwise: T) -> T:
+        """Result of a step. One that fails is a problem of the report, with its place."""
+        try:
+            return work()
+        except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
+            at = place_of(error)
+            words = f"{step} failed: {in_words(error)}{f' ({at})' if at else ''}"
+            where = Where(hosts=(host_name(),))
+            evidence = {"step": step, "error": in_words(error), "at": at}
+            self._problems.append(Finding(RUN_INTERRUPTED, words, where, evidence, fix=_FIX))
+            return otherwise
+
+    def _record(self) -> RunRecord:
+        run = self._run
+        return RunRecord(
+            id=run.nonce or secrets.token_hex(8),
+            started=run.config.started_at,
+            duration_s=round(time.monotonic() - run.config.started, 3),
+            launcher=run.launch.launcher,
+            command=run.config.command,
+            options=masked_data(run.options.to_json()),
+            alone=self._alone,
+        )
+
+    def _cluster(self) -> Cluster:
+        run = self._run
+        return self._evidence.cluster(run.options, run.backend, complete=self._complete)
+
+    def _no_facts(self) -> Cluster:
+        """Cluster of this host alone, of which nothing is known."""
+        launch = self._run.launch
+        return Cluster(
+            world_size=launch.world_size or 1,
+            nnodes=launch.nnodes or 1,
+            backend=self._run.backend,
+            level=self._run.options.level,
+            hosts=(Host(id=0, name=host_name(), node_rank=launch.node_rank, reported=True),),
+            ranks=(),
+            complete=self._complete,
+        )
+
+    def _compared(self, cluster: Cluster, about: RunRecord) -> RunRecord:
+        assert self._run.config.past is not None
+        found = compare(cluster, self._run.registry.checks, self._run.config.past, about)
+        self._problems += found.findings
+        return replace(about, baseline=found.record)
+
+    def _judged(self, cluster: Cluster, about: RunRecord) -> Report:
+        run = self._run
+        skipped = {
+            check.name: f"needs --level {check.level.value}"
+            for check in run.registry.checks
+            if check.level.order > run.options.level.order
+        }
+        if self._alone:
+            together = (check.name for check in run.registry.checks if check.together)
+            skipped |= dict.fromkeys(together, "needs other hosts or ranks")
+        return conclude(
+            cluster,
+            run.registry.checks,
+            run=about,
+            problems=[*run.registry.problems, *self._problems],
+            skipped=skipped,
+            wanted=run.registry.wanted,
+            strict=run.options.strict,
+        )
+
+    def _unjudged(self, cluster: Cluster, about: RunRecord) -> Report:
+        """The facts, every check unknown, and the steps that failed."""
+        reason = self._problems[-1].message
+        return Report(
+            verdict="unknown",
+            exit_code=EXIT_CODES["unknown"],
+            summary=f"The examination could not be completed: {reason}",
+            run=about,
+            cluster=cluster,
+            root_causes=tuple(self._problems),
+            findings=tuple(self._problems),
+            checks=tuple(
+                CheckResult(check.name, check.layer, check.scope, Status.UNKNOWN, reason)
+                for check in self._run.registry.checks
+            ),
+            tool={"name": "nccl-doctor", "version": __version__},
+        )

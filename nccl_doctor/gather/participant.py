@@ -103,7 +103,11 @@ class Participant:
         # First, as the report says with which code this process leaves.
         if not self._leave_last_view(result) and run.options.exit_profile == "native":
             result = _not_saved(result)
-        code = self._write(result)
+        try:
+            code = self._write(result)
+        except Exception as error:  # the last step: nothing is left that could say it
+            complain(f"the report could not be written: {in_words(error)}")
+            code = max(result.code, 3)
         guardian.written(code)
         with contextlib.suppress(StoreLost):  # the report is written; nobody is left to be told
             result.finish(code)

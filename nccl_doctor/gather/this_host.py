@@ -14,7 +14,10 @@ from nccl_doctor.gather.participant import import_torch
 from nccl_doctor.gather.run import prepare
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
+from nccl_doctor.judge.checks import in_words
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.model.findings import Finding, Where
+from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit import guardian
@@ -46,9 +49,15 @@ def examine_here(options: Options, give_up: Callable[[str], int]) -> Report:
     scopes = {check.name: check.scope for check in run.registry.checks}
     evidence = EvidenceLog(run.launch, scopes, environ)
     who = introduce(run.launch, environ, options.backend)
-    evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
+    evidence.sign_in(0, who, 0.0)
+    broke = []
+    try:
+        evidence.sign_in(0, replace(who, facts=examine_alone(run)), 0.0)
+    except Exception as error:  # a mistake, of ours or of a plug-in, must not cost the report
+        words = f"nccl-doctor itself failed: {in_words(error)}"
+        broke.append(Finding(RUN_INTERRUPTED, words, Where(hosts=(who.host_name,))))
     run.progress.say("judging")
-    report = make_report(run, evidence, complete=False, alone=True)
+    report = make_report(run, evidence, complete=False, alone=True, extra=broke)
     if not watchdog.stand_down():
         time.sleep(LAST_WORDS_S)  # the watchdog is speaking, and ends the process
     run.progress.clear()

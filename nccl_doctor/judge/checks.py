@@ -51,12 +51,18 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _broke(check: Check, method: str, error: Exception) -> Finding:
+def place_of(error: Exception) -> str:
+    """File and line where an exception was raised; empty if not known."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    code = trace.tb_frame.f_code if trace is not None else None
-    at = f"{PurePath(code.co_filename).name}:{trace.tb_lineno}" if code and trace else ""
+    if trace is None:
+        return ""
+    return f"{PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+
+
+def _broke(check: Check, method: str, error: Exception) -> Finding:
+    at = place_of(error)
     did = f"raised {in_words(error)}"
     if isinstance(error, ForeignError):
         at, did = error.at, did if error.raised else in_words(error)

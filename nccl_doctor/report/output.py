@@ -237,8 +237,9 @@ def give(
         else:
             made = code_of(report, options, code)
         annotate(report, options, outputs, aside=aside)
-    except OSError as error:
-        complain(_unprinted(report, error.strerror or str(error)))
+    except Exception as error:  # a stream that is closed, or a text that cannot be made
+        why = error.strerror if isinstance(error, OSError) else None
+        complain(_unprinted(report, why or str(error) or repr(error)))
         made = code_of(report, options, max(code, 3))
         if "json" in outputs and "json" not in problems and _is_plain_file(outputs["json"]):
             _saved(_as_left(report, code, lost=True), "json", outputs["json"], checks)

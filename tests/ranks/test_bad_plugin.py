@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
 
 import nccl_doctor
+from tests.cli.program import program
 from tests.ranks.ranks import Ranks
 from tests.support.forkserver import quick_python_path
 
@@ -50,6 +52,9 @@ NO_TIME = (
     "    together = True\n"
     "    def plan(self, cluster): return [Round('r', ((0, 1),), deadline_s='soon')]\n" + FINE
 )
+BREAKS_US = (
+    "    @property\n    def together(self): raise KeyError('lost')\n" + FINE
+)  # asked for while the facts are judged, too
 
 
 def install(folder: Path, bodies: dict[str, str]) -> Path:
@@ -119,3 +124,33 @@ def test_own_launcher_imports_a_plugin_once_for_all_ranks(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert "3 ranks on 1 host" in done.stdout
     assert seen.read_text().count("x") == 2  # tried in a child, then used
+
+
+def test_a_report_that_cannot_be_made_is_a_report_that_says_so(tmp_path: Path) -> None:
+    here = os.environ.get("PYTHONPATH", "")
+    path = f"{install(tmp_path / 'plugins', {'breaks_us': BREAKS_US})}{os.pathsep}{here}"
+    options = (*OPTIONS, "--select=breaks_us,launch_record")
+    changes = {rank: {"PYTHONPATH": path} for rank in range(2)}
+    ranks = Ranks(tmp_path, 2, options, changes=changes)
+    ended = ranks.wait(40)
+    report = ranks.report()
+    said = [f["message"] for f in report["findings"] if f["code"] == "run-interrupted"]
+    assert said[-1].startswith("judging failed: KeyError: 'lost' (bad_breaks_us.py:")
+    assert (report["verdict"], report["exit_code"]) == ("unknown", 3)
+    assert {check["status"] for check in report["checks"]} == {"unknown"}
+    assert not [f for f in report["findings"] if f["severity"] == "fail"]
+    for each in ended.values():
+        assert "Traceback" not in each.stderr
+        assert each.code == 3
+    assert "judging failed" in " ".join(ended[0].stdout.split())
+
+
+def test_env_has_a_report_too_where_none_can_be_made(tmp_path: Path) -> None:
+    path = f"{install(tmp_path / 'plugins', {'breaks_us': BREAKS_US})}"
+    path += f"{os.pathsep}{Path(nccl_doctor.__file__).parents[1]}"
+    arguments = ("env", "--select=breaks_us,limits", "--json", "report.json")
+    done = program(*arguments, cwd=tmp_path, env={"PYTHONPATH": path})
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (done.returncode, report["verdict"]) == (3, "unknown")
+    assert "Traceback" not in done.stderr
+    assert "bad_breaks_us.py" in json.dumps(report["root_causes"])
