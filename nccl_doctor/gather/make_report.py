@@ -14,7 +14,7 @@ from typing import TypeVar
 from nccl_doctor import __version__
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
-from nccl_doctor.judge.checks import in_words, place_of
+from nccl_doctor.judge.checks import broken_sections, in_words, place_of
 from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.history import compare
 from nccl_doctor.judge.merge_clusters import merge_clusters
@@ -83,6 +83,9 @@ class _Maker:
             about = self._tried(
                 "comparing with earlier runs", lambda: self._compared(cluster, about), about
             )
+        self._problems += self._tried(
+            "asking for sections", lambda: broken_sections(cluster, self._run.registry.checks), []
+        )
         judged = self._tried("judging", lambda: self._judged(cluster, about), None)
         return judged if judged is not None else self._unjudged(cluster, about)
 

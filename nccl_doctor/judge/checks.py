@@ -38,6 +38,20 @@ def judge_all(cluster: Cluster, checks: Iterable[Check]) -> tuple[list[Finding],
     return findings, broken
 
 
+def broken_sections(cluster: Cluster, checks: Iterable[Check]) -> list[Finding]:
+    """Findings on the plug-ins whose `sections` break: a renderer could only leave them out."""
+    found: list[Finding] = []
+    for check in checks:
+        if type(check).__module__.startswith("nccl_doctor.checks."):
+            continue
+        try:
+            for _ in check.sections(cluster):
+                pass
+        except Exception as error:  # a check's mistake must cost its own answer only
+            found.append(_broke(check, "sections", error))
+    return found
+
+
 def view_for(check: Check, cluster: Cluster) -> Cluster:
     """Cluster for a check: a check that observes together gets only the hosts that joined."""
     return cluster.met if check.together else cluster

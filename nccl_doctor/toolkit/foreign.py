@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -31,6 +31,35 @@ _YIELDS: dict[str, tuple[type, ...]] = {
     "figures": (Figure,),
     "sections": (HostLink, Setup),
 }
+_TEXT = (str,)
+_NUMBER = (int, float)
+_FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+    Figure: {
+        "name": _TEXT,
+        "value": (*_NUMBER, str, type(None)),
+        "where": (Where,),
+        "unit": _TEXT,
+        "better": _TEXT,
+        "least": _NUMBER,
+        "counts": (bool,),
+    },
+    HostLink: {
+        "start": (int,),
+        "end": (int,),
+        "reach": _TEXT,
+        "words": _TEXT,
+        "rtt_us": (*_NUMBER, type(None)),
+        "rate": (*_NUMBER, type(None)),
+        "segments": (int,),
+        "lost": (int,),
+    },
+    Setup: {"name": _TEXT, "value": (str, Mapping), "host": (int,)},
+}
+"""Types of the fields of what is compared and shown; a finding is looked at where it is judged."""
+_CHOICES = {"better": ("", "higher", "lower"), "reach": ("", "ok", "impaired", "failed")}
+_MOST_ITEMS = 20_000
+"""Most records of one call: far more than devices of a thousand hosts, and made in a second."""
+_MOST_BYTES = 64 << 20
 _tried: dict[str, str] = {}
 _blocked: set[tuple[str, str]] = set()
 
@@ -117,13 +146,19 @@ def _yielded(name: str, call: Callable[[], Iterable[Any]]) -> bytes:
     how = text = at = ""
     try:
         for item in call():
+            if len(items) == _MOST_ITEMS:
+                raise TypeError(f"`{name}` yields more than {_MOST_ITEMS} records")
             items.append(_record(name, item))
     except Skip as reason:
         how, text = "skip", str(reason)
     except BaseException as error:  # sys.exit() included: here it ends nobody
         how, at = "raised", _place_of(error)
         text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-    return pickle.dumps((items, how, text, at))
+    data = pickle.dumps((items, how, text, at))
+    if len(data) > _MOST_BYTES:
+        words = f"TypeError: `{name}` yields more than {_MOST_BYTES >> 20} MiB"
+        return pickle.dumps(([], "raised", words, ""))
+    return data
 
 
 def _record(name: str, item: Any) -> Any:
@@ -140,8 +175,26 @@ def _record(name: str, item: Any) -> Any:
         item = item.replaced(evidence=json.loads(json.dumps(dict(item.evidence))))
     elif isinstance(item, Figure) and isinstance(item.value, float):
         item = replace(item, value=float(item.value))  # of numpy, too
+    if type(item) in _FIELDS:
+        _look_at(name, item)
     _Records(io.BytesIO(pickle.dumps(item))).load()
     return item
+
+
+def _look_at(rule: str, item: Any) -> None:
+    """TypeError for a record with a field that would break whoever compares or shows it."""
+    what = type(item).__name__
+    for field, kinds in _FIELDS[type(item)].items():
+        value = getattr(item, field)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            words = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+            raise TypeError(
+                f"`{rule}` yields a {what} whose {field} is a {type(value).__name__}, not {words}"
+            )
+        if field in _CHOICES and value not in _CHOICES[field]:
+            raise TypeError(f"`{rule}` yields a {what} whose {field} is {str(value)[:40]!r}")
+    if isinstance(item, Figure) and item.better and isinstance(item.value, str):
+        raise TypeError(f"`{rule}` yields a Figure with a direction whose value is text")
 
 
 def _place_of(error: BaseException) -> str:

@@ -45,6 +45,7 @@ MISTAKES = {
     "dies": (FINE.replace("return {}", "import os; os.kill(os.getpid(), 11)"), "died (SIGSEGV)"),
 }
 """Body of the check, and what is said of it."""
+DRAWS_WRONGLY = FINE + "    def sections(self, cluster): yield HostLink('nd0', 'nd1')\n"
 FORGIVEN = FINE + "    def deadline(self, ctx): raise KeyError('lost')\n"
 
 
@@ -71,6 +72,7 @@ def install(folder: Path, bodies: dict[str, str]) -> Path:
 
 def test_mistakes_of_plugins(tmp_path: Path) -> None:
     bodies = {name: body for name, (body, _) in MISTAKES.items()} | {"forgiven": FORGIVEN}
+    bodies["draws_wrongly"] = DRAWS_WRONGLY
     path = str(install(tmp_path / "plugins", bodies))
     (tmp_path / "plugins" / "bad_leaves_early.py").write_text("import os; os._exit(0)")
     with (tmp_path / "plugins/bad_plugins-1.0.dist-info/entry_points.txt").open("a") as file:
@@ -85,6 +87,10 @@ def test_mistakes_of_plugins(tmp_path: Path) -> None:
         assert said in status.pop(name)[1]
     assert status["forgiven"] == ("pass", "")
     assert {s for s, _ in status.values()} == {"pass", "skipped"}
+    drawn = [f for f in report["findings"] if "`sections`" in f["message"]]
+    assert [f["code"] for f in drawn] == ["check-broke"]
+    assert "check draws_wrongly" in drawn[0]["message"]
+    assert "HostLink whose start is a str, not int" in drawn[0]["message"]
     (unusable,) = (f for f in report["findings"] if f["code"] == "check-unusable")
     assert "leaves_early" in unusable["message"]
     assert "ended its process (exit code 0)" in unusable["message"]
