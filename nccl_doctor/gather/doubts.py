@@ -46,7 +46,7 @@ class Doubts:
     """Questions of others that are rank 0 too, as the coordinator answers them."""
 
     def __init__(self, box: ControlStore, launch: Launch, seal: Seal) -> None:
-        """`seal` is that of messages of whoever does not know this run yet."""
+        """`seal` is that of messages of participants that do not know this run yet."""
         self._box = box
         self._seal = seal
         self._address = _question("", launch)["address"]

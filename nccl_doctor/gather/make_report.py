@@ -118,7 +118,7 @@ class _Maker:
         return self._evidence.cluster(run.options, run.backend, complete=self._complete)
 
     def _no_facts(self) -> Cluster:
-        """Cluster of this host alone, of which nothing is known."""
+        """Cluster of this host alone, without facts."""
         launch = self._run.launch
         return Cluster(
             world_size=launch.world_size or 1,

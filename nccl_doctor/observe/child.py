@@ -317,7 +317,7 @@ class Line:
 
 
 class _NoLine(Line):
-    """Line of work that is done in the process of the parent: nobody listens meanwhile."""
+    """Line of work that is done in the process of the parent, where no message is read."""
 
     def __init__(self) -> None:
         super().__init__(-1)

@@ -182,7 +182,7 @@ def _record(name: str, item: Any) -> Any:
 
 
 def _look_at(rule: str, item: Any) -> None:
-    """TypeError for a record with a field that would break whoever compares or shows it."""
+    """TypeError for a record with a field that breaks a comparison or a renderer."""
     what = type(item).__name__
     for field, kinds in _FIELDS[type(item)].items():
         value = getattr(item, field)

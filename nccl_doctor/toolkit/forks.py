@@ -140,8 +140,10 @@ def settle(name: str, parent: int) -> None:
 
 
 def close_others(keep: Iterable[int]) -> None:
-    """Close every file but the standard streams and those to `keep`: whoever waits for the other
-    end of a pipe must not wait for this process, and few open files may be allowed.
+    """Close every file but the standard streams and those to `keep`.
+
+    A reader at the other end of a pipe must not wait for this process, and few open files may be
+    allowed.
     """
     first = 3
     for number in sorted({*keep, _FILES}):

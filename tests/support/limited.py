@@ -14,12 +14,12 @@ DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
 
 
 def few_files(number: int) -> str:
-    """As `ulimit -n NUMBER`."""
+    """Code that does what `ulimit -n NUMBER` does."""
     return f"from tests.support import limited; limited.limit_files({number})"
 
 
 def few_processes(number: int, user: int) -> str:
-    """As `ulimit -u NUMBER` of a user who has no process yet; needs root."""
+    """Code that does what `ulimit -u NUMBER` does for a user who has no process yet; needs root."""
     return f"from tests.support import limited; limited.limit_processes({number}, {user})"
 
 
