@@ -57,6 +57,8 @@ SIBLING_S = 10.0
 """Time limit for a rank whose host has signed in: the store is known to be up."""
 STRANGER_S = 0.1
 """Time until a message of a stranger is read again: it may have been replaced."""
+MOST_MISSING = 5000
+"""Ranks that did not sign in and that the watchdog's report may list: it has no time for more."""
 LAST_REPORT_S = 0.8
 """Part of the run's time for the watchdog to write the last report."""
 
@@ -470,6 +472,11 @@ class Participant:
         coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
         if self._watchdog.interrupted:  # a rank that has not signed in yet is not absent
             coordinates = coordinates and self._run.joined
+        if coordinates and len(self._evidence.missing()) > MOST_MISSING:
+            coordinates = False
+            words += (
+                "; the ranks that did not sign in are too many to list in the time that is left"
+            )
         stopped = Finding(kinds.RUN_INTERRUPTED, words, fix=fix)
         report = make_report(self._run, self._evidence, complete=coordinates, extra=[stopped])
         return ParticipantResult(max(report.exit_code, 1), report, aside=self._is_aside())
