@@ -128,7 +128,7 @@ def test_absent_rank_is_named_after_the_join_timeout(tmp_path: Path) -> None:
 def test_rank_lost_in_a_collective_is_the_only_one_blamed(
     tmp_path: Path, number: signal.Signals, code: str
 ) -> None:
-    ranks = Ranks(tmp_path, 4, FEW)
+    ranks = Ranks(tmp_path, 4, OPTIONS)
     os.kill(probe_child(ranks.processes[2].pid, "collectives"), number)
     ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 15)
     assert {e.code for e in ended.values()} == {1}
