@@ -10,8 +10,9 @@ as the kernel would kill a process. And whether files of dead NCCL or torch proc
 Why it matters
 --------------
 If GPUs cannot access each other directly, NCCL passes data between the ranks of a host through
-files of 9.6 MB in /dev/shm, one per rank and channel, and for the network it keeps 33 MB per rank
-there. If one does not fit, the job ends with `failed to extend /dev/shm/nccl-…`. DataLoader workers
+files of 9.6 MB in /dev/shm, one per rank and channel. For the network it keeps 33 MB there for each
+rank and communicator: for the default group, and for each dimension of the mesh that joins hosts.
+If one does not fit, the job ends with `failed to extend /dev/shm/nccl-…`. DataLoader workers
 pass batches through it, and die with a bus error when it is full. Docker and Kubernetes give 64 MB.
 
 How to fix
@@ -22,7 +23,8 @@ docker run --shm-size=16g (or --ipc=host); Kubernetes: an emptyDir with medium: 
 When it is wrong
 ----------------
 How much NCCL needs depends on the GPUs: if NVLink connects all GPUs of a host, as NVSwitches and
-check `gpu_state` show, ranks access each other directly and need less. Since 2.24 NCCL allocates
+check `gpu_state` show, ranks access each other directly and need less. Of the ranks of a host, at
+least two use the network, and usually as many as there are network cards. Since 2.24 NCCL allocates
 host memory through CUDA instead, if that works (check `numa_calls`). If collectives worked with too
 little room, it is only a warning. gloo needs nothing there, nor does a DataLoader without workers.
 In a container that shares /dev/shm with others, files of their live processes look stale: then the

@@ -36,7 +36,7 @@ does not help:
 
 When it is wrong
 ----------------
-The table was made from NCCL 2.30.7 and torch 2.15: with newer versions an unknown name is only
+The table was made from NCCL 2.32.3 and torch 2.15: with newer versions an unknown name is only
 information. A plug-in or your own program may read names with these prefixes. Interfaces, devices
 and files may differ between hosts, and are not compared. What the job's own code sets after its
 start is not seen, nor what an NCCL_ENV_PLUGIN returns. Without a GPU the NCCL of the job is

@@ -33,13 +33,31 @@ def rows_of(library: str) -> list[Variable]:
 
 def test_every_name_that_nccl_reads_is_there() -> None:
     read = [row for row in rows_of("nccl") if not row.gone]
-    assert len(read) == 248
+    assert len(read) == 285
     assert all(row.name.startswith("NCCL_") and row.since for row in read)
     assert ROWS["NCCL_ALGO"].since == "2.5.6"
     assert ROWS["NCCL_IB_TIMEOUT"].default == "20"
     assert ROWS["NCCL_WORK_FIFO_BYTES"].default == AUTO
     assert ROWS["NCCL_P2P_NVL_CHUNKSIZE"].default == str(1 << 19)
     assert len([row for row in read if row.does]) > 100
+
+
+def test_names_up_to_nccl_2_32_are_known() -> None:
+    assert RAW["nccl"]["library"]["known_to"] == "2.32.3"
+    since = {"NCCL_SOCKET_MAGIC": "2.30.7", "NCCL_RUN_DIAGNOSTICS": "2.31.2",
+             "NCCL_RUN_RAS_DIAGNOSTICS": "2.31.2", "NCCL_PROGRESS_COUNTERS": "2.32.3"}  # fmt: skip
+    assert {name: ROWS[name].since for name in since} == since
+    assert ROWS["NCCL_RUN_DIAGNOSTICS"].is_aid
+    assert ROWS["NCCL_NET_GDR_MLOPART"].gone == "2.32.3"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_TUNER_CONFIG_PATH", "NCCL_GPUDIRECTTCPX_CTRL_DEV", "NCCL_FASTRAK_IFNAME",
+     "NCCL_DYNAMIC_CHUNK_SIZE", "NCCL_USE_SNAP"],
+)  # fmt: skip
+def test_names_of_googles_plug_ins_are_no_question(name: str, tmp_path: Path) -> None:
+    assert gathered({name: "1"}, tmp_path)["unknown"] == []
 
 
 def test_no_name_stands_in_two_files() -> None:
@@ -175,7 +193,7 @@ def test_thousands_of_digits_are_no_number(name: str, digit: str) -> None:
         ("NCCL_CROSS_NIC", "7", "is not one of 0, 1, 2", ""),
         ("NCCL_P2P_LEVEL", "nvl", "is not one of LOC, NVL, PIX, PXB, PHB, SYS (upper case", "NVL"),
         ("NCCL_SOCKET_FAMILY", "4", "is not one of AF_INET, AF_INET6", ""),
-        ("NCCL_DEBUG", "DEBUG", "is not one of VERSION, WARN, INFO, ABORT, TRACE", ""),
+        ("NCCL_DEBUG", "DEBUG", "is not one of VERSION, WARN, ATTN, INFO, ABORT, TRACE", ""),
         ("NCCL_DEBUG", '"INFO"', "has quotes that are part of the value", "INFO"),
         ("NCCL_IB_DISABLE", "'true'", "has quotes that are part of the value", "1"),
         ("NCCL_SOCKET_IFNAME", "'eth0'", "has quotes that are part of the value", "eth0"),
