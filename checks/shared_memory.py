@@ -96,6 +96,12 @@ _MARGIN = 64 * _MIB
 """Memory that the control group must have left, so that the kernel kills no rank of this run."""
 _SMALLEST = 4_194_660
 """Bytes of the file that NCCL's user guide shows: its size if GPUs are connected directly."""
+_POOL = 33_030_144
+"""Bytes of the file that the proxy of a rank makes for each communicator that joins hosts, whatever
+NCCL_SHM_DISABLE and NCCL_CUMEM_ENABLE are: 65,536 operations (ncclProxyOpsPool in
+src/include/proxy.h and proxyProgressInit in src/proxy.cc of NCCL 2.22). Newer ones need more."""
+_FEWEST_ON_NETWORK = 2
+"""Ranks of a host that reach other hosts over one network card: at both ends of its ring."""
 _LINKS_OF_V100 = 6
 _GIB = 1 << 30
 _COMFORT = _GIB
@@ -124,8 +130,9 @@ class SharedMemory(Check):
         has open; `sees_all`: whether all processes of the machine are visible.
         """
         ranks = ctx.launch.local_world_size or 1
-        needed = _needed(ctx, ctx.root / "dev")
-        least = min(needed, ranks * _SMALLEST)
+        inside, pools = _needed(ctx, ctx.root / "dev"), _pools(ctx)
+        needed = inside + ranks * pools * _POOL
+        least = min(inside, ranks * _SMALLEST) + min(ranks, _FEWEST_ON_NETWORK) * pools * _POOL
         facts: dict[str, Any] = {"size": None, "free": None, "needed": needed, "least": least}
         try:
             room = os.statvfs(ctx.root / "dev/shm")
@@ -199,7 +206,7 @@ class SharedMemory(Check):
 
 
 def _needed(ctx: Context, dev: Path) -> int:
-    """The minimum of bytes that the ranks of this host need."""
+    """The minimum of bytes that the ranks of this host need to reach each other."""
     ranks = ctx.launch.local_world_size or 1
     settings = nccl_settings(ctx.env, root=ctx.root)
     disabled = "NCCL_SHM_DISABLE" in settings and settings["NCCL_SHM_DISABLE"].value == "1"
@@ -216,6 +223,23 @@ def _needed(ctx: Context, dev: Path) -> int:
     fewest = max(number("NCCL_MIN_NCHANNELS", 1), number("NCCL_MIN_CTAS", 1))
     segment = _AROUND + sum(number(name, size) for name, size in _BUFFERS.items())
     return ranks * max(fewest, min(_CHANNELS, most)) * segment
+
+
+def _pools(ctx: Context) -> int:
+    """Number of communicators of each rank that join hosts, as far as the user describes the job.
+
+    The groups of a dimension join hosts if ranks on more than one host are in them: ranks are in
+    row-major order.
+    """
+    world, local = ctx.launch.world_size or 1, ctx.launch.local_world_size or 1
+    if ctx.backend != "nccl" or world <= local:
+        return 0
+    reach, joining = 1, 0
+    for _, size in reversed(ctx.job.mesh):
+        reach *= size
+        joining += size > 1 and reach > local
+    # A mesh of one dimension is the default group.
+    return 1 + (joining if len(ctx.job.mesh) > 1 else 0)
 
 
 def _joined(cluster: Cluster) -> set[int]:

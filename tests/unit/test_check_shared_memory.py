@@ -25,6 +25,7 @@ from nccl_doctor.api import (
     Severity,
 )
 from nccl_doctor.checks.shared_memory import SharedMemory
+from nccl_doctor.model.job import Job
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 
@@ -163,11 +164,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def observe(
-    folder: Path, backend: str = "gloo", ranks: int = 2, env: dict[str, str] | None = None
+    folder: Path,
+    backend: str = "gloo",
+    ranks: int = 2,
+    env: dict[str, str] | None = None,
+    *,
+    hosts: int = 1,
+    mesh: tuple[tuple[str, int], ...] = (),
 ) -> Any:
-    launch = replace(Launch(), local_world_size=ranks)
+    launch = replace(Launch(), local_world_size=ranks, world_size=hosts * ranks)
     quiet = {"NCCL_CONF_FILE": "/nonexistent", **(env or {})}
-    return CHECK.observe(Context(launch=launch, env=quiet, backend=backend, root=folder.parents[1]))
+    context = Context(
+        launch=launch, env=quiet, backend=backend, root=folder.parents[1], job=Job(mesh=mesh)
+    )
+    return CHECK.observe(context)
 
 
 @contextmanager
@@ -212,6 +222,46 @@ def test_one_rank_or_no_shared_memory_needs_little(folder: Path) -> None:
     assert observe(folder, "nccl", 1)["needed"] == 4_194_660
     assert observe(folder, "nccl", 8, {"NCCL_SHM_DISABLE": "1"})["needed"] == 0
     assert observe(folder, "gloo", 8)["needed"] == 0
+
+
+POOL = 33_030_144
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hosts", "mesh", "pools"),
+    [
+        (8, 1, (), 0),
+        (8, 2, (), 1),
+        (1, 2, (), 1),
+        (8, 2, (("dp", 16),), 1),  # the default group itself
+        (8, 2, (("dp", 2), ("tp", 8)), 2),
+        (8, 4, (("pp", 2), ("dp", 2), ("tp", 8)), 3),
+        (8, 2, (("dp", 1), ("tp", 16)), 2),
+    ],
+)
+def test_several_hosts_need_a_file_for_each_rank_and_communicator(
+    folder: Path, ranks: int, hosts: int, mesh: tuple[tuple[str, int], ...], pools: int
+) -> None:
+    (folder.parent / "nvidia-nvswitch0").touch()
+    for env in ({}, {"NCCL_SHM_DISABLE": "1"}):
+        inside = 0 if env else ranks * 4_194_660
+        with largest_file(MIB):
+            seen = observe(folder, "nccl", ranks, env, hosts=hosts, mesh=mesh)
+        assert seen["needed"] == inside + ranks * pools * POOL
+        assert seen["least"] == inside + min(ranks, 2) * pools * POOL
+    assert observe(folder, "gloo", ranks, hosts=hosts, mesh=mesh)["needed"] == 0
+
+
+def test_docker_s_64_mib_are_too_few_for_several_hosts(folder: Path) -> None:
+    """Two ranks at least use the network: not even their files fit, and eight need 264 MB."""
+    with largest_file(64 * MIB):
+        assert observe(folder, "nccl", 8, {"NCCL_SHM_DISABLE": "1"})["error"] == ""
+        seen = observe(folder, "nccl", 8, {"NCCL_SHM_DISABLE": "1"}, hosts=2)
+    assert seen["error"] == "File too large"
+    assert 264e6 < seen["needed"] < 265e6
+    found = only(CHECK, cluster({**seen, "size": 64 * MIB, "free": 64 * MIB, "stale": []}),
+                 "shm-too-small", hosts=["nd1"])  # fmt: skip
+    assert found.level is Severity.FAIL
 
 
 @pytest.mark.parametrize(
