@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict
 
@@ -75,6 +75,7 @@ DIFFERS = Kind(
 
 _NAMES = ("libcuda", "libnvidia-ml")
 _RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
+_COMPAT = re.compile(r"(^|[-_])compat($|[-_])")
 """A release of the NVIDIA driver; `1.1`, as on Jetson and WSL, is none."""
 
 
@@ -145,8 +146,13 @@ def _compat(table: Mapping[str, Any]) -> str | None:
             folders, version = library["path"].split("/"), library["version"] or ""
             if "stubs" in folders:  # a finding of the rank itself
                 continue
-            return f"compat {version.split('.')[0]}" if "compat" in folders else "the driver's own"
+            return f"compat {version.split('.')[0]}" if _is_compat(folders) else "the driver's own"
     return None
+
+
+def _is_compat(folders: Sequence[str]) -> bool:
+    """Whether a folder is one of forward compatibility: `compat`, `cuda-compat` of conda."""
+    return any(_COMPAT.search(folder) for folder in folders[:-1])
 
 
 def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
@@ -154,7 +160,7 @@ def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
     if "stubs" in folders:
         text = f"{library['path']} is a stub for linking, not the driver's library"
         fix = "remove the CUDA `stubs` folder from LD_LIBRARY_PATH"
-    elif _RELEASE.fullmatch(version) and version != kernel and "compat" not in folders:
+    elif _RELEASE.fullmatch(version) and version != kernel and not _is_compat(folders):
         text = f"{library['path']} has version {version}, the kernel module {kernel}"
         fix = "restart the container; on the host, reload the nvidia modules or reboot"
     else:

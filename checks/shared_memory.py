@@ -226,10 +226,10 @@ def _needed(ctx: Context, dev: Path) -> int:
 
 
 def _pools(ctx: Context) -> int:
-    """Number of communicators of each rank that join hosts, as far as the user describes the job.
+    """Number of communicators of each rank that join hosts, of those that are known.
 
-    The groups of a dimension join hosts if ranks on more than one host are in them: ranks are in
-    row-major order.
+    The default group, and those of the mesh that the user describes. The groups of a dimension join
+    hosts if ranks on more than one host are in them: ranks are in row-major order.
     """
     world, local = ctx.launch.world_size or 1, ctx.launch.local_world_size or 1
     if ctx.backend != "nccl" or world <= local:

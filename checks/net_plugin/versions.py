@@ -1,6 +1,7 @@
 """Versions of the interface for network plug-ins that a release of NCCL accepts. Pure.
 
-Source: src/net.cc of NCCL 2.17.1, 2.18.1, 2.20.3 and 2.22.3; src/plugin/net.cc of 2.26.2 and 2.30.
+Source: src/net.cc of NCCL 2.17.1, 2.18.1, 2.20.3 and 2.22.3; src/plugin/net.cc of 2.26.2
+to 2.30.7; for 2.32.3 the names in the library of the wheel.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ _READ = (
     ((2, 20), 5, 8),
     ((2, 22), 5, 8),
     ((2, 26), 6, 10),
+    ((2, 27), 6, 10),
+    ((2, 28), 6, 11),
+    ((2, 29), 6, 11),
     ((2, 30), 6, 12),
+    ((2, 32), 6, 12),
 )
 """Release, oldest and newest version that it accepts. Both only rise: a release between two of
 these accepts nothing older than the one before it, and nothing newer than the one after it.

@@ -74,7 +74,13 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.fabric.down import PortDown, ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_off
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
-from nccl_doctor.toolkit.fabric.road import Access, admitted, choose_road, port_name
+from nccl_doctor.toolkit.fabric.road import (
+    Access,
+    admitted,
+    choose_road,
+    needs_plugin_alone,
+    port_name,
+)
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import first_plugin
 
@@ -183,7 +189,7 @@ class Rdma(Check):
             ctx.breadcrumb("ask the ports for their MTU")
             named = [port_name(port) for port in active if port["device"] in {*verbs} - {*barred}]
             mtus = active_mtus(named, self.libraries)
-        if active and not net:
+        if (active or needs_plugin_alone(settings)) and not net:
             _, loads = first_plugin(plugin, ctx.breadcrumb)
         road = choose_road(settings, ports, Access(library, barred, loads))
         return {

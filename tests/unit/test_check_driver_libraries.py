@@ -83,6 +83,14 @@ def test_libcuda_of_compat_folders_that_are_as_good_as_equal() -> None:
     only(CHECK, every(COMPAT, newer, COMPAT), "libcuda-differs", hosts=["nd1"], ranks=[1])
 
 
+def test_libcuda_that_conda_installs_for_older_drivers() -> None:
+    conda = "/opt/conda/envs/job/cuda-compat/libcuda.so.590.48.01"
+    assert judge(CHECK, every(conda, conda, conda)) == []
+    # a folder that merely has the word in its name is none
+    other = "/opt/compatriots/lib/libcuda.so.590.48.01"
+    assert {found.code for found in judge(CHECK, every(other, other, other))} == {"driver-mismatch"}
+
+
 def test_nvml_of_an_upgraded_driver() -> None:
     found = only(
         CHECK, cluster(facts(ml="580.105.08")), "driver-mismatch", hosts=["nd1"], ranks=[1]

@@ -288,6 +288,7 @@ def test_a_name_that_this_torch_does_not_know_yet() -> None:
     assert judge([old, old], torch="2.6.0") == []
     new = {"TORCH_DIST_USE_NCCL2": "0"}
     assert "this is torch 2.13.0" in only(judge([new, new]), "env-unknown-variable").message
+    assert judge([new, new], torch="2.14.0+cu130") == []
     assert judge([new, new], torch="2.15.0+cu132") == []
 
 

@@ -88,6 +88,25 @@ def test_efa_needs_a_plug_in(
     assert table_of_picks(told(**settings), found, have, tmp_path)["rows"][0][1] == road
 
 
+@pytest.mark.parametrize(
+    ("settings", "plugin", "road"),
+    [
+        ({"NCCL_FASTRAK_IFNAME": "enp6s0"}, "libnccl-net.so", "plugin"),  # a3-mega
+        ({"NCCL_GPUDIRECTTCPX_CTRL_DEV": "eth0"}, "libnccl-net.so", "plugin"),  # a3-high
+        ({"NCCL_FASTRAK_IFNAME": "enp6s0"}, "", "sockets"),
+        ({"NCCL_FASTRAK_IFNAME": "enp6s0", "NCCL_NET_PLUGIN": "none"}, None, "sockets"),
+        ({"NCCL_FASTRAK_IFNAME": "enp6s0", "NCCL_NET": "Socket"}, None, "sockets"),
+        ({}, "libnccl-net.so", "sockets"),  # of an image: it would find no device
+    ],
+)
+def test_plug_ins_that_need_no_rdma_port(
+    settings: dict[str, str], plugin: str | None, road: str
+) -> None:
+    found = choose_road(told(**settings), [], Access(plugin=plugin))
+    assert found.name == road
+    assert ("NCCL_" in found.reason) == (road == "plugin" or "NCCL_NET" in settings)
+
+
 def test_the_table_of_a_host_with_infiniband(tmp_path: Path) -> None:
     fabrics.connectx7(tmp_path, 3)
     fabrics.add_device(tmp_path, "mlx5_3", state="1: DOWN", pci="0000:2a:00.0")

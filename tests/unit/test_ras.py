@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.toolkit.nccl.ras import LIMIT_S, ask_ras, own_address, summary
+from nccl_doctor.toolkit.nccl.ras import LIMIT_S, ask_ras, ask_ras_twice, own_address, summary
 
 PID = 4242
 Behave = Callable[[socket.socket], None]
@@ -23,15 +23,16 @@ SLACK_S = 5.0
 
 
 @contextmanager
-def server(behave: Behave) -> Iterator[str]:
-    """A server for one client; gives its address."""
+def server(behave: Behave, clients: int = 1) -> Iterator[str]:
+    """A server for one client, or for several in turn; gives its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             try:
-                client, _ = listener.accept()
-                with client:
-                    behave(client)
+                for _ in range(clients):
+                    client, _address = listener.accept()
+                    with client:
+                        behave(client)
             except OSError:
                 return
 
@@ -120,6 +121,49 @@ def test_json_without_its_commas_is_read() -> None:
     with pytest.raises(json.JSONDecodeError):
         json.loads(text)
     assert summary(text, PID)["communicators"][0]["missing"] == "3"
+
+
+def test_every_command_is_one_that_it_takes() -> None:
+    """NCCL reads whole seconds: `TIMEOUT 0.3` is an error for every version."""
+    asked: list[str] = []
+
+    def behave(client: socket.socket) -> None:
+        asked.append(client.recv(4096).decode())
+        client.sendall(b"SERVER PROTOCOL 2\n")
+        asked.append(client.recv(4096).decode())
+        client.sendall(f"OK\nOK\n{json.dumps(status(LATE))}".encode())
+
+    with server(behave) as address:
+        assert ask_ras(address, pid=PID)["own_process"] is True
+    lines = "".join(asked).splitlines()
+    assert lines == ["CLIENT PROTOCOL 2", "TIMEOUT 1", "SET FORMAT json", "VERBOSE STATUS"]
+
+
+def test_the_last_of_two_answers_counts() -> None:
+    """What is in flight at the first one is done at the second."""
+    done = {**LATE, "ranks": [rank(0, 7), rank(1, 7), rank(2, 7)], "missing_ranks": []}
+    answers = [status(LATE), status(done)]
+
+    def behave(client: socket.socket) -> None:
+        ras(json.dumps(answers.pop(0)))(client)
+
+    with server(behave, 2) as address:
+        found = ask_ras_twice(address, 5.0)
+    assert found["asked"] == 2
+    assert (found["communicators"][0]["missing"], found["communicators"][0]["behind"]) == ("", "")
+
+
+def test_one_answer_is_better_than_none_in_time() -> None:
+    answers = [json.dumps(status(LATE))]
+
+    def behave(client: socket.socket) -> None:
+        if answers:
+            ras(answers.pop())(client)
+
+    with server(behave, 2) as address:
+        found = ask_ras_twice(address, 5.0)
+    assert (found["asked"], found["communicators"][0]["missing"]) == (1, "3")
+    assert ask_ras_twice("127.0.0.1:1", 1.0)["answer"] == "none"
 
 
 def silent(client: socket.socket) -> None:

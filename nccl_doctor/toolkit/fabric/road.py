@@ -35,6 +35,10 @@ class Road:
     lacks: str = ""
 
 
+_BESIDE_VERBS = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX")
+"""How names of settings begin of plug-ins that need no verbs device: Google's TCPXO and TCPX."""
+
+
 @dataclass(frozen=True)
 class Access:
     """Libraries and devices that this process can load and open.
@@ -71,6 +75,11 @@ def admitted(
     ]
 
 
+def needs_plugin_alone(settings: Mapping[str, Setting]) -> str:
+    """The first setting of a plug-in that needs no verbs device; empty where there is none."""
+    return min((name for name in settings if name.startswith(_BESIDE_VERBS)), default="")
+
+
 def choose_road(
     settings: Mapping[str, Setting],
     ports: Sequence[Mapping[str, Any]],
@@ -96,6 +105,9 @@ def choose_road(
     efa = tuple(port_name(port) for port in active if not speaks_verbs(port))
     free = not net and settings.get("NCCL_NET_PLUGIN", _NOBODY).value.lower() != _NO_PLUGIN
     verbs = _by_verbs(settings, [port for port in active if port["wanted"]], access)
+    alone = needs_plugin_alone(settings)
+    if verbs.name == "sockets" and free and not efa and alone and access.plugin:
+        return Road("plugin", f"{alone} is set, and {access.plugin} can be loaded")
     if verbs.name == "infiniband" or not (efa and free):
         if net.lower() == "ib" and verbs.name == "sockets":
             return Road("none", f"NCCL_NET={net}, and {verbs.reason}", lacks=verbs.lacks)

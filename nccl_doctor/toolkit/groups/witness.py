@@ -15,12 +15,14 @@ from typing import Any
 
 from nccl_doctor.model.check import Context
 from nccl_doctor.toolkit.groups.recorder import recorded
-from nccl_doctor.toolkit.nccl.ras import ADDRESS, LIMIT_S, ask_ras
+from nccl_doctor.toolkit.nccl.ras import ADDRESS, ask_ras_twice
 
 RECORDER, RAS = "recorder", "ras"
 """Names of the reports in `Outcome.witness`."""
-LEAD_S = 1.0
-"""Seconds before the deadline, if there is so much time: RAS takes half of it at most."""
+LEAD_S, RAS_LEAD_S = 1.0, 2.5
+"""Seconds before the deadline, if there is so much time; where RAS is asked, which takes seconds if
+a process does not answer."""
+_RECORDER_S = 0.3
 THREAD = "nccl-doctor-witness"
 _ASKERS = 4
 """Number of members of a group that ask RAS: all would get the same answer."""
@@ -34,7 +36,7 @@ def watch(ctx: Context) -> None:
     """
     if ctx.deadline == float("inf") or any(t.name == THREAD for t in threading.enumerate()):
         return
-    lead_s = min(LEAD_S, ctx.left() / 4)
+    lead_s = min(RAS_LEAD_S if ctx.backend == "nccl" and _asks(ctx) else LEAD_S, ctx.left() / 4)
     args = (ctx, ctx.left() - lead_s)
     threading.Thread(target=_testify, args=args, name=THREAD, daemon=True).start()
 
@@ -43,7 +45,7 @@ def _testify(ctx: Context, after_s: float) -> None:
     time.sleep(after_s)
     # RAS first: it takes no lock of torch's.
     if ctx.backend == "nccl" and _asks(ctx):
-        _say(ctx, RAS, lambda: ask_ras(os.environ.get(ADDRESS, ""), min(LIMIT_S, ctx.left() / 2)))
+        _say(ctx, RAS, lambda: ask_ras_twice(os.environ.get(ADDRESS, ""), ctx.left() - _RECORDER_S))
     _say(ctx, RECORDER, lambda: recorded(ctx.backend))
 
 
