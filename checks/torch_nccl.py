@@ -42,7 +42,6 @@ _new_process_group_helper and _get_split_source.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import (
@@ -60,7 +59,8 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.toolkit.gpu.devices import torch_build
-from nccl_doctor.toolkit.versions import USE_NCCL2, disagreement, minor_of, process_group, release
+from nccl_doctor.toolkit.releases import DEVICE_ID_GROUPS, known_faults
+from nccl_doctor.toolkit.versions import USE_NCCL2, disagreement, minor_of, process_group
 
 NONBLOCKING = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 
@@ -80,38 +80,6 @@ KNOWN_HANG = Kind(
     "ranks wait in new_group for ranks that never join.",
     f"install torch 2.7.1 or newer, or export {NONBLOCKING}=0 on every rank",
     Severity.WARN,
-)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Releases of torch, from `first` and before `fixed`, that hang with device_id.
-
-    `unless` is a variable that prevents it with the value 0. With `groups` it is reported only if
-    the job forms several groups.
-    """
-
-    first: tuple[int, ...]
-    fixed: tuple[int, ...]
-    what: str = ""
-    fix: str = ""
-    unless: str = ""
-    groups: bool = False
-    severity: Severity | None = None
-
-
-_KNOWN_HANGS = (
-    _Known((2, 6, 0), (2, 7, 1), unless=NONBLOCKING),  # pytorch issue 153960
-    _Known(  # no check of the backend's name before perform_nocolor_split
-        (2, 3, 0),
-        (2, 15, 0),
-        "new_group(backend='gloo') hangs on the ranks that it leaves out, if the default group "
-        "has a device_id",
-        "form the default group without device_id, or groups of gloo of all ranks, or install "
-        "torch 2.15",
-        groups=True,
-        severity=Severity.INFO,
-    ),
 )
 
 
@@ -154,13 +122,14 @@ class TorchNccl(Check):
                 explained_by="version-differs" if mixed else None,
             )
         for rank, facts in seen:
-            for known in _KNOWN_HANGS:
-                said = facts.get(known.unless)
-                if not known.first <= release(facts["torch"]) < known.fixed or said == "0":
+            for known in known_faults("torch"):
+                name, harmless = known.unless
+                said = facts.get(name)
+                if not known.has(facts["torch"]) or (name and said == harmless):
                     continue
-                if known.groups and not cluster.job.has_several_groups:
+                if known.condition == DEVICE_ID_GROUPS and not cluster.job.has_several_groups:
                     continue
-                what = known.what or f"{known.unless} is {said or 'not set'}"
+                what = known.symptom or f"{name} is {said or 'not set'}"
                 yield Finding(
                     KNOWN_HANG,
                     f"torch {facts['torch']}, {what}",

@@ -389,6 +389,7 @@ CODES = """
     cuda-wheels-collide cuda-library-replaced library-loaded-twice library-differs
     torch-missing no-route addr-not-shared
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
+    nccl-known-bug
     net-plugin-missing net-plugin-differs net-plugin-crashes deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
