@@ -60,7 +60,7 @@ class ControlStore:
         Raises:
             StoreLost: nobody answered as a TCPStore in time.
         """
-        self.host, self.port, self._prefix = host, port, prefix
+        self.host, self.port, self.prefix = host, port, prefix
         self.seal = seal
         self.versions: dict[str, str] = {}
         """Version of nccl-doctor that wrote each message, of those that were got."""
@@ -87,7 +87,7 @@ class ControlStore:
             StoreLost: the store did not take it in time.
             ValueError: it is larger than `LARGEST`.
         """
-        name = self._prefix + key
+        name = self.prefix + key
         data = wrap(name, value, self.seal)
         pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
 
@@ -117,7 +117,7 @@ class ControlStore:
         """
         if not self.wait([key], timeout_s, tick):
             raise StoreTimeout(f"no value for {key} after {timeout_s:.1f} s")
-        name = self._prefix + key
+        name = self.prefix + key
 
         def receive() -> bytes | str:
             """The whole message, or what is wrong with it."""
@@ -155,7 +155,7 @@ class ControlStore:
         It polls: a wait in the store would log a warning for each time-out, and could not be left.
         """
         wanted = list(keys)
-        names = [self._prefix + key for key in wanted]
+        names = [self.prefix + key for key in wanted]
         until = time.monotonic() + timeout_s
         pause = 0.002
         while not self._worker.call(lambda: self._store.check(names), OPERATION_S):
@@ -171,12 +171,12 @@ class ControlStore:
 
     def add(self, key: str, amount: int) -> int:
         """Add to a shared counter; returns the new value. `add(key, 0)` reads it."""
-        name = self._prefix + key
+        name = self.prefix + key
         return int(self._worker.call(lambda: self._store.add(name, amount), OPERATION_S))
 
     def forget(self, keys: Iterable[str]) -> None:
         """Delete keys, so that a later run in the same store starts afresh."""
-        names = [self._prefix + key for key in keys]
+        names = [self.prefix + key for key in keys]
         self._worker.call(lambda: [self._store.delete_key(name) for name in names], OPERATION_S)
 
     def outlive(self, timeout_s: float) -> None:
@@ -191,7 +191,7 @@ class ControlStore:
         """A `torch.distributed.PrefixStore` below this mailbox, for a process group."""
         from torch.distributed import PrefixStore
 
-        return PrefixStore(f"{self._prefix}{name}", self._store)
+        return PrefixStore(f"{self.prefix}{name}", self._store)
 
 
 class RoundPeers:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
 from nccl_doctor.gather.deaths import Deaths
+from nccl_doctor.gather.departures import departures
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import SETTLE_S, hold
@@ -25,8 +26,9 @@ from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.cluster_json import outcome_from_json
-from nccl_doctor.model.findings import Finding, Round, Severity
+from nccl_doctor.model.findings import Finding, Round, Severity, Where
 from nccl_doctor.model.json_node import Node
+from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult
 
 VIEWS_S = 2.5
@@ -78,7 +80,11 @@ class Coordinator:
         nodes = sorted(node for node in absent if node is not None)
         run.progress.say("judging")
         report = make_report(
-            run, self._evidence, complete=True, views=self._views.of(nodes, VIEWS_S)
+            run,
+            self._evidence,
+            complete=True,
+            views=self._views.of(nodes, VIEWS_S),
+            extra=list(self._departed()),
         )
         return ParticipantResult(report.exit_code, report, finish=self._send_home)
 
@@ -260,6 +266,19 @@ class Coordinator:
 
     # -- the end --------------------------------------------------------------------------------
 
+    def _departed(self) -> Iterator[Finding]:
+        """Findings on participants that a signal ended before the run did."""
+        for departure in departures(self._box):
+            who = self._evidence.who(departure.seat)
+            if who is not None and departure.seat != self._run.seat:
+                self._silent.add(departure.seat)
+                rank = who.launch.rank
+                yield Finding(
+                    RUN_INTERRUPTED,
+                    f"received {departure.signal} and left before the end",
+                    Where(ranks=() if rank is None else (rank,)),
+                )
+
     def _send_home(self, code: int) -> None:
         """Tell everybody the exit code, and keep the store up until they have read it."""
         box = self._box
@@ -274,7 +293,7 @@ class Coordinator:
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in self._evidence.seats]
         names = ("coordinators", "doubts", "opening", "server", "seats", "layout", "roster")
-        box.forget([*names, *orders, *seats, *byes])
+        box.forget([*names, "departures", *orders, *seats, *byes])
 
 
 def longest_round(left_s: float) -> float:

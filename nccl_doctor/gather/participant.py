@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.gather import store_server
+from nccl_doctor.gather import departures, store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.gather.deaths import death_of
@@ -465,7 +465,10 @@ class Participant:
     def _last_words(self, reason: str) -> int:
         """Write a report of the facts so far: the watchdog ends this process."""
         errands.release()
-        return self._write(self._as_far_as_known(f"{reason} while {self._run.progress.doing}"))
+        code = self._write(self._as_far_as_known(f"{reason} while {self._run.progress.doing}"))
+        if self._watchdog.interrupted and self._box is not None and self._run.launch.rank != 0:
+            departures.tell(self._box, self._run.seat, reason.removeprefix("received "))
+        return code
 
     def _as_far_as_known(self, words: str, fix: str = "") -> ParticipantResult:
         """Report of the facts so far; as rank 0, of all that have signed in."""

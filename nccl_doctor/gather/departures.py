@@ -1,0 +1,60 @@
+"""Participants that a signal ended before the run did: they tell the coordinator as they leave.
+
+Each says so in its own report and by its exit code; the report of the run must not say otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreLost
+from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.model.json_node import Node
+
+TELL_S = 1.0
+"""Time limit for it: the others may have left already, and the store with them."""
+_MOST = 10_000
+_NAME = 20
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Seat of a participant that left, and the signal that it received."""
+
+    seat: int
+    signal: str
+
+    @classmethod
+    def from_json(cls, data: object) -> Departure:
+        """Inverse of `tell`; ValueError for what it cannot have made."""
+        node = Node("departure", data)
+        name = node.get("signal", str)
+        if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
+            raise ValueError("no name of a signal")
+        return cls(node.get("seat", int), name)
+
+
+def tell(box: ControlStore, seat: int, signal_name: str) -> None:
+    """Tell the coordinator that this participant leaves; nothing is said if the store is gone.
+
+    Over a connection of its own: the main thread may be stuck in the other one.
+    """
+    with contextlib.suppress(StoreLost):
+        own = ControlStore(box.host, box.port, timeout_s=TELL_S, prefix=box.prefix, seal=box.seal)
+        number = own.add("departures", 1) - 1
+        own.put(f"departure/{number}", {"seat": seat, "signal": signal_name}, TELL_S)
+
+
+def departures(box: ControlStore) -> Iterator[Departure]:
+    """All departures that reached the store of the run.
+
+    Raises:
+        StoreLost: the store broke off.
+    """
+    for number in range(min(box.add("departures", 0), _MOST)):
+        key = f"departure/{number}"
+        if box.wait([key], 0.0):
+            with contextlib.suppress(ValueError, BadMessage):  # it is no record of ours
+                yield Departure.from_json(box.get(key, OPERATION_S))
