@@ -14,7 +14,7 @@ from tests.lab.lab import Lab
 
 GRACE_S = 2.0
 """Time after the time-out in which a run may still end."""
-_LOOK_S = 0.03
+_LOOK_S, _CALM_S = 0.03, 0.15
 _FLAPS = 5
 _AGENTS_S = 4.0
 _START_S = 60.0
@@ -82,9 +82,9 @@ class Warden:
 
     def _watch(self) -> None:
         before = time.monotonic()
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(pause := self._pause):
             now = time.monotonic()
-            self.seen.lag_s = max(self.seen.lag_s, now - before - _LOOK_S)
+            self.seen.lag_s = max(self.seen.lag_s, now - before - pause)
             before = now
             tables = self._census.take()
             self._note_births(tables[self._plan.victim])
@@ -94,6 +94,13 @@ class Warden:
             self._scene.relieve()
             self._end_the_late(tables)
             self._end_the_stuck(tables)
+
+    @property
+    def _pause(self) -> float:
+        """Time between two looks: only the moment of the strike needs a short one."""
+        plan = self._plan
+        waits = self.seen.struck or bool(self.seen.what) or plan.strike in ("none", "clock")
+        return _CALM_S if waits and plan.strike != "memory" else _LOOK_S
 
     # -- the strike -------------------------------------------------------------------------------
 
