@@ -99,7 +99,8 @@ def page(records: Sequence[Record], seed: int) -> str:
         "number of processes and threads that have begun on that host, and a pause. "
         f"`--join-timeout {JOIN_S:g} --collective-timeout {COLLECTIVE_S:g} --timeout {LIMIT_S:g}`, "
         f"each times {words} for the speed of the machine that ran them. The program is forked "
-        "from a process that has imported torch, so no strike hits that import.",
+        "from a process that has imported torch, so no strike hits that import. Runs that broke a "
+        "promise are made again after a change of the program: the last result of a number counts.",
         "",
         "Everything is judged from outside, by process tables, exit codes, output and reports:",
         "",
