@@ -31,7 +31,7 @@ def main() -> None:
         keeps=examines,
         hands_over=own != arguments,
         unable=_unable_for(own),
-        mourn=_mourn,
+        tell_death=_tell_death,
     )
     sys.exit(guardian.watch(program, terms))
 
@@ -88,7 +88,7 @@ def program() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _mourn(about: Mapping[str, Any], name: str) -> None:
+def _tell_death(about: Mapping[str, Any], name: str) -> None:
     """Tell the coordinator that a participant was killed."""
     from nccl_doctor.gather.deaths import tell
     from nccl_doctor.gather.run_state import Key

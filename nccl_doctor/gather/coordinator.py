@@ -58,7 +58,7 @@ class Coordinator:
         self._silent: set[int] = set()
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
-        self._mourned: set[int] = set()
+        self._told_dead: set[int] = set()
         self._over: set[tuple[int, int]] = set()
 
     def conduct(self) -> ParticipantResult:
@@ -197,9 +197,9 @@ class Coordinator:
     def _death_of(self, seat: int) -> Outcome | None:
         """Outcome of a participant that was killed, in the round in which that is first seen."""
         name = self._deaths.of(seat)
-        if name is None or seat in self._mourned:
+        if name is None or seat in self._told_dead:
             return None
-        self._mourned.add(seat)
+        self._told_dead.add(seat)
         words = "its parent process saw it being killed"
         return Outcome(OutcomeStatus.SILENT, reason=words, signal=name)
 

@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from nccl_doctor.gather import departures, store_server
+from nccl_doctor.gather import departures
+from nccl_doctor.gather.connect import connect, first_seal, open_store
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
 from nccl_doctor.gather.deaths import death_of
 from nccl_doctor.gather.doubts import Doubts, another_coordinates
-from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+from nccl_doctor.gather.envelope import BadMessage, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     SETTLE_S,
@@ -39,7 +40,6 @@ from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
-from nccl_doctor.launch import identity
 from nccl_doctor.model import kinds
 from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
@@ -51,10 +51,6 @@ from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
-SHORT_ROAD_S = 2.0
-"""Time of one more try on a network path that the checks found broken."""
-SIBLING_S = 10.0
-"""Time limit for a rank whose host has signed in: the store is known to be up."""
 STRANGER_S = 0.1
 """Time until a message of a stranger is read again: it may have been replaced."""
 MOST_MISSING = 5000
@@ -79,7 +75,6 @@ class Participant:
         self._hosts: Mapping[str, Sequence[str]] = {}
         self._is_second = False
         self._box: ControlStore | None = None
-        self._scarce: Shortage | None = None
         self._views = PartialReports(
             run.options.output_dir if self._speaks_in_folder() else None,
             run.options.join_timeout_s,
@@ -125,8 +120,7 @@ class Participant:
         run.progress.say("importing torch")
         import_torch()
         try:
-            self._open_store()
-            return self._take_part()
+            return self._take_part(open_store(run))
         except StoreLost as error:
             return self._own_view(
                 kinds.STORE_LOST,
@@ -138,20 +132,7 @@ class Participant:
             words = scarce.words if scarce else f"nccl-doctor itself failed: {in_words(error)}"
             return self._as_far_as_known(words, fix=scarce.fix if scarce else "")
 
-    def _open_store(self) -> None:
-        run = self._run
-        if run.launch.agent_store:
-            run.door = store_server.Door("agent")
-        elif self._serves():
-            only = run.launch.master_addr if run.launch.nnodes == 1 else None
-            try:
-                run.door = store_server.serve(run.launch.master_port or 0, only_for=only)
-            except (OSError, RuntimeError) as error:  # this host is examined all the same
-                self._scarce = shortage_of(error)
-                if self._scarce is None:
-                    raise
-
-    def _take_part(self) -> ParticipantResult:
+    def _take_part(self, scarce: Shortage | None) -> ParticipantResult:
         run = self._run
         who = introduce(run.launch, run.environ, run.options.backend)
         self._token = who.token
@@ -160,12 +141,12 @@ class Participant:
         who = replace(who, facts=examine_alone(run))
         self._evidence.sign_in(run.seat, who, 0.0)
         self._leave_view()
-        if self._scarce is not None:
-            return self._as_far_as_known(self._scarce.words, fix=self._scarce.fix)
+        if scarce is not None:
+            return self._as_far_as_known(scarce.words, fix=scarce.fix)
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
         try:
-            box = self._connect()
+            box, self._is_second = connect(run, self._token, self._broken_road())
         except StoreLost as error:
             address = f"{run.launch.master_addr}:{run.launch.master_port}"
             return self._own_view(
@@ -197,7 +178,7 @@ class Participant:
         master = str(run.launch.master_addr)
         self._hosts = {master: [master]}
         if run.launch.rank == 0 and not self._is_second:
-            doubts = Doubts(box, run.launch, self._first_seal())
+            doubts = Doubts(box, run.launch, first_seal(run))
             return Coordinator(run, box, self._evidence, self._views, doubts).conduct()
         return self._follow(box)
 
@@ -242,56 +223,6 @@ class Participant:
     def _speaks_for_host(self) -> bool:
         """True if this is the first process of a host that has yet to be given its place."""
         return self._run.launch.launcher == OWN and self._run.launch.local_rank == 0
-
-    def _serves(self) -> bool:
-        launch = self._run.launch
-        return launch.rank == 0 and launch.master_port is not None and not launch.agent_store
-
-    def _connect(self) -> ControlStore:
-        run = self._run
-        prefix = prefix_of(run.launch)
-        seal = self._first_seal()
-
-        def connect(host: str, port: int, timeout_s: float) -> ControlStore:
-            return ControlStore(host, port, timeout_s=timeout_s, prefix=prefix, seal=seal)
-
-        if run.config.meeting:
-            return connect(*run.config.meeting, min(SIBLING_S, run.left()))
-        patience = run.options.join_timeout_s - (time.monotonic() - run.config.started)
-        serves = run.door.server == "self" and not run.door.error
-        if road := self._broken_road():
-            if patience < SHORT_ROAD_S and not serves:  # the road was tried to the end
-                raise StoreLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
-            patience = SHORT_ROAD_S
-        patience = min(max(patience, SHORT_ROAD_S), run.left())
-        store_server.bound_resolver()
-        master, port = str(run.launch.master_addr), run.launch.master_port or 0
-        run.progress.say(f"signing in at {master}:{port}")
-        if not serves:
-            return connect(master, port, patience)
-        # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the
-        # others cannot, and it is the one to say so. Unless another rank 0 serves there.
-        own = connect(run.door.address, port, patience)
-        own.put("server", self._token)
-        if not identity.is_this_host(master):
-            with contextlib.suppress(StoreLost, StoreTimeout):
-                other = connect(master, port, SHORT_ROAD_S)
-                if not self._is_mine(other):
-                    self._is_second = True
-                    return other
-        return own
-
-    def _first_seal(self) -> Seal:
-        """Seal of messages before the run is opened."""
-        key = self._run.config.key
-        return Seal(key.secret) if key else OPEN
-
-    def _is_mine(self, other: ControlStore) -> bool:
-        """True if a store is the one that this participant serves."""
-        try:
-            return bool(other.get("server", SHORT_ROAD_S) == self._token)
-        except BadMessage:
-            return False
 
     # -- following the coordinator --------------------------------------------------------------
 

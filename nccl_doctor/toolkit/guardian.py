@@ -36,7 +36,7 @@ _CALM_S = 3600.0
 _REAP_S = 0.5
 _SAY_S = 1.0
 _GIVE_BACK_S = 0.3
-_MOURN_S = 10.0  # most of it to import torch
+_TELL_S = 10.0  # most of it to import torch
 _FAILED = 3
 _STOPPED = "tT"
 
@@ -45,7 +45,7 @@ Unable = Callable[[str, int], tuple[int, str]]
 report, as the exit profile wants them."""
 
 
-Mourn = Callable[[Mapping[str, Any], str], None]
+TellDeath = Callable[[Mapping[str, Any], str], None]
 """Given what a process said by `signed_in`, and the name of the signal that killed it: tells the
 others. It runs in a child, and may import what it needs."""
 
@@ -86,7 +86,7 @@ def take_signals() -> None:
 
 
 def signed_in(**about: Any) -> None:
-    """Say what to tell the others if this process is killed; see `Mourn`."""
+    """Say what to tell the others if this process is killed; see `TellDeath`."""
     _say(signed_in={**about, "process": os.getpid()})
 
 
@@ -127,14 +127,14 @@ class Terms:
             any command would.
         hands_over: a command is to follow: then a written report is not yet everything.
         unable: see `Unable`.
-        mourn: see `Mourn`.
+        tell_death: see `TellDeath`.
     """
 
     limit_s: float
     keeps: bool = True
     hands_over: bool = False
     unable: Unable = lambda message, code: (code, "")
-    mourn: Mourn = lambda about, name: None
+    tell_death: TellDeath = lambda about, name: None
 
 
 def watch(program: Callable[[], int], terms: Terms) -> int:
@@ -300,10 +300,10 @@ class _Guardian:
 
         def tell() -> None:
             for about in self._members.values():
-                self._terms.mourn(about, name)
+                self._terms.tell_death(about, name)
 
         if self._members:
-            _apart(tell, min(self._kill_at, time.monotonic() + _MOURN_S))
+            _apart(tell, min(self._kill_at, time.monotonic() + _TELL_S))
 
     def _leave(self, code: int) -> int:
         return self._become(self._command) if self._command and not code else code

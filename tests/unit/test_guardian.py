@@ -27,7 +27,7 @@ sys.exit(guardian.watch(program, guardian.Terms(
     keeps={keeps},
     hands_over={hands_over},
     unable=lambda message, code: (code, "unable: " + message),
-    mourn=lambda about, name: print("mourned", about["name"], name, flush=True),
+    tell_death=lambda about, name: print("told", about["name"], name, flush=True),
 )))
 """
 
@@ -85,7 +85,7 @@ def test_a_process_that_dies_after_its_report_changes_nothing() -> None:
 
 def test_the_others_are_told_of_who_was_killed() -> None:
     body = "guardian.signed_in(name='one'); os.kill(os.getpid(), 9)"
-    assert watched(body)[1].startswith("mourned one SIGKILL\n")
+    assert watched(body)[1].startswith("told one SIGKILL\n")
 
 
 LATE = {

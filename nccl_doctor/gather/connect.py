@@ -1,0 +1,93 @@
+"""The store of a run, as a participant opens it and reaches it: by MASTER_ADDR and MASTER_PORT."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from nccl_doctor.gather import store_server
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
+from nccl_doctor.gather.examine import prefix_of
+from nccl_doctor.gather.run_state import Run
+from nccl_doctor.launch import identity
+from nccl_doctor.model.findings import Finding
+from nccl_doctor.toolkit.shortage import Shortage, shortage_of
+
+SHORT_ROAD_S = 2.0
+"""Time of one more try on a network path that the checks found broken."""
+SIBLING_S = 10.0
+"""Time limit for a rank whose host has signed in: the store is known to be up."""
+
+
+def open_store(run: Run) -> Shortage | None:
+    """Serve the store of the run, as rank 0 whose launcher has none.
+
+    Returns: what this host lacks for it. It is examined all the same.
+    """
+    launch = run.launch
+    if launch.agent_store:
+        run.door = store_server.Door("agent")
+    elif launch.rank == 0 and launch.master_port is not None:
+        only = launch.master_addr if launch.nnodes == 1 else None
+        try:
+            run.door = store_server.serve(launch.master_port, only_for=only)
+        except (OSError, RuntimeError) as error:
+            if scarce := shortage_of(error):
+                return scarce
+            raise
+    return None
+
+
+def first_seal(run: Run) -> Seal:
+    """Seal of messages before the run is opened."""
+    return Seal(run.config.key.secret) if run.config.key else OPEN
+
+
+def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, bool]:
+    """Connect to the store of the run.
+
+    By its `token`, which nobody else knows, a participant tells the store that it serves. `road` is
+    a failure that the checks have seen on the way, if any: then one short try is left.
+
+    Returns: the store, and True if another rank 0 than this one serves it.
+
+    Raises:
+        StoreLost: it was not reached in time.
+    """
+    if run.config.meeting:
+        return _connected(run, *run.config.meeting, min(SIBLING_S, run.left())), False
+    patience = run.options.join_timeout_s - (time.monotonic() - run.config.started)
+    serves = run.door.server == "self" and not run.door.error
+    if road:
+        if patience < SHORT_ROAD_S and not serves:  # the road was tried to the end
+            raise StoreLost(f"gave up after {run.options.join_timeout_s:g} s: {road.message}")
+        patience = SHORT_ROAD_S
+    patience = min(max(patience, SHORT_ROAD_S), run.left())
+    store_server.bound_resolver()
+    master, port = str(run.launch.master_addr), run.launch.master_port or 0
+    run.progress.say(f"signing in at {master}:{port}")
+    if not serves:
+        return _connected(run, master, port, patience), False
+    # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the others
+    # cannot, and it is the one to say so. Unless another rank 0 serves there.
+    own = _connected(run, run.door.address, port, patience)
+    own.put("server", token)
+    if not identity.is_this_host(master):
+        with contextlib.suppress(StoreLost, StoreTimeout):
+            other = _connected(run, master, port, SHORT_ROAD_S)
+            if not _is_served_by(other, token):
+                return other, True
+    return own, False
+
+
+def _connected(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
+    seal = first_seal(run)
+    return ControlStore(host, port, timeout_s=timeout_s, prefix=prefix_of(run.launch), seal=seal)
+
+
+def _is_served_by(store: ControlStore, token: str) -> bool:
+    try:
+        return bool(store.get("server", SHORT_ROAD_S) == token)
+    except BadMessage:
+        return False
