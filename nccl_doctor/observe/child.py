@@ -97,6 +97,7 @@ class Child:
         self.alone = len(self.jobs) == 1
         name = self.job.name
         self._state = self._wchan = ""
+        self._was_in_kernel = False
         self._buffer = bytearray()
         self._messages = Messages(time.monotonic())
         with contextlib.ExitStack() as opened:  # closed again where the next cannot be had
@@ -179,16 +180,18 @@ class Child:
     def ask(self) -> None:
         """Look at a stuck child as it is, then make it write its Python stack, if it can answer."""
         self._look()
+        self._was_in_kernel = self._state == "D"
         if self._state not in _MUTE:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGUSR1)
 
     def answered(self) -> bool:
         """One that was asked has written its stack, or never will."""
-        if self._state == "D":  # again: who reads from a disk is there for moments only
+        if self._was_in_kernel:  # who reads from a disk is there for moments only, then writes
             self._look()
         has_written = os.fstat(self._stack).st_size > 0
-        return self._state in _MUTE or (has_written and self._state != "D")
+        is_on_its_way = self._was_in_kernel and self._state in ("D", "R")
+        return self._state in _MUTE or (has_written and not is_on_its_way)
 
     def _look(self) -> None:
         self._state, self._wchan = look_at(self._pid)
