@@ -56,6 +56,7 @@ class Coordinator:
         self._evidence = evidence
         self._number = 0
         self._silent: set[int] = set()
+        self._hung: set[int] = set()
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
         self._told_dead: set[int] = set()
@@ -204,6 +205,8 @@ class Coordinator:
         return Outcome(OutcomeStatus.SILENT, reason=words, signal=name)
 
     def _record(self, seat: int, check: Check, round_: Round, outcome: Outcome, group: int) -> None:
+        if outcome.status is OutcomeStatus.HUNG:
+            self._hung.add(seat)
         outcome = replace(outcome, group=group)
         self._evidence.record(seat, check.name, round_.name, outcome)
 
@@ -254,7 +257,7 @@ class Coordinator:
         for that, this one alone.
         """
         run = self._run
-        round_ = look_together(self._cluster(), self._silent, run.seat)
+        round_ = look_together(self._cluster(), self._silent, run.seat, self._hung)
         if round_ is None:
             return
         if run.left() > round_.deadline_s + SETTLE_S:

@@ -1,4 +1,4 @@
-"""A second look after a loss: what changed on this host, and who of the job still answers.
+"""A second look after a loss or a hang: what changed on this host, who of the job still answers.
 
 A cut cable is seen at both of its ends, and means something else there: who takes the look, whom
 to call and for how long is decided here; what is looked at is up to the checks that look again.
@@ -7,7 +7,7 @@ to call and for how long is decided here; what is looked at is up to the checks 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from nccl_doctor.gather.run_state import Run
@@ -53,16 +53,20 @@ def look_alone(run: Run, hosts: Mapping[str, Sequence[str]]) -> dict[str, Outcom
     return {check.name: end for check, end in zip(checks, ends, strict=True)}
 
 
-def look_together(cluster: Cluster, silent: set[int], own_seat: int) -> Round | None:
-    """Round in which seats look again, each alone but at the same time; None if no seat was
-    lost.
+def look_together(
+    cluster: Cluster, silent: set[int], own_seat: int, hung: Set[int] = frozenset()
+) -> Round | None:
+    """Round in which seats look again, each alone but at the same time; None if no seat was lost,
+    and none hung.
 
     Args:
         cluster: what the coordinator has.
         silent: seats that stopped responding.
         own_seat: the coordinator's.
+        hung: seats that hung in a round: the path between two of their hosts may be gone.
     """
-    if len(cluster.hosts) < 2 or not (silent or cluster.absent):
+    stuck = [h for h in cluster.present_hosts if any(r.seat in hung for r in cluster.ranks_on(h))]
+    if len(cluster.hosts) < 2 or not (silent or cluster.absent or len(stuck) > 1):
         return None
     left: dict[int, int] = {}
     lost: list[Host] = []
@@ -75,6 +79,11 @@ def look_together(cluster: Cluster, silent: set[int], own_seat: int) -> Round | 
             left[host.id] = answering[0]
         else:
             lost.append(host)
+    if not lost and len(stuck) > 1:
+        some = stuck[:_MOST_LOST]
+        hosts = {host.label: list(host.addresses) for host in some}
+        groups = tuple((left[host.id],) for host in some)
+        return Round(AFTER_LOSS, groups, LOOK_S, {"hosts": hosts}, may_shrink=True)
     if not lost:
         return Round(AFTER_LOSS, ((own_seat,),), LOOK_S, {"hosts": {}}, may_shrink=True)
     in_order = sorted(left, key=lambda number: left[number] != own_seat)[:WITNESSES]

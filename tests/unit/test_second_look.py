@@ -42,6 +42,18 @@ def test_hosts_that_never_came_cannot_be_called() -> None:
     assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
 
 
+def test_hosts_that_hung_together_call_each_other() -> None:
+    """Nobody is silent where the path between two of them is cut: each still reaches rank 0."""
+    round_ = look_together(make_cluster(THREE), set(), 0, {2, 3, 4})
+    assert round_ is not None
+    assert round_.groups == ((2,), (4,))
+    assert round_.params == {"hosts": {f"nd{n}": [f"192.168.77.{n + 1}"] for n in (1, 2)}}
+
+
+def test_a_hang_within_a_host_is_not_of_the_network() -> None:
+    assert look_together(make_cluster(THREE), set(), 0, {2, 3}) is None
+
+
 def test_in_a_large_cluster_few_look_and_few_are_called() -> None:
     cluster = make_cluster([f"nd{node}" for node in range(200)], 1)
     round_ = look_together(cluster, set(range(100, 200)), 0)
