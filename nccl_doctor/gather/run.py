@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sys
@@ -36,6 +35,7 @@ from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.host import import_psutil
 from nccl_doctor.toolkit.masking import command_line
 
 
@@ -180,8 +180,7 @@ def load_checks(options: Options) -> registry.Registry:
     """Checks of a run, with what they import as they observe. Before ranks are forked, it is done
     once for all of them.
     """
-    with contextlib.suppress(ImportError):  # a check that needs it says so
-        import psutil  # noqa: F401
+    import_psutil()
     return registry.load(options.select, options.ignore)
 
 

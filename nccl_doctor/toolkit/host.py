@@ -27,7 +27,7 @@ import re
 import socket
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -298,6 +298,14 @@ def load_average() -> float | None:
             return float(psutil.getloadavg()[0])
         except OSError:
             return None
+
+
+def import_psutil() -> None:
+    """Import psutil now: before processes are forked, once for all of them. One that is missing is
+    reported by a check that needs it.
+    """
+    with suppress(ImportError), _psutil():
+        pass
 
 
 @contextmanager

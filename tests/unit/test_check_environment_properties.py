@@ -34,7 +34,9 @@ def test_defaults_written_out_are_harmless(random: Random, backend: str, nccl: s
 
 
 def test_all_defaults_at_once_are_harmless() -> None:
-    assert judge([dict(DEFAULTS)] * 2, nproc=2, torch="2.15.0", infiniband=True) == []
+    assert (
+        judge([dict(DEFAULTS)] * 2, nproc=2, nccl="2.33.1", torch="2.15.0", infiniband=True) == []
+    )
 
 
 @given(
