@@ -7,7 +7,7 @@ deadline, and goes on without those that stopped responding.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
@@ -57,6 +57,7 @@ class Coordinator:
         self._number = 0
         self._silent: set[int] = set()
         self._hung: set[int] = set()
+        self._has_looked = False
         self._deaths = Deaths(box, evidence)
         self._doubts = doubts
         self._told_dead: set[int] = set()
@@ -97,6 +98,10 @@ class Coordinator:
             for round_ in rounds:
                 held.add(round_.name)
                 self._hold(check, round_)
+                if self._hung and not self._has_looked:
+                    # At once: where a path is cut, no other round comes to an end on it.
+                    self._has_looked = True
+                    self._look_again(self._hung)
 
     def _planned(self, check: Check) -> Sequence[Round]:
         if not self._run.left():
@@ -252,12 +257,12 @@ class Coordinator:
             and finding.check != check.name  # a variant that hangs does not stop the next one
         ]
 
-    def _look_again(self) -> None:
-        """Let the hosts that are left look for answers of the others after a loss; without the time
-        for that, this one alone.
+    def _look_again(self, hung: Set[int] = frozenset()) -> None:
+        """Let the hosts that are left, or that hung, look for answers of the others; without the
+        time for that, this one alone.
         """
         run = self._run
-        round_ = look_together(self._cluster(), self._silent, run.seat, self._hung)
+        round_ = look_together(self._cluster(), self._silent, run.seat, hung)
         if round_ is None:
             return
         if run.left() > round_.deadline_s + SETTLE_S:
