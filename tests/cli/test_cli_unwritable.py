@@ -178,10 +178,10 @@ def test_a_step_summary_that_is_full_costs_no_verdict(there):
 # --- stdout ---
 
 
-def printed_to(stdout: int, folder: Path, *arguments: str) -> tuple[int, str]:
+def printed_to(stdout: int, folder: Path, *arguments: str, python: str = "") -> tuple[int, str]:
     """Exit code and stderr of the program with a certain stdout."""
     done = subprocess.run(
-        [sys.executable, "-m", "nccl_doctor", *arguments],
+        [python or quick_python_path(), "-m", "nccl_doctor", *arguments],
         cwd=folder,
         env=CLEAN,
         stdout=stdout,
@@ -246,6 +246,21 @@ def test_stdout_that_is_full_is_one_line_and_no_success(there, name):
         assert f"; the verdict is {SUMMARY}" in line
     assert code == 3
     assert "Traceback" not in said
+
+
+def test_a_python_that_is_started_afresh_does_the_same(there):
+    """Its own end writes what is left in a buffer; that of a forked one is made after it."""
+    judge, code = ("report", *PRINTS["judge"]), expected_code(PRINTS["judge"])
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert printed_to(writing, there, *judge, python=sys.executable) == (code, "")
+        assert printed_to(writing, there, "--version", python=sys.executable) == (0, "")
+    finally:
+        os.close(writing)
+    with open("/dev/full", "wb") as full:
+        code, said = printed_to(full.fileno(), there, *judge, python=sys.executable)
+    assert (code, len(said.splitlines())) == (3, 1)
 
 
 def test_stdout_that_is_closed_is_taken_by_no_file(there):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.cli.program import program
+
+pytestmark = pytest.mark.xdist_group("plugin")  # installed once
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs/examples/nccl-doctor-hello"
 
@@ -27,20 +30,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def doctor(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "nccl_doctor", *arguments],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(site),
-            "RES_OPTIONS": "timeout:1 attempts:1",
-            "COLUMNS": "200",
-            **env,
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    variables = {"PYTHONPATH": str(site), "COLUMNS": "200", **env}
+    return program(*arguments, env=variables, timeout_s=100.0)
 
 
 def test_the_plug_in_is_listed_with_the_built_in_checks(site: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cli.program import CLEAN
 from tests.ranks.ranks import free_port
-from tests.support.forkserver import quick_python_path
+from tests.support.forkserver import Forked, quick_python_path, read_early
 
 WAITS = ("run", "--nnodes", "2", "--node-rank", "0", "--master-addr", "localhost")
 OPTIONS = ("--backend", "gloo", "--nproc-per-node", "1", "--select", "ranks", "--timeout", "60")
@@ -106,3 +106,20 @@ def test_a_module_in_the_way_gets_a_fresh_python(tmp_path: Path):
     done = ran(quick_python_path(), "-m", "nccl_doctor", "run", *OPTIONS, cwd=tmp_path)
     assert done.returncode == 3, done
     assert "SystemExit(9)" in done.stderr
+
+
+def test_a_forked_one_has_the_modules_of_its_path_and_ends_as_python_does(tmp_path: Path):
+    (tmp_path / "of_this_test.py").write_text("print('imported', end='')")
+    assert not read_early({"PYTHONPATH": str(tmp_path)})
+    for out, code in ((tmp_path / "out", 0), (Path("/dev/full"), 120)):
+        forked = Forked(
+            (),
+            {**CLEAN, "PYTHONPATH": str(tmp_path)},
+            folder=tmp_path,
+            out=out,
+            err=tmp_path / "err",
+            code="import of_this_test",
+        )
+        assert forked.wait(30) == code, (tmp_path / "err").read_text()
+    (tmp_path / "json.py").touch()
+    assert read_early({"PYTHONPATH": str(tmp_path)})

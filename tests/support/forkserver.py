@@ -111,13 +111,19 @@ _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG")
 def read_early(env: Mapping[str, str | None]) -> bool:
     """Whether Python or torch reads one of these variables as it starts.
 
-    They are the same for all that are forked, but for a PYTHONPATH that leads to `tests.broken` and
-    an LD_LIBRARY_PATH that leads to `quick_python.stand_ins`.
+    They are the same for all that are forked, but for a PYTHONPATH that leads to `tests.broken` or
+    hides no module of ours, and an LD_LIBRARY_PATH that leads to `quick_python.stand_ins`.
     """
-    late = {"PYTHONPATH"} if is_broken(env) else set()
+    late = set()
+    if is_broken(env) or not any(map(quick_python.hides_ours, _folders(env.get("PYTHONPATH")))):
+        late.add("PYTHONPATH")
     if quick_python.stand_ins(env):
         late.add("LD_LIBRARY_PATH")
     return any(name.startswith(_READ_EARLY) and name not in late for name in env)
+
+
+def _folders(path: str | None) -> list[Path]:
+    return [Path(folder) for folder in (path or "").split(os.pathsep) if folder]
 
 
 class Forked:
@@ -360,6 +366,9 @@ def _be_the_program(order: Mapping[str, Any]) -> None:
         from nccl_doctor.__main__ import main
 
         sys.argv = ["nccl-doctor", *order["arguments"]]
+        # As `python -m` has them, behind the folder of the module.
+        folders = map(str, _folders(order["env"].get("PYTHONPATH")))
+        sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
         if order["code"]:
             exec(order["code"], {"__name__": "__main__"})
         else:
@@ -392,6 +401,10 @@ def _be_the_guest(request: quick_python.Request, python: str) -> None:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 
     _be(enter, request.env, lambda: request.streams, body)
+
+
+_UNFLUSHED = 120
+"""Exit code of a Python that cannot write what it has buffered."""
 
 
 def _be(
@@ -428,8 +441,10 @@ def _be(
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
+            try:
                 stream.flush()
+            except OSError:
+                code = _UNFLUSHED
         os._exit(code if isinstance(code, int) else 1)
 
 

@@ -105,7 +105,7 @@ def needs_fresh(request: Request) -> bool:
         harmless.add("LD_LIBRARY_PATH")
     if any(os.environ.get(name) != request.env.get(name) for name in names - harmless):
         return True
-    return any(_hides_ours(Path(folder)) for folder in {*request.path} - {*sys.path})
+    return any(hides_ours(Path(folder)) for folder in {*request.path} - {*sys.path})
 
 
 def _of_its_own(pid: str) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _of_its_own(pid: str) -> tuple[str, ...]:
     return (*_OWN.findall(status), *files)
 
 
-def _hides_ours(folder: Path) -> bool:
+def hides_ours(folder: Path) -> bool:
     """Whether a module there would be taken in place of one that the server has imported."""
     if folder == Path(__file__).parents[2]:
         return False
