@@ -18,6 +18,8 @@ from nccl_doctor.cli.handover import COMMAND
 from nccl_doctor.launch.command_line import JobLine, read
 from tests.cli.program import CLEAN, program
 from tests.ranks.ranks import free_port
+from tests.support.forkserver import quick_python_path
+from tests.support.quick_python import LAUNCHERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = {
@@ -86,6 +88,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """PATH with the launchers' scripts, in a Python that has torch imported as it starts."""
+    for name, module in LAUNCHERS.items():
+        file = tmp_path / "scripts" / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f'#!/bin/sh\nexec {quick_python_path()} -m {module} "$@"\n')
+        file.chmod(0o755)
+    return f"{tmp_path / 'scripts'}:{PATH}"
+
+
 # --- what is read from the lines ---
 
 
@@ -127,10 +140,11 @@ def test_every_line_is_one_of_these(page: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-def test_the_line_of_deepspeed_runs(folder: Path) -> None:
+def test_the_line_of_deepspeed_runs(folder: Path, path: str) -> None:
     line = line_of("deepspeed", "--num_gpus 2 train.py")
     port = f"--master_port {free_port()} train.py"  # several tests at once
-    done = type_in(line.replace("train.py", port), folder, "--quiet", *QUICK, DS_ACCELERATOR="cpu")
+    line = line.replace("train.py", port)
+    done = type_in(line, folder, "--quiet", *QUICK, DS_ACCELERATOR="cpu", PATH=path)
     assert done.returncode == 0, done
     assert done.stdout.startswith("nccl-doctor: PASS: ")
     said = sorted(word for word in done.stdout.splitlines() if word.startswith("job "))
@@ -143,11 +157,11 @@ needs_accelerate = pytest.mark.skipif(
 
 
 @needs_accelerate
-def test_the_line_of_accelerate_runs(folder: Path) -> None:
+def test_the_line_of_accelerate_runs(folder: Path, path: str) -> None:
     """With --cpu: without a GPU and without it, accelerate starts one process on its own terms."""
     line = line_of("accelerate", "launch train.py").replace("train.py", "--cpu train.py")
     (folder / "train.py").write_text("print('job')\n")
-    done = type_in(line, folder, "--quiet", *QUICK, "--master-port", str(free_port()))
+    done = type_in(line, folder, "--quiet", *QUICK, "--master-port", str(free_port()), PATH=path)
     assert done.returncode == 0, done
     assert done.stdout.startswith("nccl-doctor: PASS: ")
     assert done.stdout.splitlines()[-1] == "job"
@@ -175,7 +189,7 @@ UNDER = {
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_line_under_the_launcher_runs(page: str, folder: Path) -> None:
+def test_the_line_under_the_launcher_runs(page: str, folder: Path, path: str) -> None:
     pytest.importorskip(page)
     (line,) = (line for line in lines_of(page) if line.startswith(f"{page} "))
     words, more = UNDER[page]
@@ -186,7 +200,7 @@ def test_the_line_under_the_launcher_runs(page: str, folder: Path) -> None:
         cwd=folder,
         env={
             **CLEAN,
-            "PATH": PATH,
+            "PATH": path,
             "HOME": str(folder),
             "CUDA_VISIBLE_DEVICES": "",
             "DS_ACCELERATOR": "cpu",

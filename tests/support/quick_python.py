@@ -19,7 +19,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MODULES = ("nccl_doctor", "torch.distributed.run", "tests.support.small_job")
+LAUNCHERS = {
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "deepspeed": "deepspeed.launcher.runner",
+}
+"""Script → the module whose `main` it calls."""
+MODULES = (
+    "nccl_doctor",
+    "torch.distributed.run",
+    "tests.support.small_job",
+    "deepspeed.launcher.launch",
+    *LAUNCHERS.values(),
+)
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG", "GLIBC_", "MALLOC_")
 _HARMLESS = (
     "LANG",
