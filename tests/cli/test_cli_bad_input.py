@@ -132,6 +132,25 @@ def test_a_file_that_cannot_be_read_is_refused_by_all(there, capfd):
     assert set(files_in(there)) == {"GOOD"}
 
 
+EACH = """
+import json, os, sys, tempfile
+from nccl_doctor.__main__ import main
+
+ended = []
+for arguments in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        if (child := os.fork()) == 0:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)
+            sys.argv = ["nccl-doctor", "report", *arguments]
+            main()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended.append([code, *(file.seek(0) or file.read() for file in (out, err))])
+print(json.dumps(ended))
+"""
+"""Calls the program with each list of arguments, in a child: one start of Python for all."""
+
+
 def test_what_may_not_be_read_or_written(there):
     """Root may, unless that right is taken away."""
     (there / "BAD").touch(0o000)
@@ -146,16 +165,18 @@ def test_what_may_not_be_read_or_written(there):
         for arguments in GIVES.values()
         for form in formats()
     }
-    for arguments, words in told.items():
-        done = subprocess.run(
-            [*plain, sys.executable, "-m", "nccl_doctor", "report", *arguments],
-            env=CLEAN,
-            capture_output=True,
-            text=True,
-            timeout=MOST_S,
-            check=False,
-        )
-        assert error_of(done) == words
+    done = subprocess.run(
+        [*plain, sys.executable, "-c", EACH, json.dumps(list(told))],
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for arguments, (code, stdout, stderr) in zip(told, json.loads(done.stdout), strict=True):
+        ended = subprocess.CompletedProcess(arguments, code, stdout, stderr)
+        assert error_of(ended) == told[arguments]
     there.chmod(0o755)
     assert set(files_in(there)) == {"BAD", "GOOD"}
 
