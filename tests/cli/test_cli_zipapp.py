@@ -16,8 +16,9 @@ import pytest
 
 from nccl_doctor import __version__
 from tests.cli.program import error_of, program
-from tests.support.zipapp import ROOT, build, make_venv, make_zipapp, run
+from tests.support.zipapp import ROOT, build, built, make_venv, make_zipapp, run
 
+pytestmark = pytest.mark.xdist_group("zipapp")  # built once
 PLUG_IN = ROOT / "docs" / "examples" / "nccl-doctor-hello" / "nccl_doctor_hello"
 
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pyz(folder: Path) -> Path:
-    return build(folder / "shared" / "nccl-doctor.pyz")
+    return built(folder / "shared" / "nccl-doctor.pyz")
 
 
 @pytest.fixture(autouse=True)
@@ -195,9 +196,10 @@ def test_what_lies_beside_the_code_is_read(python: Path, pyz: Path, tmp_path: Pa
     assert not found & {"check-broke", "check-unusable"}
     status = {check["name"]: check["status"] for check in read["checks"]}
     assert status["interfaces"] == "pass"
-    assert "<style>" in run(python, pyz, "report", "show", "--format", "html", report).stdout
     assert "### " in run(python, pyz, "report", "issue", "pytorch", report).stdout
-    judged = run(python, pyz, "report", "judge", "--json", "-", report)
+    page = tmp_path / "page.html"
+    judged = run(python, pyz, "report", "judge", "--json", "-", "--html", page, report)
+    assert "<style>" in page.read_text()
     again = json.loads(judged.stdout)
     assert judged.returncode == done.returncode == again["exit_code"]
     assert [f["code"] for f in again["findings"]] == [f["code"] for f in read["findings"]]

@@ -12,8 +12,9 @@ import pytest
 from tests.cli.test_cli_hostfile import SSH
 from tests.ranks.ranks import free_port
 from tests.support.reports import validate
-from tests.support.zipapp import BARE, ROOT, build, make_venv, run
+from tests.support.zipapp import BARE, ROOT, built, make_venv, run
 
+pytestmark = pytest.mark.xdist_group("zipapp")  # built once
 FEW = ("--select", "ranks,torch_import,interfaces")
 LINES = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").splitlines()
 
@@ -24,7 +25,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = make_venv(folder / "venv", ["torch"])
-        self.pyz = build(folder / "shared" / "nccl-doctor.pyz")
+        self.pyz = built(folder / "shared" / "nccl-doctor.pyz")
         self.work = folder / "work"
         self.work.mkdir()
 
@@ -76,9 +77,6 @@ def test_under_torchrun_every_check_works(site: Site) -> None:
     status = {check["name"]: check["status"] for check in data["checks"]}
     assert set(status.values()) <= {"pass", "skipped"}
     assert (status["interfaces"], status["collectives"]) == ("pass", "pass")
-    judged = run(site.python, site.pyz, "report", "judge", site.work / "report.json")
-    assert judged.returncode == 0, judged
-    assert judged.stdout.startswith("nccl-doctor: PASS: ")
 
 
 def test_the_own_launcher(site: Site) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +38,23 @@ def make_zipapp(target: Path) -> subprocess.CompletedProcess[str]:
 def build(target: Path) -> Path:
     done = make_zipapp(target)
     assert done.returncode == 0, done
+    return target
+
+
+@functools.cache
+def _built() -> tuple[bytes, int]:
+    """Contents and mode of the one file, built once for all modules of a worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = build(Path(folder, "nccl-doctor.pyz"))
+        return file.read_bytes(), file.stat().st_mode & 0o777
+
+
+def built(target: Path) -> Path:
+    """The one file, alone in a new folder."""
+    target.parent.mkdir()
+    content, mode = _built()
+    target.write_bytes(content)
+    target.chmod(mode)
     return target
 
 
