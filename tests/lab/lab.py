@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.hosts import SWITCH, Host, hold, new_host, user_namespace
-from tests.lab.processes import PATH, Process, Strike, call, describe
+from tests.lab.processes import PATH, Process, Strike, call, describe, wait_for_one
 from tests.lab.run import Run
 from tests.support.forkserver import quick_python_path
 
@@ -177,9 +177,11 @@ class Lab:
         """Wait until all have ended; after `timeout_s` kill the rest. Returns: nobody was late."""
         end = time.monotonic() + timeout_s
         running = list(processes)
-        while running and time.monotonic() < end:
-            time.sleep(0.01)
+        while (left := end - time.monotonic()) > 0:
             running = [process for process in running if process.poll() is None]
+            if not running:
+                break
+            wait_for_one(running, left)
         late = [process for process in processes if process.poll() is None]
         for process in late:
             process.kill()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -144,6 +145,11 @@ class Process:
         return self.argv[: len(_DOCTOR)] == _DOCTOR and not (read_early(told) or lab.fresh)
 
     @property
+    def outer_pid(self) -> int:
+        """Process id of what waits for the command, and ends as it does."""
+        return self._outer.pid
+
+    @property
     def inner_pid(self) -> str:
         """Process id of the command in its host's table; empty where it is over."""
         outer = self._outer.pid
@@ -235,6 +241,20 @@ class Process:
                     return line.seconds
             time.sleep(0.005)
         raise LabError(f"{text!r} was not printed by {self.argv}:\n{self.stdout}\n{self.stderr}")
+
+
+def wait_for_one(running: Sequence[Process], timeout_s: float) -> None:
+    """Wait until one of them has ended, or for `timeout_s` seconds, and use no core meanwhile."""
+    ends = select.poll()
+    with ExitStack() as stack:
+        for process in running:
+            try:
+                handle = os.pidfd_open(process.outer_pid)
+            except ProcessLookupError:  # another thread has asked for its exit code
+                return
+            stack.callback(os.close, handle)
+            ends.register(handle, select.POLLIN)
+        ends.poll(timeout_s * 1000)
 
 
 class Strike:
