@@ -54,3 +54,11 @@ def test_ranks_are_counted_through_the_hosts():
     each = next(each for each in PLANS if (each.hosts, each.nproc) == (3, 2))
     assert each.ranks_of("nd1") == (2, 3)
     assert [each.host_of(rank) for rank in (0, 3, 5, 6)] == ["nd0", "nd1", "nd2", ""]
+
+
+def test_a_strike_comes_as_far_into_a_run_of_another_level():
+    for each in PLANS:
+        assert each.births_at(each.level) == each.births
+    found = [each.births_at("quick") for each in PLANS if each.level == "standard"]
+    assert min(found) == 0
+    assert 38 <= max(found) <= 44

@@ -110,6 +110,10 @@ class Plan:
         """Host of a rank; empty if there is no such rank."""
         return self.names[rank // self.nproc] if 0 <= rank < self.hosts * self.nproc else ""
 
+    def births_at(self, level: str) -> int:
+        """Moment of the strike in a run of some level: as far into it as at the plan's own one."""
+        return self.births * _BIRTHS[level] // _BIRTHS[self.level]
+
     def __str__(self) -> str:
         run = f"{self.launcher}, {self.hosts} × {self.nproc}, {self.level}"
         if self.strike == "none":

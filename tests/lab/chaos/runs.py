@@ -35,8 +35,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def run(plan: Plan, text_folder: Path | None = None, patience: float = 1.0) -> Record:
-    """Carry out a plan. What a run that failed left is written as text into `text_folder`."""
+def run(
+    plan: Plan, text_folder: Path | None = None, patience: float = 1.0, *, short: bool = False
+) -> Record:
+    """Carry out a plan. What a run that failed left is written as text into `text_folder`.
+
+    `short`, for the test suite: at level quick, whatever the plan says, and with `LIMIT_S` as it
+    is. The plan stays the same, and the strike comes as far into the run as at the plan's level.
+    """
+    level = "quick" if short else plan.level
+    limit_s = LIMIT_S if short else LIMIT_S * patience
     nursery().ask(python=True)  # it stands before anything has a time limit
     possible = Path("/proc/self/ns/time").exists()
     clocks = {plan.victim: plan.amount} if plan.strike == "clock" and possible else {}
@@ -44,8 +52,8 @@ def run(plan: Plan, text_folder: Path | None = None, patience: float = 1.0) -> R
         scene = Scene(plan, lab)
         try:
             before = _state_of(lab)
-            with Warden(plan, lab, scene, LIMIT_S * patience) as seen:
-                done = _start(plan, lab, scene, patience)
+            with Warden(scene, limit_s, plan.births_at(level)) as seen:
+                done = _start(scene, patience, limit_s, level)
             outcome = _outcome(scene, seen, done, before)
         finally:
             scene.close()
@@ -74,15 +82,16 @@ def run(plan: Plan, text_folder: Path | None = None, patience: float = 1.0) -> R
         return record
 
 
-def _start(plan: Plan, lab: Lab, scene: Scene, patience: float) -> Run:
+def _start(scene: Scene, patience: float, limit_s: float, level: str) -> Run:
+    plan, lab = scene.plan, scene.lab
     options = ["--json", str(scene.out / "report.json")]
     if plan.shared:
         options += ["--output-dir", str(scene.out)]
-    limits = {"join-": JOIN_S, "collective-": COLLECTIVE_S, "": LIMIT_S}
+    limits = {"join-": JOIN_S * patience, "collective-": COLLECTIVE_S * patience, "": limit_s}
     for name, seconds in limits.items():
-        options += [f"--{name}timeout", f"{seconds * patience:g}"]
-    options += ["--level", plan.level]
-    more: dict[str, Any] = {"nproc": plan.nproc, "timeout_s": 3 * LIMIT_S * patience}
+        options += [f"--{name}timeout", f"{seconds:g}"]
+    options += ["--level", level]
+    more: dict[str, Any] = {"nproc": plan.nproc, "timeout_s": 3 * limit_s}
     if plan.launcher == "plain":
         return lab.plain_doctor(*options, per_host=scene.env, **more)
     start = lab.own_doctor if plan.launcher == "own" else lab.torchrun_doctor

@@ -7,14 +7,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from tests.lab.chaos import SIGNALS, Plan
+from tests.lab.chaos import SIGNALS
 from tests.lab.chaos.census import Census, Seen, below, chain, guardians, of_role, tops
 from tests.lab.chaos.strikes import Scene
-from tests.lab.lab import Lab
 
 GRACE_S = 2.0
 """Time after the time-out in which a run may still end."""
-_LOOK_S, _CALM_S = 0.03, 0.15
+_LOOK_S, _CALM_S = 0.03, 0.3
 _FLAPS = 5
 _AGENTS_S = 4.0
 _START_S = 60.0
@@ -50,12 +49,13 @@ class Watch:
 
 
 class Warden:
-    """A context in which a run is watched."""
+    """A context in which a run is watched, that is struck after so many `births`."""
 
-    def __init__(self, plan: Plan, lab: Lab, scene: Scene, limit_s: float) -> None:
+    def __init__(self, scene: Scene, limit_s: float, births: int) -> None:
         self.seen = Watch()
-        self._plan, self._lab, self._scene, self._limit_s = plan, lab, scene, limit_s
-        self._census = Census(lab)
+        self._plan, self._lab, self._scene = scene.plan, scene.lab, scene
+        self._limit_s, self._births = limit_s, births
+        self._census = Census(scene.lab)
         self._over = threading.Event()
         self._first: dict[tuple[str, int], float] = {}
         self._base: int | None = None
@@ -76,7 +76,7 @@ class Warden:
         """Wait until all have left, also those that a launcher which is gone has left behind."""
         end = time.monotonic() + self._limit_s + GRACE_S
         while self._busy and time.monotonic() < end + self.seen.lag_s:
-            time.sleep(_LOOK_S)
+            time.sleep(0.1)
         self._over.set()
         self._thread.join(10)
 
@@ -97,10 +97,15 @@ class Warden:
 
     @property
     def _pause(self) -> float:
-        """Time between two looks: only the moment of the strike needs a short one."""
-        plan = self._plan
-        waits = self.seen.struck or bool(self.seen.what) or plan.strike in ("none", "clock")
-        return _CALM_S if waits and plan.strike != "memory" else _LOOK_S
+        """Time between two looks: only the moments of a strike need a short one."""
+        plan, seen = self._plan, self.seen
+        if plan.strike == "memory" or not (
+            seen.struck or seen.what or plan.strike in ("none", "clock")
+        ):
+            return _LOOK_S
+        if plan.strike in ("flap", "stop-go"):
+            return min(_CALM_S, max(_LOOK_S, self._next_change - time.monotonic()))
+        return _CALM_S
 
     # -- the strike -------------------------------------------------------------------------------
 
@@ -114,7 +119,7 @@ class Warden:
     def _is_time(self, tables: dict[str, list[Seen]]) -> bool:
         if self._plan.strike == "none" or self._base is None:
             return False
-        if self._due is None and self.seen.births >= self._plan.births:
+        if self._due is None and self.seen.births >= self._births:
             self._due = time.monotonic() + self._plan.delay_s
         alive = any(
             s.alive for table in tables.values() for s in guardians(self._plan.launcher, table)
