@@ -201,6 +201,9 @@ def test_one_clear_line_through_the_program_itself(there):
 # --- reports of 100 MB ---
 
 
+one_worker = pytest.mark.xdist_group("large_report")  # written once
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of 100 MB, of which most is what tools printed on two hosts."""
@@ -215,12 +218,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@one_worker
 def test_a_report_of_100_mb_is_shown(large):
     done = program("report", "show", str(large), timeout_s=MOST_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert 100 < len(done.stdout) < 1e6
 
 
+@one_worker
 def test_a_report_of_100_mb_is_written_in_every_format(large, tmp_path):
     """By one process, so that it is read but once."""
     outputs = [f"--{form}={tmp_path / form}" for form in formats()]
@@ -259,6 +264,8 @@ JUNK: tuple[Any, ...] = (
     *(None, True, -1, 1e308, 10**30, "", "x\ud800\x1b[2J\n", "9" * 5000, [], {}),
     *([1], ["x"], {"a": {}}, [{}], float("nan")),
 )
+MOST = 400 if os.environ.get("EXAMPLES") == "deep" else 160
+"""Odd records that are made; nearly a third of them are reports."""
 REGISTRY = registry.load()
 
 
@@ -276,7 +283,7 @@ def odd_reports() -> Iterator[Report]:
     """Reports with junk in one or more places, as far as they are reports still."""
     dice = random.Random(1)
     places = [path for path in places_in(json.loads(SAVED)) if path]
-    for number in range(400):
+    for number in range(MOST):
         data = json.loads(SAVED)
         for path in dice.sample(places, 1 + number % 3):
             inner = data
@@ -295,6 +302,7 @@ def odd_reports() -> Iterator[Report]:
             continue
 
 
+@pytest.mark.hypothesis  # so that `make test-wide` runs it, on more of them
 def test_every_renderer_bears_whatever_is_read():
     plain = Report.from_json(json.loads(SAVED))
 
@@ -324,4 +332,4 @@ def test_every_renderer_bears_whatever_is_read():
         number += 1
         for render in ways.values():
             render(report).encode()  # what a file is written with
-    assert number > 100
+    assert number > MOST // 4

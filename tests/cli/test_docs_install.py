@@ -15,6 +15,7 @@ from nccl_doctor.cli import cli
 from tests.support.zipapp import BARE, ROOT, make_venv, run
 from tests.unit.test_readme import doctor, options
 
+pytestmark = pytest.mark.xdist_group("docs_install")  # one environment, one copy of the tree
 PAGE = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 LINES = [
     line
