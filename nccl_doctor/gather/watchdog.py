@@ -90,16 +90,17 @@ class Watchdog:
     def _watch(self) -> None:
         left = max(0.0, self._deadline - time.monotonic())
         readable, _, _ = select.select([self._wake], [], [], left)
-        self._leave(os.read(self._wake, 1)[0] if readable else None)
+        # Who took over reads from there: it would wait for ever for what is read here.
+        if self._leaving.acquire(blocking=False):
+            self._leave(os.read(self._wake, 1)[0] if readable else None)
 
     def _alarmed(self) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        self._leave(None)
+        if self._leaving.acquire(blocking=False):
+            self._leave(None)
 
     def _leave(self, number: int | None) -> None:
-        """End the process with the last words, unless it is leaving; `number`: of a signal."""
-        if not self._leaving.acquire(blocking=False):
-            return
+        """End the process with the last words; `number`: of a signal."""
         reason = f"the deadline passed (pid {os.getpid()})"
         if number is not None:
             self.interrupted = True

@@ -49,6 +49,27 @@ def test_who_was_reaped_is_sent_no_signal() -> None:
     assert done.stdout == "4 [15]\n", done
 
 
+_TAKEN_OVER = """
+import os, select, signal, time
+from nccl_doctor.gather.watchdog import Watchdog
+
+wake = Watchdog(time.monotonic() + 30, lambda reason: 3).hand_over()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.3)
+print(list(os.read(wake, 256)) if select.select([wake], [], [], 0)[0] else "somebody read it")
+"""
+
+
+def test_a_watchdog_leaves_the_signals_to_who_took_over() -> None:
+    """Else the process that forks the ranks would wait for ever for what its own thread has read:
+    the end of a rank is a signal too.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _TAKEN_OVER], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout == "[15]\n", done
+
+
 _KILLED = """
 import os, time
 from nccl_doctor.launch.local_ranks import run_host
