@@ -59,10 +59,17 @@ class Death:
     def from_json(cls, data: object) -> Death:
         """Inverse of `death_of`; ValueError for what it cannot have made."""
         node = Node("death", data)
-        name = node.get("signal", str)
-        if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
-            raise ValueError("no name of a signal")
-        return cls(node.get("host", str), node.get("pid", int), node.maybe("rank", int), name)
+        return cls(
+            node.get("host", str), node.get("pid", int), node.maybe("rank", int), signal_in(node)
+        )
+
+
+def signal_in(node: Node) -> str:
+    """Name of the signal in a message; ValueError for what is none."""
+    name = node.get("signal", str)
+    if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
+        raise ValueError("no name of a signal")
+    return name
 
 
 class Deaths:

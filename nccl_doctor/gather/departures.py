@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreLost
+from nccl_doctor.gather.deaths import signal_in
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.model.json_node import Node
 
 TELL_S = 1.0
 """Time limit for it: the others may have left already, and the store with them."""
 _MOST = 10_000
-_NAME = 20
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,7 @@ class Departure:
     def from_json(cls, data: object) -> Departure:
         """Inverse of `tell`; ValueError for what it cannot have made."""
         node = Node("departure", data)
-        name = node.get("signal", str)
-        if not name.startswith(("SIG", "signal ")) or len(name) > _NAME:
-            raise ValueError("no name of a signal")
-        return cls(node.get("seat", int), name)
+        return cls(node.get("seat", int), signal_in(node))
 
 
 def tell(box: ControlStore, seat: int, signal_name: str) -> None:

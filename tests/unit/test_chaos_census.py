@@ -1,4 +1,4 @@
-"""Who is who among the processes of a host, by their tree and names."""
+"""Roles of the processes of a host, by their tree and names."""
 
 from __future__ import annotations
 

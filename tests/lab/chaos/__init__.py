@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 SEED = 14
-"""Of the runs on record; chosen before the first of them was made."""
+"""Seed of the runs on record, chosen before the first of them was made."""
 LAUNCHERS = ("own", "torchrun", "plain")
 SIGNALS = {"kill": "SIGKILL", "stop": "SIGSTOP", "stop-go": "SIGSTOP", "term": "SIGTERM"}
 SIGNALS |= {"int": "SIGINT", "hup": "SIGHUP"}
