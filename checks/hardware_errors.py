@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     Round,
     Severity,
     Skip,
+    Turn,
     Untested,
     Where,
 )
@@ -97,6 +98,7 @@ class HardwareErrors(Check):
     reads = ("memory_errors", "pcie_errors")
     level = Level.STANDARD
     together = True
+    turn = Turn.LAST
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round: every host that had something to read at the start, by itself."""

@@ -44,6 +44,7 @@ from nccl_doctor.api import (
     Level,
     Round,
     Severity,
+    Turn,
     Untested,
     Where,
 )
@@ -70,6 +71,7 @@ class MemoryKills(Check):
     reads = ("memory",)
     level = Level.STANDARD
     together = True
+    turn = Turn.LAST
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round, each host alone."""

@@ -56,6 +56,7 @@ from nccl_doctor.api import (
     Round,
     Severity,
     Skip,
+    Turn,
     Untested,
     Where,
 )
@@ -95,6 +96,7 @@ class RdmaErrors(Check):
     reads = ("fabric_ports",)
     level = Level.STANDARD
     together = True
+    turn = Turn.LAST
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """One round, each host alone."""

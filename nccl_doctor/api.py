@@ -38,6 +38,7 @@ from nccl_doctor.model.findings import Level as Level
 from nccl_doctor.model.findings import Round as Round
 from nccl_doctor.model.findings import Scope as Scope
 from nccl_doctor.model.findings import Severity as Severity
+from nccl_doctor.model.findings import Turn as Turn
 from nccl_doctor.model.findings import Where as Where
 from nccl_doctor.model.findings import number_range as number_range
 from nccl_doctor.model.job import Job as Job

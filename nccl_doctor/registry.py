@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from nccl_doctor.model.check import Check
-from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity
+from nccl_doctor.model.findings import Finding, Kind, Layer, Level, Scope, Severity, Turn
 from nccl_doctor.model.kinds import CHECK_UNUSABLE, ENGINE_KINDS, HISTORY_KINDS, REMOTE_KINDS
 from nccl_doctor.toolkit import foreign
 from nccl_doctor.toolkit.masking import masked
@@ -40,10 +40,10 @@ class UnknownName(ValueError):
 class Registry:
     """The checks of one run.
 
-    `checks` are those selected, by layer, then name. `kinds` maps every installed code, selected or
-    not, to its kind and the first check that lists it (None: the engine's own). `owners` maps the
-    codes of checks to the names of all that list them. `origins` maps every installed check name to
-    the distribution that it came with.
+    `checks` are those selected, by layer, turn and name. `kinds` maps every installed code,
+    selected or not, to its kind and the first check that lists it (None: the engine's own).
+    `owners` maps the codes of checks to the names of all that list them. `origins` maps every
+    installed check name to the distribution that it came with.
     """
 
     checks: tuple[Check, ...]
@@ -92,7 +92,7 @@ def load(select: Iterable[str] = (), ignore: Iterable[str] = ()) -> Registry:
 
 
 def installed() -> tuple[Check, ...]:
-    """Every check that can be used, by layer, then name."""
+    """Every check that can be used, by layer, turn and name."""
     return load().checks
 
 
@@ -169,7 +169,10 @@ class _Shelf:
                 raise UnknownName(f'{option}: no check or finding code is named "{name}"{hint}')
         for name in sorted(select & {code for code, (_, by) in self.kinds.items() if by is None}):
             raise UnknownName(f'--select: "{name}" is a code of the engine and cannot be selected')
-        every = sorted(self.checks.values(), key=lambda check: (check.layer.order, check.name))
+        every = sorted(
+            self.checks.values(),
+            key=lambda check: (check.layer.order, check.turn.order, check.name),
+        )
         all_of_it = Registry((), (), self.kinds, self.origins, select, ignore, self.owners)
         return replace(
             all_of_it,
@@ -231,6 +234,8 @@ def _invalid(check: Check) -> Iterable[str]:
             yield f'the finding code "{code}" is twice in `kinds`'
     if not all(isinstance(layer, Layer) for layer in check.needs):
         yield "`needs` contains something that is not a Layer"
+    if not isinstance(check.turn, Turn):
+        yield f"`turn` is {check.turn!r}, not a Turn"
     reads = check.reads
     if not isinstance(reads, tuple) or not all(
         isinstance(name, str) and _NAME.fullmatch(name) for name in reads

@@ -63,6 +63,7 @@ from nccl_doctor.api import (
     Scope,
     Severity,
     Skip,
+    Turn,
     Untested,
     Where,
     host_labels,
@@ -142,6 +143,7 @@ class Links(Check):
     kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH)
     level = Level.STANDARD
     together = True
+    turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

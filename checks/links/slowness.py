@@ -230,9 +230,13 @@ def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool
 
 
 def _lossy(pairs: Iterable[Pair], first: Measures, second: Measures) -> frozenset[Pair]:
-    """The pairs that lost segments in both tries, and many in total."""
+    """The pairs that lost segments when tried again, and many in total.
+
+    Of a link that was doubtful one way, the way back was tried again as well.
+    """
     found = set()
-    for pair in second.keys() & set(pairs):
+    edges = {_edge(pair) for pair in pairs}
+    for pair in (each for each in second.keys() & first.keys() if _edge(each) in edges):
         tries = (first[pair], second[pair])
         lost = sum(each.lost for each in tries)
         share = LOSSY * sum(each.segments for each in tries)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from nccl_doctor.model.cluster import ALONE, Cluster
-from nccl_doctor.model.findings import Figure, Finding, Kind, Layer, Level, Round, Scope
+from nccl_doctor.model.findings import Figure, Finding, Kind, Layer, Level, Round, Scope, Turn
 from nccl_doctor.model.job import Job
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.sections import Section
@@ -149,6 +149,7 @@ class Check:
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
+        turn: `FIRST` or `LAST` among the checks of its layer; the others go by name.
         looks_again: True if a check that observes alone is to do so once more, in round
             `AFTER_LOSS`, when somebody was lost. `Context.params` then has `hosts`: name →
             addresses of hosts of the job, those that were lost and some that are left.
@@ -170,6 +171,7 @@ class Check:
     level: ClassVar[Level] = Level.QUICK
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()
+    turn: ClassVar[Turn] = Turn.ANY
     looks_again: ClassVar[bool] = False
     unaided: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()

@@ -43,6 +43,19 @@ class Scope(str, Enum):
     RANK = "rank"
 
 
+class Turn(str, Enum):
+    """Turn of a check among those of its layer: the last look back at what the others did."""
+
+    FIRST = "first"
+    ANY = "any"
+    LAST = "last"
+
+    @property
+    def order(self) -> int:
+        """Position, 0 for the first."""
+        return list(Turn).index(self)
+
+
 class Severity(str, Enum):
     """Effect on the job: fail = it would not start, would hang or would compute wrongly;
     warn = it would run, but slower or at risk; info = worth knowing.

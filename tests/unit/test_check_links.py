@@ -231,6 +231,12 @@ def test_a_lossy_link_is_named_and_is_not_also_slow(count: int, one_way: bool) -
     assert "segments lost (5.0 %)" in found.message
 
 
+def test_a_link_that_was_doubtful_one_way_can_be_lossy_both_ways() -> None:
+    there, back = both("nd0", "nd1")
+    world = World(3).lossy([there]).lossy([back], tries=[AGAIN])
+    assert only(world.judge(), "link-lossy").where.links == (there, back)
+
+
 @pytest.mark.parametrize("way", ["in", "out", "both"])
 def test_a_lossy_host_is_named(way: str) -> None:
     world = World(4)

@@ -13,7 +13,7 @@ import pytest
 from nccl_doctor import registry
 from nccl_doctor.api import Check, Finding, Skip
 from nccl_doctor.judge.checks import judge_all
-from nccl_doctor.model.findings import Kind, Layer, Severity
+from nccl_doctor.model.findings import Kind, Layer, Severity, Turn
 from nccl_doctor.toolkit import foreign as foreign_code
 from tests.support.clusters import make_cluster
 
@@ -78,12 +78,27 @@ def good(name: str = "moon", code: str = "moon-down") -> str:
 def test_built_in_checks_are_found_in_order_of_layer():
     found = registry.load()
     assert not found.problems
-    assert list(found.checks) == sorted(found.checks, key=lambda c: (c.layer.order, c.name))
+    assert list(found.checks) == sorted(
+        found.checks, key=lambda c: (c.layer.order, c.turn.order, c.name)
+    )
     folder = Path(registry.importlib.import_module("nccl_doctor.checks").__path__[0])
     names = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     names |= {path.parent.name for path in folder.glob("*/__init__.py")}
     assert {check.name for check in found.checks} == names
     assert {found.origins[name] for name in names} == {"nccl-doctor"}
+
+
+@pytest.mark.parametrize("turn", Turn)
+def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
+    source = (
+        good().replace("Layer.HOST", "Layer.SPEED").replace("import Check", "import Turn, Check")
+    )
+    install(source + f"    turn = Turn.{turn.name}\n", f"moon_{turn.value}")
+    names = [check.name for check in registry.load().checks if check.layer is Layer.SPEED]
+    first, last = ["links"], ["hardware_errors", "memory_kills", "rdma_errors"]
+    where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 4}[turn]
+    expected = [*first, "group_speed", *last]
+    assert names == [*expected[:where], "moon", *expected[where:]]
 
 
 def test_every_kind_is_known_by_its_code():
@@ -133,6 +148,7 @@ BROKEN = {
     "no observe": (good().replace("def observe", "def look"), "`observe` is missing"),
     "no deadline": (good() + "    deadline_s = 0\n", "`deadline_s` is 0"),
     "bad needs": (good() + '    needs = ("port",)\n', "`needs` contains"),
+    "bad turn": (good() + '    turn = "last"\n', "`turn` is 'last', not a Turn"),
     "bad reads": (good() + '    reads = "port"\n', "`reads` is 'port', not a tuple of names"),
     "reads no name": (good() + '    reads = ("a port",)\n', "not a tuple of names of checks"),
     "reads itself": (good() + '    reads = ("moon",)\n', "`reads` names the check itself"),

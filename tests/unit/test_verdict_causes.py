@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -126,6 +127,17 @@ def test_a_warning_never_explains_a_failure_and_only_symptoms_otherwise():
     assert explained(risk, Finding(warned, "", at("nd1")))["up-warn"] is None
     assert explained(risk, Finding(SPEED, "", at("nd1")))["slow-link"] == "a-risk"
     assert explained(Finding(RISK, ""), Finding(SPEED, "", at("nd1")))["slow-link"] is None
+
+
+def test_no_group_makes_a_link_slow():
+    slow = replace(SPEED, delays=True)
+    group = Finding(GROUP, "", at("nd1"))
+    assert explained(group, Finding(SPEED, "", at("nd1")))["slow-link"] == "top-group"
+    assert explained(group, Finding(slow, "", at("nd1")))["slow-link"] is None
+    assert explained(Finding(PORT, "", at("nd1")), Finding(slow, "", at("nd1"))) == {
+        "mid-port": None,
+        "slow-link": "mid-port",
+    }
 
 
 def test_what_is_only_worth_knowing_neither_explains_nor_is_explained():
