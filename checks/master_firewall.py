@@ -5,7 +5,8 @@ What it checks
 On the host that serves the store, the packet filter rules are read (nft, iptables; needs root), and
 a new connection to MASTER_PORT is followed through them, first from any address, then from the
 network of the interface that MASTER_ADDR leads to; so is the answer to it. If a host is missing or
-could not get in, a rule that certainly drops or rejects one of the two is reported.
+could not get in, the rules are read again, as somebody may have started the firewall since, and a
+rule that certainly drops or rejects one of the two is reported.
 
 Why it matters
 --------------
@@ -49,8 +50,8 @@ from nccl_doctor.toolkit.firewall.portrules import (
     explains_knock,
     how_to_let_pass,
     rules_for_calls_in,
+    shut_doors,
     stopped_by,
-    sure_hit,
 )
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.names import look_up
@@ -76,6 +77,7 @@ class MasterFirewall(Check):
     cost = "seconds"
     kinds = (PORT_BLOCKED,)
     reads = ("port",)
+    looks_again = True
 
     def observe(self, ctx: Context) -> MasterFirewallFacts:
         """The firewall rules for MASTER_PORT, if this host serves the store to others."""
@@ -100,18 +102,19 @@ class MasterFirewall(Check):
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings only if a host is missing, or reports that this port gave no answer."""
-        for rank, facts in cluster.facts(self.name):
-            rules, port = facts["rules"], facts["port"]
-            hit = sure_hit(rules)
+        for door in shut_doors(cluster):
+            host, facts, hit = door.rank.host.label, door.facts, door.hit
             victims = _kept_out(cluster, facts)
-            if hit is None or not (victims or _somebody_did_not_knock(cluster, facts)):
+            if not (victims or _somebody_did_not_knock(cluster, facts)):
                 continue
+            words = f"connections to {facts['address']}:{facts['port']} are blocked by "
+            words += stopped_by(hit) + ("; the rule came during the run" * door.came_later)
             yield Finding(
                 PORT_BLOCKED,
-                f"connections to {facts['address']}:{port} are blocked by {stopped_by(hit)}",
-                Where(hosts=(rank.host.label,)),
+                words,
+                Where(hosts=(host,)),
                 {"rule": hit, "could not get in": sorted(v.host.label for v in victims)},
-                fix=f"on {rank.host.label}: {how_to_let_pass(rules, hit)}",
+                fix=f"on {host}: {how_to_let_pass(facts['rules'], hit)}",
                 confidence=Confidence.CERTAIN if hit["anyone"] or victims else Confidence.LIKELY,
                 shuts_out=True,
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.huge_pages import use_huge_pages
 from tests.support.lazy import note_slow
 from tests.support.priority import may_go_first
 
@@ -86,6 +87,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+        use_huge_pages()
         note_slow(session.config)
 
 

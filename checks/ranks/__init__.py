@@ -52,8 +52,10 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
+from nccl_doctor.toolkit.firewall.portrules import shut_doors
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
 from nccl_doctor.toolkit.hosts import road_to_master
+from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 from nccl_doctor.toolkit.versions import Disagreement, disagreement
 
 from .claims import claimed_ranks, stands_for
@@ -140,7 +142,7 @@ class Ranks(Check):
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
         WORLD_SIZE,
     )  # fmt: skip
-    reads = ("port",)
+    reads = ("master_firewall", "port")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The rank numbers and sizes that the launcher gave to this process; None if not given."""
@@ -257,18 +259,20 @@ def _causes(
 
     If as many participants are in a wrong place as places are empty, these places are theirs. And
     a rank that only the ranks with an odd size expect is not absent. Of one whose messages were
-    refused it is not known whether the job would miss it: the engine has a finding for it.
+    refused it is not known whether the job would miss it: the engine has a finding for it. Where a
+    rule on rank 0's host stops every new connection, whoever signed in came before the rule.
     """
     refused = {rank.seat: rank.refused for rank in cluster.absent if rank.refused}
     absent = [rank for rank in cluster.absent if not rank.refused]
     if absent and len(absent) <= sum(stands_for(r) for r in cluster.present if r.seat in spare):
         stands_in = Counter(spare.values()).most_common(1)[0][0]
         return {**dict.fromkeys((rank.seat for rank in absent), stands_in), **refused}
-    causes = {}
+    closed = any(door.hit.get("anyone") for door in shut_doors(cluster))
+    causes = dict.fromkeys((rank.seat for rank in absent), PORT_BLOCKED.code) if closed else {}
     if world is not None:  # in a tie, the smallest
         limit = world.usual or min(size for _, size in _given(cluster, "world_size") if size)
         code = (WORLD_SIZE if nnodes is None else NNODES).code
-        causes = {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
+        causes |= {r.seat: code for r in absent if r.rank is not None and r.rank >= limit}
     if nnodes is not None:
         limit = nnodes.usual or min(number for _, number in _given(cluster, "nnodes") if number)
         causes |= {r.seat: NNODES.code for r in absent if (r.host.node_rank or 0) >= limit}

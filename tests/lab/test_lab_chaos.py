@@ -12,12 +12,7 @@ from tests.lab.chaos import SEED, plan
 from tests.lab.chaos.runs import run
 from tests.lab.lab import Lab
 
-BROKEN = {
-    37: "a firewall of rank 0's host that comes up during the sign-in: healthy ranks are absent",
-    38: "the same, where it drops",
-}
-"""Runs that are known to break a promise at times; `make chaos` counts them."""
-RUNS = [number for number in range(40 + len(BROKEN)) if number not in BROKEN]
+RUNS = range(40)
 AT_ONCE, WAITING_AT_ONCE = 5, 8
 PATIENCE = 2.0
 """Factor of the time-outs: other tests run beside this one."""

@@ -34,6 +34,7 @@ from typing import IO, Any
 
 from tests.broken import is_broken
 from tests.support import priority, quick_client, quick_python
+from tests.support.huge_pages import use_huge_pages
 
 
 @functools.cache
@@ -191,7 +192,7 @@ def _serve() -> None:
     _import_all()
     assert threading.active_count() == 1
     gc.freeze()  # what is imported, no child needs to go through, and so to copy
-    _use_huge_pages()
+    use_huge_pages()
     with tempfile.TemporaryDirectory(prefix="nccl-doctor-tests-") as folder:
         python, quick = quick_python.make(Path(folder))
         _listen(socket.socket(fileno=os.dup(0)), quick, str(python))
@@ -268,25 +269,6 @@ def _receive(caller: socket.socket, sockets: Sequence[socket.socket], python: st
         _be_the_guest(request, python)
     request.close()
     return Guest(pid, os.pidfd_open(pid))
-
-
-_MADV_COLLAPSE = 25  # Linux 6.1
-_HUGE = 2 << 20
-
-
-def _use_huge_pages() -> None:
-    """Put this process's memory on huge pages, where the kernel can: a fork copies 512 times less.
-
-    With torch imported a fork takes some 18 ms, and 4 ms then; every run forks dozens of times.
-    """
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, mode, _, _, inode, *_ = line.split()
-        if mode == "rw-p" and inode == "0":
-            first, end = (int(number, 16) for number in span.split("-"))
-            first, end = -(-first // _HUGE) * _HUGE, end // _HUGE * _HUGE
-            if first < end:
-                libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), _MADV_COLLAPSE)
 
 
 def _import_all() -> None:

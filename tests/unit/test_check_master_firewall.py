@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
+from nccl_doctor.api import AFTER_LOSS, ALONE, Cluster, Confidence, Context, Launch, Severity, Skip
 from nccl_doctor.checks.master_firewall import MasterFirewall
 from nccl_doctor.checks.port import Port
+from nccl_doctor.checks.ranks import Ranks
+from nccl_doctor.judge.causes import explain, root_causes
 from tests.support.clusters import make_cluster, outcome, reread, shut_out
 from tests.support.findings import judge, only
 from tests.support.knocks import facts, tried
@@ -102,6 +104,42 @@ def test_a_rule_that_takes_one_network_only_is_likely() -> None:
 
 def test_while_everybody_came_in_no_rule_is_blamed() -> None:
     assert judge(CHECK, world(rules(hit()))) == []
+
+
+def look_again(cluster: Cluster, served: dict[str, Any]) -> Cluster:
+    """The same cluster, in which nd0 has looked at its rules again after a loss."""
+    first, *others = cluster.hosts
+    rounds = first.facts[CHECK.name]
+    seen = {**rounds[ALONE].facts, "rules": served}
+    again = reread({CHECK.name: {AFTER_LOSS: outcome(seen)}})[CHECK.name]
+    facts = {**first.facts, CHECK.name: {**rounds, **again}}
+    changed = replace(first, facts=facts)
+    ranks = [replace(r, host=changed) if r.host.id == first.id else r for r in cluster.ranks]
+    return replace(cluster, hosts=(changed, *others), ranks=tuple(ranks))
+
+
+def roots(cluster: Cluster) -> list[tuple[str, tuple[str, ...]]]:
+    found = explain([*judge(CHECK, cluster), *judge(Ranks(), cluster)], cluster)
+    return [(each.code, each.where.hosts) for each in root_causes(found)]
+
+
+def test_a_rule_that_came_later_keeps_out_who_was_not_in_yet() -> None:
+    came_later = look_again(world(rules(), absent_nodes=(2,)), rules(hit()))
+    found = only(CHECK, came_later, "port-blocked", hosts=["nd0"])
+    assert "the rule came during the run" in found.message
+    for cluster in (came_later, world(rules(hit()), absent_nodes=(2,))):
+        assert roots(cluster) == [("port-blocked", ("nd0",))]
+
+
+def test_a_rule_that_is_gone_again_is_still_the_cause() -> None:
+    gone = look_again(world(rules(hit()), absent_nodes=(2,)), rules())
+    assert "came during the run" not in only(CHECK, gone, "port-blocked", hosts=["nd0"]).message
+    assert roots(gone) == [("port-blocked", ("nd0",))]
+
+
+def test_a_rule_against_some_explains_nobody_while_others_came_in() -> None:
+    cluster = world(rules(hit(anyone=False)), absent_nodes=(2,))
+    assert [code for code, _ in roots(cluster)] == ["port-blocked", "host-absent"]
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Rank
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
@@ -99,6 +101,33 @@ def sure_hit(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The first rule that surely drops or rejects, from the result of a function above."""
     hits: Iterable[Mapping[str, Any]] = facts["hits"]
     return next((hit for hit in hits if hit["sure"] and hit["verdict"] in _LOOKS_LIKE), None)
+
+
+@dataclass(frozen=True)
+class ShutDoor:
+    """A rule on the host that serves the store, which surely stops new connections to MASTER_PORT.
+
+    `facts` are those of check `master_firewall` that have it. `came_later`: the rule was not there
+    at first, only when hosts or ranks had already been missed.
+    """
+
+    rank: Rank
+    facts: Mapping[str, Any]
+    hit: Mapping[str, Any]
+    came_later: bool
+
+
+def shut_doors(cluster: Cluster) -> Iterator[ShutDoor]:
+    """One for each participant that saw such a rule, of the first look that shows it."""
+    seen: set[int] = set()
+    shut: set[int] = set()
+    for name in (ALONE, AFTER_LOSS):
+        for rank, facts in cluster.facts("master_firewall", name):
+            hit = sure_hit(facts["rules"])
+            if hit is not None and rank.seat not in shut:
+                shut.add(rank.seat)
+                yield ShutDoor(rank, facts, hit, came_later=rank.seat in seen)
+            seen.add(rank.seat)
 
 
 def fits(facts: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any] | None:
