@@ -31,8 +31,9 @@ from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult
 
-VIEWS_S = 2.5
-"""Time to wait for partial reports of absent hosts: these give up when the sign-in ends."""
+VIEWS_S, LEAST_VIEWS_S = 2.5, 1.0
+"""Time after the sign-in in which partial reports of absent hosts come, which give up when it ends;
+and the least time to wait for them, after everything else."""
 ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
@@ -72,6 +73,7 @@ class Coordinator:
         run = self._run
         roll = Join(run, self._box, self._evidence, self._deaths, self._doubts)
         roll.call()
+        views_until = time.monotonic() + VIEWS_S
         run.joined = True
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
@@ -85,7 +87,7 @@ class Coordinator:
             run,
             self._evidence,
             complete=True,
-            views=self._views.of(nodes, VIEWS_S),
+            views=self._views.of(nodes, max(LEAST_VIEWS_S, views_until - time.monotonic())),
             extra=list(self._departed()),
         )
         return ParticipantResult(report.exit_code, report, finish=self._send_home)
