@@ -77,12 +77,17 @@ def opened_private(path: str | Path) -> Iterator[int]:
 def make(folder: int, name: str, data: bytes, mode: int) -> str:
     """Write a new file beside `name`; of the mode, the umask takes its part.
 
+    Where the file system can, the file has no name before it is whole: a process that is killed
+    meanwhile leaves none behind.
+
     Returns: the name of the new file.
 
     Raises:
         OSError: the folder is not writable, or the disk is full.
     """
     made = f".{name}.{secrets.token_hex(4)}"
+    if _make_nameless(folder, made, data, mode):
+        return made
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(made, flags, mode, dir_fd=folder)
     try:
@@ -91,6 +96,38 @@ def make(folder: int, name: str, data: bytes, mode: int) -> str:
         os.unlink(made, dir_fd=folder)
         raise
     return made
+
+
+def _make_nameless(folder: int, made: str, data: bytes, mode: int) -> bool:
+    """Write a file, then give it its name; False where the file system or /proc cannot do that."""
+    try:
+        handle = _nameless(folder, mode)
+    except OSError:  # the other way says what is wrong
+        return False
+    if handle is None:
+        return False
+    try:
+        write(os.dup(handle), data)
+        os.link(f"/proc/self/fd/{handle}", made, dst_dir_fd=folder, follow_symlinks=True)
+    except (FileNotFoundError, PermissionError):  # no /proc, or one that hides this
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _nameless(folder: int, mode: int) -> int | None:
+    """A new file without a name; None where the file system knows no such file.
+
+    Raises:
+        OSError: none can be made.
+    """
+    try:
+        return os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+            return None
+        raise
 
 
 def move(folder: int, made: str, name: str) -> None:
@@ -206,11 +243,8 @@ def fresh(folder: int) -> os.stat_result:
     Raises:
         OSError: none can be made.
     """
-    try:
-        handle = os.open(".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
-            raise
+    handle = _nameless(folder, 0o600)
+    if handle is None:
         made = make(folder, "new", b"", 0o600)
         try:
             return os.stat(made, dir_fd=folder, follow_symlinks=False)

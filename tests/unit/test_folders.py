@@ -224,6 +224,22 @@ def test_the_new_file_goes_where_the_folder_was_opened(tmp_path: Path) -> None:
     assert list(other.iterdir()) == []
 
 
+def test_who_is_killed_while_writing_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from nccl_doctor.toolkit.files import write_whole\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "write_whole(Path(sys.argv[1]), 'x' * (4 << 20))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "report.json")], check=False, timeout=30
+    )
+    assert done.returncode != 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("full", [True, False])
 def test_what_is_not_finished_is_taken_away(tmp_path: Path, full: bool) -> None:
     (tmp_path / "report").mkdir()
