@@ -56,8 +56,8 @@ def assert_nobody_else(report: dict[str, Any], rank: int) -> None:
 
 
 def test_healthy_ranks_pass_and_leave_together(tmp_path: Path) -> None:
-    # Those that are started afresh import torch: they come seconds later.
-    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--join-timeout=20"), fresh=(0, 3))
+    # The one that is started afresh imports torch: it comes seconds later.
+    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--join-timeout=20"), fresh=(0,))
     ended = ranks.wait(START_S + 10)
     assert {e.code for e in ended.values()} == {0}
     report = ranks.report()
