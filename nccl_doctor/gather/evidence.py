@@ -40,6 +40,7 @@ class EvidenceLog:
         self.refusals = Refusals()
         self._closed = False
         self._facts: dict[int, dict[str, dict[str, Outcome]]] = defaultdict(dict)
+        self._vacant: tuple[int, tuple[Host, ...], list[Rank]] | None = None
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -68,6 +69,7 @@ class EvidenceLog:
                 who = replace(who, launch=placed(launch, self._layout.nodes[launch.node_rank]))
         if self._closed:
             who = replace(who, facts={})
+        self._vacant = None
         self._signed_in[seat] = who
         self._signed_in_s[seat] = after_s
         for check, rounds in who.facts.items():
@@ -78,6 +80,7 @@ class EvidenceLog:
 
         `waited_s` is how long the hosts were waited for, if not for the join time-out.
         """
+        self._vacant = None
         self._layout = layout
         self._waited_s = waited_s
         for seat, place in layout.seats.items():
@@ -202,7 +205,21 @@ class EvidenceLog:
         )
 
     def _absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
-        """Expected ranks that did not sign in, and the hosts where they would run."""
+        """Expected ranks that did not sign in, and the hosts where they would run.
+
+        They are made once for each state of the sign-in: a job may expect 131,072.
+        """
+        refused = self.refusals.count
+        if self._vacant is None or self._vacant[0] != refused:
+            self._vacant = (refused, *self._make_absent(hosts))
+        _, made, ranks = self._vacant
+        known = {host.id: host for host in hosts}
+        return made, [
+            replace(rank, host=known[rank.host.id]) if rank.host.id in known else rank
+            for rank in ranks
+        ]
+
+    def _make_absent(self, hosts: tuple[Host, ...]) -> tuple[tuple[Host, ...], list[Rank]]:
         made: dict[int | None, Host] = {}
         known = {host.node_rank: host for host in hosts if host.node_rank is not None}
         names = names_of_nodes(

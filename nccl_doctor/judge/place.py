@@ -75,6 +75,10 @@ class Map:
             things=frozenset({*where.devices, *where.interfaces}),
         )
 
+    def hosts_of(self, rank: int) -> frozenset[Key]:
+        """Hosts that claim a rank; none where the cluster does not know it."""
+        return frozenset(self._hosts_of.get(rank, ()))
+
     def covers(self, one: Place, other: Place) -> bool:
         """True if all of the other place is in this one. An empty place is everywhere.
 

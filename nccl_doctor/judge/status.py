@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from nccl_doctor.judge.account import Account, Gap, Roll, Units
 from nccl_doctor.judge.causes import importance
@@ -112,6 +113,11 @@ class _Blockers:
         ]
         self._codes = {finding.code for finding, _, _ in self._failures}
         self._absent: dict[int, tuple[Sequence[Gap], Sequence[str]]] = {}  # by units
+        self._naming: dict[int, list[int]] = defaultdict(list)  # rank → failures that name it
+        for number, (_, there, _) in enumerate(self._failures):
+            for rank in there.ranks:
+                self._naming[rank].append(number)
+        self._kept: dict[Hashable, str | None] = {}
 
     def of_absent(self, units: Units) -> tuple[Sequence[Gap], Sequence[str]]:
         """Units that are not here and that no failure explains, and the codes of the
@@ -146,6 +152,19 @@ class _Blockers:
         """Code of a failure, on any layer, that names a place that never signed in: nothing at all
         could be observed there.
         """
+        key = self._alike(place)
+        if key not in self._kept:
+            self._kept[key] = self._lowest_keeper(place)
+        return self._kept[key]
+
+    def _alike(self, place: Place) -> Hashable:
+        """Ranks of one host that the same failures name are kept out by the same one."""
+        if len(place.ranks) != 1 or place.whole or place.links or place.things:
+            return place
+        (rank,) = place.ranks
+        return self._ground.hosts_of(rank), tuple(self._naming.get(rank, ()))
+
+    def _lowest_keeper(self, place: Place) -> str | None:
         covering = [
             finding
             for finding, there, _ in self._failures
