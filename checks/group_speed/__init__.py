@@ -96,7 +96,7 @@ _SIZES = {  # bytes
     Level.STANDARD: (8, 65_536, 1_048_576, 4_194_304),
     Level.FULL: tuple(8 << (3 * step) for step in range(9)),  # 8 B to 128 MiB
 }
-_BUDGET_S = {Level.STANDARD: 0.1, Level.FULL: 1.0}
+_BUDGET_S = {Level.STANDARD: 0.06, Level.FULL: 1.0}
 """Seconds for the repetitions of one size."""
 _LIMIT_S = {Level.STANDARD: 1.5, Level.FULL: 15.0}
 """Seconds for all sizes of one group."""
