@@ -331,7 +331,7 @@ def test_the_order_of_the_pairs_does_not_matter(case: Case, seed: int) -> None:
     assert again == blame_links(tested, failed)
 
 
-@pytest.mark.parametrize("count", [3, 150, 200])
+@pytest.mark.parametrize("count", [3, 200])
 def test_the_work_for_two_hundred_hosts_grows_with_their_links(count: int) -> None:
     tested = list(permutations(range(200), 2))
     failed = [(a, b) for a, b in tested if a < count or b < count - 1]

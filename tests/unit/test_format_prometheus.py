@@ -159,9 +159,9 @@ def test_prometheus_client_reads_the_very_same():
         assert {(n, *(v for _, v in labels)): value for n, labels, value in told} == by_grammar
 
 
-@pytest.mark.parametrize("count", [3, 300])
+@pytest.mark.parametrize("count", [3, 100])
 def test_labels_are_bounded(count):
-    """As many series for three hosts as for three hundred, all of them with findings."""
+    """As many series for three hosts as for a hundred, all of them with findings."""
     hosts = tuple(f"gpu{i:03}" for i in range(count))
     findings = [
         Finding(kind, f"{i} MiB", Where(hosts=(host,), devices=(f"GPU-{i}",)), fix=f"fix {host}")
