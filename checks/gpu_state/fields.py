@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import os
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,8 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     name, here}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
     `{corrected, uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
     `retired_pages`, `throttle` (bits), `temperature`, `memory_temperature`, `recovery_action`,
-    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`.
+    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`,
+    `chassis`.
     """
     asked = Asked(library, index)
     asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))
@@ -123,6 +126,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     _field(library, asked, "memory_temperature", "NVML_FI_DEV_MEMORY_TEMP")
     _nvlinks(asked, int(getattr(library.nvml, "NVML_NVLINK_MAX_LINKS", 18)))
     _fabric(library, asked)
+    _chassis(library, asked)
     return asked
 
 
@@ -243,9 +247,12 @@ def _nvlinks(asked: Asked, most: int) -> None:
 
 
 def _fabric(library: Library, asked: Asked) -> None:
-    """Read the state of this GPU in the NVLink fabric: `{state, status, degraded, health_mask}`.
+    """Read the place and state of this GPU in the NVLink fabric: `{state, status, degraded,
+    health_mask, cluster_uuid, clique}`.
 
-    The structure has grown with the driver; of an older one, the last two are None.
+    The structure has grown with the driver; of an older one, `degraded` and `health_mask` are None.
+    `cluster_uuid` names the NVLink domain that GPUs of several hosts share; None where a host has
+    its fabric to itself. GPUs of one domain reach each other if their `clique` is the same.
     """
     found = None
     for function, kind in (
@@ -267,4 +274,22 @@ def _fabric(library: Library, asked: Asked) -> None:
             "status": found.status,
             "degraded": None if mask is None else mask & 3 == 1,
             "health_mask": mask,
+            "cluster_uuid": _uuid(bytes(found.clusterUuid)),
+            "clique": found.cliqueId,
         }
+
+
+def _uuid(raw: bytes) -> str | None:
+    return str(uuid.UUID(bytes=raw)) if any(raw) else None
+
+
+def _chassis(library: Library, asked: Asked) -> None:
+    """Read in which chassis this GPU is, as a digest of its serial number; not every driver and
+    machine reports it.
+    """
+    asked.facts["chassis"] = None
+    with contextlib.suppress(Refused, AttributeError, UnicodeDecodeError):
+        seen = _filled(library, asked, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t")
+        serial = seen.chassisSerialNumber.strip()
+        if serial.strip("0"):
+            asked.facts["chassis"] = hashlib.sha256(serial.encode()).hexdigest()[:12]

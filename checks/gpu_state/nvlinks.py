@@ -15,11 +15,15 @@ from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 from .gpu_kinds import NVLINK_DOWN, NVLINK_ERRORS
 from .trouble import Gpu, Trouble
 
-_TRUE = 1
-"""Value of a two-bit field of NVML_GPU_FABRIC_HEALTH_MASK_*; 2 is false, 0 not supported."""
+_TRUE, _FALSE = 1, 2
+"""Values of a two-bit field of NVML_GPU_FABRIC_HEALTH_MASK_*; 0 is not supported."""
 _ROUTE_RECOVERY, _ROUTE_UNHEALTHY, _TIMEOUT_RECOVERY = 2, 4, 6
 """Bit positions of the fields."""
 _CONFIGURATION = 8
+_PARTITION_ASSIGNED, _CONTROLLER = 12, 14
+_DISCONNECTED = 2
+"""Value of the field GFM_STATE; 1 is connected."""
+_NO_PARTITION = 4
 _WELL = (0, 1)  # not supported, none
 _INCORRECT = {
     2: "its SysGUID is not the expected one",
@@ -32,6 +36,14 @@ _INCORRECT = {
 }
 """NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_* in words."""
 _WAIT = "wait until `nvidia-smi -q` shows that it is over; if it does not end, reset the GPU"
+_CONTROL = (
+    "look at the fabric manager of the NVSwitches (NMX-C, on a switch tray of the rack) and the "
+    "partitions that it has made"
+)
+_IN_RACK = (
+    f"in a rack with NVLink between hosts: {_CONTROL}; on a host with NVSwitches of its own: "
+    "systemctl start nvidia-fabricmanager"
+)
 _MANY, _TIMES = 1000, 10
 """Least number of errors, and least ratio to any other GPU of the host, for a trouble."""
 _COUNTED = {"crc_flit": "CRC errors", "replay": "replays"}
@@ -69,6 +81,7 @@ def fabric_troubles(gpu: Gpu, manager: Mapping[str, Any] | None = None) -> Itera
         yield Trouble(
             FABRIC_MANAGER_DOWN,
             f"registration with the NVLink fabric: {words}{why}",
+            _IN_RACK if gpu.get("chassis") and not (manager and manager["switches"]) else "",
             confidence=Confidence.CERTAIN if sure else Confidence.LIKELY,
         )
     elif seen["status"]:
@@ -88,6 +101,12 @@ def _health(seen: Mapping[str, Any], mask: int, incorrect: str) -> Iterator[Trou
     if incorrect:
         text = f"the NVLink fabric is not set up for this GPU: {incorrect}"
         yield Trouble(FABRIC_MANAGER_DOWN, text, severity=Severity.WARN)
+    if mask >> _PARTITION_ASSIGNED & 3 == _FALSE and mask >> _CONFIGURATION & 0xF != _NO_PARTITION:
+        text = "the NVLink fabric has assigned this GPU to no partition"
+        yield Trouble(FABRIC_MANAGER_DOWN, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
+    if mask >> _CONTROLLER & 3 == _DISCONNECTED:
+        text = "the NVLink fabric has lost its controller (global fabric manager)"
+        yield Trouble(FABRIC_MANAGER_DOWN, text, _CONTROL, Severity.WARN, Confidence.LIKELY)
     if seen["degraded"]:
         yield Trouble(NVLINK_DOWN, "the NVLink fabric gives this GPU less bandwidth")
     if mask >> _ROUTE_UNHEALTHY & 3 == _TRUE:

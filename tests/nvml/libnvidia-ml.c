@@ -270,14 +270,15 @@ int nvmlDeviceGetFieldValues(Device d, int count, Field *out) {
     return 0;
 }
 
-/* "STATE STATUS HEALTH" */
+/* "STATE STATUS HEALTH CLIQUE UUID"; the last two may be left out; each byte of the UUID is UUID */
 typedef struct { unsigned char uuid[16]; uint status, clique; uint state; } Fabric;
 typedef struct { uint version; unsigned char uuid[16]; uint status, clique, state, health; } FabricV;
-static int fabric(Device d, ull *out) { return numbers(d->index, "fabric", 3, out); }
+static int fabric(Device d, ull *out) { return numbers(d->index, "fabric", 5, out); }
 int nvmlDeviceGetGpuFabricInfo(Device d, Fabric *out) {
-    ull v[3] = {0};
+    ull v[5] = {0};
     int error = fabric(d, v);
-    out->state = (uint)v[0], out->status = (uint)v[1];
+    out->state = (uint)v[0], out->status = (uint)v[1], out->clique = (uint)v[3];
+    memset(out->uuid, (int)v[4], sizeof out->uuid);
     return error;
 }
 
@@ -289,10 +290,21 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device d, ull *out) {
     return numbers(d->index, "throttle", 1, out);
 }
 int nvmlDeviceGetGpuFabricInfoV(Device d, FabricV *out) {
-    ull v[3] = {0};
+    ull v[5] = {0};
     int error = fabric(d, v);
     out->state = (uint)v[0], out->status = (uint)v[1], out->health = (uint)v[2];
+    out->clique = (uint)v[3];
+    memset(out->uuid, (int)v[4], sizeof out->uuid);
     return error;
+}
+typedef struct {
+    uint version;
+    unsigned char guid[16];
+    char chassis[16];
+    unsigned char slot, tray, host, peer, module;
+} Platform;
+int nvmlDeviceGetPlatformInfo(Device d, Platform *out) {
+    return text(d->index, "nvmlDeviceGetPlatformInfo", out->chassis, sizeof out->chassis);
 }
 #endif
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device d, ull *out) {

@@ -12,6 +12,19 @@ from tests.support.gpu_facts import facts as seen_by_torch
 GIB = 1 << 30
 
 
+def in_fabric(**changes: Any) -> dict[str, Any]:
+    """The place of a healthy GPU in a fabric that its host has to itself."""
+    made = {
+        "state": "COMPLETED",
+        "status": 0,
+        "degraded": False,
+        "health_mask": 0,
+        "cluster_uuid": None,
+        "clique": 0,
+    }
+    return {**made, **changes}
+
+
 def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
     """A healthy H100; an argument changes a field."""
     made = {
@@ -63,7 +76,8 @@ def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
         "recovery_action": "NONE",
         "nvlinks": [1] * 18,
         "nvlink_errors": {"replay": 0, "recovery": 0, "crc_flit": 0},
-        "fabric": {"state": "COMPLETED", "status": 0, "degraded": False, "health_mask": 0},
+        "fabric": in_fabric(),
+        "chassis": None,
     }
     return {**made, **changes}
 

@@ -12,7 +12,7 @@ from tests.support.findings import judge, only
 from tests.support.gpu_states import cluster_of, gpu, state, torch_sees, with_backend
 
 CHECK = GpuState()
-FINE = 0b10_10_10 << 2 | 0b10 | 1 << 8  # every bit field says that all is well
+FINE = 0b10_10_10 << 2 | 0b10 | 1 << 8 | 1 << 12 | 1 << 14  # every bit field says that all is well
 
 
 def fabric(mask: int | None, **changes: Any) -> dict[str, Any]:
@@ -34,6 +34,9 @@ def on_one(**changes: Any) -> dict[str, Any]:
         (5 << 8, "fabric-manager-down", "too few NVLinks"),
         (6 << 8, "fabric-manager-down", "firmware of the GPU"),
         (12 << 8, "fabric-manager-down", "incorrect configuration 12"),
+        (2 << 12, "fabric-manager-down", "assigned this GPU to no partition"),
+        (4 << 8 | 2 << 12, "fabric-manager-down", "the GPU is in no partition"),
+        (2 << 14, "fabric-manager-down", "lost its controller"),
     ],
 )
 def test_what_the_fabric_says_of_its_health(mask: int, code: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import sys
@@ -100,7 +101,9 @@ def test_a_healthy_machine_is_described_and_gives_no_finding(see: Any) -> None:
     assert gpu["remapped"] == {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0}
     assert gpu["fabric"] == {
         "state": "COMPLETED", "status": 0, "degraded": False, "health_mask": 0,
+        "cluster_uuid": None, "clique": 0,
     }  # fmt: skip
+    assert gpu["chassis"] is None
     assert gpu["nvlinks"] == [1] * 18
     assert gpu["nvlink_errors"] == {"replay": 0, "recovery": 0, "crc_flit": 0}
     assert (gpu["temperature"], gpu["recovery_action"], gpu["ecc"]) == (33, "NONE", [1, 1])
@@ -110,6 +113,19 @@ def test_a_healthy_machine_is_described_and_gives_no_finding(see: Any) -> None:
     assert len(facts["p2p"]["OK"]) == len(facts["nearest"]["SYSTEM"]) == 28
     assert len(json.dumps(facts)) < 20_000
     assert judge(CHECK, two_hosts(outcome, outcome)) == []
+
+
+def test_the_place_in_an_nvlink_domain_of_several_hosts_is_read(see: Any) -> None:
+    machine = h100s(2)
+    machine["0"] |= {"fabric": "3 0 0 7 171", "nvmlDeviceGetPlatformInfo": "1821024190001"}
+    machine["1"] |= {"fabric": "2 0 0 0 0", "nvmlDeviceGetPlatformInfo": "0000000000"}
+    first, second = see(machine).facts["gpus"]
+    domain = "abababab-abab-abab-abab-abababababab"
+    assert (first["fabric"]["cluster_uuid"], first["fabric"]["clique"]) == (domain, 7)
+    # The serial number itself is in no report.
+    assert first["chassis"] == hashlib.sha256(b"1821024190001").hexdigest()[:12]
+    assert (second["fabric"]["state"], second["fabric"]["cluster_uuid"]) == ("IN_PROGRESS", None)
+    assert second["chassis"] is None
 
 
 def test_an_old_driver_lacks_functions_and_is_read_all_the_same(
