@@ -20,7 +20,7 @@ ELSEWHERE = (
     "rendezvous_endpoint", "slurm_allocation", "nccl_library", "torch_nccl", "net_plugin",
     "libraries", "driver_libraries", "numa_calls",
     "idle_connections", "nccl_features", "device_mesh", "side_group", "deepspeed_groups",
-    "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity",
+    "deepspeed_config", "gpu_state", "gpu_work", "gpu_affinity", "mnnvl", "imex_service",
     "rdma", "fabric_ports", "roce_gids", "ib_hca", "gpu_direct", "rdma_errors", "rails",
     "rail_reach", "pcie_errors", "memory_errors", "hardware_errors", "known_releases",
 )  # fmt: skip
