@@ -5,13 +5,14 @@ What it checks
 Each GPU of each host, through NVIDIA's management library (NVML): whether it answers; errors of its
 memory and caches (ECC, remapped rows and rows to spare, retired pages); what the driver asks for;
 Xids in the kernel log; temperature, why its clocks are held down, and whether its clocks or its
-power are limited by hand; PCIe lanes; NVLinks and their errors; whether the NVLink fabric is set up
-and healthy; which processes use it. Each GPU is read in its own process: one that never answers is
-named, and the others are still examined. Then the connections between GPUs: which GPUs reach each
-other's memory, and which should not (GeForce RTX 40 and 50 over PCIe), fatal errors of NVSwitches
-(SXid) in the kernel log, whether the fabric manager runs and fits the driver. Then whether GPUs of
-one host, and hosts, have the same memory, ECC and MIG mode, power limit, clocks, VBIOS, driver and
-bus topology; the minority is named. What could not be read is reported (`gpu-state-unread`).
+power are limited by hand; PCIe lanes; NVLinks and their errors; links to the CPU (NVLink-C2C);
+whether the NVLink fabric is set up and healthy; which processes use it. Each GPU is read in its own
+process: one that never answers is named, and the others are still examined. Then the connections
+between GPUs: which GPUs reach each other's memory, and which should not (GeForce RTX 40 and 50 over
+PCIe), fatal errors of NVSwitches (SXid) in the kernel log, whether the fabric manager runs and fits
+the driver. Then whether GPUs of one host, and hosts, have the same memory, ECC and MIG mode, power
+limit, clocks, VBIOS, driver and bus topology, and GSP firmware on or off; the minority is named.
+What could not be read is reported (`gpu-state-unread`).
 
 Why it matters
 --------------

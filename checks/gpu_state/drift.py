@@ -152,6 +152,7 @@ def _make(gpu: Gpu) -> dict[str, str]:
         {
             "VBIOS": gpu["vbios"],
             "persistence mode": _ON.get(gpu["persistence"]),
+            "GSP firmware": _ON.get((gpu.get("gsp") or [None])[0]),
             # Prohibited is a finding of the GPU itself.
             "compute mode": {0: "Default", 3: "Exclusive Process"}.get(mode),
         }

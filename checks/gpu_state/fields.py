@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,14 @@ _NUMBERS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "retired_pages_pending": ("nvmlDeviceGetRetiredPagesPendingStatus", ()),
 }
 _COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2}  # NVML_NVLINK_ERROR_DL_*
+_NEWER_COUNTERS = {
+    "recovery_failed": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
+    "recovered": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS",
+    "effective": "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
+}
+"""What NVLink 5 counts in place of these: field values, one for each link."""
+_LONG = (2, 3)  # NVML_VALUE_TYPE_UNSIGNED_LONG, …_LONG_LONG
+_MOST_C2C_LINKS = 64
 _FABRIC = ("NOT_SUPPORTED", "NOT_STARTED", "IN_PROGRESS", "COMPLETED")
 _RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 _RECOVERY = "NVML_GPU_RECOVERY_ACTION_"
@@ -67,11 +75,12 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     Returns: the facts of a GPU. Beside the numbers above (`set_` and `default_` clocks: the highest
     that programs are given, as somebody set it, and as it is otherwise): `name`, `uuid`, `bus_id`
     (as the kernel writes it), `numa`, `memory` `{total, used}` in bytes, `processes` `[{pid, bytes,
-    name, here}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `remapped`
-    `{corrected, uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
+    name, here}]` of those that compute, `ecc` and `mig` `[now, after the next reset]`, `gsp` (the
+    firmware that does part of the driver's work) `[on, on by default]`, `remapped` `{corrected,
+    uncorrected, pending, failed}`, `banks_without_spare`, `sram_threshold_exceeded`,
     `retired_pages`, `throttle` (bits), `temperature`, `memory_temperature`, `recovery_action`,
-    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `fabric`,
-    `chassis`.
+    `nvlinks` (one state for each link) and `nvlink_errors` (sums over the links), `c2c` (one state
+    for each link to the CPU), `fabric`, `chassis`.
     """
     asked = Asked(library, index)
     asked.handle = asked.ask("handle", ("nvmlDeviceGetHandleByIndex", (index,)))
@@ -100,6 +109,7 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     )
     asked.ask("ecc", ("nvmlDeviceGetEccMode", ()), read=list)
     asked.ask("mig", ("nvmlDeviceGetMigMode", ()), read=list)
+    asked.ask("gsp", ("nvmlDeviceGetGspFirmwareMode", ()), read=list)
     asked.ask(
         "remapped",
         ("nvmlDeviceGetRemappedRows", ()),
@@ -124,7 +134,8 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     )
     _recovery(library, asked)
     _field(library, asked, "memory_temperature", "NVML_FI_DEV_MEMORY_TEMP")
-    _nvlinks(asked, int(getattr(library.nvml, "NVML_NVLINK_MAX_LINKS", 18)))
+    _c2c(library, asked)
+    _nvlinks(library, asked, int(getattr(library.nvml, "NVML_NVLINK_MAX_LINKS", 18)))
     _fabric(library, asked)
     _chassis(library, asked)
     return asked
@@ -224,7 +235,46 @@ def _sram(library: Library, asked: Asked) -> None:
         asked.refuse(field, refused.name)
 
 
-def _nvlinks(asked: Asked, most: int) -> None:
+def _scoped(library: Library, asked: Asked, fields: Sequence[tuple[str, int]]) -> list[int | None]:
+    """Values of fields that each name a link; None where there is no answer."""
+    numbers = [(getattr(library.nvml, name, None), link) for name, link in fields]
+    if not numbers or any(number is None for number, _ in numbers):
+        return [None] * len(numbers)
+    try:
+        answers = asked.value("nvmlDeviceGetFieldValues", numbers)
+    except Refused:
+        return [None] * len(numbers)
+    return [None if answer.nvmlReturn else _whole(answer) for answer in answers]
+
+
+def _whole(answer: Any) -> int:
+    value = answer.value
+    return int(value.ullVal if answer.valueType in _LONG else value.uiVal)
+
+
+def _c2c(library: Library, asked: Asked) -> None:
+    """Read the links between this GPU and its CPU, as Grace has them: 1 is active."""
+    (count,) = _scoped(library, asked, [("NVML_FI_DEV_C2C_LINK_COUNT", 0)])
+    links = range(min(count or 0, _MOST_C2C_LINKS))
+    states = _scoped(library, asked, [("NVML_FI_DEV_C2C_LINK_GET_STATUS", link) for link in links])
+    asked.facts["c2c"] = [state for state in states if state is not None]
+
+
+def _newer_counters(library: Library, asked: Asked, states: Sequence[int]) -> dict[str, int] | None:
+    up = [link for link, state in enumerate(states) if state]
+    found = {}
+    for name, field in _NEWER_COUNTERS.items():
+        known = [
+            value
+            for value in _scoped(library, asked, [(field, link) for link in up])
+            if value is not None
+        ]
+        if known:
+            found[name] = sum(known)
+    return found or None
+
+
+def _nvlinks(library: Library, asked: Asked, most: int) -> None:
     """Read NVLinks one by one, until the driver reports that there is no such link."""
     states: list[int] = []
     errors = dict.fromkeys(_COUNTERS, 0)
@@ -243,7 +293,7 @@ def _nvlinks(asked: Asked, most: int) -> None:
                 errors[name] += asked.value("nvmlDeviceGetNvLinkErrorCounter", link, counter)
                 counted = True
     asked.facts["nvlinks"] = states
-    asked.facts["nvlink_errors"] = errors if counted else None
+    asked.facts["nvlink_errors"] = errors if counted else _newer_counters(library, asked, states)
 
 
 def _fabric(library: Library, asked: Asked) -> None:

@@ -61,6 +61,14 @@ NVLINK_ERRORS = Kind(
     "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
     Severity.WARN,
 )
+C2C_DOWN = Kind(
+    "c2c-down",
+    Layer.DEVICE,
+    "Links between a GPU and its CPU (NVLink-C2C) are down",
+    "Copies to and from host memory go at a fraction of the speed, and all ranks wait for them.",
+    "nvidia-smi c2c -s; reboot the host, and have the board checked if it comes back.",
+    Severity.WARN,
+)
 CLOCKS_LIMITED = Kind(
     "gpu-clocks-limited",
     Layer.DEVICE,

@@ -11,7 +11,7 @@ from nccl_doctor.toolkit.gpu.nvml import LOST
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
 
 from .gpu_kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, GPU_VIRTUAL, PCIE_DEGRADED
-from .nvlinks import fabric_troubles, link_troubles
+from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
 from .trouble import Gpu, Trouble, is_readable
 from .users import busy_troubles
 from .xid import asks_for_nothing, xid_of
@@ -115,6 +115,7 @@ def troubles_of(
     yield from _power(gpu, alike)
     yield from _pcie(gpu, alike)
     yield from link_troubles(gpu, alike)
+    yield from c2c_troubles(gpu, alike)
 
 
 def _wedged(

@@ -12,7 +12,7 @@ from nccl_doctor.api import Confidence, Severity
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 
-from .gpu_kinds import NVLINK_DOWN, NVLINK_ERRORS
+from .gpu_kinds import C2C_DOWN, NVLINK_DOWN, NVLINK_ERRORS
 from .trouble import Gpu, Trouble
 
 _TRUE, _FALSE = 1, 2
@@ -46,7 +46,11 @@ _IN_RACK = (
 )
 _MANY, _TIMES = 1000, 10
 """Least number of errors, and least ratio to any other GPU of the host, for a trouble."""
-_COUNTED = {"crc_flit": "CRC errors", "replay": "replays"}
+_COUNTED = {
+    "crc_flit": "CRC errors",
+    "replay": "replays",
+    "effective": "errors that were not corrected",
+}
 
 
 def is_registered(fabric: Mapping[str, Any] | None) -> bool:
@@ -151,6 +155,26 @@ def link_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
     yield from _errors(gpu, alike)
 
 
+def c2c_troubles(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
+    """Links to the CPU that are down, where others of this GPU or of one like it are up.
+
+    Args: as of `link_troubles`.
+    """
+    states = gpu.get("c2c") or ()
+    up, usual = sum(states), max(sum(other.get("c2c") or ()) for other in alike)
+    text = f"{up} of {len(states)} C2C links to the CPU are up"
+    if up < usual:
+        text += f", {usual} on another GPU of the host"
+        yield Trouble(C2C_DOWN, text, confidence=Confidence.LIKELY)
+    elif 0 < up < len(states) and not _same_c2c(gpu, alike):
+        yield Trouble(C2C_DOWN, text, confidence=Confidence.LIKELY)
+
+
+def _same_c2c(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
+    """Whether all GPUs of a model have the same links: some models use fewer."""
+    return len(alike) > 1 and all(other.get("c2c") == gpu.get("c2c") for other in alike)
+
+
 def _is_of_model(gpu: Gpu, alike: Sequence[Gpu]) -> bool:
     """Whether all GPUs of a model have the same links: some models use fewer."""
     return len(alike) > 1 and all(other["nvlinks"] == gpu["nvlinks"] for other in alike)
@@ -160,6 +184,11 @@ def _errors(gpu: Gpu, alike: Sequence[Gpu]) -> Iterator[Trouble]:
     mine = gpu["nvlink_errors"] or {}
     if mine.get("recovery"):
         yield Trouble(NVLINK_ERRORS, f"its NVLinks recovered {mine['recovery']} times")
+        return
+    if mine.get("recovery_failed"):
+        # NVLink 5: the link was down then, and may have come back since.
+        text = f"its NVLinks went down {mine['recovery_failed']} times, as a recovery failed"
+        yield Trouble(NVLINK_ERRORS, text, confidence=Confidence.LIKELY)
         return
     others = [other["nvlink_errors"] for other in alike if other is not gpu]
     others = [counts for counts in others if counts]

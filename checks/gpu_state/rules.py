@@ -24,6 +24,7 @@ from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, G
 
 from .drift import across_hosts, within_host
 from .gpu_kinds import (
+    C2C_DOWN,
     CLOCKS_LIMITED,
     GPU_BUSY,
     GPU_LOST,
@@ -55,6 +56,7 @@ GPU_STATE_KINDS = (
     PCIE_DEGRADED,
     NVLINK_DOWN,
     NVLINK_ERRORS,
+    C2C_DOWN,
     NVSWITCH_ERROR,
     P2P_UNAVAILABLE,
     P2P_UNSUPPORTED,

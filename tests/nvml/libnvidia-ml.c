@@ -164,6 +164,7 @@ NUMBER(nvmlDeviceGetPcieReplayCounter)
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus)
 TWO(nvmlDeviceGetEccMode)
 TWO(nvmlDeviceGetMigMode)
+TWO(nvmlDeviceGetGspFirmwareMode)
 
 typedef struct {
     char legacy[16];
@@ -265,7 +266,13 @@ typedef struct {
 int nvmlDeviceGetFieldValues(Device d, int count, Field *out) {
     for (int i = 0; i < count; i++) {
         KEY("nvmlDeviceGetFieldValues.%u", out[i].field);
-        out[i].error = (uint)number(d, key, &out[i].value.u);
+        if (out[i].scope) {
+            KEY("nvmlDeviceGetFieldValues.%u.%u", out[i].field, out[i].scope);
+            out[i].error = (uint)numbers(d->index, key, 1, &out[i].value.ull);
+        } else {
+            out[i].error = (uint)numbers(d->index, key, 1, &out[i].value.ull);
+        }
+        out[i].type = 3;
     }
     return 0;
 }

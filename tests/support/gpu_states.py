@@ -74,6 +74,8 @@ def gpu(node: int, index: int, **changes: Any) -> dict[str, Any]:
         "remapped": {"corrected": 0, "uncorrected": 0, "pending": 0, "failed": 0},
         "throttle": 1,
         "recovery_action": "NONE",
+        "gsp": [1, 1],
+        "c2c": [],
         "nvlinks": [1] * 18,
         "nvlink_errors": {"replay": 0, "recovery": 0, "crc_flit": 0},
         "fabric": in_fabric(),

@@ -106,3 +106,60 @@ def test_one_gpu_with_very_many_errors_on_its_links_is_worth_knowing() -> None:
     found = only(CHECK, cluster_of(on_one(**errors(recovery=9, replay=99_999))), "nvlink-errors",
                  hosts=["nd0"], devices=["GPU-0-5"])  # fmt: skip
     assert (found.level, found.message) == (Severity.WARN, "its NVLinks recovered 9 times")
+
+
+def newer(**counts: int) -> dict[str, Any]:
+    return {"nvlink_errors": {"recovery_failed": 0, "recovered": 0, "effective": 0, **counts}}
+
+
+def test_what_nvlink_5_counts() -> None:
+    found = only(CHECK, cluster_of(on_one(**newer(recovery_failed=2))), "nvlink-errors",
+                 hosts=["nd0"], devices=["GPU-0-5"])  # fmt: skip
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
+    assert found.message == "its NVLinks went down 2 times, as a recovery failed"
+    several = [gpu(0, index, **newer(effective=50_000 * (index == 5))) for index in range(8)]
+    found = only(CHECK, cluster_of(state(0, several)), "nvlink-errors", hosts=["nd0"],
+                 devices=["GPU-0-5"])  # fmt: skip
+    assert found.level is Severity.INFO
+    assert "50000 errors that were not corrected" in found.message
+    # Recoveries that succeed are what a link is made for.
+    assert judge(CHECK, cluster_of(on_one(**newer(recovered=70)))) == []
+
+
+# Links to the CPU ---------------------------------------------------------------------------------
+
+
+def grace(*states: list[int]) -> dict[str, Any]:
+    return state(0, [gpu(0, index, c2c=links) for index, links in enumerate(states)])
+
+
+def test_a_gpu_with_fewer_links_to_its_cpu_than_the_next() -> None:
+    made = cluster_of(grace([1] * 10, [1] * 10, [1] * 7 + [0] * 3, [1] * 10))
+    found = only(CHECK, made, "c2c-down", hosts=["nd0"], devices=["GPU-0-2"])
+    assert (found.level, found.confidence) == (Severity.WARN, Confidence.LIKELY)
+    assert found.message == ("7 of 10 C2C links to the CPU are up, 10 on another GPU of the host")
+    made = cluster_of(grace([0] * 10, [1] * 10))
+    only(CHECK, made, "c2c-down", hosts=["nd0"], devices=["GPU-0-0"])
+    made = cluster_of(grace([1, 1, 0]))
+    found = only(CHECK, made, "c2c-down", hosts=["nd0"], devices=["GPU-0-0"])
+    assert found.message == "2 of 3 C2C links to the CPU are up"
+
+
+def test_links_to_the_cpu_as_the_model_has_them() -> None:
+    assert judge(CHECK, cluster_of(grace([1] * 10, [1] * 10))) == []
+    assert judge(CHECK, cluster_of(grace([1, 1, 0], [1, 1, 0]))) == []
+    assert judge(CHECK, cluster_of(grace([0, 0], [0, 0]))) == []
+    # Facts of an older version have none.
+    old = grace([], [])
+    for one in old["gpus"]:
+        del one["c2c"], one["gsp"]
+    assert judge(CHECK, cluster_of(old, state(1, [gpu(1, 0), gpu(1, 1)]))) == []
+
+
+def test_gsp_firmware_that_is_off_on_one_host_is_worth_knowing() -> None:
+    hosts = [state(node) for node in range(3)]
+    for one in hosts[1]["gpus"]:
+        one["gsp"] = [0, 1]
+    found = only(CHECK, cluster_of(*hosts), "gpu-differs", hosts=["nd1"])
+    assert found.level is Severity.INFO
+    assert found.message == "GSP firmware off; the other hosts have GSP firmware on"

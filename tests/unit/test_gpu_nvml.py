@@ -128,6 +128,21 @@ def test_the_place_in_an_nvlink_domain_of_several_hosts_is_read(see: Any) -> Non
     assert second["chassis"] is None
 
 
+def test_links_of_grace_blackwell_are_read(see: Any) -> None:
+    machine = h100s(1)
+    gpu = machine["0"]
+    for key in [key for key in gpu if key.startswith("nvmlDeviceGetNvLinkErrorCounter")]:
+        del gpu[key]
+    field = "nvmlDeviceGetFieldValues"
+    gpu |= {"nvmlDeviceGetGspFirmwareMode": "1 1", f"{field}.170": 3, f"{field}.171": 1}
+    gpu |= {f"{field}.171.1": 1, f"{field}.171.2": 0}
+    # Link 0 has no number in the key; link 3 counts more than 32 bits hold, the others nothing.
+    gpu |= {f"{field}.214": 1, f"{field}.214.5": 2, f"{field}.219.3": 1 << 33}
+    (seen,) = see(machine).facts["gpus"]
+    assert (seen["gsp"], seen["c2c"]) == ([1, 1], [1, 1, 0])
+    assert seen["nvlink_errors"] == {"recovery_failed": 3, "effective": 1 << 33}
+
+
 def test_an_old_driver_lacks_functions_and_is_read_all_the_same(
     old_library: Path, root: Path, tmp_path: Path
 ) -> None:

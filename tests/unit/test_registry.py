@@ -432,6 +432,7 @@ CODES = """
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
     gpu-unhealthy driver-mismatch arch-unsupported version-differs gpu-differs
     nvlink-domain-split imex-channel-unusable imex-not-running imex-nodes-differ imex-host-missing
+    c2c-down
     gpu-lost gpu-busy gpu-throttled pcie-degraded nvlink-down nvlink-errors fabric-manager-down
     gpu-clocks-limited gpu-p2p-unavailable nvswitch-error gpu-virtual
     gpu-p2p-unsupported gpu-persistence-off gpu-state-unread
