@@ -31,7 +31,8 @@ When it is wrong
 Several domains in one job are usual (several racks), and never a finding. A domain may be divided
 into partitions on purpose: a finding only where one host is apart from all others, else
 information. A GPU that is not registered yet is for check `gpu_state`. If a scheduler makes the
-channels for each job, run the examination inside such a job. Whether NVLink carries data between
+channels for each job, run the examination inside such a job; an init container has a channel only
+if it has the claim, too. Whether NVLink carries data between
 hosts is not tried here but by `collectives` and `links`. NCCL_MNNVL_UUID and NCCL_MNNVL_CLIQUE_ID
 replace what NVML reports: domains, or cliques, are then not compared.
 Not validated on hardware: tested with a stand-in for the library and on made-up clusters; no run on

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor.api import ALONE, Cluster
+from nccl_doctor.api import ALONE, Cluster, Outcome
 from tests.support.clusters import outcome
 from tests.support.gpu_states import cluster_of, gpu, in_fabric, state
 
@@ -46,7 +46,7 @@ def serves(*nodes: int, **changes: Any) -> dict[str, Any]:
 
 
 def rack(
-    *trays: dict[str, Any] | None,
+    *trays: dict[str, Any] | Outcome | None,
     settings: Mapping[int, Any] | None = None,
     services: Mapping[int, Any] | None = None,
     **fields: Any,

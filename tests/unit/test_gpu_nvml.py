@@ -18,12 +18,14 @@ import pytest
 from nccl_doctor.api import Cluster, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
+from nccl_doctor.checks.mnnvl import Mnnvl
 from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
 from tests.ranks.ranks import descendants
 from tests.support import limited
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
+from tests.support.racks import rack
 
 CHECK = GpuState()
 GIB = 1 << 30
@@ -126,6 +128,18 @@ def test_the_place_in_an_nvlink_domain_of_several_hosts_is_read(see: Any) -> Non
     assert first["chassis"] == hashlib.sha256(b"1821024190001").hexdigest()[:12]
     assert (second["fabric"]["state"], second["fabric"]["cluster_uuid"]) == ("IN_PROGRESS", None)
     assert second["chassis"] is None
+
+
+def test_a_host_in_another_clique_of_the_domain_is_named(see: Any) -> None:
+    usual, odd = h100s(2), h100s(2)
+    for machine, clique in ((usual, 7), (odd, 8)):
+        for gpu in machine.values():
+            gpu["fabric"] = f"3 0 0 {clique} 171"
+    seen, apart = see(usual), see(odd)
+    found = only(Mnnvl(), rack(seen, seen, apart), "nvlink-domain-split", hosts=["nd2"])
+    assert found.message.endswith(": 2 hosts in clique 7, 1 host in clique 8")
+    assert judge(Mnnvl(), rack(seen, seen, seen)) == []
+    assert judge(CHECK, rack(seen, seen, apart)) == []
 
 
 def test_links_of_grace_blackwell_are_read(see: Any) -> None:
