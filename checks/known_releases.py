@@ -40,13 +40,13 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
-    OutcomeStatus,
     Rank,
     Severity,
     Skip,
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.releases import COMM_ID, NO_P2P, RDMA, KnownFault, known_faults
 from nccl_doctor.toolkit.versions import major
@@ -99,7 +99,7 @@ class KnownReleases(Check):
         for (host, version), ranks in alike.items():
             for known in known_faults("nccl"):
                 if known.has(version) and _meets(cluster, ranks[0], hosts[host], known):
-                    worked = _worked(cluster, ranks[0])
+                    worked = collectives_worked(cluster, ranks[0].host)
                     yield Finding(
                         FAULTY,
                         f"NCCL {version}: {known.symptom} ({known.reference.partition(';')[0]})",
@@ -129,9 +129,3 @@ def _meets(cluster: Cluster, rank: Rank, facts: Mapping[str, Any], known: KnownF
             if r.host.id == rank.host.id and why != "OK"
         )
     return False  # what it needs cannot be seen before the job runs
-
-
-def _worked(cluster: Cluster, rank: Rank) -> bool:
-    """Whether collectives of all ranks worked on this host."""
-    seen = [e for e in cluster.evidence("collectives", "world") if e.host.id == rank.host.id]
-    return bool(seen) and all(e.outcome.status is OutcomeStatus.OK for e in seen)

@@ -55,12 +55,12 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
-    OutcomeStatus,
     Rank,
     Severity,
     Where,
 )
 from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 SHM_TOO_SMALL = Kind(
@@ -333,7 +333,7 @@ def _in_use(process: Path) -> set[str]:
 
 def _severity(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Severity | None:
     if facts["needed"] and facts["error"]:
-        return Severity.WARN if _has_worked(cluster, rank) else Severity.FAIL
+        return Severity.WARN if collectives_worked(cluster, rank.host) else Severity.FAIL
     floor = _COMFORT if cluster.backend == "nccl" else _WORKERS
     low = facts["error"] or facts["free"] is None or facts["free"] < floor
     return Severity.WARN if low else None
@@ -344,12 +344,6 @@ def _is_filled(facts: Mapping[str, Any]) -> bool:
     free, stale = facts["free"], sum(size for _, size in facts["stale"])
     short = free is not None and free < max(facts["needed"], 1)
     return bool(stale) and short and free + stale >= facts["needed"]
-
-
-def _has_worked(cluster: Cluster, rank: Rank) -> bool:
-    """Whether collectives of all ranks worked on this host."""
-    seen = [e for e in cluster.evidence("collectives", "world") if e.host.id == rank.host.id]
-    return bool(seen) and all(e.outcome.status is OutcomeStatus.OK for e in seen)
 
 
 def _mib(size: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from nccl_doctor.model.cluster import Cluster, Host
+from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import is_link_local
 
@@ -35,6 +35,12 @@ def master_host(cluster: Cluster) -> Host | None:
     """The host of rank 0, if it reported; of several that claim to be, one that joined."""
     claims = [rank.host for rank in cluster.present if rank.rank == 0]
     return min(claims, key=lambda host: not host.joined, default=None)
+
+
+def collectives_worked(cluster: Cluster, host: Host) -> bool:
+    """Whether the collectives of all ranks, by check `collectives`, worked on a host."""
+    seen = [each for each in cluster.evidence("collectives", "world") if each.host.id == host.id]
+    return bool(seen) and all(each.outcome.status is OutcomeStatus.OK for each in seen)
 
 
 def road_to_master(cluster: Cluster, host: Host) -> Where:
