@@ -4,10 +4,11 @@ What it checks
 --------------
 Which library NCCL would look for (NCCL_NET_PLUGIN, else libnccl-net.so), whether the dynamic loader
 can load it with all its dependencies, whether it exports an interface that this release of NCCL
-accepts (ncclNetPlugin_v*), and whether NCCL_NET names a network that needs a plug-in. The variables
-may also come from NCCL's configuration files. And whether all hosts have the same plug-in (by a
-hash of both ends of its file), or none has one. The plug-in is loaded in a separate process; NCCL
-is not loaded, and no network is used.
+accepts (ncclNetPlugin_v*), and whether NCCL_NET names a network that needs a plug-in; whether it
+has CollNet (ncclCollNetPlugin_v*, collectives in the switches: SHARP), if NCCL_COLLNET_ENABLE=1 or
+NCCL_ALGO asks for it. The variables may also come from NCCL's configuration files. And whether all
+hosts have the same plug-in (by a hash of both ends of its file), or none has one. The plug-in is
+loaded in a separate process; NCCL is not loaded, and no network is used.
 
 Why it matters
 --------------
@@ -15,22 +16,25 @@ A plug-in that cannot be loaded is no error for NCCL: it is reported at NCCL_DEB
 NCCL uses sockets, many times slower. If NCCL_NET names the network, NCCL fails instead. If one host
 has the plug-in and the others do not, they use different protocols, and NCCL fails or hangs; two
 releases of one plug-in may do so too. A plug-in built for an older NCCL is silently ignored. One
-that crashes or hangs while it is loaded takes the rank with it.
+that crashes or hangs while it is loaded takes the rank with it. CollNet comes with a plug-in only:
+without one NCCL silently uses rings and trees; but since 2.24, if NCCL_ALGO leaves all-reduce
+nothing but CollNet, the first all-reduce fails.
 
 How to fix
 ----------
 Install the plug-in in the image of every host (aws-ofi-nccl for EFA), and put its folder into
 LD_LIBRARY_PATH before the job starts; the same release on every host, new enough for this NCCL. Or
-unset the variables, if no plug-in is wanted.
+unset the variables, if no plug-in is wanted. CollNet: nccl-rdma-sharp-plugins, which is in HPC-X.
 
 When it is wrong
 ----------------
-A plug-in that loads may still refuse to start if its fabric is missing. One that is linked into
-NCCL, or loaded by the job's own code, is not seen. Variables of EFA may be left over in an image
-that also runs where there is no EFA. Which interfaces an NCCL release accepts is known for some
-releases only; between them the plug-in gets the benefit of the doubt. Plug-ins that each host
-compiled itself differ as files: that is only a note if the file name and the interfaces are the
-same. If ranks of one host have different variables, only those of its first rank are checked.
+A plug-in that loads may still refuse to start if its fabric is missing, and one that has CollNet if
+the switches have no SHARP. One that is linked into NCCL, or loaded by the job's own code, is not
+seen. Variables of EFA may be left over in an image that also runs where there is no EFA. Which
+interfaces an NCCL release accepts is known for some releases only; between them the plug-in gets
+the benefit of the doubt. Plug-ins that each host compiled itself differ as files: that is only a
+note if the file name and the interfaces are the same. If ranks of one host have different
+variables, only those of its first rank are checked.
 Not validated on hardware: tested on made-up clusters and on made-up libraries.
 
 References
@@ -63,6 +67,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, plugin_build
 
+from .collnet import ABSENT, REQUIRED, collnet_asked, without_collnet
 from .versions import plugin_range, takes_plugin
 
 NAMES = ("NCCL_NET_PLUGIN", "NCCL_NET")
@@ -111,6 +116,7 @@ class NetPluginFacts(TypedDict):
     tried: list[list[str]]
     loaded: str | None
     build: PluginBuild | None
+    collnet: list[str]
 
 
 class NetPlugin(Check):
@@ -120,13 +126,13 @@ class NetPlugin(Check):
     layer = Layer.ENV
     cost = "seconds"
     instant_without_gpu = True
-    kinds = (MISSING, DIFFERS, CRASHES)
+    kinds = (MISSING, DIFFERS, CRASHES, ABSENT, REQUIRED)
     reads = ("nccl_library", "rdma")
 
     def observe(self, ctx: Context) -> NetPluginFacts:
         """`asked`: the variables that request a plug-in; `tried`: (library, error) in NCCL's order;
         `loaded`: the library that loads, or None; `build`: its `plugin_build`; `net`: the value of
-        NCCL_NET.
+        NCCL_NET; `collnet`: the settings that ask for CollNet.
         """
         if ctx.backend != "nccl":
             raise Skip("the job does not use NCCL")
@@ -143,6 +149,7 @@ class NetPlugin(Check):
             "tried": tried,
             "loaded": loaded or None,
             "build": plugin_build(loaded) if loaded else None,
+            "collnet": collnet_asked(settings),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -155,6 +162,9 @@ class NetPlugin(Check):
         for host, facts in seen:
             for finding in (*_asked_for(facts), *_left(cluster, host, facts)):
                 reported.add(host.id)
+                yield finding.replaced(where=_place([host]))
+            why = MISSING.code if host.id in reported else None
+            for finding in without_collnet(cluster, host, facts, why):
                 yield finding.replaced(where=_place([host]))
         without = [host for host, facts in seen if not facts["loaded"] and host.id not in reported]
         use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in reported]

@@ -326,6 +326,95 @@ class TestBuilds:
         assert judge(cluster_of(unread, build_of(8), build_of(8))) == []
 
 
+ENABLED, ALGO = "NCCL_COLLNET_ENABLE=1 (by environment)", "NCCL_ALGO=x (by environment)"
+
+
+def asking(*asked: str, has: Sequence[int] | None = None, **more: Any) -> dict[str, Any]:
+    """A host that asks for CollNet; `has`: what its plug-in exports, None: it has no plug-in."""
+    facts = facts_of() if has is None else build_of(8, 9)
+    if has is not None:
+        facts["build"] = {**facts["build"], "collnet": list(has)}
+    return {**facts, "collnet": list(asked), **more}
+
+
+class TestCollNet:
+    def test_a_plug_in_that_has_it(self) -> None:
+        made = cluster_of(asking(ENABLED, ALGO, has=[8]), asking(ENABLED, ALGO, has=[8]))
+        assert judge(made) == []
+        assert judge(with_nccl(made, "2.28.9", "2.28.9")) == []
+
+    @pytest.mark.parametrize(
+        ("has", "said"),
+        [(None, "no network plug-in is loaded"), ([], "exports no ncclCollNetPlugin_v*")],
+    )
+    def test_asked_for_and_not_there(self, has: list[int] | None, said: str) -> None:
+        made = with_nccl(cluster_of(asking(ENABLED, has=has), asking(has=has)), "2.28.9", "2.28.9")
+        finding = only(made, "collnet-missing", hosts=["nd0"])
+        assert finding.level is Severity.WARN
+        assert finding.message.startswith(f"{ENABLED}; ")
+        assert finding.message.endswith(said)
+        assert "nccl-rdma-sharp-plugins" in finding.kind.fix
+
+    def test_an_interface_that_this_nccl_does_not_take(self) -> None:
+        made = with_nccl(cluster_of(*[asking(ENABLED, has=[4])] * 2), "2.30.7", "2.30.7")
+        assert [each.code for each in judge(made)] == ["collnet-missing"] * 2
+        assert judge(made)[0].message.endswith("exports ncclCollNetPlugin_v4")
+
+    def test_an_algorithm_that_needs_it_fails(self) -> None:
+        made = with_nccl(cluster_of(asking(ALGO), PLAIN, PLAIN), "2.27.5", "2.27.5", "2.27.5")
+        finding = only(made, "collnet-only", hosts=["nd0"])
+        assert finding.level is Severity.FAIL
+        assert finding.message == f"{ALGO}; no network plug-in is loaded"
+
+    @pytest.mark.parametrize("nccl", ["2.22.3", None])
+    def test_an_older_nccl_ignores_it(self, nccl: str | None) -> None:
+        made = with_nccl(cluster_of(asking(ALGO), PLAIN), nccl, nccl)
+        assert only(made, "collnet-missing", hosts=["nd0"]).level is Severity.WARN
+
+    def test_one_host_alone_does_not_use_it(self) -> None:
+        assert judge(with_nccl(cluster_of(asking(ENABLED)), "2.27.5")) == []
+
+    def test_the_plug_in_that_does_not_load_is_the_cause(self) -> None:
+        lacking = facts_of("NCCL_NET_PLUGIN=ofi (by environment)", plugin="ofi")
+        made = cluster_of({**lacking, "collnet": [ENABLED]}, OFI)
+        only(made, "net-plugin-missing", hosts=["nd0"])
+        assert {each.explained_by for each in judge(made)} == {None, "net-plugin-missing"}
+
+    @pytest.mark.parametrize("plugin", ["a,b", "STATIC_PLUGIN"])
+    def test_plug_ins_of_which_not_all_are_seen(self, plugin: str) -> None:
+        facts = asking(ENABLED, has=[], plugin=plugin)
+        assert judge(cluster_of(facts, facts)) == []
+
+    @pytest.mark.parametrize(
+        ("env", "asked"),
+        [
+            ({}, []),
+            ({"NCCL_COLLNET_ENABLE": "0", "NCCL_ALGO": "Ring"}, []),
+            ({"NCCL_COLLNET_ENABLE": "1"}, [ENABLED]),
+            ({"NCCL_ALGO": "collnetdirect,CollNetChain"}, ["NCCL_ALGO"]),
+            ({"NCCL_ALGO": "Ring,CollNetDirect"}, []),
+            ({"NCCL_ALGO": "^CollNetDirect"}, []),
+            ({"NCCL_ALGO": "ring;allreduce:collnetchain"}, ["NCCL_ALGO"]),
+            ({"NCCL_ALGO": "collnetchain;allreduce:tree"}, []),
+            ({"NCCL_ALGO": "allgather:collnetdirect"}, []),
+            ({"NCCL_ALGO": "^tree,ring,nvls,nvlstree,pat"}, ["NCCL_ALGO"]),
+            ({"NCCL_ALGO": "collnet"}, []),
+            ({"NCCL_ALGO": ""}, []),
+        ],
+    )
+    def test_who_asks(self, env: dict[str, str], asked: list[str]) -> None:
+        seen = observed(**env)["collnet"]
+        assert len(seen) == len(asked)
+        assert all(one.startswith(other) for one, other in zip(seen, asked, strict=True))
+
+    def test_what_a_real_plug_in_exports(self, tmp_path: Path) -> None:
+        source = "int ncclNetPlugin_v8 = 1; int ncclCollNetPlugin_v8 = 1;"
+        library = compiled(tmp_path / "libnccl-net-sharp.so", source)
+        assert observed(NCCL_NET_PLUGIN=str(library))["build"]["collnet"] == [8]
+        plain = compiled(tmp_path / "libnccl-net-plain.so", "int ncclNetPlugin_v8 = 1;")
+        assert observed(NCCL_NET_PLUGIN=str(plain))["build"]["collnet"] == []
+
+
 class TestObserve:
     def test_the_file_behind_a_link(self, tmp_path: Path) -> None:
         source = "int ncclNetPlugin_v6 = 1; int ncclNetPlugin_v10 = 1;"

@@ -406,7 +406,8 @@ CODES = """
     torch-missing no-route addr-not-shared
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
     nccl-known-bug
-    net-plugin-missing net-plugin-differs net-plugin-crashes deepspeed-needs-mpi4py
+    net-plugin-missing net-plugin-differs net-plugin-crashes collnet-missing collnet-only
+    deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable

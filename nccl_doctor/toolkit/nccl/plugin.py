@@ -19,6 +19,8 @@ NET_PLUGIN = "libnccl-net.so"
 NO_PLUGIN = "none"
 _SYMBOL = "ncclNetPlugin_v"
 """Name of the table of functions, without the version of the interface."""
+_COLLNET_SYMBOL = "ncclCollNetPlugin_v"
+"""The same, of collectives in the switches (SHARP)."""
 _VERSIONS = range(2, 21)
 
 
@@ -58,6 +60,7 @@ class PluginBuild(TypedDict):
 
     path: str | None
     versions: list[int]
+    collnet: list[int]
     fingerprint: str | None
 
 
@@ -65,20 +68,22 @@ def plugin_build(library: str) -> PluginBuild:
     """Properties of a plug-in that loads, to compare it with NCCL and with other hosts.
 
     Returns: `path`: of the real file, after links; `versions`: those of the interface that it
-    exports, ascending; `fingerprint`: see `fingerprint`. None for what cannot be read.
+    exports, ascending, and `collnet`: those of CollNet; `fingerprint`: see `fingerprint`. None for
+    what cannot be read.
     """
-    facts: PluginBuild = {"path": None, "versions": [], "fingerprint": None}
+    facts: PluginBuild = {"path": None, "versions": [], "collnet": [], "fingerprint": None}
     with suppress(OSError):
         loaded = ctypes.CDLL(library)
         facts["versions"] = list(_exported(loaded))
+        facts["collnet"] = list(_exported(loaded, _COLLNET_SYMBOL))
         facts["path"] = _file_of(loaded, f"{_SYMBOL}{facts['versions'][0]}")
         if facts["path"]:
             facts["fingerprint"] = fingerprint(facts["path"])
     return facts
 
 
-def _exported(loaded: ctypes.CDLL) -> Iterator[int]:
-    return (version for version in _VERSIONS if hasattr(loaded, f"{_SYMBOL}{version}"))
+def _exported(loaded: ctypes.CDLL, symbol: str = _SYMBOL) -> Iterator[int]:
+    return (version for version in _VERSIONS if hasattr(loaded, f"{symbol}{version}"))
 
 
 class _Symbol(ctypes.Structure):
