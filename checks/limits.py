@@ -5,9 +5,10 @@ What it checks
 The limits that the launcher gave to this process: open files (RLIMIT_NOFILE) compared with the
 world size, locked memory (RLIMIT_MEMLOCK) if there is an RDMA device that NCCL will use, processes
 and threads (RLIMIT_NPROC, and pids.max of the control group) compared with what is already running,
-and with NCCL the address space (RLIMIT_AS). A capability lifts a limit only where the kernel
-accepts it: not within a user namespace (rootless Podman and Docker, enroot), where root is an
-ordinary user of the host.
+and with NCCL the address space (RLIMIT_AS), and before NCCL 2.28 the stack (RLIMIT_STACK), which is
+also the size for new threads. A capability lifts a limit only where the kernel accepts it: not
+within a user namespace (rootless Podman and Docker, enroot), where root is an ordinary user of the
+host.
 
 Why it matters
 --------------
@@ -16,29 +17,31 @@ ends with `Too many open files`. NCCL raises its own limit only in the process t
 bootstrap root. RDMA locks every buffer: with a small limit `ibv_create_cq` or `ibv_reg_mr` fails
 with `Cannot allocate memory`. A thread that cannot be started ends the process with EAGAIN. CUDA
 reserves addresses for all memory of the host and its GPUs: under a limit it fails with `out of
-memory` although both are empty.
+memory` although both are empty. With an unlimited stack, the C library gives new threads 2 MiB in
+place of the usual 8: NCCL's search of the topology may overflow it, and the rank dies of SIGSEGV.
+This was seen from 44 GPUs in one NVLink domain (GB200 NVL72) on. NCCL 2.28 makes its stacks larger.
 
 How to fix
 ----------
-ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited before the launch; in
-Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd unit LimitNOFILE=,
-LimitMEMLOCK=, TasksMax=; for logins /etc/security/limits.conf. Slurm passes on the limits of the
-daemon or of the shell (PropagateResourceLimits). Locked memory: in a pod or in Docker
---cap-add=IPC_LOCK lifts it too. A container without root gets no more than its user has on the
-host: raise it there, and log in again.
+ulimit -n 65536, ulimit -l unlimited, ulimit -u unlimited, ulimit -v unlimited, ulimit -s 8192
+before the launch; in Docker --ulimit nofile=65536 --ulimit memlock=-1 --pids-limit=-1; in a systemd
+unit LimitNOFILE=, LimitMEMLOCK=, TasksMax=, LimitSTACK=8M; for logins /etc/security/limits.conf.
+Slurm passes on the limits of the daemon or of the shell (PropagateResourceLimits). Locked memory:
+in a pod or in Docker --cap-add=IPC_LOCK lifts it too. A container without root gets no more than
+its user has on the host: raise it there, and log in again.
 
 When it is wrong
 ----------------
 A program that raises its own soft limit, up to the hard limit, gets a warning all the same. Limits
 in containers other than this program's are not seen. How many threads a job starts depends on the
-job.
-Not validated on hardware: the limit on addresses.
+job. A stack of 2 MiB is enough for NCCL on hosts of eight GPUs: there it is only information.
+Not validated on hardware: the limit on addresses, and that on the stack.
 
 References
 ----------
 NCCL user guide, troubleshooting (system limits); getrlimit(2); cgroups(7); user_namespaces(7);
-Linux, drivers/infiniband/core/umem.c and kernel/fork.c (`capable`); NVIDIA/nccl issues 380, 550 and
-1191.
+Linux, drivers/infiniband/core/umem.c and kernel/fork.c (`capable`); NVIDIA/nccl issues 380, 550,
+1191 and 2186 (stack); `setCpuStackSize` in src/init.cc of NCCL 2.28.3; pthread_create(3).
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.host import user_tasks
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.privileges import in_user_namespace, privileges
+from nccl_doctor.toolkit.versions import release
 
 OPEN_FILES = Kind(
     code="open-files-limit-low",
@@ -105,6 +109,18 @@ ADDRESSES = Kind(
     severity=Severity.WARN,
 )
 
+STACK = Kind(
+    code="stack-limit-unsafe",
+    layer=Layer.HOST,
+    title="New threads have a smaller stack than NCCL may need",
+    why="The search of the topology may overflow the stack of its thread: the rank dies of SIGSEGV "
+    "when a communicator is made. NCCL 2.28 and newer make their stacks large enough.",
+    fix="ulimit -s 8192 before the launch (unlimited makes the stacks of threads smaller: 2 MiB), "
+    "or install NCCL 2.28.3 or newer",
+    severity=Severity.INFO,
+    later=True,
+)
+
 _FILES_OF_A_RANK = 8
 """Files that a gloo rank has open besides its sockets to the others: measured with torch 2.13 (7
 and the listener)."""
@@ -124,6 +140,12 @@ _THREADS = {"gloo": 32, "nccl": 256}
 """Per rank: CUDA, NCCL and autograd threads, one per core for CPU work, DataLoader workers."""
 _ADDRESSES = 1 << 40
 """A higher limit may be enough for the GPUs and memory of a host; batch systems set far less."""
+_STACK = 8 * _MIB
+"""The default of Linux, which is enough (SAFE_STACK_SIZE in NCCL's src/os/linux.cc)."""
+_OWN_STACKS = (2, 28)
+"""First release of NCCL that sets the size itself."""
+_LARGE_DOMAINS = ("GB200", "GB300")
+"""GPUs of which one NVLink domain joins those of many hosts."""
 
 _ROOTLESS = (
     "on the host: `* - memlock unlimited` in /etc/security/limits.conf and log in again (a "
@@ -137,14 +159,15 @@ class Limits(Check):
 
     name = "limits"
     layer = Layer.HOST
-    kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES)
+    kinds = (OPEN_FILES, MEMLOCK, PROCESSES, ADDRESSES, STACK)
+    reads = ("gpu_state", "nccl_library")
     unaided = True
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """Soft (and hard) limits, None for unlimited. `rdma`: devices that NCCL would use, EFA too.
         `tasks`: number of this user's tasks, None if they do not count. `pids`: of the control
-        group. `addresses`: bytes of address space. `user_namespace`: whether this process is in a
-        user namespace other than the first, where capabilities lift no limit.
+        group. `addresses`, `stack`: bytes. `user_namespace`: whether this process is in a user
+        namespace other than the first, where capabilities lift no limit.
         """
         soft, hard = _limit(resource.RLIMIT_NOFILE)
         capable = privileges(ctx.root)
@@ -160,6 +183,7 @@ class Limits(Check):
             "tasks": (user_tasks(ctx.root) or None) if counts else None,
             "pids": cgroup_limits(ctx.root)["pids"],
             "addresses": _limit(resource.RLIMIT_AS)[0],
+            "stack": _limit(resource.RLIMIT_STACK)[0],
             "user_namespace": in_user_namespace(ctx.root),
             "local_ranks": ctx.launch.local_world_size or 1,
         }
@@ -185,6 +209,7 @@ class Limits(Check):
             yield from _locked(rank, facts)
             yield from _processes(cluster, rank, facts)
             yield from _addresses(cluster, rank, facts.get("addresses"))
+            yield from _stack(cluster, rank, facts.get("stack", _STACK))
 
 
 # Observing ----------------------------------------------------------------------------------------
@@ -288,3 +313,38 @@ def _addresses(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Find
             {"bytes": limit},
             confidence=Confidence.LIKELY,
         )
+
+
+def _stack(cluster: Cluster, rank: Rank, limit: int | None) -> Iterator[Finding]:
+    """Finding on the stack of threads; None for `limit` is unlimited."""
+    if cluster.backend != "nccl" or (limit is not None and limit >= _STACK):
+        return
+    # RCCL has a history of its own.
+    loaded = [
+        (library.get("loaded") or {}).get("version") or library.get("built")
+        for other, library in cluster.facts("nccl_library")
+        if other.host.id == rank.host.id and library["cuda"]
+    ]
+    old = sorted({each for each in loaded if each and release(each) < _OWN_STACKS})
+    if not old:
+        return
+    yield Finding(
+        STACK,
+        f"stack limit {'unlimited' if limit is None else f'{limit // 1024} KiB'}, which is "
+        f"{'2 MiB' if limit is None else 'the size'} for new threads; NCCL {', '.join(old)}",
+        Where(hosts=(rank.host.label,)),
+        {"bytes": limit, "nccl": old},
+        severity=Severity.WARN if cluster.is_multi_host() and _is_large(cluster, rank) else None,
+        confidence=Confidence.POSSIBLE,
+    )
+
+
+def _is_large(cluster: Cluster, rank: Rank) -> bool:
+    """Whether NVLink joins the GPUs of this host to those of others."""
+    return any(
+        name in (gpu.get("name") or "")
+        for other, facts in cluster.facts("gpu_state")
+        for gpu in facts.get("gpus") or ()
+        for name in _LARGE_DOMAINS
+        if other.host.id == rank.host.id
+    )

@@ -6,15 +6,16 @@ import json
 import os
 import resource
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Context, Launch, Severity
+from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity
 from nccl_doctor.checks.limits import Limits
 from tests.support import fabrics
-from tests.support.clusters import make_cluster
+from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.observing import observe
 
@@ -30,6 +31,7 @@ NOTHING: dict[str, Any] = {
     "tasks": None,
     "pids": None,
     "addresses": None,
+    "stack": 8 << 20,
     "user_namespace": False,
     "local_ranks": 2,
 }
@@ -122,10 +124,60 @@ def test_cuda_needs_addresses() -> None:
     assert judge(CHECK, cluster("gloo", addresses=16 * GIB)) == []
 
 
-def test_a_report_that_does_not_know_of_addresses() -> None:
-    old = {name: value for name, value in NOTHING.items() if name != "addresses"}
+@pytest.mark.parametrize("limit", ["addresses", "stack"])
+def test_a_report_that_does_not_know_of_a_limit(limit: str) -> None:
+    old = {name: value for name, value in NOTHING.items() if name != limit}
     made = make_cluster(["nd0"], check="limits", by_host={"nd0": old}, backend="nccl")
     assert judge(CHECK, made) == []
+
+
+def with_stack(
+    limit: int | None, nccl: str = "2.27.5", gpu: str = "NVIDIA H100 80GB HBM3", **more: Any
+) -> Cluster:
+    """Three hosts, of which nd1 has this limit on the stack; more: of check `nccl_library`."""
+    seen = {"nd0": NOTHING, "nd1": {**NOTHING, "stack": limit}, "nd2": NOTHING}
+    made = make_cluster(list(seen), check="limits", by_host=seen, backend="nccl")
+    library = {"loaded": {"version": nccl}, "built": nccl, "cuda": "12.8", **more}
+    states = {"gpu_state": {ALONE: outcome({"gpus": [{"name": gpu}]})}}
+    for rank in made.ranks:
+        facts = {"nccl_library": {ALONE: outcome(library)}, **states}
+        made = change_rank(made, rank.seat, facts=facts)
+    return made
+
+
+def test_an_unlimited_stack_is_a_small_one_for_threads() -> None:
+    found = only(CHECK, with_stack(None), "stack-limit-unsafe", hosts=["nd1"])
+    assert found.level is Severity.INFO
+    assert found.message == ("stack limit unlimited, which is 2 MiB for new threads; NCCL 2.27.5")
+    assert found.kind.fix.startswith("ulimit -s 8192")
+    small = only(CHECK, with_stack(2 << 20), "stack-limit-unsafe", hosts=["nd1"])
+    assert small.message.startswith("stack limit 2048 KiB")
+
+
+def test_it_is_a_risk_where_nvlink_joins_many_hosts() -> None:
+    found = only(CHECK, with_stack(None, gpu="NVIDIA GB200"), "stack-limit-unsafe", hosts=["nd1"])
+    assert found.level is Severity.WARN
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(with_stack(8 << 20), id="the default"),
+        pytest.param(with_stack(64 << 20), id="a large one"),
+        pytest.param(with_stack(None, "2.28.3"), id="NCCL that sets it"),
+        pytest.param(with_stack(None, "2.30.7"), id="a newer NCCL"),
+        pytest.param(with_stack(None, cuda=None), id="RCCL"),
+        pytest.param(cluster("nccl", stack=None), id="an NCCL that is not known"),
+        pytest.param(replace(with_stack(None), backend="gloo"), id="gloo"),
+    ],
+)
+def test_stacks_that_are_fine(made: Cluster) -> None:
+    assert judge(CHECK, made) == []
+
+
+def test_the_limit_on_the_stack_is_read() -> None:
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    assert observe(Limits)["stack"] == (None if soft == resource.RLIM_INFINITY else soft)
 
 
 @pytest.mark.parametrize(

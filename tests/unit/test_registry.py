@@ -408,7 +408,7 @@ CODES = """
     nccl-known-bug
     net-plugin-missing net-plugin-differs net-plugin-crashes collnet-missing collnet-only
     deepspeed-needs-mpi4py
-    numa-calls-blocked numa-node-empty address-space-limit-low
+    numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
     pcie-errors memory-errors memory-failing
