@@ -405,7 +405,7 @@ CODES = """
     cuda-wheels-collide cuda-library-replaced library-loaded-twice library-differs
     torch-missing no-route addr-not-shared
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
-    nccl-known-bug
+    nccl-known-bug cuda-intercepted
     net-plugin-missing net-plugin-differs net-plugin-crashes collnet-missing collnet-only
     deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
