@@ -411,7 +411,7 @@ CODES = """
     numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
-    pcie-errors memory-errors memory-failing
+    pcie-errors memory-errors memory-failing shm-removed-at-logout
     clock-skew cpu-differs libcuda-differs cpu-clock-held-low cpu-governor-differs process-stuck
     listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
