@@ -1,8 +1,8 @@
 """CollNet (SHARP): who asks for it, and whether the network plug-in has it. Pure.
 
 Source: src/plugin/net.cc (the plug-in brings it), src/graph/tuning.cc and `topoGetAlgoInfo` in
-src/enqueue.cc of NCCL 2.24.3 to 2.30.7; `ncclTopoTuneModel` in src/graph/tuning.cc of 2.18 and 2.22
-ignores NCCL_ALGO where it leaves nothing but CollNet.
+src/enqueue.cc of NCCL 2.24.3 to 2.30.7; `ncclTopoTuneModel` in src/graph/tuning.cc of 2.18.3 to
+2.23.4 ignores an NCCL_ALGO that leaves nothing but CollNet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REQUIRED = Kind(
     "collnet-only",
     Layer.ENV,
     "NCCL_ALGO leaves all-reduce nothing but CollNet (SHARP), and no plug-in has it",
-    "The first all-reduce fails with `No algorithm/protocol available for function AllReduce`.",
+    "The first all-reduce fails: `no algorithm/protocol available for function AllReduce`.",
     "unset NCCL_ALGO, or install a network plug-in with CollNet (nccl-rdma-sharp-plugins, in "
     "HPC-X) on every host",
 )
