@@ -274,6 +274,33 @@ def deepspeed_lacks_a_library(dist: Any) -> None:
     sys.meta_path.insert(0, Lacking())
 
 
+def sends_wrong_parts(dist: Any) -> None:
+    """In an all-to-all, every part that this rank has for another one is wrong by 1."""
+    real = dist.all_to_all_single
+
+    def all_to_all_single(got: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        wrong = given + 1
+        wrong.chunk(size)[rank].copy_(given.chunk(size)[rank])
+        return real(got, wrong, *args, **kwargs)
+
+    dist.all_to_all_single = all_to_all_single
+
+
+def freezes_in_all_to_all(dist: Any) -> None:
+    """The first all-to-all of this rank stops the process, as a debugger would."""
+    dist.all_to_all_single = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def lacks_all_to_all(dist: Any) -> None:
+    """A torch whose gloo has no all-to-all, in the words of Backend.hpp."""
+
+    def all_to_all_single(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("Backend gloo does not support alltoall_base")
+
+    dist.all_to_all_single = all_to_all_single
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
@@ -295,6 +322,9 @@ FAULTS = {
         p2p_is_broken,
         maps_files,
         deepspeed_lacks_a_library,
+        sends_wrong_parts,
+        freezes_in_all_to_all,
+        lacks_all_to_all,
     )
 }
 

@@ -16,7 +16,7 @@ FLIGHT_SINCE, RAS_SINCE = (2, 3), (2, 24)
 """torch whose NCCL groups have a flight recorder, and NCCL that answers by RAS."""
 
 
-@pytest.mark.parametrize("check", ["collectives", "groups", "group_speed"])
+@pytest.mark.parametrize("check", ["collectives", "exchanges", "groups", "group_speed"])
 def test_healthy_ranks_pass(tmp_path: Path, check: str) -> None:
     report = examine(tmp_path, 0, "--select", check)
     assert [f["code"] for f in report["findings"] if f["severity"] != "info"] == []

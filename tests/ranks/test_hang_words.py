@@ -37,7 +37,7 @@ def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(tmp_path: Path) 
     ranks = Ranks(
         tmp_path,
         3,
-        ["--select", "collectives", "--collective-timeout", str(DEADLINE_S)],
+        ["--select", "collectives,exchanges", "--collective-timeout", str(DEADLINE_S)],
         changes={1: broken("sleeps_in_its_second_all_reduce")},
     )
     ended = ranks.wait(60)
@@ -48,6 +48,8 @@ def test_a_rank_that_sleeps_is_told_from_those_that_wait_for_it(tmp_path: Path) 
     (root,) = report["root_causes"]
     assert (root["code"], root["where"]["ranks"]) == ("rank-frozen", [1])
     assert "never entered" in root["message"]
+    statuses = {check["name"]: check["status"] for check in report["checks"]}
+    assert statuses == {"collectives": "fail", "exchanges": "blocked"}  # it does not hang again
     evidence = root["evidence"]
     assert (evidence["entered"], evidence["finished"], evidence["never_came"]) == ("0–2", "", "")
     assert (evidence["lagging"], evidence["collective"]) == ("1", "all_reduce")

@@ -16,7 +16,10 @@ from tests.support.gpu_facts import facts as built
 from tests.support.gpu_facts import worked
 
 CHECKS = {check.name: check for check in registry.load().checks}
-ROUNDS = ("collectives", "groups", "group_speed", "device_mesh", "side_group", "deepspeed_groups")
+ROUNDS = (
+    "collectives", "exchanges", "groups", "group_speed", "device_mesh", "side_group",
+    "deepspeed_groups",
+)  # fmt: skip
 GOOD = {"steps": ["all_reduce"], "wrong": []}
 
 

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from nccl_doctor.model.cluster import Evidence
-from nccl_doctor.model.findings import Confidence, Finding, Round, Severity, Where
+from nccl_doctor.model.cluster import Evidence, OutcomeStatus
+from nccl_doctor.model.findings import (
+    Confidence,
+    Finding,
+    Round,
+    Severity,
+    Where,
+    number_range,
+)
+from nccl_doctor.toolkit.blame import blame_links
 from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, is_victim
-from nccl_doctor.toolkit.groups.doing import error_of, error_text, step_of, what_they_did
+from nccl_doctor.toolkit.groups.doing import (
+    MOST_ENTRIES,
+    error_of,
+    error_text,
+    step_of,
+    what_they_did,
+)
 from nccl_doctor.toolkit.groups.errors import meaning_of
 from nccl_doctor.toolkit.groups.kinds import (
     CRASHED,
@@ -41,7 +56,7 @@ def judge_groups(attempts: Mapping[str, Sequence[Attempt]]) -> Iterator[Finding]
     compared = {seats: a for (name, seats), a in repeats.items() if name.endswith(COMPARED)}
     blamed: set[tuple[str, Where]] = set()
     for _, attempt in firsts:
-        for finding in (*_culprits(attempt), *_wrong(attempt)):
+        for finding in (*_culprits(attempt), *_wrong(attempt), *_wrong_parts(attempt)):
             if (finding.code, finding.where) not in blamed:  # in an earlier group already
                 blamed.add((finding.code, finding.where))
                 yield finding
@@ -251,7 +266,7 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
     """One finding for all members that saw a wrong result. If all saw it, the members that gave the
     wrong part are named, if known; if only some saw it, these are named: all got the same data.
     """
-    seen = [(m, bad) for m in attempt.members for bad in m.outcome.facts.get("wrong", ())]
+    seen = [(m, b) for m in attempt.members for b in _wrong_of(m) if "distance" not in b]
     if not seen or attempt.astray:  # a wrong result of a wrong group is the same fault
         return
     own: set[int] = set()
@@ -260,7 +275,7 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
         inside = bad.get("members", whole)  # members of the attempt stand in order of rank
         if len({m.rank.seat for m, b in seen if b["group"] == bad["group"]}) == len(inside):
             own |= {inside[giver] for giver in bad["contributors"]}
-    seers = [m for m in attempt.members if m.outcome.facts.get("wrong")]
+    seers = [m for m in attempt.members if _wrong_of(m)]
     givers = [m for at, m in enumerate(attempt.members) if at in own]
     few = 2 * len(seers) < len(attempt.members)
     first = seen[0][1]
@@ -271,3 +286,66 @@ def _wrong(attempt: Attempt) -> Iterator[Finding]:
         {"round": attempt.name, "seen_by": sorted(m.rank.rank or 0 for m in seers)},
         confidence=Confidence.LIKELY if givers or few else Confidence.POSSIBLE,
     )
+
+
+def _wrong_parts(attempt: Attempt) -> Iterator[Finding]:
+    """One finding for all wrong results of steps in which every member gets other data.
+
+    It names the fewest members whose sending or receiving explains them, and both ends of a pair
+    where neither end is seen to be the cause.
+    """
+    seen = [(i, b) for i, m in enumerate(attempt.members) for b in _wrong_of(m) if "distance" in b]
+    if not seen or attempt.astray:
+        return
+    size = len(attempt.members)
+    failed = {(giver, taker) for taker, bad in seen for giver in bad["contributors"]}
+    own = {giver for giver, taker in failed if giver == taker}  # nobody else sent that
+    open_ = {pair for pair in failed if not own & set(pair)}
+    takers = [i for i, m in enumerate(attempt.members) if m.outcome.status is OutcomeStatus.OK]
+    distances = {int(bad["distance"]) for _, bad in seen}
+    right = {pair for d in distances for pair in _some_right(size, takers, d, failed)}
+    blame = blame_links(right, open_)
+    unclear = {end for link in blame.links for end in link}
+    named = own | set(blame.hosts) | unclear
+    ranks = [m.rank.rank or 0 for m in attempt.members]
+    first = seen[0][1]
+    parts = [
+        {"from": ranks[giver], "to": number_range([ranks[t] for g, t in failed if g == giver])}
+        for giver in sorted({giver for giver, _ in failed})[:MOST_ENTRIES]
+    ]
+    yield Finding(
+        WRONG,
+        f"{first['step']} of group {first['group']}: {first['example']}",
+        place_of_all([m for i, m in enumerate(attempt.members) if i in named]),
+        {
+            "round": attempt.name,
+            "seen_by": [ranks[i] for i in sorted({taker for taker, _ in seen})],
+            "steps": list(dict.fromkeys(bad["step"] for _, bad in seen)),
+            "parts": parts,
+        },
+        confidence=Confidence.POSSIBLE if unclear or len(failed) == 1 else Confidence.LIKELY,
+    )
+
+
+def _wrong_of(member: Evidence) -> Sequence[Mapping[str, Any]]:
+    wrong: Sequence[Mapping[str, Any]] = member.outcome.facts.get("wrong", ())
+    return wrong
+
+
+def _some_right(
+    size: int, takers: Sequence[int], distance: int, failed: Collection[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Pairs (giver, taker) of a step whose data was right: in a ring all of them, else one for each
+    giver and one for each taker, as the pairs of thousands of ranks would be too many.
+    """
+
+    def right(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        return (pair for pair in pairs if pair[0] != pair[1] and pair not in failed)
+
+    if distance:
+        yield from right(((taker - distance) % size, taker) for taker in takers)
+        return
+    for giver in range(size):
+        yield from islice(right((giver, taker) for taker in takers), 1)
+    for taker in takers:
+        yield from islice(right((giver, taker) for giver in range(size)), 1)

@@ -17,7 +17,7 @@ SIZES = {
 }
 """Elements of int64 in the all-reduces of a group."""
 _INT64_BYTES = 8
-_PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
+PATTERN = 251  # prime, so that no power-of-two shift of a buffer maps onto itself
 _ASYNC_ELEMENTS = 4096
 _BROADCAST_ELEMENTS = 1024
 
@@ -29,6 +29,16 @@ class WrongResult(TypedDict):
     group: str
     contributors: list[int]
     example: str
+
+
+class WrongPart(WrongResult):
+    """A wrong result where every member gets other data, so who else saw it shows nothing.
+
+    `distance`: 0 where a member gets a part from every member; in a ring, how many places before it
+    its one giver stands, and negative if that stands behind it.
+    """
+
+    distance: int
 
 
 class ExerciseFacts(TypedDict):
@@ -66,7 +76,7 @@ class Exercise:
         self._announce("all_reduce", name, size)
         dist.all_reduce(marks, group=group)
         # Entry r comes from rank r alone.
-        self._compare("all_reduce", name, marks, torch.arange(1, size + 1), by_entry=True)
+        self._compare("all_reduce", name, marks, torch.arange(1, size + 1), giver=int)
 
     def alone(self, name: str, group: Any, rank: int, size: int, elements: Sequence[int]) -> None:
         """Use one group by itself: all-reduce of each size, broadcast from both ends, barrier.
@@ -83,13 +93,13 @@ class Exercise:
 
         self.reduce(name, group, rank, size)
         for count in elements:
-            pattern = torch.arange(count) % _PATTERN + 1
+            pattern = torch.arange(count) % PATTERN + 1
             data = (pattern * (rank + 1)).to(self._device)
             self._announce("all_reduce", name, count)
             dist.all_reduce(data, group=group)
             self._compare("all_reduce", name, data, pattern * (size * (size + 1) // 2))
         for root in sorted({0, size - 1}):
-            expected = torch.arange(_BROADCAST_ELEMENTS) % _PATTERN + root
+            expected = torch.arange(_BROADCAST_ELEMENTS) % PATTERN + root
             data = (expected if rank == root else torch.zeros_like(expected)).to(self._device)
             source = root if group is None else dist.get_global_rank(group, root)
             self._announce(f"broadcast from {root}", name, _BROADCAST_ELEMENTS)
@@ -126,17 +136,24 @@ class Exercise:
         expected: Any,
         *,
         contributors: Sequence[int] = (),
-        by_entry: bool = False,
+        giver: Callable[[int], int] | None = None,
+        distance: int | None = None,
     ) -> None:
+        """Record a wrong result. `giver`: index of an element → the rank that it comes from;
+        `distance`: as of `WrongPart`, where every member gets other data.
+        """
         got = got.cpu()
         bad = (got != expected).nonzero().flatten().tolist()
-        if bad:
-            first = bad[0]
-            self.wrong.append(
-                {
-                    "step": step,
-                    "group": group,
-                    "contributors": bad if by_entry else list(contributors),
-                    "example": f"element {first} is {int(got[first])}, not {int(expected[first])}",
-                }
-            )
+        if not bad:
+            return
+        first = bad[0]
+        wrong: WrongResult = {
+            "step": step,
+            "group": group,
+            "contributors": sorted(set(map(giver, bad))) if giver else list(contributors),
+            "example": f"element {first} is {int(got[first])}, not {int(expected[first])}",
+        }
+        if distance is not None:
+            part: WrongPart = {**wrong, "distance": distance}
+            wrong = part
+        self.wrong.append(wrong)
