@@ -19,7 +19,13 @@ from nccl_doctor.api import (
     Where,
     number_range,
 )
-from nccl_doctor.toolkit.groups.attempts import FORMING, Attempt, attempt_deadline, is_victim
+from nccl_doctor.toolkit.groups.attempts import (
+    FORMING,
+    WORLD,
+    Attempt,
+    attempt_deadline,
+    is_victim,
+)
 from nccl_doctor.toolkit.groups.culprits import AGAIN, place_of_all
 from nccl_doctor.toolkit.groups.doing import error_of, step_of, what_they_did
 from nccl_doctor.toolkit.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HANG
@@ -27,7 +33,6 @@ from nccl_doctor.toolkit.groups.kinds import FAILED, HANG, INIT_FAILED, INIT_HAN
 from .bisection import Result, Units
 from .planner import Culprit, Held, Plan, Seen, Verdict, next_round, verdict_so_far
 
-WORLD = "world"
 EACH_HOST = "each-host"
 ISOLATE = "isolate-"
 

@@ -114,7 +114,7 @@ class DeepspeedGroups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG, DEEPSPEED_MISSING)
-    reads = ("backend_device", "gpu_work", "side_group")
+    reads = ("backend_device", "collectives", "gpu_work", "side_group")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS
@@ -140,7 +140,8 @@ class DeepspeedGroups(Check):
         }
         slowest = max(item.outcome.facts["import_s"] for item in good)
         # Importing in two rounds at once may be slower than the import measured before.
-        deadline_s = attempt_deadline(cluster) + 3 * slowest + _SPARE_S
+        deadline_s = attempt_deadline(cluster, 1 + len(params["groups"]))
+        deadline_s += 3 * slowest + _SPARE_S
         rounds += [Round(name, (world,), deadline_s, params) for name in (WRAPS, OWN)]
         attempts = _groups_of(cluster)
         again = rounds_again(attempts, deadline_s)

@@ -106,7 +106,7 @@ class DeviceMesh(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, MESH_DOES_NOT_DIVIDE, MESH_CROSSES_HOSTS)
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS
@@ -115,7 +115,7 @@ class DeviceMesh(Check):
         """The rounds: one dimension after the other; if that works, all at once."""
         if not cluster.job.mesh:
             raise Skip("--mesh is not given: the device mesh of the job is unknown")
-        deadline_s = attempt_deadline(cluster)
+        deadline_s = attempt_deadline(cluster, 1 + len(cluster.job.mesh))
         world = tuple(rank.seat for rank in cluster.present)
         if not (world and cluster.complete):
             return []

@@ -110,7 +110,7 @@ class GroupSpeed(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (RANK_SLOW, BANDWIDTH_LOW)
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)

@@ -87,7 +87,7 @@ class Groups(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS
@@ -95,8 +95,8 @@ class Groups(Check):
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The rounds: all ranks once per variant; again what hung without a visible reason."""
         world = tuple(rank.seat for rank in cluster.present)
-        deadline_s = attempt_deadline(cluster)
         groups = _places(cluster, world)
+        deadline_s = attempt_deadline(cluster, 1 + len(groups))
         rounds = [
             Round(
                 use + end, (world,), deadline_s, {"groups": groups, "use": use, "bind": bool(end)}

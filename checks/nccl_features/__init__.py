@@ -44,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from nccl_doctor.api import Check, Cluster, Context, Finding, Kind, Layer, Level, Round, Scope, Skip
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline, attempts_of
+from nccl_doctor.toolkit.groups.attempts import FIRST, Attempt, attempt_deadline, attempts_of
 from nccl_doctor.toolkit.groups.exercise import SIZES, Exercise, ExerciseFacts
 from nccl_doctor.toolkit.groups.forming import form_world
 
@@ -107,7 +107,7 @@ class NcclFeatures(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (FEATURE_BROKEN,)
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS, Layer.DEVICE)
@@ -122,7 +122,7 @@ class NcclFeatures(Check):
         """
         if cluster.backend != "nccl":
             raise Skip(f"the backend is {cluster.backend}")
-        before = attempts_of(cluster, self.of)
+        before = self._before(cluster)
         if not cluster.complete or not failing_groups(before):
             raise Skip(
                 f"check {self.of} found no group that fails every time without a known cause"
@@ -141,6 +141,11 @@ class NcclFeatures(Check):
         """Findings on features without which a group works, and with which it fails."""
         if not cluster.complete or cluster.backend != "nccl":
             return
-        before, here = (attempts_of(cluster, name) for name in (self.of, self.name))
+        before, here = self._before(cluster), attempts_of(cluster, self.name)
         limit_s = attempt_deadline(cluster)
         yield from judge_features(FEATURE_BROKEN, before, here, FEATURES, limit_s)
+
+    def _before(self, cluster: Cluster) -> dict[str, list[Attempt]]:
+        """The groups of several ranks that were tried; one rank alone is no measure for these."""
+        found = attempts_of(cluster, self.of)
+        return {name: attempts for name, attempts in found.items() if name != FIRST}

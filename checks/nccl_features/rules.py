@@ -81,7 +81,8 @@ def failing_groups(attempts: Attempts) -> list[Attempt]:
     """
     tried = [attempt for found in attempts.values() for attempt in found]
     fine = {attempt.seats for attempt in tried if _is_fine(attempt)}
-    bad = {a.seats: a for a in tried if _has_failed(a) and a.seats not in fine}
+    open_ = [a for a in tried if a.seats not in fine and not a.is_cut_short]
+    bad = {a.seats: a for a in open_ if _has_failed(a)}
     inside = [a for a in bad.values() if len({m.rank.host.id for m in a.members}) == 1]
     chosen: list[Attempt] = []
     taken: set[int] = set()

@@ -104,7 +104,7 @@ class SideGroup(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (*GROUP_KINDS, DEVICE_ID_HANG)
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS
@@ -117,7 +117,7 @@ class SideGroup(Check):
         if len(world) < 2:
             return []
         seats = tuple(rank.seat for rank in world)
-        deadline_s = attempt_deadline(cluster)
+        deadline_s = attempt_deadline(cluster, 2)
         params = {
             "one_host": world[0].host.id == world[-1].host.id,
             "engine_addresses": list(world[-1].host.addresses),

@@ -187,7 +187,8 @@ def _run_options(function: F) -> F:
     type=Seconds(),
     default=20.0,
     show_default=True,
-    help="Time limit for one attempt with one group.",
+    help="Time limit for one attempt with one group. With NCCL the time that GPUs and "
+    "communicators take to start is added.",
 )
 @click.option(
     "--output-dir",

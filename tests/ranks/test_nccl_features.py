@@ -23,6 +23,8 @@ def test_what_hangs_with_p2p_alone_is_laid_to_p2p(tmp_path: Path) -> None:
     ended = ranks.wait(TIMEOUT_S + 5)
     assert {each.code for each in ended.values()} == {1}, ended
     report = ranks.report()
+    alone = [rank["facts"]["collectives"].get("first") for rank in report["ranks"]]
+    assert [each and each["status"] for each in alone] == ["ok", None]  # one of the host, before
     (cause,) = report["root_causes"]
     assert (cause["code"], cause["where"]["ranks"]) == ("nccl-feature-broken", [0, 1])
     assert "good with NCCL_P2P_DISABLE=1, fails again without" in cause["message"]

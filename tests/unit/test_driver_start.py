@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
-from nccl_doctor.toolkit.groups.attempts import attempt_deadline
+from nccl_doctor.toolkit.groups.attempts import FIRST_S, attempt_deadline, driver_start_s
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import only
 from tests.support.gpu_facts import facts as built
@@ -58,7 +58,8 @@ def start(rank: int, start_s: float, context_s: float | None = 0.4) -> dict[str,
 
 def test_an_attempt_has_the_time_of_the_slowest_driver() -> None:
     cluster = measured(r0=start(0, 0.3), r2=start(2, 21.7, 0.8))
-    assert attempt_deadline(cluster) == cluster.collective_timeout_s + 23
+    # No group has finished yet: the first communicator has its own time.
+    assert attempt_deadline(cluster) == cluster.collective_timeout_s + 23 + FIRST_S
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,9 @@ def test_an_attempt_has_the_time_of_the_slowest_driver() -> None:
     ],
 )
 def test_the_time_is_bounded_and_none_where_no_gpu_is_used(cluster: Cluster, more_s: float) -> None:
-    assert attempt_deadline(cluster) == cluster.collective_timeout_s + more_s
+    assert driver_start_s(cluster) == more_s
+    first_s = FIRST_S if more_s else 0
+    assert attempt_deadline(cluster) == cluster.collective_timeout_s + more_s + first_s
 
 
 @pytest.mark.parametrize("name", ROUNDS)

@@ -443,7 +443,7 @@ CODES = """
     gpu-slow rank-far-from-gpu
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
-    gpu-not-started
+    gpu-not-started group-start-slow
     nccl-feature-broken
     seed-differs batch-does-not-divide world-size-config-mismatch
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value

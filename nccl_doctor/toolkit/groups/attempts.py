@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from nccl_doctor.model.cluster import ALONE, Cluster, Evidence, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import (
+    ALONE,
+    Cluster,
+    Evidence,
+    Outcome,
+    OutcomeStatus,
+    Rank,
+)
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.groups.lagging import lagging
 from nccl_doctor.toolkit.groups.mixups import own_collective, was_cut_off
@@ -56,11 +63,13 @@ class Attempt:
     """A group in a round, with the outcome of each member.
 
     `roads`: seat → the link to rank 0's host, where the store is, of members on other hosts.
+    `start_s`: seconds that GPUs and communicators need to start here, as far as it was seen.
     """
 
     name: str
     members: tuple[Evidence, ...]
     roads: Mapping[int, Where] = field(default_factory=dict)
+    start_s: float = 0.0
 
     def _ended(self, status: OutcomeStatus) -> list[Evidence]:
         return [m for m in self.members if m.outcome.status is status]
@@ -88,6 +97,13 @@ class Attempt:
         return self._ended(OutcomeStatus.HUNG)
 
     @property
+    def is_cut_short(self) -> bool:
+        """Whether it was ended before a group can have started here: the run had no more time. That
+        somebody was still at it then says nothing.
+        """
+        return any(m.outcome.duration_s < self.start_s for m in self.stuck)
+
+    @property
     def raised(self) -> list[Evidence]:
         """Members that ended by an exception."""
         return self._ended(OutcomeStatus.RAISED)
@@ -103,7 +119,7 @@ class Attempt:
     @property
     def starting(self) -> list[Evidence]:
         """Members that still wait for the GPU driver to start."""
-        return [m for m in self.stuck if is_starting(m.outcome)]
+        return [m for m in self.stuck if is_starting(m.outcome) and not self.is_cut_short]
 
     @property
     def stopped(self) -> list[Evidence]:
@@ -115,7 +131,7 @@ class Attempt:
     def never_came(self) -> list[Evidence]:
         """Members that are stuck before they entered the group that others entered."""
         out = [m for m in self.stuck if not has_entered(m.outcome)]
-        came = len(out) < len(self.stuck)
+        came = len(out) < len(self.stuck) and not self.is_cut_short
         return [m for m in out if not is_starting(m.outcome)] if came else []
 
     @cached_property
@@ -133,7 +149,7 @@ class Attempt:
     def lagging(self) -> list[Evidence]:
         """Members that never came to the collective of the others, where no other is to blame."""
         others = self.dead or self.stopped or self.never_came or self.astray or self.starting
-        return [] if others else lagging(self.members)
+        return [] if others or self.is_cut_short else lagging(self.members)
 
     @property
     def has_culprit(self) -> bool:
@@ -153,7 +169,8 @@ class Attempt:
     def is_unexplained(self) -> bool:
         """Whether it hangs, and no member is more to blame than the others."""
         stuck = bool(self.stuck) and not self.has_failed_itself
-        return stuck and not self.has_culprit and not self.is_mixed_up
+        known = self.has_culprit or self.is_mixed_up
+        return stuck and not known and not self.is_cut_short
 
     @property
     def is_failed(self) -> bool:
@@ -169,26 +186,49 @@ def attempts_of(cluster: Cluster, check: str) -> dict[str, list[Attempt]]:
         groups.setdefault((item.round, item.outcome.group), []).append(item)
     roads = {rank.seat: road_to_master(cluster, rank.host) for rank in cluster.present}
     away = {seat: road for seat, road in roads.items() if road.links}
+    start_s = _least_s(cluster)
     attempts: dict[str, list[Attempt]] = {}
     for (name, _), members in groups.items():
-        attempts.setdefault(name, []).append(Attempt(name, tuple(members), away))
+        attempts.setdefault(name, []).append(Attempt(name, tuple(members), away, start_s))
     return attempts
 
 
-_MOST_START_S = 60.0
+FIRST, WORLD = "first", "world"
+"""Rounds of check `collectives`: one rank of each host alone, before any other group; all ranks."""
 UNKNOWN_S = 25.0
 """Seconds if it was not measured: eight GPUs without persistence mode need about 20 s to wake."""
+FIRST_S = 60.0
+"""Seconds more as long as no group has finished: without a JIT cache and without code for the GPU
+in NCCL, a B200 took 55 s for its first communicator (NVIDIA/nccl issue 1646)."""
 _STARTS = ("backend_device", "gpu_work")
 """Names of the checks whose facts hold the time that the driver took."""
+_MOST_START_S = 60.0
+_MOST_GROUP_S = 120.0
+_INCLUDED_S = 5.0
+"""A group that took no longer needs nothing more than what the user allows."""
+_COMMUNICATOR_S = 6.0
+"""Of one more communicator, if it was not measured (NVIDIA/nccl issue 534: 7 in 31 to 42 s)."""
+_RANKS_PER_S = 200
+"""The bootstrap of NCCL goes from rank to rank: 5 ms for each."""
 
 
-def attempt_deadline(cluster: Cluster) -> float:
-    """Seconds for one attempt: what the user allows, after the GPU driver has started.
+def attempt_deadline(cluster: Cluster, communicators: int = 1) -> float:
+    """Seconds for one attempt: what the user allows for one group, and with NCCL what the start
+    of GPUs and communicators takes here.
 
     Every attempt runs in its own processes. Without persistence mode the driver releases a GPU with
     the last process that uses it, so each attempt waits until it is up again.
+
+    Args:
+        cluster: with what was observed so far.
+        communicators: number of groups that a rank forms, one after the other.
     """
-    return cluster.collective_timeout_s + driver_start_s(cluster)
+    allowed_s = cluster.collective_timeout_s
+    if cluster.backend != "nccl":
+        return allowed_s
+    more_s = (communicators - 1) * min(allowed_s, _another_s(cluster))
+    by_size_s = min(_MOST_START_S, cluster.world_size // _RANKS_PER_S)
+    return allowed_s + driver_start_s(cluster) + _group_start_s(cluster) + by_size_s + more_s
 
 
 def driver_start_s(cluster: Cluster) -> float:
@@ -197,10 +237,58 @@ def driver_start_s(cluster: Cluster) -> float:
     """
     if cluster.backend != "nccl":
         return 0.0
-    took = [
-        (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0)
+    took = driver_starts(cluster)
+    return float(min(_MOST_START_S, math.ceil(max((s for _, s in took), default=UNKNOWN_S))))
+
+
+def driver_starts(cluster: Cluster) -> list[tuple[Rank, float]]:
+    """Ranks, with the seconds that each needed for driver and context, where it was measured."""
+    return [
+        (rank, (facts.get("start_s") or 0.0) + (facts.get("context_s") or 0.0))
         for check in _STARTS
-        for _, facts in cluster.facts(check, ALONE)
+        for rank, facts in cluster.facts(check, ALONE)
         if facts.get("start_s") is not None
     ]
-    return float(min(_MOST_START_S, math.ceil(max(took, default=UNKNOWN_S))))
+
+
+def group_times(cluster: Cluster, round_name: str) -> list[tuple[Rank, float]]:
+    """Members that finished their group in a round of check `collectives`, with the seconds that
+    each needed for it after its GPU had started.
+    """
+    found = []
+    for item in cluster.evidence("collectives", round_name):
+        outcome = item.outcome
+        from_s = [c.get("at_s") for c in outcome.breadcrumbs if c.get("step") == CONNECT]
+        if outcome.status is OutcomeStatus.OK and from_s and isinstance(from_s[0], (int, float)):
+            found.append((item.rank, outcome.duration_s - from_s[0]))
+    return found
+
+
+def _least_s(cluster: Cluster) -> float:
+    """Seconds without which no group can be said to hang; 0 where no first one was tried."""
+    first = cluster.evidence("collectives", FIRST) if cluster.backend == "nccl" else ()
+    if not first:
+        return 0.0
+    done = all(item.outcome.status is OutcomeStatus.OK for item in first)
+    return driver_start_s(cluster) + (_group_start_s(cluster) if done else FIRST_S)
+
+
+def _slowest_s(cluster: Cluster, round_name: str) -> float | None:
+    return max((took for _, took in group_times(cluster, round_name)), default=None)
+
+
+def _group_start_s(cluster: Cluster) -> float:
+    """Seconds that one group needs beyond what the user allows, by the last one that finished: what
+    the first one compiled may be cached now, or not.
+    """
+    took = _slowest_s(cluster, WORLD)
+    took = _slowest_s(cluster, FIRST) if took is None else took
+    if took is None:
+        return FIRST_S
+    return 0.0 if took <= _INCLUDED_S else float(min(_MOST_GROUP_S, math.ceil(took)))
+
+
+def _another_s(cluster: Cluster) -> float:
+    """Seconds for one more communicator of a process: twice what a whole group of all took."""
+    took = _slowest_s(cluster, WORLD)
+    return _COMMUNICATOR_S if took is None else float(math.ceil(2 * took))
