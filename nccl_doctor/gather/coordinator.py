@@ -130,7 +130,7 @@ class Coordinator:
             for group in groups:
                 self._note_untested(group, group, check, round_, "no time was left")
             return
-        wait_s = deadline_s + SETTLE_S
+        wait_s, wanted_s = deadline_s + SETTLE_S, round_.deadline_s
         round_ = Round(round_.name, groups, deadline_s, round_.params)
         order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S)
         started = time.monotonic()
@@ -143,20 +143,28 @@ class Coordinator:
         if run.seat in met:
             own = hold(run, box, check, round_, lambda: met[run.seat] in self._ended_early(groups))
         others = {f"evidence/{self._number}/{seat}": seat for seat in members if seat != run.seat}
-        run.progress.say(f"{check.name}: {round_.name}, waiting for {len(others)} others")
+        run.progress.say(
+            f"{check.name}: {round_.name}, waiting for {len(others)} others, at most "
+            f"{deadline_s:.0f} s"
+        )
         patience = max(0.0, started + wait_s - time.monotonic())
         there = self._awaited(others, patience, groups)
         if own is not None:
+            own = self._in_its_time(own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
         for key, seat in others.items():
             if key in there:
-                outcome = self._answer(key, seat)
+                outcome = self._in_its_time(self._answer(key, seat), wanted_s, deadline_s)
             else:
                 self._silent.add(seat)
                 words = f"no answer within {wait_s:.0f} s of the order"
                 outcome = self._death_of(seat) or Outcome(OutcomeStatus.SILENT, reason=words)
             self._record(seat, check, round_, outcome, met[seat])
         self._number += 1
+
+    def _in_its_time(self, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
+        """The outcome; with NCCL, whose start takes long, a hang says if its time was cut."""
+        return hung_within(outcome, wanted_s, given_s) if self._run.backend == "nccl" else outcome
 
     def _answer(self, key: str, seat: int) -> Outcome:
         """Outcome of a participant; untested where its answer cannot be taken."""
@@ -314,6 +322,14 @@ def longest_round(left_s: float) -> float:
     """
     most = left_s - SETTLE_S
     return max(most - LOOK_S, min(most, LOOK_S))
+
+
+def hung_within(outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
+    """The outcome; one that hung in a round with less time than planned has that as the reason."""
+    if outcome.status is not OutcomeStatus.HUNG or given_s >= wanted_s:
+        return outcome
+    words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s"
+    return replace(outcome, reason=outcome.reason or words)
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -94,8 +94,11 @@ def hold(
         params=round_.params,
         peers=RoundPeers(box.host, box.port, name, group, run.seat, seal=box.seal),
     )
-    run.progress.say(f"{check.name}: {round_.name} ({len(group)} together)")
-    deadline = time.monotonic() + min(round_.deadline_s, run.left())
+    limit_s = min(round_.deadline_s, run.left())
+    run.progress.say(
+        f"{check.name}: {round_.name} ({len(group)} together), at most {limit_s:.0f} s"
+    )
+    deadline = time.monotonic() + limit_s
     job = probe.job_of(check, context, deadline)
     stopped = False
 

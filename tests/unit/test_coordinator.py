@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.gather.coordinator import longest_round, touches
+from nccl_doctor.gather.coordinator import hung_within, longest_round, touches
 from nccl_doctor.gather.examine import SETTLE_S
 from nccl_doctor.gather.second_look import CALLS_S
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Where
 from tests.support.clusters import make_cluster
 
@@ -43,3 +44,10 @@ def test_a_round_in_which_somebody_is_lost_leaves_time_to_look_again(left_s: flo
 
 def test_no_round_is_held_without_time() -> None:
     assert longest_round(SETTLE_S) <= 0
+
+
+def test_a_hang_says_if_the_run_had_less_time_for_it_than_planned() -> None:
+    hung, done = Outcome(OutcomeStatus.HUNG), Outcome(OutcomeStatus.OK)
+    assert hung_within(hung, 81.0, 38.2).reason == "the run had 38 s left for it, and not 81 s"
+    assert hung_within(hung, 81.0, 81.0) == hung
+    assert hung_within(done, 81.0, 38.2) == done
