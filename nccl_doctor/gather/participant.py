@@ -46,6 +46,7 @@ from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Wh
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import errands, forks, guardian
+from nccl_doctor.toolkit.gpu.awake import keep_awake
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
@@ -93,6 +94,8 @@ class Participant:
         Returns: the exit code, the same for every participant that the coordinator could reach.
         """
         run = self._run
+        uses_gpus = run.backend == "nccl" and run.launch.local_rank in (0, None)
+        awake = keep_awake() if uses_gpus else None
         result = self._depart()
         if not self._watchdog.stand_down():
             time.sleep(LAST_WORDS_S)  # the watchdog is writing, and ends the process
@@ -112,6 +115,8 @@ class Participant:
         if run.options.hands_over and run.door.server == "other" and self._box is not None:
             # The job would else meet our store in place of its own, and lose it.
             self._box.outlive(GOODBYE_S)
+        if awake is not None:
+            forks.stop_service(awake)  # reaped: after exec it would be a zombie of the job
         forks.kill_living()
         return code
 
