@@ -70,7 +70,7 @@ class Exchanges(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = GROUP_KINDS
-    reads = ("backend_device", "gpu_work")
+    reads = ("backend_device", "collectives", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = GROUP_NEEDS

@@ -77,5 +77,5 @@ def test_everybody_is_told_a_few_hosts_those_that_came_first() -> None:
 
 def test_only_checks_that_observe_alone_look_again() -> None:
     again = [check for check in registry.load().checks if check.looks_again]
-    assert [check.name for check in again] == ["uplink"]
+    assert [check.name for check in again] == ["uplink", "master_firewall"]
     assert not any(check.together for check in again)
