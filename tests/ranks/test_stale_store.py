@@ -60,7 +60,8 @@ def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
 ) -> None:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     other = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1", "NNODES": "2"}
-    ranks = Ranks(tmp_path, 2, OPTIONS, start=[], changes={1: other})
+    options = (*OPTIONS, "--join-timeout=10")  # by which a busy machine has read the roster
+    ranks = Ranks(tmp_path, 2, options, start=[], changes={1: other})
     door = store_server.serve(ranks.port)
     try:
         old = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
