@@ -21,7 +21,7 @@ CHECKS = {check.name: check for check in registry.load().checks}
 CHECK = CHECKS["collectives"]
 GOOD = {"steps": ["all_reduce"], "wrong": []}
 STARTED_S = 1.0
-"""Of driver and context, in these clusters."""
+"""Seconds that driver and context take in these clusters."""
 LIMIT_S = 20.0
 """--collective-timeout."""
 DEVICE_S = 0.5
@@ -36,7 +36,7 @@ ENTERED = crumbs("set device cuda:0", CONNECT, ENTRY, "all_reduce")
 
 
 def done(took_s: float) -> Outcome:
-    """Of a member whose group took so long after its GPU had started."""
+    """Outcome of a member whose group took so long after its GPU had started."""
     return Outcome(OutcomeStatus.OK, facts=GOOD, breadcrumbs=ENTERED, duration_s=DEVICE_S + took_s)
 
 

@@ -207,7 +207,7 @@ _MOST_GROUP_S = 120.0
 _INCLUDED_S = 5.0
 """A group that took no longer needs nothing more than what the user allows."""
 _COMMUNICATOR_S = 6.0
-"""Of one more communicator, if it was not measured (NVIDIA/nccl issue 534: 7 in 31 to 42 s)."""
+"""Seconds for one more communicator, if none was measured (nccl issue 534: 7 in 31 to 42 s)."""
 _RANKS_PER_S = 200
 """The bootstrap of NCCL goes from rank to rank: 5 ms for each."""
 
