@@ -63,6 +63,7 @@ class Coordinator:
         self._doubts = doubts
         self._told_dead: set[int] = set()
         self._over: set[tuple[int, int]] = set()
+        self._late: set[int] = set()
 
     def conduct(self) -> ParticipantResult:
         """Hold the whole run, from the sign-in to the verdict.
@@ -78,7 +79,8 @@ class Coordinator:
         for check in run.registry.checks:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
-        self._silent |= roll.latecomers()
+        self._late = roll.latecomers()
+        self._silent |= self._late
         self._look_again()
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
         nodes = sorted(node for node in absent if node is not None)
@@ -301,15 +303,14 @@ class Coordinator:
         """Tell everybody the exit code, and keep the store up until they have read it."""
         box = self._box
         box.put(f"order/{self._number}", Finish(code).to_json())
-        byes = [
-            f"bye/{seat}"
-            for seat in self._evidence.seats
-            if seat not in self._silent and seat != self._run.seat
-        ]
+        # Who was refused, or came too late, reads that in the roster.
+        everybody = {*self._evidence.seats, *self._evidence.refusals.seats}
+        away = (self._silent - self._late) | {self._run.seat}
+        byes = [f"bye/{seat}" for seat in everybody - away]
         if byes:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
-        seats = [f"seat/{seat}" for seat in self._evidence.seats]
+        seats = [f"seat/{seat}" for seat in everybody]
         names = ("coordinators", "doubts", "opening", "server", "seats", "layout", "roster")
         box.forget([*names, "departures", *orders, *seats, *byes])
 

@@ -12,7 +12,7 @@ import gc
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from nccl_doctor.gather import departures
@@ -26,23 +26,19 @@ from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.examine import (
     SETTLE_S,
     examine_alone,
-    hold,
-    now_and_then,
     prefix_of,
-    take_place,
 )
+from nccl_doctor.gather.follow import Follower, Lost, leave, misread
 from nccl_doctor.gather.make_report import make_report
-from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
 from nccl_doctor.gather.partial_reports import PartialReports
-from nccl_doctor.gather.refusals import kind_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import look_alone
 from nccl_doctor.gather.sign_in import introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.model import kinds
-from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
-from nccl_doctor.model.findings import Finding, Kind, Layer, Round, Severity, Where
+from nccl_doctor.model.cluster import AFTER_LOSS, Cluster
+from nccl_doctor.model.findings import Finding, Kind, Layer, Severity, Where
 from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import errands, forks, guardian
@@ -52,8 +48,6 @@ from nccl_doctor.toolkit.hosts import road_to_master
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 from nccl_doctor.toolkit.terminal import complain
 
-STRANGER_S = 0.1
-"""Time until a message of a stranger is read again: it may have been replaced."""
 MOST_MISSING = 5000
 """Ranks that did not sign in and that the watchdog's report may list: it has no time for more."""
 LAST_REPORT_S = 0.8
@@ -73,7 +67,6 @@ class Participant:
         self._scopes = {check.name: check.scope for check in run.registry.checks}
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._token = ""
-        self._hosts: Mapping[str, Sequence[str]] = {}
         self._is_second = False
         self._box: ControlStore | None = None
         self._views = PartialReports(
@@ -179,13 +172,18 @@ class Participant:
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._evidence.sign_in(run.seat, who, 0.0)
         if stranger is not None:
+            leave(run, box)
             return stranger
         master = str(run.launch.master_addr)
-        self._hosts = {master: [master]}
+        run.hosts = {master: [master]}
         if run.launch.rank == 0 and not self._is_second:
             doubts = Doubts(box, run.launch, first_seal(run))
             return Coordinator(run, box, self._evidence, self._views, doubts).conduct()
-        return self._follow(box)
+        try:
+            code = Follower(run, box, self._token, self._evidence, self._views).follow()
+        except Lost as lost:
+            return self._left_alone(lost)
+        return self._ended_by_another(code) if self._is_second else ParticipantResult(code)
 
     def _open(self, box: ControlStore) -> ParticipantResult | None:
         """Tell, as rank 0, the id of this run; learn it, as another with a key of a file: what was
@@ -215,7 +213,7 @@ class Participant:
                 Where(ranks=(0,)),
             )
         except BadMessage as error:  # rank 0 is to read who it was, and will refuse it
-            data, departure = error.value, self._misread(error)
+            data, departure = error.value, self._left_alone(misread(error))
         run_id = data.get("run") if isinstance(data, dict) else None
         box.seal = Seal(key.secret, str(run_id))
         return departure
@@ -229,100 +227,6 @@ class Participant:
         """True if this is the first process of a host that has yet to be given its place."""
         return self._run.launch.launcher == OWN and self._run.launch.local_rank == 0
 
-    # -- following the coordinator --------------------------------------------------------------
-
-    def _follow(self, box: ControlStore) -> ParticipantResult:
-        run = self._run
-        run.progress.say("signed in; waiting for the coordinator")
-        patience = run.options.join_timeout_s + 3 * SETTLE_S
-        for key in ("layout", "roster") if self._speaks_for_host() else ("roster",):
-            patience = min(patience, run.left())
-            try:
-                data = box.get(key, patience, run.progress.tick)
-                told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
-            except ValueError as error:
-                return self._misread(error)
-            except StoreTimeout:
-                return self._own_view(
-                    kinds.COORDINATOR_LOST,
-                    f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
-                    Where(ranks=(0,)),
-                )
-            if not told.admits(run.seat, self._token):
-                return self._own_view(
-                    kinds.COORDINATOR_LOST,
-                    "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
-                    "participant signed in too late",
-                    self._road(),
-                )
-            self._hosts = told.hosts
-            if isinstance(told, HostPlaces):
-                take_place(run, told.places[run.seat], box)
-            else:
-                run.nonce, run.backend = told.nonce, told.backend
-                self._views.run_id = run.nonce
-            patience = told.next_s
-        number = 0
-        while True:
-            try:
-                order = self._order(box, f"order/{number}", min(patience, run.left()))
-            except ValueError as error:
-                return self._misread(error)
-            except StoreTimeout:
-                return self._own_view(
-                    kinds.COORDINATOR_LOST,
-                    f"no answer from rank 0 for {patience:.0f} s",
-                    Where(ranks=(0,)),
-                )
-            if isinstance(order, Finish):
-                with contextlib.suppress(StoreLost):  # the store may go as soon as it has it
-                    box.put(f"bye/{run.seat}", True)
-                if self._is_second:
-                    return self._ended_by_another(order.code)
-                return ParticipantResult(order.code)
-            if any(run.seat in group for group in order.round.groups):
-                outcome = self._take_part_in(box, order.check, order.round, number)
-                box.put(f"evidence/{number}/{run.seat}", outcome.to_json())
-            patience = order.next_s
-            number += 1
-
-    def _order(self, box: ControlStore, key: str, patience: float) -> Order | Finish:
-        """Wait for an order. With a key, one of a stranger is none: that of rank 0 takes its place.
-
-        Raises:
-            StoreTimeout: it did not come.
-            ValueError: it cannot be read, or none came but that of a stranger.
-        """
-        until = time.monotonic() + patience
-        while True:
-            left = max(0.0, until - time.monotonic())
-            try:
-                return order_from_json(box.get(key, left, self._run.progress.tick))
-            except BadMessage:
-                if self._run.config.key is None or not left:
-                    raise
-            time.sleep(STRANGER_S)
-
-    def _misread(self, error: ValueError) -> ParticipantResult:
-        """Leave, as rank 0's messages cannot be read, or are not rank 0's."""
-        kind = kind_of(error)
-        store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or a stranger writes "
-        who = f"{store}there: " if kind is kinds.MESSAGE_REFUSED else "a message as of rank 0: "
-        return self._own_view(kind, f"{who}{error}")
-
-    def _take_part_in(self, box: ControlStore, name: str, round_: Round, number: int) -> Outcome:
-        check = next((check for check in self._run.registry.checks if check.name == name), None)
-        if check is None:
-            reason = f"no check {name} here: version, plug-ins or --select differ from rank 0"
-            return Outcome(OutcomeStatus.UNTESTED, reason=reason)
-        group = next(group for group in round_.groups if self._run.seat in group)
-        over = [f"over/{number}/{min(group)}"]
-        outcome = hold(
-            self._run, box, check, round_, now_and_then(lambda: bool(box.wait(over, 0.0)))
-        )
-        self._evidence.record(self._run.seat, check.name, round_.name, outcome)
-        return outcome
-
     # -- leaving alone --------------------------------------------------------------------------
 
     def _ended_by_another(self, code: int) -> ParticipantResult:
@@ -334,12 +238,15 @@ class Participant:
         report = make_report(self._run, self._evidence, complete=False, extra=[lost])
         return ParticipantResult(code or 3, report, aside=True)
 
+    def _left_alone(self, lost: Lost) -> ParticipantResult:
+        return self._own_view(lost.kind, lost.words, self._road() if lost.on_road else lost.where)
+
     def _own_view(
         self, kind: Kind | None, message: str, where: Where | None = None
     ) -> ParticipantResult:
         """Judge one's own facts: the coordinator was not reached, or was lost."""
         if kind is not None and self._run.launch.local_rank in (0, None):
-            for check, outcome in look_alone(self._run, self._hosts).items():
+            for check, outcome in look_alone(self._run, self._run.hosts).items():
                 self._evidence.record(self._run.seat, check, AFTER_LOSS, outcome)
         here = Where(hosts=(host_name(),)) if where is None else where
         road = self._broken_road()

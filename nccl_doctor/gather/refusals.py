@@ -68,6 +68,12 @@ class Refusals:
         """Number of refused sign-ins."""
         return len(self._signing_in)
 
+    @property
+    def seats(self) -> set[int]:
+        """Seats whose sign-in was refused."""
+        names = (key.partition("/") for key in self._signing_in)
+        return {int(number) for name, _, number in names if name == "seat"}
+
     def code_of(self, rank: int | None, node: int | None) -> str:
         """Code of the finding that may explain why this rank is missing; empty if there is none."""
         kinds = [each.kind for each in self._signing_in.values() if each.who.may_be(rank, node)]

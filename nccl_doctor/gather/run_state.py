@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nccl_doctor.gather.partial_reports import Redaction
@@ -60,7 +60,8 @@ class RunConfig:
 class Run:
     """State of one participant: its host gets a place, and all get a seat and the nonce.
 
-    `joined`: on the coordinator, the sign-in is over.
+    `hosts`: name → addresses of some hosts of the job, to be called after a loss. `joined`: on the
+    coordinator, the sign-in is over.
     """
 
     config: RunConfig
@@ -70,6 +71,7 @@ class Run:
     door: Door = field(default_factory=lambda: Door("other"))
     nonce: str = ""
     seat: int = 0
+    hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     joined: bool = False
 
     @property

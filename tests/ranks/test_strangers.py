@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from nccl_doctor.gather import store_server
@@ -253,6 +254,30 @@ def test_another_key_is_told_on_both_sides_and_waited_for_on_none(
     assert words in findings["key-differs"]["message"]
     assert findings["key-differs"]["where"]["ranks"] == [1]
     assert set(findings) == {"key-differs", "rank-absent"}
+    assert ended[1].code == 3
+    assert ended[1].seconds < JOIN_S
+    assert "does not have the key of this run" in " ".join(ended[1].stderr.split())
+
+
+def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
+    """Rank 0 clears the store when it leaves: not before the other has read that it is refused."""
+    ranks = job.of("secret", "")
+    ranks.start([0, 1])
+    store = ControlStore("127.0.0.1", ranks.port, timeout_s=WAIT_S, prefix=PREFIX)
+    while store.add("seats", 0) < 2 or not store.wait(["seat/0", "seat/1"], WAIT_S):
+        time.sleep(0.01)
+    slow = psutil.Process(ranks.processes[1].pid)
+    frozen = [slow, *slow.children(recursive=True)]
+    for each in frozen:
+        each.suspend()
+    until = time.monotonic() + WAIT_S
+    while not ranks.report_path.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    for each in frozen:
+        each.resume()
+    ended = ranks.wait(WAIT_S)
+    assert set(found(ranks, ended[0])) == {"key-differs", "rank-absent"}
     assert ended[1].code == 3
     assert ended[1].seconds < JOIN_S
     assert "does not have the key of this run" in " ".join(ended[1].stderr.split())

@@ -1,0 +1,149 @@
+"""Following the coordinator: learn who is in, take part in its rounds, until it ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
+from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.examine import SETTLE_S, hold, now_and_then, take_place
+from nccl_doctor.gather.orders import Finish, HostPlaces, Order, Roster, order_from_json
+from nccl_doctor.gather.partial_reports import PartialReports
+from nccl_doctor.gather.refusals import kind_of
+from nccl_doctor.gather.run_state import Run
+from nccl_doctor.model import kinds
+from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Kind, Round, Where
+from nccl_doctor.model.launch import OWN
+
+STRANGER_S = 0.1
+"""Time until a message of a stranger is read again: it may have been replaced."""
+
+
+class Lost(Exception):
+    """A participant cannot follow rank 0, or no longer: what it found, and where. Without a place
+    it is this host; `on_road`: the link between this host and the store.
+    """
+
+    def __init__(
+        self, kind: Kind, words: str, where: Where | None = None, *, on_road: bool = False
+    ) -> None:
+        super().__init__(words)
+        self.kind, self.words, self.where, self.on_road = kind, words, where, on_road
+
+
+class Follower:
+    """One participant that is not the coordinator, once it has signed in."""
+
+    def __init__(
+        self, run: Run, box: ControlStore, token: str, evidence: EvidenceLog, views: PartialReports
+    ) -> None:
+        self._run, self._box, self._token = run, box, token
+        self._evidence, self._views = evidence, views
+
+    def follow(self) -> int:
+        """Take part in the run, to its end; returns the exit code of all.
+
+        Raises:
+            Lost: rank 0 does not answer, does not want this one, or cannot be understood.
+            StoreLost: the store broke off.
+        """
+        patience = self._begin()
+        number = 0
+        while True:
+            order = self._order(number, patience)
+            if isinstance(order, Finish):
+                leave(self._run, self._box)
+                return order.code
+            if any(self._run.seat in group for group in order.round.groups):
+                outcome = self._take_part_in(order.check, order.round, number)
+                self._box.put(f"evidence/{number}/{self._run.seat}", outcome.to_json())
+            patience = order.next_s
+            number += 1
+
+    def _begin(self) -> float:
+        """Wait until the sign-in is over; returns how long to wait for the first order."""
+        run, box = self._run, self._box
+        run.progress.say("signed in; waiting for the coordinator")
+        patience = run.options.join_timeout_s + 3 * SETTLE_S
+        speaks_for_host = run.launch.launcher == OWN and run.launch.local_rank == 0
+        for key in ("layout", "roster") if speaks_for_host else ("roster",):
+            patience = min(patience, run.left())
+            try:
+                data = box.get(key, patience, run.progress.tick)
+                told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
+            except ValueError as error:
+                leave(run, box)
+                raise misread(error) from error
+            except StoreTimeout:
+                raise Lost(
+                    kinds.COORDINATOR_LOST,
+                    f"signed in, but rank 0 did not begin the examination within {patience:.0f} s",
+                    Where(ranks=(0,)),
+                ) from None
+            if not told.admits(run.seat, self._token):
+                leave(run, box)
+                raise Lost(
+                    kinds.COORDINATOR_LOST,
+                    "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or this "
+                    "participant signed in too late",
+                    on_road=True,
+                )
+            run.hosts = told.hosts
+            if isinstance(told, HostPlaces):
+                take_place(run, told.places[run.seat], box)
+            else:
+                run.nonce, run.backend = told.nonce, told.backend
+                self._views.run_id = run.nonce
+            patience = told.next_s
+        return patience
+
+    def _order(self, number: int, patience: float) -> Order | Finish:
+        """Wait for an order. With a key, one of a stranger is none: that of rank 0 takes its
+        place.
+        """
+        run = self._run
+        patience = min(patience, run.left())
+        until = time.monotonic() + patience
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                return order_from_json(self._box.get(f"order/{number}", left, run.progress.tick))
+            except ValueError as error:
+                if not (isinstance(error, BadMessage) and run.config.key and left):
+                    raise misread(error) from error
+            except StoreTimeout:
+                raise Lost(
+                    kinds.COORDINATOR_LOST,
+                    f"no answer from rank 0 for {patience:.0f} s",
+                    Where(ranks=(0,)),
+                ) from None
+            time.sleep(STRANGER_S)
+
+    def _take_part_in(self, name: str, round_: Round, number: int) -> Outcome:
+        run, box = self._run, self._box
+        check = next((check for check in run.registry.checks if check.name == name), None)
+        if check is None:
+            reason = f"no check {name} here: version, plug-ins or --select differ from rank 0"
+            return Outcome(OutcomeStatus.UNTESTED, reason=reason)
+        group = next(group for group in round_.groups if run.seat in group)
+        over = [f"over/{number}/{min(group)}"]
+        outcome = hold(run, box, check, round_, now_and_then(lambda: bool(box.wait(over, 0.0))))
+        self._evidence.record(run.seat, check.name, round_.name, outcome)
+        return outcome
+
+
+def leave(run: Run, box: ControlStore) -> None:
+    """Let rank 0 know that this participant has read what it needs: rank 0 clears the store."""
+    with contextlib.suppress(StoreLost):  # the store may go as soon as it has it
+        box.put(f"bye/{run.seat}", True)
+
+
+def misread(error: ValueError) -> Lost:
+    """Reason to leave, as rank 0's messages cannot be read, or are not rank 0's."""
+    kind = kind_of(error)
+    store = "the store at MASTER_ADDR:MASTER_PORT belongs to another run, or a stranger writes "
+    who = f"{store}there: " if kind is kinds.MESSAGE_REFUSED else "a message as of rank 0: "
+    return Lost(kind, f"{who}{error}")
