@@ -32,10 +32,9 @@ TOKEN_BYTES = 32
 SMALL_BYTES = 64
 LARGE_BYTES = 1 << 20
 ACK_BYTES = 1 << 14
-DIAL_S = 1.6
-DIAL_AGAIN_S = 1.3
-"""Both dials send their SYN at 0 and 1 s (the kernel's next one is due at 3 s): four packets, each
-answered within a round trip, and no longer wait than needed."""
+DIAL_S = 1.3
+"""Each of two dials sends its SYN at 0 and 1 s (the kernel's next one is due at 3 s): four packets,
+each answered within a round trip, and no longer wait than needed."""
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
 LARGE_S = 8.0
@@ -383,7 +382,7 @@ def call_all(
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):
             if made:
                 time.sleep(_PAUSE_S)
-            made.append(call(door, DIAL_AGAIN_S if made else DIAL_S, origin))
+            made.append(call(door, origin=origin))
         return made
 
     if not doors:
