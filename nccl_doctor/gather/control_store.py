@@ -37,6 +37,19 @@ OPERATION_S = 10.0
 off.
 """
 _POLL_S = 0.05
+FIRST_PAUSE_S = 0.002
+"""Pause between the first two looks for a message."""
+_PAUSES_S = (0.03, 0.1)
+"""Longest pause in a short wait, and in any: each look costs the store's host some work."""
+_PART_OF_WAIT = 0.03
+
+
+def next_pause(pause_s: float, waited_s: float) -> float:
+    """Pause between two looks for a message, after one of `pause_s`: short while an answer is to
+    come at once, then a part of what was waited already.
+    """
+    short, longest = _PAUSES_S
+    return min(pause_s * 1.3, max(short, waited_s * _PART_OF_WAIT), longest)
 
 
 class StoreLost(ConnectionError):
@@ -156,8 +169,9 @@ class ControlStore:
         """
         wanted = list(keys)
         names = [self.prefix + key for key in wanted]
-        until = time.monotonic() + timeout_s
-        pause = 0.002
+        began = time.monotonic()
+        until = began + timeout_s
+        pause = FIRST_PAUSE_S
         while not self._worker.call(lambda: self._store.check(names), OPERATION_S):
             if time.monotonic() >= until or leave():
                 present = self._worker.call(
@@ -165,8 +179,8 @@ class ControlStore:
                 )
                 return {key for key, there in zip(wanted, present, strict=True) if there}
             tick()
-            time.sleep(pause)
-            pause = min(pause * 1.3, 0.03)
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = next_pause(pause, time.monotonic() - began)
         return set(wanted)
 
     def add(self, key: str, amount: int) -> int:

@@ -9,7 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from nccl_doctor import __version__
-from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
+from nccl_doctor.gather.control_store import (
+    FIRST_PAUSE_S,
+    OPERATION_S,
+    ControlStore,
+    StoreTimeout,
+    next_pause,
+)
 from nccl_doctor.gather.deaths import Deaths
 from nccl_doctor.gather.doubts import Doubts
 from nccl_doctor.gather.envelope import BadMessage
@@ -33,7 +39,6 @@ DISAGREE_S = 3.0
 longer waiting can only show more contradictions."""
 SPARE_SEATS = 64
 """Participants more than twice the ranks: latecomers and doubles, and each is a fact."""
-_PAUSES_S = (0.002, 0.05)
 
 
 class Join:
@@ -160,16 +165,16 @@ class Join:
         return sorted(claims, key=lambda claim: (claim.seat != self._run.seat, claim.seat))
 
     def _wait(self, until: float, complete: Callable[[], bool], missing: Callable[[], str]) -> None:
-        pause, longest = _PAUSES_S
+        began, pause = time.monotonic(), FIRST_PAUSE_S
         while True:
             self._admit()
             self._deaths.look()
             self._doubts.answer()
-            if complete() or time.monotonic() > until:
+            if complete() or time.monotonic() >= until:
                 return
             self._run.progress.say(f"waiting for {missing()} to sign in")
-            time.sleep(pause)
-            pause = min(pause * 1.3, longest)
+            time.sleep(min(pause, max(0.0, until - time.monotonic())))
+            pause = next_pause(pause, time.monotonic() - began)
 
     def _admit(self) -> None:
         """Take the sign-ins that have come since the last look."""
