@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.lab.processes import PATH, LabError, Process, call, parent
+from tests.lab.processes import PATH, LabError, Process, call, first_child
 
 if TYPE_CHECKING:
     from tests.lab.lab import Lab
@@ -78,7 +78,14 @@ print("ready", flush=True)
 sys.stdin.read()
 """
 
-SWITCH = "echo ready; exec cat > /dev/null"
+# The namespaces of hosts come from this one: their tables of connections are small, as each look at
+# the connections of a host goes through all of its table (Linux 6.1).
+SWITCH = """
+sizes=/proc/sys/net/ipv4/tcp_child_ehash_entries
+if [ -w $sizes ]; then echo 256 > $sizes; fi
+echo ready
+exec cat > /dev/null
+"""
 
 
 def trouble(path: str = PATH) -> str | None:
@@ -176,6 +183,14 @@ class Host:
 
     def pids(self) -> list[int]:
         """Process ids, on the machine, of all that runs here but PID 1."""
+        init = Path(f"/proc/{self.init}")
+        try:
+            is_up = os.readlink(init / "ns/pid") == self.pid_namespace
+            inside = [entry for entry in os.listdir(init / "root/proc") if entry.isdigit()]
+        except OSError:
+            is_up = False
+        if not is_up or inside == ["1"]:  # the kernel ends all others before PID 1 is gone
+            return []
         found = []
         for entry in os.listdir("/proc"):
             if entry.isdigit() and int(entry) != self.init:
@@ -202,7 +217,7 @@ class Host:
 
 
 def new_host(lab: Lab, index: int, name: str, switch: int, clock_s: int = 0) -> Host:
-    """Start a host, in the user namespace of the process `switch`; it has no eth0 yet."""
+    """Start a host, below the namespaces of the process `switch`; it has no eth0 yet."""
     etc = lab.folder / f"etc-{name}"
     etc.mkdir()
     for file, text in {
@@ -213,10 +228,11 @@ def new_host(lab: Lab, index: int, name: str, switch: int, clock_s: int = 0) -> 
         "boot-id": f"{uuid.uuid4()}\n",
     }.items():
         (etc / file).write_text(text)
-    user = ["nsenter", "--target", str(switch), "--user", "--preserve-credentials"]
+    user = ["--user", "--preserve-credentials"] if os.geteuid() else []
+    above = ["nsenter", "--target", str(switch), *user, "--net"]
     time = ["--time", "--monotonic", str(clock_s), "--boottime", str(clock_s)] if clock_s else []
     holder = hold(
-        [*(user if os.geteuid() else []), "unshare", *_NAMESPACES, *time, *_FORK],
+        [*above, "unshare", *_NAMESPACES, *time, *_FORK],
         {
             "LAB_NAME": name,
             "LAB_ETC": str(etc),
@@ -225,11 +241,8 @@ def new_host(lab: Lab, index: int, name: str, switch: int, clock_s: int = 0) -> 
         },
         _INIT,
     )
-    init = next(
-        int(entry)
-        for entry in os.listdir("/proc")
-        if entry.isdigit() and parent(int(entry)) == holder.pid
-    )
+    init = first_child(holder.pid)
+    assert init is not None
     space = os.readlink(f"/proc/{init}/ns/pid")
     return Host(lab, name, index, etc, holder, init, space, clock_s)
 

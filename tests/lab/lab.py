@@ -339,21 +339,30 @@ class Lab:
     def leftovers(self, folder: Path, grace_s: float = 2.0) -> list[str]:
         """What a finished run left behind: processes, sockets, shared memory, temporary files.
 
-        What belongs to the processes that the test itself still runs (`foreign`) does not count.
+        What belongs to processes that the test itself still runs does not count.
         """
         end = time.monotonic() + grace_s
+        # What processes hold goes with them: until then nothing else is looked at.
+        while self._processes() and time.monotonic() < end:
+            time.sleep(0.05)
         while (found := self._leftovers(folder)) and time.monotonic() < end:
             time.sleep(0.05)
         return found
 
+    def _processes(self) -> list[str]:
+        foreign = {process.pid for process in self.processes if process.poll() is None}
+        return [
+            f"process {describe(pid)} on {host.name}"
+            for host in self.hosts
+            for pid in host.pids()
+            if pid not in foreign
+        ]
+
     def _leftovers(self, folder: Path) -> list[str]:
-        found = []
-        foreign = {p.pid: p for p in self.processes if p.poll() is None}
+        found = self._processes()
+        busy = {process.host.name for process in self.processes if process.poll() is None}
         for host in self.hosts:
-            for pid in host.pids():
-                if pid not in foreign:
-                    found.append(f"process {describe(pid)} on {host.name}")
-            if not any(process.host is host for process in foreign.values()):
+            if host.name not in busy:
                 found += [f"socket {text} on {host.name}" for text in host.listeners()]
             found += [f"shared memory {name} on {host.name}" for name in host.shared_memory()]
         # The agent of torchrun keeps a folder for the error files of its workers.

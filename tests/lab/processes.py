@@ -51,13 +51,14 @@ def call(argv: Sequence[str], stdin: str = "", timeout_s: float = 10.0) -> str:
     return done.stdout
 
 
-def parent(pid: int) -> int | None:
-    """Process id of the parent, None where the process is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    return int(stat.rpartition(")")[2].split()[1])
+def first_child(pid: int) -> int | None:
+    """Process id of the first child of a process, if it has one.
+
+    Raises:
+        OSError: the process is gone.
+    """
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
 
 
 def _field(process: Path, name: str) -> str:
@@ -152,10 +153,9 @@ class Process:
     @property
     def inner_pid(self) -> str:
         """Process id of the command in its host's table; empty where it is over."""
-        outer = self._outer.pid
         try:
-            children = Path(f"/proc/{outer}/task/{outer}/children").read_text().split()
-            return _field(Path("/proc", children[0]), "NSpid").split()[-1] if children else ""
+            pid = first_child(self._outer.pid)
+            return _field(Path("/proc", str(pid)), "NSpid").split()[-1] if pid else ""
         except OSError:
             return ""
 
@@ -180,9 +180,9 @@ class Process:
         """
         end = time.monotonic() + 2
         while self._outer.poll() is None and time.monotonic() < end:
-            children = [pid for pid in self.host.pids() if parent(pid) == self._outer.pid]
-            if children:
-                return children[0]
+            with suppress(OSError):
+                if pid := first_child(self._outer.pid):
+                    return pid
             time.sleep(0.002)
         raise LabError(f"{self.argv} does not run")
 
@@ -257,6 +257,10 @@ def wait_for_one(running: Sequence[Process], timeout_s: float) -> None:
         ends.poll(timeout_s * 1000)
 
 
+_LOOK_S = 0.004
+_NEW_S = 2.0
+
+
 class Strike:
     """A signal on its way to a probe child. `pid`, as the host sees it, is set once it was sent.
 
@@ -284,10 +288,18 @@ class Strike:
         with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         tables = {host: Path(f"/proc/{host.init}/root/proc") for host in self.hosts}
-        while self.pid is None and not self.over.wait(0.001):
+        # A child takes its name as it starts: one that has been here for long is somebody else.
+        first_seen: dict[Path, float] = {}
+        while self.pid is None and not self.over.wait(_LOOK_S):
+            now = time.monotonic()
             for host, table in tables.items():
                 for entry in os.listdir(table):
-                    if entry.isdigit() and entry != "1" and self._hit(host, table / entry):
+                    if not entry.isdigit() or entry == "1":
+                        continue
+                    process = table / entry
+                    if now - first_seen.setdefault(process, now) > _NEW_S:
+                        continue
+                    if self._hit(host, process):
                         self.pid = int(entry)
                         return
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab.hosts import Host
 from tests.lab.lab import Lab
 
 _FORKED = b"tests.support.forkserver"
@@ -46,28 +45,39 @@ class Census:
     """The process tables of all hosts of a lab."""
 
     def __init__(self, lab: Lab) -> None:
-        self._tables = {host: Path(f"/proc/{host.init}/root/proc") for host in lab.hosts}
+        self._tables = {host.name: Path(f"/proc/{host.init}/root/proc") for host in lab.hosts}
         self._lines: dict[tuple[str, int, int, str], bytes] = {}
-        self.newest: dict[str, int] = dict.fromkeys(lab.names, 0)
-        """Host → the highest process id seen there; threads have numbers too."""
+        self._newest = dict.fromkeys(lab.names, 0)
+
+    def newest(self, host: str) -> int:
+        """The highest process id seen on a host, 0 before there was one; threads have numbers too:
+        they are not looked at, but counted with the next process.
+        """
+        self._newest[host] = max(self._newest[host], *self._pids(host), 0)
+        return self._newest[host]
 
     def take(self) -> dict[str, list[Seen]]:
         """Host → its processes that belong to a run, by their id."""
-        return {host.name: self._take(host, table) for host, table in self._tables.items()}
+        return {host: self.of(host) for host in self._tables}
 
-    def _take(self, host: Host, table: Path) -> list[Seen]:
+    def of(self, host: str) -> list[Seen]:
+        """Processes of one host that belong to a run, by their id."""
         found = []
-        with suppress(OSError):  # the host is being taken down
-            for entry in os.listdir(table):
-                if entry.isdigit() and entry != "1":
-                    with suppress(OSError, IndexError):
-                        found.append(self._look(host.name, table / entry))
-        if found:
-            self.newest[host.name] = max(self.newest[host.name], *(seen.pid for seen in found))
+        for pid in self._pids(host):
+            with suppress(OSError, IndexError):
+                found.append(self._look(host, self._tables[host] / str(pid)))
         own = {seen.pid for seen in found if self._ours(seen)}
         while more := {s.pid for s in found if s.parent in own} - own:
             own |= more
         return sorted((seen for seen in found if seen.pid in own), key=lambda seen: seen.pid)
+
+    def _pids(self, host: str) -> list[int]:
+        """Process ids on a host, but for its first process."""
+        try:
+            entries = os.listdir(self._tables[host])
+        except OSError:  # the host is being taken down
+            return []
+        return [int(entry) for entry in entries if entry.isdigit() and entry != "1"]
 
     def _look(self, host: str, process: Path) -> Seen:
         stat = (process / "stat").read_text(errors="replace")
@@ -86,7 +96,7 @@ class Census:
 
     def send(self, seen: Seen, number: int) -> bool:
         """Send a signal. Returns: there was still this process, alive."""
-        table = next(table for host, table in self._tables.items() if host.name == seen.host)
+        table = self._tables[seen.host]
         with suppress(OSError, IndexError):
             handle = os.open(table / str(seen.pid), os.O_RDONLY | os.O_DIRECTORY)
             try:

@@ -81,19 +81,21 @@ class Warden:
         self._thread.join(10)
 
     def _watch(self) -> None:
-        before = time.monotonic()
+        before = calm = time.monotonic()
         while not self._over.wait(pause := self._pause):
             now = time.monotonic()
             self.seen.lag_s = max(self.seen.lag_s, now - before - pause)
             before = now
-            tables = self._census.take()
-            self._note_births(tables[self._plan.victim])
-            if not self.seen.struck and not self.seen.what and self._is_time(tables):
-                self._strike(tables[self._plan.victim])
+            self._note_births()
+            if not self.seen.struck and not self.seen.what and self._is_due():
+                self._strike(self._census.take())
             self._go_on()
             self._scene.relieve()
-            self._end_the_late(tables)
-            self._end_the_stuck(tables)
+            if now >= calm:  # whole tables cost a hundred times what a number costs
+                calm = now + _CALM_S
+                tables = self._census.take()
+                self._end_the_late(tables)
+                self._end_the_stuck(tables)
 
     @property
     def _pause(self) -> float:
@@ -109,25 +111,26 @@ class Warden:
 
     # -- the strike -------------------------------------------------------------------------------
 
-    def _note_births(self, table: list[Seen]) -> None:
-        newest = self._census.newest[self._plan.victim]
-        if self._base is None and any(s.alive for s in guardians(self._plan.launcher, table)):
-            self._base = newest
-        if self._base is not None:
+    def _note_births(self) -> None:
+        victim, launcher = self._plan.victim, self._plan.launcher
+        newest = self._census.newest(victim)
+        if self._base is None:
+            if newest and any(s.alive for s in guardians(launcher, self._census.of(victim))):
+                self._base = newest
+        else:
             self.seen.births = newest - self._base
 
-    def _is_time(self, tables: dict[str, list[Seen]]) -> bool:
+    def _is_due(self) -> bool:
         if self._plan.strike == "none" or self._base is None:
             return False
         if self._due is None and self.seen.births >= self._births:
             self._due = time.monotonic() + self._plan.delay_s
-        alive = any(
-            s.alive for table in tables.values() for s in guardians(self._plan.launcher, table)
-        )
-        return self._due is not None and time.monotonic() >= self._due and alive
+        return self._due is not None and time.monotonic() >= self._due
 
-    def _strike(self, table: list[Seen]) -> None:
-        plan, seen = self._plan, self.seen
+    def _strike(self, tables: dict[str, list[Seen]]) -> None:
+        plan, seen, table = self._plan, self.seen, tables[self._plan.victim]
+        if not any(s.alive for each in tables.values() for s in guardians(plan.launcher, each)):
+            return
         seen.reported = (self._scene.out / "report.json").exists()
         if plan.strike in SIGNALS:
             candidates = of_role(plan.launcher, plan.role, table)
