@@ -24,6 +24,8 @@ settings.register_profile("deep", settings(), max_examples=400, deadline=None)
 settings.load_profile(os.environ.get("EXAMPLES", "quick"))
 
 _HEAVY = ("lab", "ranks")
+_TOGETHER = ("unit", "browser")
+"""Folders of modules whose tests go to one worker each."""
 _SHARE = 0.9
 """Heavy tests are spread over so much of the others, so that no worker begins its last one late."""
 _ALONE = () if may_go_first() else ("test_cli_quick", "test_lab_links", "test_group_speed")
@@ -41,8 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Spread the tests that start ranks and hosts, which wait more than they work, over the rest.
 
     Side by side they would starve each other; between modules, so that fixtures are kept. The unit
-    tests of a module go to one worker, those that import torch too: each import costs seconds. What
-    has to be alone comes last.
+    tests of a module go to one worker, and those of one browser; those that import torch, too: each
+    import costs seconds. What has to be alone comes last.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -60,7 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items += heavy[given:due] + module
         given = due
         for item in module:
-            if item.path.parent.name == "unit" and not item.get_closest_marker("xdist_group"):
+            if item.path.parent.name in _TOGETHER and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items += heavy[given:] + alone
 
