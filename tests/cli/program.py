@@ -32,10 +32,12 @@ def program(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 60.0,
+    code: str = "",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    if not (more or read_early(env or {})):
-        return _forked(arguments, {**CLEAN, **(env or {})}, cwd or Path.cwd(), timeout_s)
+    """`code`: Python to run in place of the program, where all is imported."""
+    if code or not (more or read_early(env or {})):
+        return _forked(arguments, {**CLEAN, **(env or {})}, cwd or Path.cwd(), timeout_s, code)
     return subprocess.run(
         [sys.executable, "-m", "nccl_doctor", *arguments],
         cwd=cwd,
@@ -49,11 +51,11 @@ def program(
 
 
 def _forked(
-    arguments: Sequence[str], env: Mapping[str, str], folder: Path, timeout_s: float
+    arguments: Sequence[str], env: Mapping[str, str], folder: Path, timeout_s: float, inside: str
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as outputs:
         out, err = Path(outputs, "out"), Path(outputs, "err")
-        process = Forked(arguments, env, folder=folder, out=out, err=err)
+        process = Forked(arguments, env, folder=folder, out=out, err=err, code=inside)
         try:
             code = process.wait(timeout_s)
         finally:

@@ -7,9 +7,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,8 @@ from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
-from tests.cli.program import CLEAN, error_of, program
+from tests.cli.program import error_of, program
+from tests.support import many_calls
 from tests.support.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 
 OTHERS = ("merge", "diff", "bundle", "issue")
@@ -132,51 +130,26 @@ def test_a_file_that_cannot_be_read_is_refused_by_all(there, capfd):
     assert set(files_in(there)) == {"GOOD"}
 
 
-EACH = """
-import json, os, sys, tempfile
-from nccl_doctor.__main__ import main
-
-ended = []
-for arguments in json.loads(sys.argv[1]):
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        if (child := os.fork()) == 0:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            sys.argv = ["nccl-doctor", "report", *arguments]
-            main()
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        ended.append([code, *(file.seek(0) or file.read() for file in (out, err))])
-print(json.dumps(ended))
-"""
-"""Calls the program with each list of arguments, in a child: one start of Python for all."""
-
-
 def test_what_may_not_be_read_or_written(there):
     """Root may, unless that right is taken away."""
     (there / "BAD").touch(0o000)
     there.chmod(0o555)
-    right = "-dac_override,-dac_read_search"
-    plain = ["setpriv", "--bounding-set", right] if os.geteuid() == 0 else []
-    if plain and not shutil.which("setpriv"):
-        pytest.skip("root may read and write everything")
     told = {tuple(ways[0]): "cannot read BAD: Permission denied" for ways in READS.values()}
     told |= {
         (*arguments, f"--{form}", "out"): f"--{form} out: the folder . is not writable"
         for arguments in GIVES.values()
         for form in formats()
     }
-    done = subprocess.run(
-        [*plain, sys.executable, "-c", EACH, json.dumps(list(told))],
-        env=CLEAN,
-        capture_output=True,
-        text=True,
-        timeout=MOST_S,
-        check=False,
+    code = many_calls.code(
+        "from nccl_doctor.__main__ import main\n"
+        "from tests.support.limited import keep_rights\n"
+        "keep_rights()",
+        "main()",
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    for arguments, (code, stdout, stderr) in zip(told, json.loads(done.stdout), strict=True):
-        ended = subprocess.CompletedProcess(arguments, code, stdout, stderr)
-        assert error_of(ended) == told[arguments]
+    calls = [["report", *arguments] for arguments in told]
+    done = program(json.dumps(calls), code=code, timeout_s=MOST_S)
+    for ended, said in zip(many_calls.ended(calls, done), told.values(), strict=True):
+        assert error_of(ended) == said
     there.chmod(0o755)
     assert set(files_in(there)) == {"BAD", "GOOD"}
 
