@@ -9,16 +9,21 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from nccl_doctor import __version__
 from tests.cli.program import error_of, program
+from tests.support import many_calls
 from tests.support.zipapp import ROOT, build, built, make_venv, make_zipapp, run
 
 pytestmark = pytest.mark.xdist_group("zipapp")  # built once
+Done = CompletedProcess[str]
 PLUG_IN = ROOT / "docs" / "examples" / "nccl-doctor-hello" / "nccl_doctor_hello"
 
 
@@ -174,34 +179,76 @@ def test_a_wrong_option_is_one_line(python: Path, pyz: Path) -> None:
     assert "--wordl-size" in error_of(run(python, pyz, "run", "--wordl-size", "2"))
 
 
-@pytest.mark.parametrize("words", [("explain", "peer-blocked"), ("schema",), ("checks",)])
-def test_it_says_what_the_module_says(words: tuple[str, ...], python: Path, pyz: Path) -> None:
-    done = run(python, pyz, *words, env={"COLUMNS": "100"})
+SAME = ("explain peer-blocked", "schema", "checks")
+ISSUE = "report issue pytorch report.json"
+JUDGE = "report judge --json - --html page.html report.json"
+IMPORTS = """
+import runpy
+
+sys.path.insert(0, {pyz!r})
+import zipapp_psutil
+
+zipapp_psutil.carry()
+import nccl_doctor.judge.conclusion, nccl_doctor.report.formats.html, nccl_doctor.report.issue
+from nccl_doctor import cli, registry
+
+registry.load()
+del sys.path[0]
+"""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the file says: `env`, started as a user starts it, and the report that this wrote; and
+    calls from one start of Python, in whose children it finds its modules imported.
+    """
+
+    env: Done
+    report: dict[str, Any]
+    calls: dict[str, Done]
+    page: str
+
+
+@pytest.fixture(scope="module")
+def answers(python: Path, pyz: Path, folder: Path) -> Answers:
+    here, temporary = folder / "answers", folder / "temporary"
+    here.mkdir()
+    temporary.mkdir()
+    told = {"NCCL_DEBGU": "INFO", "TMPDIR": str(temporary)}
+    env = run(python, pyz, "env", "--json", "report.json", env=told, cwd=here)
+    assert list(temporary.iterdir()) == []
+    words = [call.split() for call in (*SAME, ISSUE, JUDGE)]
+    code = many_calls.code(
+        IMPORTS.format(pyz=str(pyz)), f"runpy.run_path({str(pyz)!r}, run_name='__main__')"
+    )
+    done = run(python, "-c", code, json.dumps(words), cwd=here, env={"COLUMNS": "100"})
+    calls = {" ".join(ended.args): ended for ended in many_calls.ended(words, done)}
+    report, page = ((here / name).read_text() for name in ("report.json", "page.html"))
+    return Answers(env, json.loads(report), calls, page)
+
+
+@pytest.mark.parametrize("call", SAME)
+def test_it_says_what_the_module_says(call: str, answers: Answers) -> None:
+    done = answers.calls[call]
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == program(*words, env={"COLUMNS": "100"}).stdout
+    assert done.stdout == program(*call.split(), env={"COLUMNS": "100"}).stdout
 
 
-def test_what_lies_beside_the_code_is_read(python: Path, pyz: Path, tmp_path: Path) -> None:
+def test_what_lies_beside_the_code_is_read(answers: Answers) -> None:
     """Tables, style sheet, issue form; and facts by the psutil that it carries: `env` fails on no
     check, and leaves nothing.
     """
-    report, temporary = tmp_path / "report.json", tmp_path / "temporary"
-    temporary.mkdir()
-    told = {"NCCL_DEBGU": "INFO", "TMPDIR": str(temporary)}
-    done = run(python, pyz, "env", "--json", report, env=told)
-    assert list(temporary.iterdir()) == []
-    read = json.loads(report.read_text())
+    read = answers.report
     found = {finding["code"] for finding in read["findings"]}
-    assert {"torch-missing", "env-unknown-variable"} <= found, done
+    assert {"torch-missing", "env-unknown-variable"} <= found, answers.env
     assert not found & {"check-broke", "check-unusable"}
     status = {check["name"]: check["status"] for check in read["checks"]}
     assert status["interfaces"] == "pass"
-    assert "### " in run(python, pyz, "report", "issue", "pytorch", report).stdout
-    page = tmp_path / "page.html"
-    judged = run(python, pyz, "report", "judge", "--json", "-", "--html", page, report)
-    assert "<style>" in page.read_text()
+    assert "### " in answers.calls[ISSUE].stdout
+    assert "<style>" in answers.page
+    judged = answers.calls[JUDGE]
     again = json.loads(judged.stdout)
-    assert judged.returncode == done.returncode == again["exit_code"]
+    assert judged.returncode == answers.env.returncode == again["exit_code"]
     assert [f["code"] for f in again["findings"]] == [f["code"] for f in read["findings"]]
 
 
