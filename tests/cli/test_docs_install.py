@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from nccl_doctor import __version__
+from nccl_doctor import __version__, registry
 from nccl_doctor.cli import cli
+from tests.support import many_calls
 from tests.support.zipapp import BARE, ROOT, make_venv, run
 from tests.unit.test_readme import doctor, options
 
@@ -24,6 +27,7 @@ LINES = [
 ]
 PIP = [re.sub(r".*python3? -m pip ", "", line) for line in LINES if " -m pip " in line]
 OFFLINE = "--no-index --no-build-isolation"
+COMMANDS = sorted({line.split(maxsplit=1)[0] for line in PIP})
 WHO = "from importlib.metadata import version as v; print(v('torch'), v('click'))"
 
 
@@ -62,31 +66,84 @@ def test_a_dry_run_names_the_doctor_alone(place: Place) -> None:
     assert line == f"Would install nccl-doctor-{__version__}"
 
 
-def test_from_a_folder_of_wheels_and_away_again(place: Place) -> None:
-    before = place.has()
-    for line, more in (
-        ("python -m pip wheel --no-deps --wheel-dir wheels .", OFFLINE),
-        ("python -m pip install --no-index --find-links wheels nccl-doctor", "--no-compile"),
-    ):
-        done = place.type_in(line, more)
-        assert done.returncode == 0, done
-    (wheel,) = (place.tree / "wheels").iterdir()
+@pytest.fixture(scope="module")
+def wheel(place: Place) -> Path:
+    line = "python -m pip wheel --no-deps --wheel-dir wheels ."
+    done = place.type_in(line, OFFLINE)
+    assert done.returncode == 0, done
+    (file,) = (place.tree / "wheels").iterdir()
+    return file
+
+
+def test_the_wheel_holds_every_check_and_all_data(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    engine = ROOT / "nccl_doctor"
+    for path in (
+        *engine.rglob("*.py"),
+        *engine.rglob("*.json"),
+        *engine.rglob("*.toml"),
+        *engine.rglob("*.md"),
+        *(engine / "report").rglob("*.[cj]s*"),
+        engine / "py.typed",
+    ):
+        assert str(path.relative_to(ROOT)) in names
+    held = {name for name in names if name.startswith("nccl_doctor/checks/")}
+    here = [path for end in ("*.py", "*.toml") for path in (ROOT / "checks").rglob(end)]
+    assert held == {f"nccl_doctor/{path.relative_to(ROOT)}" for path in here}
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"nccl_doctor"}
+
+
+def test_from_a_folder_of_wheels_and_away_again(place: Place, wheel: Path) -> None:
+    before = place.has()
+    line = f"python -m pip install --no-index --find-links {wheel.parent.name} nccl-doctor"
+    done = place.type_in(line, "--no-compile")
+    assert done.returncode == 0, done
     shutil.rmtree(place.tree / "nccl_doctor")  # -m looks into the working directory first
     said = place.type_in("python -m nccl_doctor --version")
     assert said.stdout == f"nccl-doctor {__version__}\n", said
     env = place.type_in("python -m nccl_doctor env", "--select torch_import")
     assert str(place.python) in env.stdout
+    runs_from_anywhere(place.python)
     assert place.type_in("python -m pip uninstall --yes nccl-doctor").returncode == 0
     assert place.type_in("python -m nccl_doctor --version").returncode == 1
     assert place.has() == before != ""
 
 
-@pytest.mark.parametrize("command", sorted({line.split(maxsplit=1)[0] for line in PIP}))
-def test_pip_has_these_options(command: str) -> None:
-    told = set(re.findall(r"--[a-z-]+", run(sys.executable, "-m", "pip", command, "--help").stdout))
+def runs_from_anywhere(python: Path) -> None:
+    there = "import nccl_doctor.checks; print(nccl_doctor.checks.__file__)"
+    path = Path(run(python, "-c", there, cwd=Path("/")).stdout.strip())
+    assert path.is_relative_to(python.parents[1])
+    assert path.parts[-3:] == ("nccl_doctor", "checks", "__init__.py")
+    table = run(python, "-m", "nccl_doctor", "checks", cwd=Path("/"), env={"COLUMNS": "200"}).stdout
+    found = registry.load()
+    for check in found.checks:
+        if found.origins[check.name] == "nccl-doctor":
+            assert re.search(rf"^{check.name} ", table, re.M), check.name
+            for kind in check.kinds:
+                assert kind.code in table
+
+
+@pytest.fixture(scope="module")
+def pip_options() -> dict[str, set[str]]:
+    """Command of pip → its options, by --help; pip itself is imported once for all of them."""
+    calls = [[command, "--help"] for command in COMMANDS]
+    imports = "import runpy\nimport pip._internal.commands.install"
+    code = many_calls.code(imports, "runpy.run_module('pip', run_name='__main__')")
+    done = run(sys.executable, "-c", code, json.dumps(calls))
+    return {
+        command: set(re.findall(r"--[a-z-]+", ended.stdout))
+        for command, ended in zip(COMMANDS, many_calls.ended(calls, done), strict=True)
+    }
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_pip_has_these_options(command: str, pip_options: dict[str, set[str]]) -> None:
     lines = [line for line in PIP if line.startswith(command)]
-    assert {option for line in lines for option in re.findall(r"--[a-z-]+", line)} <= told
+    given = {option for line in lines for option in re.findall(r"--[a-z-]+", line)}
+    assert given <= pip_options[command]
+    assert "--help" in pip_options[command]
 
 
 def test_the_doctor_has_these_commands() -> None:

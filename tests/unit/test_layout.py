@@ -1,14 +1,10 @@
-"""Who may import whom, what every check shows to people, and what the wheel holds."""
+"""Who may import whom, what every check shows to people, and which packages are shipped."""
 
 from __future__ import annotations
 
 import ast
-import os
 import re
-import shutil
-import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +29,8 @@ CHECK_FILES = sorted(
     + [*(ROOT / "checks").glob("*/__init__.py")]
 )
 NAMES = {path.parent.name if path.stem == "__init__" else path.stem for path in CHECK_FILES}
-BUILT_IN = [check for check in registry.load().checks if check.name in NAMES]
+FOUND = registry.load()
+BUILT_IN = [check for check in FOUND.checks if check.name in NAMES]
 
 
 def named(path: Path) -> str:
@@ -157,7 +154,7 @@ def test_every_check_has_its_page():
 
 
 def test_every_file_of_a_check_is_a_check():
-    assert not registry.load().problems
+    assert not FOUND.problems
     assert [check.name for check in BUILT_IN] != []
     assert {check.name for check in BUILT_IN} == NAMES
 
@@ -169,16 +166,22 @@ def test_every_kind_is_explained():
         for words in (kind.title, kind.why, kind.fix):
             assert words.strip() == words != "", kind.code
         assert not kind.title.endswith("."), kind.code
-        page = CliRunner().invoke(cli, ["explain", kind.code])
-        assert page.exit_code == 0, kind.code
-        said = " ".join(page.output.split())  # lines are broken for a terminal
+        page = manual.code_page(FOUND, kind.code)
+        said = " ".join(page.split())  # lines are broken for a terminal
         name = "found by the engine" if check is None else check.name
         for words in (kind.code, kind.title, kind.why, kind.fix, name):
             assert " ".join(manual.shown(words).split()) in said, kind.code
-        assert check is None or manual.check_page(check) in page.output, kind.code
+        assert check is None or manual.check_page(check) in page, kind.code
 
 
-# --- what is shipped ---
+@pytest.mark.parametrize("kinds", [BUILT_IN[0].kinds, ENGINE_KINDS, REMOTE_KINDS, HISTORY_KINDS])
+def test_what_explain_prints_is_that_page(kinds):
+    printed = CliRunner().invoke(cli, ["explain", kinds[0].code])
+    assert printed.exit_code == 0
+    assert printed.output == manual.code_page(FOUND, kinds[0].code) + "\n"
+
+
+# --- what is shipped; the wheel itself: tests/cli/test_docs_install.py ---
 
 
 def packages_of_the_tree() -> set[str]:
@@ -192,64 +195,3 @@ def test_the_list_of_packages_is_the_tree():
     listed = project["tool"]["setuptools"]["packages"]
     assert len(listed) == len(set(listed))
     assert set(listed) == packages_of_the_tree()
-
-
-def run(*command: str, cwd: Path, **env: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that the source tree keeps no traces."""
-    source = tmp_path_factory.mktemp("source")
-    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in ("nccl_doctor", "checks"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=skip)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    run(sys.executable, "-c", build, str(source / "dist"), cwd=source)
-    (file,) = (source / "dist").glob("*.whl")
-    return file
-
-
-def test_the_wheel_holds_every_check_and_all_data(wheel: Path):
-    names = set(zipfile.ZipFile(wheel).namelist())
-    for path in (
-        *ENGINE_FILES,
-        *ENGINE.rglob("*.json"),
-        *ENGINE.rglob("*.toml"),
-        *ENGINE.rglob("*.md"),
-        *(ENGINE / "report").rglob("*.[cj]s*"),
-        ENGINE / "py.typed",
-    ):
-        assert named(path) in names
-    held = {name for name in names if name.startswith("nccl_doctor/checks/")}
-    here = [path for end in ("*.py", "*.toml") for path in (ROOT / "checks").rglob(end)]
-    assert held == {f"nccl_doctor/{named(path)}" for path in here}
-    tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"nccl_doctor"}
-
-
-def test_the_wheel_runs_from_anywhere(wheel: Path, tmp_path: Path):
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    run(*pip, "--no-deps", "--no-index", "--target", str(tmp_path), str(wheel), cwd=tmp_path)
-    there = "import nccl_doctor.checks; print(nccl_doctor.checks.__file__)"
-    env = {"PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
-    path = run(sys.executable, "-c", there, cwd=Path("/"), **env).strip()
-    assert path == str(tmp_path / "nccl_doctor/checks/__init__.py")
-    table = run(sys.executable, "-m", "nccl_doctor", "checks", cwd=Path("/"), **env)
-    for check in BUILT_IN:
-        assert re.search(rf"^{check.name} ", table, re.M), check.name
-        for kind in check.kinds:
-            assert kind.code in table
