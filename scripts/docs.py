@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,9 +61,8 @@ def pages() -> dict[str, str]:
     return out
 
 
-def stale(docs: Path) -> list[str]:
-    """Pages under `docs` that are not as they should be, or should not be there: their paths."""
-    made = pages()
+def stale(docs: Path, made: Mapping[str, str]) -> list[str]:
+    """Pages under `docs` that are not as they were made, or should not be there: their paths."""
     there = {
         str(path.relative_to(docs)) for folder in FOLDERS for path in (docs / folder).glob("*")
     }
@@ -71,9 +70,9 @@ def stale(docs: Path) -> list[str]:
     return sorted({*wrong, *(there - set(made))})
 
 
-def write(docs: Path) -> list[str]:
-    """Write what is not as it should be, remove what should not be there: their paths."""
-    made, changed = pages(), stale(docs)
+def write(docs: Path, made: Mapping[str, str]) -> list[str]:
+    """Write what is not as it was made, remove what should not be there: their paths."""
+    changed = stale(docs, made)
     for path in changed:
         if path in made:
             (docs / path).parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if stale")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where the pages are")
     given = parser.parse_args(arguments)
-    changed = stale(given.docs) if given.check else write(given.docs)
+    changed = (stale if given.check else write)(given.docs, pages())
     for path in changed:
         sys.stdout.write(f"{'stale' if given.check else 'wrote'} docs/{path}\n")
     if given.check and changed:

@@ -48,6 +48,12 @@ def docs() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def made(docs: ModuleType) -> dict[str, str]:
+    pages: dict[str, str] = docs.pages()
+    return pages
+
+
 def prose(text: str) -> str:
     """Markdown without its code blocks and code spans."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -75,31 +81,32 @@ def links(path: Path) -> Iterator[tuple[str, str]]:
 # --- what is written from the program ---
 
 
-def test_the_pages_are_as_the_program_is(docs: ModuleType) -> None:
-    made = docs.pages()
-    for path in docs.stale(DOCS):
+def test_the_pages_are_as_the_program_is(docs: ModuleType, made: dict[str, str]) -> None:
+    for path in docs.stale(DOCS, made):
         there = (DOCS / path).read_text("utf-8") if (DOCS / path).is_file() else None
         assert there == made.get(path), f"docs/{path} is not as the program is: run `make docs`"
 
 
-def test_a_page_that_is_old_missing_or_too_many_is_seen(docs: ModuleType, tmp_path: Path) -> None:
-    assert len(docs.write(tmp_path)) == len(docs.pages())
-    assert docs.stale(tmp_path) == []
+def test_a_page_that_is_old_missing_or_too_many_is_seen(
+    docs: ModuleType, made: dict[str, str], tmp_path: Path
+) -> None:
+    assert len(docs.write(tmp_path, made)) == len(made)
+    assert docs.stale(tmp_path, made) == []
     assert docs.main(["--docs", str(tmp_path), "--check"]) == 0
     (tmp_path / "codes" / "host-absent.md").unlink()
     (tmp_path / "checks" / "ranks.md").write_text("old")
     (tmp_path / "codes" / "never-was.md").write_text("gone")
     wrong = ["checks/ranks.md", "codes/host-absent.md", "codes/never-was.md"]
-    assert docs.stale(tmp_path) == wrong
+    assert docs.stale(tmp_path, made) == wrong
     assert docs.main(["--docs", str(tmp_path), "--check"]) == 1
-    assert docs.write(tmp_path) == wrong
-    assert docs.stale(tmp_path) == []
+    assert docs.main(["--docs", str(tmp_path)]) == 0
+    assert docs.stale(tmp_path, made) == []
 
 
 def test_no_page_is_lost_because_a_check_is_broken(
-    docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    docs: ModuleType, made: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docs.write(tmp_path)
+    docs.write(tmp_path, made)
     monkeypatch.setitem(sys.modules, "nccl_doctor.checks.ranks", None)  # its import fails
     with pytest.raises(SystemExit, match=r"nccl_doctor\.checks\.ranks"):
         docs.main(["--docs", str(tmp_path)])
