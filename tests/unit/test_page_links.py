@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 
 import pytest
@@ -199,9 +200,14 @@ def test_outcomes_of_another_version_are_refused_or_drawn(odd, key):
         assert len(page_of(report).cells()) == 12
 
 
+@cache
+def broken_text() -> str:
+    return json.dumps(broken().to_json())
+
+
 def changed(change):
     """A report as data, with each of its outcomes changed."""
-    data = json.loads(json.dumps(broken().to_json()))
+    data = json.loads(broken_text())
     for place in (*data["hosts"], *data["ranks"]):
         for check, rounds in place["facts"].items():
             for outcome in rounds.values():
@@ -210,7 +216,7 @@ def changed(change):
 
 
 def test_a_record_of_another_version_is_not_known():
-    data = json.loads(json.dumps(broken().to_json()))
+    data = json.loads(broken_text())
     for host in data["hosts"]:
         for outcome in host["facts"]["links"].values():
             for record in outcome["facts"]["sent"].values():
