@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -34,8 +35,26 @@ What needs a GPU shares it.
 """
 
 
+_LONG = 200
+"""Characters of a parameter that are too many for the name of a test."""
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long text by its begin: names go from process to process with each word of a test."""
+    if isinstance(val, (str, bytes)) and len(val) > _LONG:
+        return f"{ascii(val[:60])}..."
+    return None
+
+
+@cache
+def _place(path: Path) -> tuple[str, str]:
+    """The name of a module, and of the folder that it is in."""
+    return path.stem, path.parent.name
+
+
 def _is_alone(item: pytest.Item) -> bool:
-    return item.path.stem in _ALONE or item.path.parent.name == "gpu"
+    module, folder = _place(item.path)
+    return module in _ALONE or folder == "gpu"
 
 
 @pytest.hookimpl(tryfirst=True)  # before the groups are read
@@ -52,8 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in alone:
         item.add_marker(pytest.mark.xdist_group("alone"))
     rest = [item for item in items if not _is_alone(item)]
-    heavy = [item for item in rest if item.path.parent.name in _HEAVY]
-    light = [item for item in rest if item.path.parent.name not in _HEAVY]
+    heavy = [item for item in rest if _place(item.path)[1] in _HEAVY]
+    light = [item for item in rest if _place(item.path)[1] not in _HEAVY]
     modules = [list(group) for _, group in groupby(light, key=lambda item: item.path)]
     items.clear()
     given = 0
@@ -61,9 +80,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         due = min(len(heavy), round(len(heavy) * number / (_SHARE * len(modules))))
         items += heavy[given:due] + module
         given = due
-        for item in module:
-            if item.path.parent.name in _TOGETHER and not item.get_closest_marker("xdist_group"):
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        name, folder = _place(module[0].path)
+        for item in module if folder in _TOGETHER else ():
+            if not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(name))
     items += heavy[given:] + alone
 
 

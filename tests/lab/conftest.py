@@ -16,9 +16,14 @@ from tests.lab.lab import Lab
 _HERE = Path(__file__).parent
 
 
+@cache
+def _is_here(path: Path) -> bool:
+    return _HERE in path.parents
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _HERE in item.path.parents:
+        if _is_here(item.path):
             item.add_marker(pytest.mark.lab)
 
 
