@@ -46,7 +46,7 @@ aws/aws-ofi-nccl on GitHub, README; ld.so(8).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
 from nccl_doctor.api import (
@@ -61,14 +61,13 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
     Skip,
-    Where,
-    odd_ones_out,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, plugin_build
+from nccl_doctor.toolkit.nccl.plugin_builds import differing_builds, only_some_load, place_of_hosts
+from nccl_doctor.toolkit.nccl.plugin_versions import cuda_releases, range_in_words, takes_plugin
 
 from .collnet import ABSENT, REQUIRED, collnet_asked, without_collnet
-from .versions import plugin_range, takes_plugin
 
 NAMES = ("NCCL_NET_PLUGIN", "NCCL_NET")
 BUILT_IN = ("socket", "ib")
@@ -162,29 +161,18 @@ class NetPlugin(Check):
         for host, facts in seen:
             for finding in (*_asked_for(facts), *_left(cluster, host, facts)):
                 reported.add(host.id)
-                yield finding.replaced(where=_place([host]))
+                yield finding.replaced(where=place_of_hosts([host]))
             why = MISSING.code if host.id in reported else None
             for finding in without_collnet(cluster, host, facts, why):
-                yield finding.replaced(where=_place([host]))
-        without = [host for host, facts in seen if not facts["loaded"] and host.id not in reported]
+                yield finding.replaced(where=place_of_hosts([host]))
         use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in reported]
-        having = [host for host, _ in use]
-        libraries = {facts["loaded"] for _, facts in use}
-        if without and having:
-            efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
-            tie = len(without) == len(having)
-            odd = without if len(without) < len(having) else having
-            yield Finding(
-                DIFFERS,
-                f"{len(having)} of {len(seen)} hosts load {' or '.join(sorted(libraries))}, "
-                f"{len(without)} load none",
-                _place(without + having if tie else odd),
-                {host.label: facts["tried"] for host, facts in seen},
-                # With EFA the plug-in has a fabric, and is used.
-                severity=Severity.FAIL if efa else None,
-                confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
-            )
-        yield from _builds(use)
+        # With EFA the plug-in has a fabric, and is used.
+        efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
+        severity = Severity.FAIL if efa else None
+        left = [(host, facts["loaded"]) for host, facts in seen if host.id not in reported]
+        for finding in only_some_load(DIFFERS, left, len(seen), severity):
+            yield finding.replaced(evidence={host.label: facts["tried"] for host, facts in seen})
+        yield from differing_builds(DIFFERS, [(host, facts.get("build")) for host, facts in use])
 
 
 def _crashes(cluster: Cluster) -> Iterator[Finding]:
@@ -200,7 +188,7 @@ def _crashes(cluster: Cluster) -> Iterator[Finding]:
             yield Finding(
                 CRASHES,
                 f"{library} {how}",
-                _place([each.host]),
+                place_of_hosts([each.host]),
                 {"stack": end.stack, "wchan": end.wchan, "log_tail": end.log_tail},
                 confidence=Confidence.CERTAIN if died else Confidence.LIKELY,
             )
@@ -232,60 +220,18 @@ def _left(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator[Fi
     """Finding on a plug-in that loads, but exports no interface that this NCCL accepts."""
     named, wanted = _wish(facts)
     versions = (facts.get("build") or {}).get("versions") or ()
-    ranks = [each for rank, each in cluster.facts("nccl_library") if rank.host.id == host.id]
-    # RCCL has a history of its own.
-    releases = {each["loaded"]["version"] for each in ranks if each["loaded"] and each["cuda"]}
+    releases = cuda_releases(cluster, host)
     refuse = sorted(nccl for nccl in releases if versions and not takes_plugin(nccl, versions))
     if not (refuse and wanted):
         return
-    oldest, newest = plugin_range(refuse[0])
-    takes = f"v{oldest} or newer" if newest is None else f"v{oldest} to v{newest}"
     severity = Severity.FAIL if named else Severity.WARN
     exports = ", ".join(f"ncclNetPlugin_v{each}" for each in versions)
     yield Finding(
         MISSING,
-        f"{facts['loaded']} exports {exports}; NCCL {refuse[0]} accepts {takes}",
+        f"{facts['loaded']} exports {exports}; "
+        f"NCCL {refuse[0]} accepts {range_in_words(refuse[0])}",
         evidence={"nccl": refuse, **facts["build"]},
         fix="install a release of the plug-in that was built for this NCCL",
         # Not requested: NCCL uses its built-in networks.
         severity=severity if facts["asked"] else Severity.INFO,
     )
-
-
-def _builds(use: Sequence[tuple[Host, Mapping[str, Any]]]) -> Iterator[Finding]:
-    """Findings on hosts whose plug-in file differs from that of most hosts."""
-    builds: dict[str, Mapping[str, Any]] = {}
-    hosts: dict[str, list[Host]] = {}
-    for host, facts in use:
-        build = facts.get("build") or {}
-        if build.get("fingerprint"):
-            builds[build["fingerprint"]] = build
-            hosts.setdefault(build["fingerprint"], []).append(host)
-    odd = odd_ones_out({host.id: mark for mark, each in hosts.items() for host in each})
-    if odd is None:
-        return
-    parts = [list(builds)] if odd.usual is None else [[m] for m in builds if m != odd.usual]
-    for marks in parts:
-        text = " and ".join(_in_words(builds[mark]) for mark in marks)
-        alike = marks
-        if odd.usual is not None:
-            text += f"; {len(hosts[odd.usual])} hosts have {_in_words(builds[odd.usual])}"
-            alike = [*marks, odd.usual]
-        looks = {(builds[m]["path"].rpartition("/")[2], *builds[m]["versions"]) for m in alike}
-        yield Finding(
-            DIFFERS,
-            text,
-            _place([host for mark in marks for host in hosts[mark]]),
-            {mark: dict(builds[mark]) for mark in alike},
-            severity=None if len(looks) > 1 else Severity.INFO,
-            confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
-        )
-
-
-def _in_words(build: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"v{each}" for each in build["versions"])
-    return f"{build['path']} ({versions}, build {build['fingerprint'][:8]})"
-
-
-def _place(hosts: Sequence[Host]) -> Where:
-    return Where(hosts=tuple(sorted(host.label for host in hosts)))

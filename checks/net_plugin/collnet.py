@@ -12,10 +12,9 @@ from typing import Any
 
 from nccl_doctor.api import Cluster, Finding, Host, Kind, Layer, Severity
 from nccl_doctor.toolkit.nccl.conf import Setting
+from nccl_doctor.toolkit.nccl.plugin_versions import cuda_releases, takes_plugin
 from nccl_doctor.toolkit.variables.values import as_strtoll
 from nccl_doctor.toolkit.versions import release
-
-from .versions import takes_plugin
 
 ABSENT = Kind(
     "collnet-missing",
@@ -83,12 +82,7 @@ def without_collnet(
     several = "," in facts["plugin"] or facts["plugin"].upper().startswith("STATIC")
     if not asked or several:
         return
-    # RCCL has a history of its own.
-    releases = {
-        library["loaded"]["version"]
-        for rank, library in cluster.facts("nccl_library")
-        if rank.host.id == host.id and library["loaded"] and library["cuda"]
-    }
+    releases = cuda_releases(cluster, host)
     has = (build or {}).get("collnet") or ()
     if has and (not releases or any(takes_plugin(nccl, has) for nccl in releases)):
         return

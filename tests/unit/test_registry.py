@@ -407,6 +407,7 @@ CODES = """
     nccl-wheels-collide nccl-library-replaced nccl-backend-differs torch-known-hang
     nccl-known-bug cuda-intercepted
     net-plugin-missing net-plugin-differs net-plugin-crashes collnet-missing collnet-only
+    nccl-plugin-missing nccl-plugin-differs nccl-plugin-crashes
     deepspeed-needs-mpi4py
     numa-calls-blocked numa-node-empty address-space-limit-low stack-limit-unsafe
     shm-too-small shm-stale ipc-namespace-split open-files-limit-low memlock-limit-low
