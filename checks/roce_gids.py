@@ -5,36 +5,41 @@ What it checks
 The GID table of every Ethernet port of an RDMA device that NCCL would use (sysfs: gids,
 gid_attrs/types), and the entry that NCCL would use: that of NCCL_IB_GID_INDEX, else the one that it
 finds by NCCL_IB_ROCE_VERSION_NUM, NCCL_IB_ADDR_FAMILY and NCCL_IB_ADDR_RANGE (since 2.21.5; older
-releases use index 0). Hosts are compared; nothing is sent.
+releases use index 0), and whether that is of a link-local address (fe80::, 169.254.x.x). Hosts are
+compared; nothing is sent.
 
 Why it matters
 --------------
 A queue pair needs a GID of the same kind at both ends: RoCE v1 cannot connect to v2, and a
 link-local address is not routed. NCCL then fails after a while with `Got completion … with error
 12`, or at once in ibv_modify_qp. The same index is another entry on hosts whose interfaces came up
-in another order, or that have one more VLAN or address.
+in another order, or that have one more VLAN or address. An interface that got no address by DHCP
+may have one of 169.254.0.0/16: NCCL takes it as any other, also before a good one that comes later
+in the table.
 
 How to fix
 ----------
 Give the interface of the NIC its IPv4 address: the kernel then adds the RoCE v2 GID. Unset
 NCCL_IB_GID_INDEX (NCCL 2.21.5 or later finds it), or set it on each host to the index that
-`show_gids` shows for `v2` and the address.
+`show_gids` shows for `v2` and the address. If the port has a good address beside a link-local one:
+NCCL_IB_ADDR_RANGE=<its network>.
 
 When it is wrong
 ----------------
 A fabric in one layer 2 network may work on purpose with RoCE v1 or link-local GIDs; if all hosts
-agree that is only a warning. If hosts differ, those that use the kind that NCCL looks for are not
-blamed, unless most hosts use another kind on purpose. Whether GIDs reach each other is not tested.
-In a container the table may be that of the host, and entries of other namespaces are empty. If
-ranks of one host have different variables, only those of its first rank are checked; if a host has
-several versions of NCCL, the oldest counts. A plug-in chooses by itself.
+agree that is only a warning, and nothing if NCCL_IB_ADDR_RANGE is in 169.254.0.0/16. If hosts
+differ, those that use the kind that NCCL looks for are not blamed, unless most hosts use another
+kind on purpose. Whether GIDs reach each other is not tested. In a container the table may be that
+of the host, and entries of other namespaces are empty. If ranks of one host have different
+variables, only those of its first rank are checked; if a host has several versions of NCCL, the
+oldest counts. A plug-in chooses by itself.
 Not validated on hardware: tested on made-up clusters and on a made-up sysfs.
 
 References
 ----------
 NCCL user guide, environment variables (NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM,
 NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE); NCCL src/transport/net_ib/connect.cc; NVIDIA/nccl issues
-426, 1664 and 1814.
+426, 1664 and 1814; RFC 3927 (169.254.0.0/16).
 """
 
 from __future__ import annotations
@@ -63,6 +68,7 @@ from nccl_doctor.toolkit.fabric.gids import (
     fixed_index,
     gid_kind,
     gid_tables,
+    is_link_local_ipv4,
     pick_gid,
     wanted_kind,
 )
@@ -83,8 +89,8 @@ MISSING = Kind(
     "roce-gid-missing",
     Layer.ROUTE,
     "NCCL would not use a RoCE v2 GID with an IPv4 address",
-    "RoCE v1 and link-local GIDs are not routed, and do not connect to RoCE v2: NCCL fails with "
-    "error 12.",
+    "RoCE v1 and link-local GIDs (fe80::, 169.254.x.x) are not routed, and do not connect to the "
+    "GIDs that NCCL looks for: NCCL fails with error 12.",
     f"{_SHOW}NCCL_IB_GID_INDEX, or point it at that entry",
     Severity.WARN,
 )
@@ -180,7 +186,7 @@ def _picks(facts: Mapping[str, Any], *, searches: bool) -> dict[str, PickedGid]:
 def _empty(host: str, facts: Mapping[str, Any], empty: Mapping[str, PickedGid]) -> Finding:
     wanted = GidKind(*facts["wanted"])
     good = sorted(
-        {gid["index"] for port in facts["ports"] for gid in _good(port, wanted)},
+        {gid["index"] for port in facts["ports"] for gid in _good(port, facts)},
     )
     shown = ", ".join(map(str, good)) or "none"
     return Finding(
@@ -192,8 +198,19 @@ def _empty(host: str, facts: Mapping[str, Any], empty: Mapping[str, PickedGid]) 
     )
 
 
-def _good(port: Mapping[str, Any], wanted: GidKind) -> list[Mapping[str, Any]]:
-    return [gid for gid in port["gids"] if gid_kind(gid) == wanted]
+def _good(port: Mapping[str, Any], facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Entries of the kind that NCCL looks for, of an address beyond the link."""
+    wanted = GidKind(*facts["wanted"])
+    return [
+        gid
+        for gid in port["gids"]
+        if gid_kind(gid) == wanted and (_meant(facts) or not is_link_local_ipv4(gid["address"]))
+    ]
+
+
+def _meant(facts: Mapping[str, Any]) -> bool:
+    """Whether the user chose link-local addresses, by NCCL_IB_ADDR_RANGE."""
+    return bool(facts["subnet"].startswith("169.254."))
 
 
 def _kinds(
@@ -202,7 +219,10 @@ def _kinds(
     versions: Mapping[str, str],
 ) -> Iterator[Finding]:
     wrong = {host: _wrong(seen[host], mine) for host, mine in picks.items()}
-    kinds = {host: frozenset(map(_kind, mine.values())) for host, mine in picks.items()}
+    kinds = {
+        host: frozenset(_kind(pick, seen[host]) for pick in mine.values())
+        for host, mine in picks.items()
+    }
     odd = odd_ones_out(kinds)
     guilty: set[str] = set()
     if odd is not None:
@@ -212,7 +232,7 @@ def _kinds(
             guilty, usual = set(kinds) - sound, kinds[next(iter(sound))]
         for host in kinds:
             if host in guilty:
-                ports = _apart(picks[host], usual) or wrong[host]
+                ports = _apart(picks[host], seen[host], usual) or wrong[host]
                 yield _differs(host, seen[host], picks[host], ports, usual, tie=odd.tie)
     bad = [host for host in kinds if host not in guilty and wrong[host]]
     for host in bad:
@@ -221,9 +241,10 @@ def _kinds(
         mine = {name: picks[host][name] for name in wrong[host]}
         yield Finding(
             MISSING,
-            f"{_shown(mine)}; {_why(seen[host], f'NCCL {version}' if old else '')}",
+            f"{_shown(mine, seen[host])}; {_why(seen[host], f'NCCL {version}' if old else '')}",
             Where(hosts=(host,), interfaces=wrong[host]),
             {"ports": seen[host]["ports"]},
+            fix=_fix(seen[host], mine),
             confidence=Confidence.LIKELY,
         )
     if odd is None and not bad:
@@ -232,12 +253,15 @@ def _kinds(
 
 def _wrong(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> tuple[str, ...]:
     """Ports that would not use the kind of GID that NCCL looks for."""
-    wanted = GidKind(*facts["wanted"])
-    return tuple(name for name, pick in picks.items() if pick.kind != wanted)
+    wanted = str(GidKind(*facts["wanted"]))
+    return tuple(name for name, pick in picks.items() if _kind(pick, facts) != wanted)
 
 
-def _kind(pick: PickedGid) -> str:
-    return str(pick.kind or "an empty entry")
+def _kind(pick: PickedGid, facts: Mapping[str, Any]) -> str:
+    """`RoCE v2 over IPv4`, `RoCE v2 over link-local IPv4`."""
+    kind = str(pick.kind or "an empty entry")
+    local = pick.is_link_local_ipv4 and not _meant(facts)
+    return kind.replace("IPv4", "link-local IPv4") if local else kind
 
 
 def _is_known(kinds: Mapping[str, frozenset[str]], sound: Collection[str]) -> bool:
@@ -255,16 +279,29 @@ def _is_chosen(
     return (
         usual is not None
         and len(usual) == 1
-        and all(
-            _good(port, GidKind(*seen[host]["wanted"]))
-            for host in most
-            for port in seen[host]["ports"]
-        )
+        and all(_good(port, seen[host]) for host in most for port in seen[host]["ports"])
     )
 
 
-def _apart(picks: Mapping[str, PickedGid], usual: frozenset[str] | None) -> tuple[str, ...]:
-    return tuple(name for name, pick in picks.items() if usual is None or _kind(pick) not in usual)
+def _apart(
+    picks: Mapping[str, PickedGid], facts: Mapping[str, Any], usual: frozenset[str] | None
+) -> tuple[str, ...]:
+    return tuple(
+        name for name, pick in picks.items() if usual is None or _kind(pick, facts) not in usual
+    )
+
+
+def _fix(facts: Mapping[str, Any], picks: Mapping[str, PickedGid]) -> str:
+    """The command for a link-local address that stands before a good one; else empty."""
+    ports = {port["name"]: port for port in facts["ports"]}
+    local = [name for name, pick in picks.items() if pick.is_link_local_ipv4]
+    if facts["fixed"] is not None or not local or not all(_good(ports[n], facts) for n in local):
+        return ""
+    good = _good(ports[local[0]], facts)[0]["address"]
+    return (
+        f"export NCCL_IB_ADDR_RANGE=<the network of {good}>, or take the 169.254 address off the "
+        "interface (ip addr)"
+    )
 
 
 def _differs(
@@ -280,13 +317,14 @@ def _differs(
     wanted = GidKind(*facts["wanted"])
     others = " and ".join(sorted(usual)) if usual else "another kind"
     # The fault: the others have the kind that NCCL looks for, and this host does not.
-    lacks = tuple(each["name"] for each in facts["ports"] if not _good(each, wanted))
+    lacks = tuple(each["name"] for each in facts["ports"] if not _good(each, facts))
     missing = bool(lacks) and usual is not None and str(wanted) in usual
     return Finding(
         MISSING if missing else DIFFERS,
-        f"{_shown(picks)}; the other hosts: {others}; {_why(facts, '')}",
+        f"{_shown(picks, facts)}; the other hosts: {others}; {_why(facts, '')}",
         Where(hosts=(host,), interfaces=ports),
         {"ports": facts["ports"]},
+        fix=_fix(facts, picks),
         severity=Severity.FAIL,
         confidence=Confidence.POSSIBLE if tie else Confidence.LIKELY,
     )
@@ -314,11 +352,12 @@ def _indices(
     )
 
 
-def _shown(picks: Mapping[str, PickedGid]) -> str:
+def _shown(picks: Mapping[str, PickedGid], facts: Mapping[str, Any]) -> str:
     """`mlx5_0:1, mlx5_1:1 index 3 RoCE v2 over IPv4`, once for ports that are alike."""
     alike: dict[str, list[str]] = {}
     for name, pick in picks.items():
-        alike.setdefault(f"index {pick.index} {pick.kind or 'empty'}", []).append(name)
+        kind = _kind(pick, facts) if pick.kind else "empty"
+        alike.setdefault(f"index {pick.index} {kind}", []).append(name)
     return ", ".join(f"{', '.join(names)} {what}" for what, names in alike.items())
 
 

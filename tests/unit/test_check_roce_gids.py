@@ -234,6 +234,63 @@ def test_the_right_kind_at_another_index_is_only_mentioned(tmp_path: Path) -> No
     assert "at indices 1, 3" in found.message
 
 
+AUTO = ("0000:0000:0000:0000:0000:ffff:a9fe:0703", "RoCE v2")
+"""169.254.7.3"""
+
+
+def auto(root: Path, good: bool = False, **env: str) -> dict[str, Any]:
+    """A port that has an address of its own making, and perhaps a good one after it."""
+    table = {0: (fabrics.LOCAL, "IB/RoCE v1"), 1: AUTO}
+    return host(root, {**table, 2: (MAPPED, "RoCE v2")} if good else table, **env)
+
+
+def test_an_interface_that_got_no_address(tmp_path: Path) -> None:
+    good, bad = host(tmp_path / "a"), auto(tmp_path / "b")
+    assert bad["picks"]["rows"][0][1] == 1
+    found = only(
+        CHECK, cluster(good, bad, good), "roce-gid-missing", hosts=["nd1"], interfaces=["mlx5_0:1"]
+    )
+    assert found.level is Severity.FAIL
+    assert "index 1 RoCE v2 over link-local IPv4; the other hosts: RoCE v2 over" in found.message
+
+
+def test_nccl_takes_a_link_local_ipv4_address_before_a_good_one(tmp_path: Path) -> None:
+    same = auto(tmp_path, good=True)
+    assert same["picks"]["rows"][0][1:] == [1, "RoCE v2 over IPv4", "169.254.7.3"]
+    found = judge(CHECK, cluster(same, same))
+    assert {(f.code, f.level) for f in found} == {("roce-gid-missing", Severity.WARN)}
+    assert "NCCL_IB_ADDR_RANGE=<the network of 10.0.0.2>" in found[0].fix
+
+
+def test_an_index_that_names_a_link_local_ipv4_address(tmp_path: Path) -> None:
+    bad = auto(tmp_path / "b", good=True, NCCL_IB_GID_INDEX="1")
+    good = auto(tmp_path / "a", good=True, NCCL_IB_GID_INDEX="2")
+    found = only(
+        CHECK, cluster(good, good, bad), "roce-gid-differs", hosts=["nd2"], interfaces=["mlx5_0:1"]
+    )
+    assert (found.level, found.fix) == (Severity.FAIL, "")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"NCCL_IB_ADDR_RANGE": "10.0.0.0/24"},
+        {"NCCL_IB_GID_INDEX": "2"},
+        {"NCCL_IB_ADDR_RANGE": "169.254.0.0/16"},  # two hosts and a cable, on purpose
+    ],
+)
+def test_a_link_local_ipv4_address_that_does_no_harm(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
+    same = auto(tmp_path, good=True, **settings)
+    assert judge(CHECK, cluster(same, same)) == []
+
+
+def test_a_link_local_ipv4_address_after_the_good_one(tmp_path: Path) -> None:
+    same = host(tmp_path, {1: (MAPPED, "RoCE v2"), 2: AUTO})
+    assert judge(CHECK, cluster(same, same)) == []
+
+
 def test_an_empty_table_and_no_index(tmp_path: Path) -> None:
     empty = host(tmp_path / "a", {})
     good = host(tmp_path / "b")

@@ -41,6 +41,11 @@ class PickedGid:
     kind: GidKind | None = None
     address: str | None = None
 
+    @property
+    def is_link_local_ipv4(self) -> bool:
+        """Whether no DHCP server or person gave the interface this address: 169.254.0.0/16."""
+        return is_link_local_ipv4(self.address or "::")
+
 
 def gid_tables(root: Path = Path("/")) -> list[dict[str, Any]]:
     """Every Ethernet port of a verbs device: `name` (`mlx5_0:1`), `device`, `port`, `state`,
@@ -128,13 +133,23 @@ def pick_gid(
     return _picked(at, by_index)
 
 
+def is_link_local_ipv4(address: str) -> bool:
+    """Whether an address is in 169.254.0.0/16."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.version == 4 and parsed.is_link_local
+
+
 def gid_kind(entry: Mapping[str, Any]) -> GidKind:
     """RoCE version and address family of an entry."""
     return GidKind(entry["version"], "IPv6" if ":" in entry["address"] else "IPv4")
 
 
 def _is_local(entry: Mapping[str, Any]) -> bool:
-    return ipaddress.ip_address(entry["address"]).is_link_local
+    """Whether NCCL takes an entry to be link-local: of IPv6 only, 169.254.0.0/16 is as good as any
+    network (`linkLocalGid`).
+    """
+    address = ipaddress.ip_address(entry["address"])
+    return address.version == 6 and address.is_link_local
 
 
 def _picked(index: int, by_index: Mapping[int, Mapping[str, Any]]) -> PickedGid:
