@@ -421,6 +421,7 @@ CODES = """
     nccl-answer-differs
     rdzv-endpoint-unhosted rdzv-endpoint-ambiguous master-outside-allocation
     rdma-device-missing rdma-fabric-differs rdma-rate-differs rdma-mtu-differs rdma-pci-slow
+    pkey-index-empty pkey-differs pkey-limited
     rdma-firmware-differs rdma-errors-rising roce-gid-index-empty roce-gid-missing roce-gid-differs
     ib-hca-unmatched ib-hca-port-down ib-hca-overmatch
     gpudirect-rdma-missing iommu-translates acs-redirects acs-not-read rdma-counter-full
