@@ -5,7 +5,10 @@ What it checks
 NCCL_IB_HCA, from the environment and NCCL's configuration files, is read as NCCL reads it: `^`
 excludes, `=` (after it) means whole names, without it names are prefixes, and `:1` is a port. Every
 name is compared with the ports that the kernel of the host shows (/sys/class/infiniband). Every
-rank is checked, as a wrapper may give each rank its own list. Nothing is sent.
+rank is checked, as a wrapper may give each rank its own list. The order of the names has no effect:
+NCCL counts its ports by PCI address (before 2.29.7 as libibverbs lists them); whether the ports at
+the same places of that list are the same on all hosts, checks `rails` and `fabric_ports` say.
+Nothing is sent.
 
 Why it matters
 --------------

@@ -5,9 +5,9 @@ What it checks
 If NCCL would use RoCE: every host listens on the address of each of its rails (check `rails` lists
 them) and connects to the same rail of the other hosts by TCP, each call bound to the interface of
 its rail at both ends: 64 bytes, then 1 MiB there and back. With NCCL_CROSS_NIC=1 the next rail of
-the next host is called as well. What fails is tried twice; then the neighbour table shows whether
-any host answered for the address at all. On large clusters each host calls only a few of the
-others.
+the next host is called as well; with 2, the default, only at level full, or if NCCL_PXN_DISABLE is
+set; with 0 never. What fails is tried twice; then the neighbour table shows whether any host
+answered for the address at all. On large clusters each host calls only a few of the others.
 
 Why it matters
 --------------
@@ -15,11 +15,17 @@ All other traffic between hosts uses one interface; NCCL puts the data of each c
 rail. One cable in the wrong switch port, one missing address or VLAN, one switch port without jumbo
 frames, and a job that started well ends in `Got completion … with error 12`, or hangs.
 
+With NCCL_CROSS_NIC=0 rings and trees stay on one rail; with 1 they change rails between hosts; with
+2 only if that is faster. Send and receive, and so all-to-all, go from the NIC of one GPU to that of
+the other unless it is 0 or a GPU of the other rail passes the data on (PXN). On fabrics whose rails
+do not reach each other, that ends with error 12 too.
+
 How to fix
 ----------
-`ping -I <nic> <address>` and `ip route get <address> oif <nic>` on the caller; address, VLAN and
-cable of the interface that is named, and its switch port. If large packets are lost: the MTU of the
-switch port (9216 on RoCE fabrics), not only that of the host.
+Rails that do not reach each other: NCCL_CROSS_NIC=0 on every host. Else: `ping -I <nic> <address>`
+and `ip route get <address> oif <nic>` on the caller; address, VLAN and cable of the interface that
+is named, and its switch port. If large packets are lost: the MTU of the switch port (9216 on RoCE
+fabrics), not only that of the host.
 
 When it is wrong
 ----------------
@@ -33,7 +39,8 @@ Not validated on hardware: tested between network namespaces with a made-up sysf
 
 References
 ----------
-NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC); `rdma_resolve_ip` in the
+NCCL user guide, environment variables (NCCL_IB_HCA, NCCL_CROSS_NIC, NCCL_PXN_DISABLE); NCCL
+src/graph/search.cc (`ncclTopoCompute`, `ncclTopoGetNetDev`); `rdma_resolve_ip` in the
 kernel's drivers/infiniband/core/addr.c (RoCE asks the routing and neighbour tables); socket(7),
 SO_BINDTODEVICE; NVIDIA/nccl issues 733 and 1591.
 """
@@ -53,6 +60,7 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
+    Level,
     Round,
     Severity,
     Skip,
@@ -64,9 +72,11 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.fabric.hca import rdma_settings
 from nccl_doctor.toolkit.fabric.rails import rails_of
 from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.net.dial import Origin
 from nccl_doctor.toolkit.peers.calls import calls_deadline, hold_calls
 from nccl_doctor.toolkit.peers.echo import Listeners
+from nccl_doctor.toolkit.variables.values import as_strtoll
 
 from .calls import RailCall, RailEnd, call_rails, rails_to_call, read_rail_calls
 
@@ -89,7 +99,18 @@ LARGE_LOST = Kind(
     "host, to what the path carries",
     Severity.WARN,
 )
+APART = Kind(
+    "rails-apart",
+    Layer.ROUTE,
+    "RoCE rails do not reach each other, and NCCL may try it",
+    "NCCL_CROSS_NIC=2, the default, mostly stays on one rail; send and receive without PXN do not, "
+    "and end with error 12.",
+    "export NCCL_CROSS_NIC=0 on every host",
+    Severity.INFO,
+)
 Rails = Mapping[int, Sequence[Mapping[str, Any]]]
+_MAY = 2
+"""Value of NCCL_CROSS_NIC, the default: rings change rails only if that is faster."""
 _MOST_CALLS = 128
 """Calls of one host; all of them are made at once."""
 
@@ -101,7 +122,7 @@ class RailReach(Check):
     layer = Layer.PORT
     cost = "seconds"
     together = True
-    kinds = (UNREACHABLE, LARGE_LOST)
+    kinds = (UNREACHABLE, LARGE_LOST, APART)
     reads = ("rails", "rdma")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
@@ -123,13 +144,18 @@ class RailReach(Check):
         return [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why."""
+        """`rails`: from `rails_of`; `calls`: from `call_rails`; `not_bound`: address → why;
+        `cross_nic`: the value of NCCL_CROSS_NIC; `pxn`: whether NCCL may use PXN.
+        """
         settings = rdma_settings(ctx)
         rails = rails_of(settings, ctx.root)["rails"]
         mine = rails_to_call(rails)
         if not mine:
             raise Untested("the rails of this host are gone")
-        cross = "NCCL_CROSS_NIC" in settings and settings["NCCL_CROSS_NIC"].value == "1"
+        cross_nic = as_strtoll(settings.get("NCCL_CROSS_NIC", Setting("2", "")).value)
+        pxn = as_strtoll(settings.get("NCCL_PXN_DISABLE", Setting("0", "")).value) == 0
+        # Where rails are apart on purpose, these calls cost seconds.
+        cross = cross_nic == 1 or (cross_nic == _MAY and (not pxn or ctx.level is Level.FULL))
         most = max(2, _MOST_CALLS // len(mine))
         known = {
             rail["address"]: {"rail": number, "name": rail["name"], "interface": rail["nic"]}
@@ -145,12 +171,15 @@ class RailReach(Check):
                     entries, mine, budget, partners=most, cross=cross, root=ctx.root
                 ),
             )
-        return {"rails": rails, "calls": calls, "not_bound": doors.failed}
+        found = {"rails": rails, "calls": calls, "not_bound": doors.failed}
+        return {**found, "cross_nic": cross_nic, "pxn": pxn}
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on the interfaces, or else the links, that explain the failed calls."""
         reports = list(cluster.facts(self.name, "matrix"))
-        calls = read_rail_calls(reports)
+        made = read_rail_calls(reports)
+        may = {rank.seat for rank, facts in reports if facts.get("cross_nic") == _MAY}
+        calls = [call for call in made if not call.is_cross or call.ends[0][0] not in may]
         rails = {rank.seat: facts["rails"] for rank, facts in reports}
         labels = host_labels(cluster)
         bad = {call.ends: call for call in calls if call.outcome not in ("ok", "mtu")}
@@ -160,6 +189,9 @@ class RailReach(Check):
         moved = [e for call in calls if call.outcome == "ok" for e in (call.ends, call.ends[::-1])]
         blame = blame_links((end for end in moved if end not in stuck), stuck)
         yield from _findings(LARGE_LOST, blame.causes, stuck, rails, labels)
+        pxn = all(facts.get("pxn", True) for _, facts in reports)
+        cross = [call for call in made if call.is_cross and call.ends[0][0] in may]
+        yield from _apart(cross, calls, labels, pxn=pxn)
 
 
 def _findings(
@@ -196,7 +228,8 @@ def _findings(
         # The best call to repeat: from a good host, to a bad one.
         to = min(calls, key=lambda c: (c.ends[1][0] not in seats[:1], labels[c.ends[0][0]]))
         (seat, number), _ = to.ends
-        fix = kind.fix.replace("the caller", labels[seat]).replace("<address>", to.address)
+        advice = f"{APART.fix}; else: {kind.fix}" if all(c.is_cross for c in calls) else kind.fix
+        fix = advice.replace("the caller", labels[seat]).replace("<address>", to.address)
         yield Finding(
             kind,
             f"{ports}: {words}, twice ({len(calls)} calls, such as to {to.address})",
@@ -207,6 +240,34 @@ def _findings(
             severity=None if sure else Severity.WARN,
             confidence=Confidence.LIKELY if sure and not possible else Confidence.POSSIBLE,
             explained_by="rail-order-differs" if _all_apart(pairs, rails) else None,
+        )
+
+
+def _apart(
+    cross: Sequence[RailCall], calls: Sequence[RailCall], labels: Mapping[int, str], *, pxn: bool
+) -> Iterator[Finding]:
+    """A finding on rails that reach themselves, but not the next one.
+
+    Args:
+        cross: calls to the next rail, where NCCL may do without them.
+        calls: all others.
+        labels: seat → name of its host.
+        pxn: whether every host may use PXN.
+    """
+    sound = {end for call in calls if call.outcome == "ok" for end in call.ends}
+    tried = [call for call in cross if sound.issuperset(call.ends)]
+    failed = [call for call in tried if call.outcome not in ("ok", "mtu")]
+    if failed:
+        words, _ = Counter(call.words for call in failed).most_common(1)[0]
+        setting = "NCCL_CROSS_NIC=2" + ("" if pxn else ", NCCL_PXN_DISABLE=1")
+        yield Finding(
+            APART,
+            f"{len(failed)} of {len(tried)} calls to the next rail of another host failed ({words})"
+            f", each rail reaches itself; {setting}",
+            Where(hosts=tuple(sorted({labels[seat] for c in failed for seat, _ in c.ends}))),
+            {"calls": [call.shown(labels) for call in failed[:5]]},
+            severity=None if pxn else Severity.WARN,
+            confidence=Confidence.LIKELY,
         )
 
 

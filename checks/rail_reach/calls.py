@@ -113,6 +113,11 @@ class RailCall:
         return (self.call.caller, self.rails[0]), (self.call.listener, self.rails[1])
 
     @property
+    def is_cross(self) -> bool:
+        """Whether it went from one rail to another."""
+        return self.rails[0] != self.rails[1]
+
+    @property
     def stuck(self) -> tuple[RailEnd, RailEnd]:
         """Both ends, in the order in which large packets are lost."""
         return self.ends if self.call.stuck == self.call.pair else self.ends[::-1]

@@ -18,6 +18,7 @@ from nccl_doctor.api import (
     Context,
     Finding,
     Launch,
+    Level,
     Severity,
     Skip,
     Untested,
@@ -63,6 +64,7 @@ class World:
             for index, name in enumerate(self.names)
         }
         self.road = "infiniband"
+        self.settings: dict[str, Any] = {}
 
     def of(self, host: str, rail: int, way: str = "both") -> list[Call]:
         ends = {"out": [0], "in": [2], "both": [0, 2]}[way]
@@ -101,7 +103,9 @@ class World:
             seen = {
                 "rdma": {ALONE: outcome({"road": self.road})},
                 "rails": {ALONE: outcome({"rails": self.rails[name]})},
-                "rail_reach": {"matrix": outcome({"rails": self.rails[name], "calls": calls})},
+                "rail_reach": {
+                    "matrix": outcome({"rails": self.rails[name], "calls": calls, **self.settings})
+                },
             }
             hosts.append(replace(host, facts=reread(seen)))
         ranks = [replace(rank, host=hosts[rank.host.id]) for rank in made.ranks]
@@ -191,6 +195,46 @@ def test_rails_that_are_apart_in_a_run_with_cross_nic() -> None:
     assert all(f.where.links and not f.where.hosts for f in found)
 
 
+def test_rails_that_are_apart_on_purpose_need_a_setting() -> None:
+    world = World(3, cross=True)
+    world.settings = {"cross_nic": 1, "pxn": True}
+    found = world.spoil([c for c in world.calls if c[1] != c[3]], NO_ROUTE).judge()
+    assert {f.code for f in found} == {"rail-unreachable"}
+    assert all(f.fix.startswith("export NCCL_CROSS_NIC=0 on every host; else:") for f in found)
+
+
+class TestApart:
+    """NCCL_CROSS_NIC=2, the default."""
+
+    def world(self, pxn: bool = True) -> World:
+        world = World(3, cross=True)
+        world.settings = {"cross_nic": 2, "pxn": pxn}
+        return world
+
+    def test_rails_that_reach_each_other(self) -> None:
+        assert self.world().judge() == []
+
+    @pytest.mark.parametrize(("pxn", "level"), [(True, Severity.INFO), (False, Severity.WARN)])
+    def test_rails_that_do_not(self, pxn: bool, level: Severity) -> None:
+        world = self.world(pxn)
+        cross = [call for call in world.calls if call[1] != call[3]]
+        found = world.spoil(cross, DROPPED).only("rails-apart", hosts=["nd0", "nd1", "nd2"])
+        assert found.level is level
+        assert found.message.startswith("12 of 12 calls to the next rail of another host failed (")
+        assert ("NCCL_PXN_DISABLE=1" in found.message) is not pxn
+        assert found.kind.fix == "export NCCL_CROSS_NIC=0 on every host"
+
+    def test_a_broken_rail_is_not_apart(self) -> None:
+        world = self.world()
+        world.spoil(world.of("nd1", 1), DROPPED, "silent")
+        world.only("rail-unreachable", hosts=["nd1"], interfaces=["mlx5_1:1"])
+
+    def test_large_packets_between_rails_say_nothing(self) -> None:
+        world = self.world()
+        cross = [call for call in world.calls if call[1] != call[3]]
+        assert world.spoil(cross, stuck("upload")).judge() == []
+
+
 def test_a_call_that_failed_once_says_nothing() -> None:
     world = World(3)
     assert world.spoil(world.of("nd1", 0), DROPPED, times=1).judge() == []
@@ -275,11 +319,22 @@ def loopback_rails(root: Path) -> None:
         (root / f"sys/class/infiniband/mlx5_{number}/ports/1/gid_attrs/ndevs/0").write_text("lo")
 
 
+SAME, NEXT = [(0, 0), (1, 1)], [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
 @pytest.mark.parametrize(
-    ("cross", "pairs"), [("0", [(0, 0), (1, 1)]), ("1", [(0, 0), (1, 0), (0, 1), (1, 1)])]
+    ("env", "level", "pairs"),
+    [
+        ({"NCCL_CROSS_NIC": "0"}, Level.FULL, SAME),
+        ({"NCCL_CROSS_NIC": "1"}, Level.STANDARD, NEXT),
+        ({"NCCL_CROSS_NIC": "2"}, Level.STANDARD, SAME),
+        ({}, Level.STANDARD, SAME),
+        ({}, Level.FULL, NEXT),
+        ({"NCCL_PXN_DISABLE": "1"}, Level.STANDARD, NEXT),
+    ],
 )
 def test_observing_calls_the_same_rail(
-    tmp_path: Path, cross: str, pairs: list[tuple[int, int]]
+    tmp_path: Path, env: dict[str, str], level: Level, pairs: list[tuple[int, int]]
 ) -> None:
     loopback_rails(tmp_path)
     with Listeners([Origin("127.0.0.4", "lo"), Origin("127.0.0.5", "lo")]) as listeners:
@@ -287,7 +342,8 @@ def test_observing_calls_the_same_rail(
             {"rail": rail, "name": f"mlx5_{rail}:1", "interface": "lo", **door.to_json()}
             for rail, door in enumerate(listeners.doors)
         ]
-        facts = CHECK.observe(context(tmp_path, OtherHost(doors), NCCL_CROSS_NIC=cross))
+        ctx = replace(context(tmp_path, OtherHost(doors), **env), level=level)
+        facts = CHECK.observe(ctx)
     assert [(call["rail"], call["to"]) for call in facts["calls"]] == pairs
     assert all(call["attempts"][-1]["outcome"] == "ok" for call in facts["calls"])
     assert {call["source"] for call in facts["calls"]} == {"127.0.0.2", "127.0.0.3"}

@@ -426,7 +426,7 @@ CODES = """
     ib-hca-unmatched ib-hca-port-down ib-hca-overmatch
     gpudirect-rdma-missing iommu-translates acs-redirects acs-not-read rdma-counter-full
     rdma-unusable efa-maybe-blocked rail-order-differs rail-slots-differ rdma-names-differ
-    rail-unreachable rail-mtu-blackhole gdrcopy-missing
+    rail-unreachable rail-mtu-blackhole rails-apart gdrcopy-missing
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
     host-cut-off link-flapped
