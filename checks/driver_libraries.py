@@ -12,7 +12,9 @@ A driver that was upgraded while a container or the host kept running leaves a k
 old release: `Failed to initialize NVML: Driver/library version mismatch`, and CUDA error 803. NCCL
 needs both libraries. A `stubs` folder in LD_LIBRARY_PATH hides the real ones. With the libcuda of a
 `compat` folder, which images contain for older drivers, CUDA reports another driver version, and
-NCCL chooses by it how to move data: all ranks must have it, or none.
+NCCL chooses by it how to move data (memory of the host through cuMem from CUDA 12.6 on, and more):
+all ranks must have it, or none. What this program says of faults of drivers (checks
+`known_releases`, `numa_calls`) goes by libcuda, as NCCL does.
 
 How to fix
 ----------
@@ -22,23 +24,25 @@ LD_LIBRARY_PATH on every rank.
 
 When it is wrong
 ----------------
-The libcuda of a `compat` folder is newer than the kernel module on purpose: it is only compared
-with the other ranks. Releases of one driver branch count as equal. A file without a release in its
-name, as on Jetson and WSL, is not judged. Where check `backend_device` has seen that the driver
-does not start, only that is reported.
+The libcuda of a `compat` folder is newer than the kernel module on purpose: it is compared with the
+other ranks, and named where NCCL would decide otherwise by the version of the kernel module.
+Releases of one driver branch count as equal. A file without a release in its name, as on Jetson and
+WSL, is not judged. Where check `backend_device` has seen that the driver does not start, only that
+is reported.
 Not validated on hardware: tested on made-up clusters, libraries and /proc trees.
 
 References
 ----------
-NVIDIA CUDA compatibility guide; NVIDIA CUDA driver API (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH); NVML
-reference (NVML_ERROR_LIB_RM_VERSION_MISMATCH); ld.so(8).
+NVIDIA CUDA compatibility guide; NCCL src/misc/cudawrap.cc (cudaDriverGetVersion); NVIDIA CUDA
+driver API (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH); NVML reference (NVML_ERROR_LIB_RM_VERSION_MISMATCH);
+ld.so(8).
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict
 
@@ -57,10 +61,11 @@ from nccl_doctor.api import (
     Untested,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.gpu.driver import is_compat, is_stub, libraries_in
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from nccl_doctor.toolkit.libraries import file_version, library_row, mapped_libraries
 from nccl_doctor.toolkit.shared_kinds import DRIVER_MISMATCH
-from nccl_doctor.toolkit.versions import disagreement
+from nccl_doctor.toolkit.versions import disagreement, major
 
 DIFFERS = Kind(
     "libcuda-differs",
@@ -73,9 +78,23 @@ DIFFERS = Kind(
     between=True,
 )
 
+COMPAT = Kind(
+    "libcuda-compat",
+    Layer.DEVICE,
+    "libcuda is newer than the driver (forward compatibility)",
+    "CUDA reports the version of libcuda as that of the driver, and NCCL turns on by it what an "
+    "older kernel module may lack.",
+    "nothing, if that is meant; else install the newer driver, or take the `compat` folder out of "
+    "LD_LIBRARY_PATH on every rank",
+    Severity.INFO,
+)
+
 _NAMES = ("libcuda", "libnvidia-ml")
+_BRANCHES = (525, 530, 535, 545, 555, 560, 570, 580)
+"""Drivers of the CUDA versions by which NCCL decides: 12.0 to 12.3, 12.5, 12.6, 12.8 and 13.0.
+Source: src/misc/cudawrap.cc, src/enqueue.cc and src/ce_coll.cc of NCCL 2.30.7.
+"""
 _RELEASE = re.compile(r"\d{3,}\.\d+[\d.]*")
-_COMPAT = re.compile(r"(^|[-_])compat($|[-_])")
 """A release of the NVIDIA driver; `1.1`, as on Jetson and WSL, is none."""
 
 
@@ -94,7 +113,7 @@ class DriverLibraries(Check):
     scope = Scope.RANK
     cost = "seconds"  # the libraries that it loads may crash the process
     instant_without_gpu = True
-    kinds = (DRIVER_MISMATCH, DIFFERS)
+    kinds = (DRIVER_MISMATCH, DIFFERS, COMPAT)
     reads = ("backend_device",)
 
     def observe(self, ctx: Context) -> DriverLibrariesFacts:
@@ -118,14 +137,14 @@ class DriverLibraries(Check):
             r.seat for r, facts in cluster.facts("backend_device") if facts.get("driver_error")
         }
         for rank, facts in cluster.facts(self.name):
-            table = facts["loaded"]
-            for row in table["rows"] if rank.seat not in broken else ():
-                library = dict(zip(table["columns"], row, strict=True))
+            libraries = libraries_in(facts["loaded"])
+            for library in libraries if rank.seat not in broken else ():
                 found = _judge(library, facts["kernel"])
                 if found is not None:
+                    used = found.kind is COMPAT or cluster.backend == "nccl"
                     yield found.replaced(
                         where=Evidence.rank_place(rank),
-                        severity=None if cluster.backend == "nccl" else Severity.WARN,
+                        severity=None if used else Severity.WARN,
                     )
 
         claims = ((rank, _compat(facts["loaded"])) for rank, facts in cluster.facts(self.name))
@@ -140,31 +159,37 @@ class DriverLibraries(Check):
 
 def _compat(table: Mapping[str, Any]) -> str | None:
     """The libcuda of a rank: the driver's own, or `compat` and its branch."""
-    for row in table["rows"]:
-        library = dict(zip(table["columns"], row, strict=True))
-        if library["library"] == "libcuda":
-            folders, version = library["path"].split("/"), library["version"] or ""
-            if "stubs" in folders:  # a finding of the rank itself
-                continue
-            return f"compat {version.split('.')[0]}" if _is_compat(folders) else "the driver's own"
+    for library in libraries_in(table):
+        if library["library"] == "libcuda" and not is_stub(library["path"]):
+            version = library["version"] or ""
+            compat = is_compat(library["path"])
+            return f"compat {version.split('.')[0]}" if compat else "the driver's own"
     return None
 
 
-def _is_compat(folders: Sequence[str]) -> bool:
-    """Whether a folder is one of forward compatibility: `compat`, `cuda-compat` of conda."""
-    return any(_COMPAT.search(folder) for folder in folders[:-1])
-
-
 def _judge(library: Mapping[str, Any], kernel: str) -> Finding | None:
-    folders, version = library["path"].split("/"), library["version"] or ""
-    if "stubs" in folders:
+    version = library["version"] or ""
+    if is_stub(library["path"]):
         text = f"{library['path']} is a stub for linking, not the driver's library"
         fix = "remove the CUDA `stubs` folder from LD_LIBRARY_PATH"
-    elif _RELEASE.fullmatch(version) and version != kernel and not _is_compat(folders):
+    elif is_compat(library["path"]):
+        branch, own = major(version) or 0, major(kernel) or 0
+        decides = any(own < each <= branch for each in _BRANCHES)
+        return _newer(library, kernel) if decides and library["library"] == "libcuda" else None
+    elif _RELEASE.fullmatch(version) and version != kernel:
         text = f"{library['path']} has version {version}, the kernel module {kernel}"
         fix = "restart the container; on the host, reload the nvidia modules or reboot"
     else:
         return None
     return Finding(
         DRIVER_MISMATCH, text, evidence=dict(library), fix=fix, confidence=Confidence.LIKELY
+    )
+
+
+def _newer(library: Mapping[str, Any], kernel: str) -> Finding:
+    return Finding(
+        COMPAT,
+        f"{library['path']} has version {library['version']}, the kernel module {kernel}: CUDA and "
+        f"NCCL take the driver for one of branch {major(library['version'])}",
+        evidence=dict(library),
     )

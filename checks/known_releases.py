@@ -2,7 +2,8 @@
 
 What it checks
 --------------
-The version of NCCL that each rank loads, and of the driver, against a table of releases with known
+The version of NCCL that each rank loads, and of the driver (of libcuda, if an image brings a newer
+one in a `compat` folder: NCCL goes by that), against a table of releases with known
 faults, and whether the host has what the fault needs: an RDMA port, GPUs that do not reach each
 other's memory, or NCCL_COMM_ID. Nothing is said where a variable is set that prevents the fault.
 
@@ -46,10 +47,10 @@ from nccl_doctor.api import (
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.gpu.driver import driver_branch
 from nccl_doctor.toolkit.hosts import collectives_worked
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.releases import COMM_ID, NO_P2P, RDMA, KnownFault, known_faults
-from nccl_doctor.toolkit.versions import major
 
 FAULTY = Kind(
     "nccl-known-bug",
@@ -68,7 +69,7 @@ class KnownReleases(Check):
     name = "known_releases"
     layer = Layer.ENV
     kinds = (FAULTY,)
-    reads = ("collectives", "gpu_state", "nccl_library", "rdma")
+    reads = ("collectives", "driver_libraries", "gpu_state", "nccl_library", "rdma")
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`driver`: version of the kernel module; `comm_id`: whether NCCL_COMM_ID is set;
@@ -113,7 +114,7 @@ class KnownReleases(Check):
 def _meets(cluster: Cluster, rank: Rank, facts: Mapping[str, Any], known: KnownFault) -> bool:
     if known.unless[0] in facts["prevented"]:
         return False
-    branch = major(facts["driver"])
+    branch = driver_branch(cluster, rank.host, facts["driver"])
     if known.driver and not (branch and known.driver[0] <= branch < known.driver[1]):
         return False
     if known.condition == COMM_ID:

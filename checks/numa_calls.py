@@ -59,9 +59,10 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.gpu.devices import host_gpus
+from nccl_doctor.toolkit.gpu.driver import driver_branch
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.versions import major, release
+from nccl_doctor.toolkit.versions import release
 
 BLOCKED = Kind(
     "numa-calls-blocked",
@@ -87,8 +88,6 @@ _FIXED_DRIVER = 595
 _BY_DEFAULT, _ON_REQUEST = 560, 535
 """The driver of CUDA 12.6, since which NCCL does so by default, and of 12.2, the oldest that can
 (ncclCuMemHostEnable in src/misc/cudawrap.cc)."""
-_OLDEST = 300
-"""A lower number is no driver release, as in `libcuda.so.1.1` of WSL."""
 _ERROR = "operation not supported"
 _NUMBERS = {"x86_64": 239, "aarch64": 236}
 """Number of the system call get_mempolicy, by machine type."""
@@ -129,7 +128,7 @@ class NumaCalls(Check):
         }
         for rank, facts in cluster.facts(self.name):
             version = versions.get(rank.host.id)
-            driver = _driver(cluster, rank.host, facts["driver"])
+            driver = driver_branch(cluster, rank.host, facts["driver"])
             if version and release(version) < _SINCE:
                 continue
             if driver and driver < (_ON_REQUEST if facts.get("asked") else _BY_DEFAULT):
@@ -154,18 +153,6 @@ class NumaCalls(Check):
                     {"gpus": facts["empty"]},
                     confidence=Confidence.POSSIBLE,
                 )
-
-
-def _driver(cluster: Cluster, host: Host, kernel: str | None) -> int | None:
-    """Branch of the driver that CUDA uses: that of the kernel module, or of a newer libcuda."""
-    known = [major(kernel)]
-    for rank, facts in cluster.facts("driver_libraries"):
-        table = facts["loaded"]
-        for row in table["rows"] if rank.host.id == host.id else ():
-            library = dict(zip(table["columns"], row, strict=True))
-            if library["library"] == "libcuda":
-                known.append(major(library["version"]))
-    return max((each for each in known if each is not None and each >= _OLDEST), default=None)
 
 
 def _severity(cluster: Cluster, host: Host, version: str | None, *, sure: bool) -> Severity:

@@ -81,6 +81,7 @@ from nccl_doctor.toolkit.gpu.devices import (
     see_gpus,
     torch_build,
 )
+from nccl_doctor.toolkit.gpu.driver import compat_libcuda
 from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of
 from nccl_doctor.toolkit.gpu.lost import (
     facts_by_host,
@@ -197,7 +198,7 @@ class BackendDevice(Check):
         FABRIC_MANAGER_DOWN,
         GPU_DIFFERS,
     )
-    reads = ("gpu_affinity", "gpu_state", "nccl_library")
+    reads = ("driver_libraries", "gpu_affinity", "gpu_state", "nccl_library")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> BackendDeviceFacts:
@@ -302,7 +303,7 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     build, accelerated = f"torch {facts['torch']}", facts["cuda"] or facts["rocm"]
     code = (facts["driver_error"] or {"code": 100})["code"]  # 100: it works, but sees no GPU
     if code != 100 and (gpus or (code is not None and cluster.backend == "nccl")):
-        return _driver(cluster, facts)
+        return _driver(cluster, one)
     if cluster.backend == "gloo":
         if not facts["gloo_built"]:
             return Finding(MISMATCH, f"the backend is gloo, but {build} is built without gloo")
@@ -336,7 +337,8 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
     return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
 
 
-def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
+def _driver(cluster: Cluster, one: SeenByRank) -> Finding:
+    facts = one.facts
     error, kernel = facts["driver_error"], facts["host_gpus"]["driver"]
     kind, fix = _DRIVER_ERRORS.get(error["code"], (GPU_UNHEALTHY, ""))
     number = "" if error["code"] is None else f" ({error['code']})"
@@ -344,7 +346,11 @@ def _driver(cluster: Cluster, facts: Mapping[str, Any]) -> Finding:
     runs, needs = major(facts["driver_cuda"]), major(facts["cuda"])
     if runs is not None and needs is not None and runs < needs:
         kind, newest = DRIVER_MISMATCH, facts["driver_cuda"]
-        text = f"driver {kernel} supports CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
+        compat = compat_libcuda(cluster, one.rank)
+        driver = f"driver {kernel}"
+        if compat is not None:  # it answers in place of the driver's own
+            driver = f"{compat['path']} ({compat['version']}; the kernel module is {kernel})"
+        text = f"{driver} supports CUDA up to {newest}, torch needs CUDA {facts['cuda']}"
         oldest = OLDEST_DRIVER.get(needs, f"one for CUDA {needs}")
         fix = f"upgrade the NVIDIA driver to {oldest} or newer, or install torch for CUDA {runs}"
     elif error["name"] == "libcuda.so.1":

@@ -20,7 +20,7 @@ from nccl_doctor.api import (
     OutcomeStatus,
     Severity,
 )
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.gpu_facts import H100, cpu_facts, facts, gpu
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -279,6 +279,29 @@ def test_driver_older_than_the_toolkit() -> None:
     assert places(found) == {("driver-mismatch", Severity.FAIL, ("nd1",), (8,))}
     assert found[0].message == "driver 550.54.15 supports CUDA up to 12.4, torch needs CUDA 13.0"
     assert "580.65.06" in found[0].fix
+
+
+def test_driver_whose_libcuda_is_one_of_forward_compatibility() -> None:
+    """It answers for the driver: the kernel module has no share in what CUDA it supports."""
+    path = "/usr/local/cuda/compat/libcuda.so.570.86.10"
+    table = {"columns": ["library", "version", "path"], "rows": [["libcuda", "570.86.10", path]]}
+    old = facts(
+        1,
+        0,
+        devices=[],
+        driver_cuda="12.8",
+        driver_error=error(None, "torch.cuda.init", "The NVIDIA driver on your system is too old"),
+        host_gpus={"nodes": 8, "proc": 8, "kfd": 0, "driver": "535.104.05"},
+    )
+    made = cluster_of({8: old})
+    more = {"driver_libraries": {ALONE: outcome({"kernel": "535.104.05", "loaded": table})}}
+    made = change_rank(made, 8, facts={**made.ranks[8].facts, **more})
+    found = judge(made)
+    assert places(found) == {("driver-mismatch", Severity.FAIL, ("nd1",), (8,))}
+    assert found[0].message == (
+        f"{path} (570.86.10; the kernel module is 535.104.05) supports CUDA up to 12.8, torch "
+        "needs CUDA 13.0"
+    )
 
 
 def test_no_code_for_this_gpu() -> None:

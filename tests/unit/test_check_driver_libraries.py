@@ -91,6 +91,33 @@ def test_libcuda_that_conda_installs_for_older_drivers() -> None:
     assert {found.code for found in judge(CHECK, every(other, other, other))} == {"driver-mismatch"}
 
 
+def test_libcuda_by_which_nccl_takes_the_driver_for_a_newer_one() -> None:
+    old = {**facts(COMPAT, ml="535.104.05"), "kernel": "535.104.05"}
+    by_rank = {0: facts(), 1: facts()}
+    made = make_cluster(("nd0", "nd1"), 1, check=CHECK.name, by_rank=by_rank, backend="nccl")
+    assert judge(CHECK, made) == []
+    same = make_cluster(
+        ("nd0", "nd1"), 1, check=CHECK.name, by_rank={0: old, 1: old}, backend="nccl"
+    )
+    found = judge(CHECK, same)
+    assert [(f.code, f.level, f.where.hosts) for f in found] == [
+        ("libcuda-compat", Severity.INFO, ("nd0",)),
+        ("libcuda-compat", Severity.INFO, ("nd1",)),
+    ]
+    assert found[0].message == (
+        f"{COMPAT} has version 590.48.01, the kernel module 535.104.05: CUDA and NCCL take the "
+        "driver for one of branch 590"
+    )
+
+
+@pytest.mark.parametrize("kernel", ["580.95.05", "590.44.01", "600.1.02"])
+def test_libcuda_of_a_compat_folder_that_changes_no_decision(kernel: str) -> None:
+    """With the same branch, with an older one than the driver's, and beyond what NCCL asks for."""
+    fine = {**facts(COMPAT, ml=kernel), "kernel": kernel}
+    made = make_cluster(("nd0",), 1, check=CHECK.name, by_rank={0: fine}, backend="nccl")
+    assert judge(CHECK, made) == []
+
+
 def test_nvml_of_an_upgraded_driver() -> None:
     found = only(
         CHECK, cluster(facts(ml="580.105.08")), "driver-mismatch", hosts=["nd1"], ranks=[1]

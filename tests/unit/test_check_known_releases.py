@@ -96,6 +96,24 @@ def test_healthy(version: str, seen: dict[str, Any]) -> None:
     assert judge(CHECK, cluster(version, **seen)) == []
 
 
+def with_libcuda(made: Cluster, version: str) -> Cluster:
+    """The ranks of nd1 with the libcuda of a `compat` folder."""
+    path = f"/usr/local/cuda/compat/libcuda.so.{version}"
+    table = {"columns": ["library", "version", "path"], "rows": [["libcuda", version, path]]}
+    for seat in (2, 3):
+        more = {"driver_libraries": {ALONE: outcome({"kernel": "", "loaded": table})}}
+        made = change_rank(made, seat, facts={**made.ranks[seat].facts, **more})
+    return made
+
+
+def test_nccl_goes_by_the_libcuda_of_a_compat_folder() -> None:
+    made = cluster("2.27.5", gpu_state=APART, driver="535.104.05")
+    assert judge(CHECK, made) == []
+    only(CHECK, with_libcuda(made, "570.86.10"), "nccl-known-bug", hosts=["nd1"], ranks=[2, 3])
+    faulty = cluster("2.27.5", gpu_state=APART, driver="570.86.10")
+    assert judge(CHECK, with_libcuda(faulty, "580.95.05")) == []
+
+
 def test_what_prevents_a_fault_is_read(tmp_path: Path) -> None:
     env = {
         "NCCL_CUMEM_HOST_ENABLE": "0",
