@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
-from nccl_doctor.toolkit.host import text_of
+from nccl_doctor.toolkit.host import is_first_namespace, text_of
 
 _COMM = "nv-fabricmanage"  # as long as the kernel keeps it
 _SWITCH = re.compile(r"nvidia-nvswitch\d+")
@@ -74,11 +74,6 @@ def _running(proc: Path) -> bool | None:
         if text_of(path) == _COMM:
             return True
     return False if is_first_namespace(proc) else None
-
-
-def is_first_namespace(proc: Path) -> bool:
-    """Whether all processes of the machine can be seen: no container has its kernel threads."""
-    return text_of(proc / "2/comm") == "kthreadd"
 
 
 def _misfit(root: Path, crumb: Callable[..., None] | None) -> list[str] | None:

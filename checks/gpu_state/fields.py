@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.gpu.nvml import ABSENT, Asked, Library, Refused
-
-from .fabric_manager import is_first_namespace
+from nccl_doctor.toolkit.host import is_first_namespace
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
 _CORRECTED, _UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*

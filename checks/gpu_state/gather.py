@@ -23,10 +23,11 @@ from nccl_doctor.toolkit.gpu.nvml import (
     read_system,
     start,
 )
+from nccl_doctor.toolkit.host import is_first_namespace
 
 from .apart import Ended, Work, each_apart
 from .device_files import refused_files
-from .fabric_manager import FabricManager, is_first_namespace, read_fabric_manager
+from .fabric_manager import FabricManager, read_fabric_manager
 from .fields import read_gpu
 from .in_service import programs_in_service
 from .kernel_log import KernelLog, read_kernel_log

@@ -86,6 +86,11 @@ def text_of(path: Path) -> str:
         return ""
 
 
+def is_first_namespace(proc: Path) -> bool:
+    """Whether all processes of the machine can be seen: no container has its kernel threads."""
+    return text_of(proc / "2/comm") == "kthreadd"
+
+
 def host_name() -> str:
     """The name that this host calls itself; bytes that are no UTF-8 are written as numbers.
 

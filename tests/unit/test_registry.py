@@ -414,7 +414,7 @@ CODES = """
     out-of-memory-kill process-limit-low memory-limit-low cpu-limit-low temp-dir-unwritable
     pcie-errors memory-errors memory-failing shm-removed-at-logout
     clock-skew cpu-differs libcuda-differs cpu-clock-held-low cpu-governor-differs process-stuck
-    libcuda-compat
+    libcuda-compat mps-active mps-other-user mps-not-reached
     listen-backlog-low ports-exhausted
     port-in-use port-refused port-blocked port-privileged port-not-the-store port-ephemeral
     own-address-blocked
