@@ -447,7 +447,7 @@ CODES = """
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
     gpu-not-started group-start-slow
-    nccl-feature-broken
+    nccl-feature-broken nccl-diagnostics-failed
     seed-differs batch-does-not-divide world-size-config-mismatch
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
     deepspeed-config-conflict offload-path-unusable offload-memory-low
