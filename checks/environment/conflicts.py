@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from nccl_doctor.api import Severity
 from nccl_doctor.toolkit.variables.table import table
 
+from .inspector import CONFLICT, inspector_conflicts
 from .view import Problem, View
-
-CONFLICT = "env-conflict"
 
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -28,6 +27,7 @@ def conflicts(view: View) -> Iterator[Problem]:
     yield from _watchdog(view)
     yield from _spellings(view)
     yield from _nccl(view)
+    yield from inspector_conflicts(view)
     if view.is_set("NCCL_ENV_PLUGIN") and view.text("NCCL_ENV_PLUGIN") not in ("", "none"):
         yield Problem(
             CONFLICT,

@@ -19,7 +19,7 @@ UNKNOWN, BAD_VALUE = "env-unknown-variable", "env-bad-value"
 DEPRECATED, LEFTOVER, SHORT = "env-deprecated", "env-debug-leftover", "timeout-too-short"
 _ALIKE = 0.85
 """Minimum similarity of two names for one to count as a typing error of the other."""
-_OWN_NAME = {"nccl": "NCCL", "torch": "torch", "gloo": "gloo"}
+_OWN_NAME = {"nccl": "NCCL", "torch": "torch", "gloo": "gloo", "inspector": "NCCL's Inspector"}
 
 
 def problems(view: View) -> Iterator[Problem]:
@@ -59,6 +59,8 @@ def _unknown_names(view: View) -> Iterator[Problem]:
             if newer or plugged or view.facts.get("rocm"):
                 severity = Severity.INFO
         hint = f"; did you mean {meant}?" if meant else ""
+        if library and not library.known_to:  # a plug-in, which may be newer than the table
+            severity = Severity.INFO
         fix = f"export {meant}=... and unset {name}" if meant else f"unset {name}"
         if advice:
             fix += f": {advice}"

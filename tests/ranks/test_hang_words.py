@@ -125,6 +125,17 @@ def test_nccl_says_more_when_a_hang_is_tried_again(
     assert facts["NCCL_RAS_ADDR"].startswith("127.0.0.1:")
 
 
+def test_nccls_inspector_leaves_no_files_of_the_examination(tmp_path: Path) -> None:
+    (tmp_path / ".nccl.conf").write_text("NCCL_INSPECTOR_ENABLE=1\n")
+
+    def work(line: probe.Line) -> dict[str, Any]:
+        os.environ["NCCL_INSPECTOR_ENABLE"] = "1"
+        speak_up(context(line, time.monotonic() + 60, backend="nccl"))
+        return {"on": nccl_settings(os.environ, tmp_path, tmp_path)["NCCL_INSPECTOR_ENABLE"].value}
+
+    assert outcome_of(work, 10).facts == {"on": "0"}
+
+
 def test_a_rank_of_a_group_uses_one_thread() -> None:
     """With more on every core, the ranks of a host spend most of their time waiting in loops."""
 

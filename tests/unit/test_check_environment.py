@@ -68,6 +68,10 @@ LOUD = [
     ({"NCCL_NET": "IB", "NCCL_IB_DISABLE": "1"}, "env-conflict", "fail", "finds none"),
     ({"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "1"}, "env-conflict", "warn", "needs cuMem"),
     ({"NCCL_MIN_NCHANNELS": "8", "NCCL_MAX_NCHANNELS": "4"}, "env-conflict", "warn", "the minimum"),
+    ({"NCCL_INSPECTOR_ENABLE": "1", "NCCL_PROFILER_PLUGIN": "none"},
+     "env-conflict", "warn", "nothing is recorded"),
+    ({"NCCL_INSPECTOR_ENABLE": "true", "NCCL_PROFILER_PLUGIN": "inspector"},
+     "env-bad-value", "warn", "0"),
     # leftovers
     ({"NCCL_DEBUG": "trace"}, "env-debug-leftover", "warn", "logs every call"),
     ({"CUDA_LAUNCH_BLOCKING": "1"}, "env-debug-leftover", "warn", "several communicators"),
@@ -117,6 +121,15 @@ FINE = [
     {"DEEPSPEED_TIMEOUT": "120", "WANDB__SERVICE_WAIT": "300"},
     {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "OMP_NUM_THREADS": "8"},
     {"http_proxy": "http://proxy", "HTTPS_PROXY": "http://other", "no_proxy": "localhost"},
+    {
+        "NCCL_PROFILER_PLUGIN": "inspector",
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_DEBUG": "WARN",
+        "NCCL_INSPECTOR_PROM_DUMP": "1",
+        "NCCL_INSPECTOR_DUMP_DIR": "/var/lib/node_exporter",
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "30000000",
+    },
+    {"NCCL_INSPECTOR_ENABLE": "0", "NCCL_PROFILER_PLUGIN": "none"},
     {"UCX_TLS": "rc", "UCX_SOME_THING": "1", "OMP_PROC_BIND": "true"},
 ]
 
@@ -126,6 +139,7 @@ def test_a_good_environment(env: Env) -> None:
     assert judge([env, env]) == []
 
 
+INSPECTOR = {"NCCL_PROFILER_PLUGIN": "inspector", "NCCL_INSPECTOR_ENABLE": "1"}
 INFO = [
     ({"NCCL_DEBUG": "INFO"}, "env-debug-leftover"),
     ({"HYDRA_FULL_ERROR": "1"}, "env-debug-leftover"),
@@ -139,6 +153,27 @@ INFO = [
     ({"WANDB__SERVICE_WAIT": "5"}, "timeout-too-short"),
     ({"NCCL_ENV_PLUGIN": "corp"}, "env-conflict"),
     ({"NCCL_SYM_THING": "1", "NCCL_NET_PLUGIN": "corp"}, "env-unknown-variable"),
+    ({"NCCL_INSPECTOR_ENABLE": "1"}, "env-conflict"),
+    ({"NCCL_PROFILER_PLUGIN": "/opt/libnccl-profiler-inspector.so"}, "env-conflict"),
+    (
+        {
+            **INSPECTOR,
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+            "NCCL_INSPECTOR_PROM_DUMP": "1",
+        },
+        "env-conflict",
+    ),
+    (
+        {
+            **INSPECTOR,
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+            "NCCL_INSPECTOR_DUMP_THREAD_ENABLE": "0",
+        },
+        "env-conflict",
+    ),
+    ({**INSPECTOR, "NCCL_INSPECTOR_DUMP_VERBOSE": "1"}, "env-debug-leftover"),
+    ({**INSPECTOR, "NCCL_INSPECTOR_ENABLED": "1"}, "env-unknown-variable"),
+    ({**INSPECTOR, "NCCL_INSPECTOR_OF_TOMORROW": "1"}, "env-unknown-variable"),
 ]
 
 

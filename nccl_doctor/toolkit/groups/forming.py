@@ -114,8 +114,9 @@ def speak_up(ctx: Context) -> None:
     warnings, and every step where a hang is tried again. Lines are written at once: NCCL uses C
     stdio and does not flush, so its last lines before a child is killed would be lost in a buffer.
     The child has its own RAS port, unless the user gave one: by default every NCCL process of a
-    host answers at the same port, also those of other jobs. In some versions of torch the flight
-    recorder is off by default.
+    host answers at the same port, also those of other jobs. NCCL's Inspector, a profiler plug-in,
+    would leave files of the examination. In some versions of torch the flight recorder is off by
+    default.
     """
     os.environ["NCCL_DEBUG_FILE"] = ""  # not unset: a file of NCCL's own could then set it
     again = ctx.round.endswith(AGAIN)
@@ -124,7 +125,9 @@ def speak_up(ctx: Context) -> None:
     with contextlib.suppress(AttributeError, OSError, ValueError):
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
-    if ctx.backend == "nccl" and ADDRESS not in os.environ:
-        with contextlib.suppress(OSError):
-            os.environ[ADDRESS] = own_address()
+    if ctx.backend == "nccl":
+        os.environ["NCCL_INSPECTOR_ENABLE"] = "0"
+        if ADDRESS not in os.environ:
+            with contextlib.suppress(OSError):
+                os.environ[ADDRESS] = own_address()
     record()

@@ -23,7 +23,8 @@ from typing import Any
 
 from nccl_doctor.toolkit.tables import read_table
 
-FILES = ("nccl", "torch", "gloo", "ucx", "others")
+FILES = ("inspector", "nccl", "torch", "gloo", "ucx", "others")
+"""Names of the files; of two with a prefix of a name, the first counts."""
 KINDS = ("int", "bool", "flag", "enum", "words", "names", "list", "path", "url", "text")
 """How a value is read. `bool` is 0 or 1 for NCCL and any yes-or-no word for torch, `flag` is 1 or
 anything else, `enum` one word, `words` a list of allowed words, `names` a list of interfaces or
@@ -109,10 +110,17 @@ class Variable:
         return bool(self.leftovers)
 
     @property
+    def as_nccl(self) -> bool:
+        """Whether its text is read with the functions of C, as NCCL and its plug-ins do."""
+        return self.library in ("nccl", "inspector")
+
+    @property
     def read_by(self) -> str:
         """`nccl`, `gloo` or `deepspeed` where nothing else reads it, else the empty string."""
-        if self.library in ("nccl", "gloo"):
-            return self.library
+        if self.as_nccl:
+            return "nccl"
+        if self.library == "gloo":
+            return "gloo"
         if self.always:
             return ""
         words = {"NCCL_": "nccl", "GLOO_": "gloo", "DEEPSPEED_": "deepspeed"}

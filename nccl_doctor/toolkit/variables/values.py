@@ -53,7 +53,7 @@ def number_of(variable: Variable, text: str) -> int | None:
     """The number that the library reads; None if it refuses the text or expects no number."""
     if variable.kind not in ("int", "bool") or len(text) > _LONGEST:
         return None
-    if variable.library == "nccl":
+    if variable.as_nccl:
         return as_strtoll(text) if text else None
     if variable.kind == "bool":
         word = text.lower()
@@ -69,7 +69,7 @@ def canonical(variable: Variable, text: str | None) -> str | None:
 
     A variable that is not set has the meaning of its default.
     """
-    if text is None or (text == "" and variable.library == "nccl"):
+    if text is None or (text == "" and variable.as_nccl):
         if variable.default in (None, AUTO):
             return None
         return canonical(variable, variable.default)
@@ -122,7 +122,7 @@ def _bad_number(variable: Variable, text: str) -> Misread | None:
 
 def _is_junk(variable: Variable, text: str) -> bool:
     """Whether the library ignores a part of the text, or reads it as octal."""
-    if variable.library != "nccl":
+    if not variable.as_nccl:
         return variable.kind == "int" and not _DECIMAL.fullmatch(text.rstrip())
     found = _NUMBER.fullmatch(text.rstrip())
     return found is None or (found[2][0] == "0" and found[2].isdigit() and len(found[2]) > 1)
@@ -134,7 +134,7 @@ def _meant(variable: Variable, text: str) -> str:
     if word in _ON or word in _OFF:
         return "1" if word in _ON else "0"
     sized = re.fullmatch(r"([0-9]+)\s*([kmg])(?:i?b)?", word)
-    if sized and variable.library == "nccl":
+    if sized and variable.as_nccl:
         return str(int(sized[1]) * _UNITS[sized[2]])
     is_number = variable.kind == "int" and word.isdecimal()
     return str(int(word)) if is_number else ""
