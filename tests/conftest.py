@@ -42,7 +42,7 @@ _LONG = 200
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Name a long text by its begin: names go from process to process with each word of a test."""
     if isinstance(val, (str, bytes)) and len(val) > _LONG:
-        return f"{ascii(val[:60])}..."
+        return f"{val[:60]!a}..."
     return None
 
 

@@ -170,7 +170,9 @@ class Join:
             self._admit()
             self._deaths.look()
             self._doubts.answer()
-            if complete() or time.monotonic() >= until:
+            if time.monotonic() >= until:
+                return
+            if complete() and not self._doubts.awaits(self._tokens().values()):
                 return
             self._run.progress.say(f"waiting for {missing()} to sign in")
             time.sleep(min(pause, max(0.0, until - time.monotonic())))

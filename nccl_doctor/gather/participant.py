@@ -177,7 +177,7 @@ class Participant:
         master = str(run.launch.master_addr)
         run.hosts = {master: [master]}
         if run.launch.rank == 0 and not self._is_second:
-            doubts = Doubts(box, run.launch, first_seal(run))
+            doubts = Doubts(box, run.launch, first_seal(run), self._token)
             return Coordinator(run, box, self._evidence, self._views, doubts).conduct()
         try:
             code = Follower(run, box, self._token, self._evidence, self._views).follow()

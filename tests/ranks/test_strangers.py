@@ -225,6 +225,26 @@ def test_a_second_rank_0_follows_the_first(job: Job, tmp_path: Path) -> None:
     assert [each.code for each in ended.values()] == [1, 1, 1]
 
 
+def test_of_two_ranks_0_that_doubt_at_the_same_time_one_coordinates(
+    job: Job, tmp_path: Path
+) -> None:
+    """Each finds the counter raised and asks: nobody is there yet to answer."""
+    ranks, again = job.ranks, tmp_path / "again"
+    again.mkdir()
+    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    second = Ranks(again, 2, OPTIONS, start=[], changes={0: AGENT})
+    second.port = ranks.port
+    ranks.start([0])
+    second.start([0])
+    ranks.start([1])
+    ended = {**ranks.wait(WAIT_S), 2: second.wait(WAIT_S)[0]}
+    path = next(each.report_path for each in (ranks, second) if each.report_path.exists())
+    report = json.loads(path.read_text())
+    assert {found["code"] for found in report["root_causes"]} == {"rank-duplicate"}
+    assert [each.code for each in ended.values()] == [1, 1, 1]
+    assert max(each.seconds for each in ended.values()) < JOIN_S
+
+
 # -- with a key ------------------------------------------------------------------------------------
 
 
