@@ -16,7 +16,8 @@ ends its own processes in order, GPU work first; only one that hangs is killed, 
 server serves one user: with a server of another user, CUDA waits at its first call until that
 user's processes have ended. In compute mode Exclusive Process the server has the GPU: a process
 that does not find the server cannot use it. NCCL refuses several ranks on one GPU with MPS as
-without it (`Duplicate GPU detected`), unless NCCL_MULTI_RANK_GPU_ENABLE=1 (since 2.30.3).
+without it (`Duplicate GPU detected`), unless NCCL_MULTI_RANK_GPU_ENABLE=1 (since 2.30.3): check
+`backend_device` reports that.
 
 How to fix
 ----------
@@ -43,7 +44,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -58,6 +59,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS, host_gpus
+from nccl_doctor.toolkit.gpu.mps import serves_here
 from nccl_doctor.toolkit.host import is_first_namespace, text_of
 
 ACTIVE = Kind(
@@ -96,6 +98,17 @@ _NAME = "nvidia-cuda-mps"
 """What the kernel keeps of the names of both programs."""
 
 
+class MpsFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    pipe: str
+    control: bool
+    daemons: list[tuple[int, int]]
+    servers: list[tuple[int, int]]
+    all_seen: bool
+    uid: int
+
+
 class Mps(Check):
     """Looks for the processes of MPS and for its pipe."""
 
@@ -104,7 +117,7 @@ class Mps(Check):
     kinds = (ACTIVE, OTHER_USER, NOT_REACHED)
     reads = ("gpu_state",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MpsFacts:
         """`pipe`: the folder in which CUDA looks; `control`: whether the daemon's file is there;
         `daemons`, `servers`: [process id, user id]; `all_seen`: whether no process is hidden; `uid`
         of this process.
@@ -151,7 +164,7 @@ def _on_host(facts: Mapping[str, Any], *, exclusive: bool) -> Iterator[Finding]:
                 confidence=Confidence.LIKELY,
             )
         return
-    if not seen and facts["all_seen"]:
+    if not serves_here(facts):
         return  # what a daemon left behind that has ended
     others = [(pid, uid) for pid, uid in servers if uid not in (0, facts["uid"])]
     if others and len(others) == len(servers) and facts["all_seen"]:

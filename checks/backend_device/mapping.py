@@ -18,6 +18,8 @@ from nccl_doctor.api import (
     odd_ones_out,
     place_of,
 )
+from nccl_doctor.toolkit.gpu.devices import EXCLUSIVE_PROCESS
+from nccl_doctor.toolkit.gpu.mps import hosts_with_mps
 from nccl_doctor.toolkit.versions import USE_NCCL2, loaded_nccl, process_group, public, release
 
 GPU_HIDDEN = Kind(
@@ -114,7 +116,7 @@ def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> It
         for found in _beyond(mine):
             yield found.replaced(explained_by=GPU_HIDDEN.code if hidden else None)
         yield from _guessed(mine)
-    yield from _shared(one for mine in known for one in mine)
+    yield from _shared(hosts_with_mps(cluster), (one for mine in known for one in mine))
     yield from _parts(cluster, {one.rank.seat: one for mine in known for one in mine})
 
 
@@ -231,7 +233,8 @@ def _binds_by_number(one: SeenByRank) -> bool:
     return _binds(one) and not one.has_local_rank
 
 
-def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
+def _shared(mps: Mapping[int, bool], seen: Iterable[SeenByRank]) -> Iterator[Finding]:
+    """Findings on GPUs that several ranks take; `mps`: from `hosts_with_mps`."""
     users: dict[tuple[str, str], list[SeenByRank]] = defaultdict(list)
     for one in seen:
         if one.own is not None and one.own["uuid"]:
@@ -240,16 +243,28 @@ def _shared(seen: Iterable[SeenByRank]) -> Iterator[Finding]:
         ranks = [one.rank for one in sharers]
         # Two hosts with one GPU are two containers of a machine: NCCL may take them for two hosts.
         severity = Severity.FAIL if len({rank.host.id for rank in ranks}) == 1 else Severity.WARN
+        served = mps.get(ranks[0].host.id)
+        own = sharers[0].own or {}
+        alone = own.get("compute_mode") == EXCLUSIVE_PROCESS and served is False
+        text, fix = f"{len(ranks)} ranks use the same {model}", ""
+        if alone:
+            text += "; its compute mode is Exclusive Process, and there is no MPS here"
+            fix = f"{GPU_SHARED.fix} If it is meant: start MPS, or nvidia-smi -c DEFAULT."
+        elif served and not sharing_is_meant(ranks):
+            text += "; that MPS is here changes nothing for NCCL"
+            fix = "export NCCL_MULTI_RANK_GPU_ENABLE=1 on every rank (NCCL 2.30.3 or newer), or "
+            fix += "give each rank a GPU of its own"
         if len(ranks) > 1:
             yield Finding(
                 GPU_SHARED,
-                f"{len(ranks)} ranks use the same {model}",
+                text,
                 Where(devices=(uuid,)) | place_of(ranks),
                 {
                     "local_ranks": [rank.local_rank for rank in ranks],
                     "visible": [one.facts["visible"] for one in sharers],
                 },
-                severity=Severity.INFO if sharing_is_meant(ranks) else severity,
+                fix=fix,
+                severity=Severity.INFO if sharing_is_meant(ranks) and not alone else severity,
             )
 
 

@@ -239,6 +239,42 @@ def test_sharing_that_is_meant_is_information(env: dict[int, dict[str, str]]) ->
     assert places(found) == {("gpu-shared-by-ranks", Severity.INFO, ("nd0",), (0, 1, 2, 3))}
 
 
+def with_mps(cluster: Cluster, control: bool) -> Cluster:
+    """Every rank with the facts of check `mps`."""
+    daemons = [[700, 0]] if control else []
+    seen = {"control": control, "daemons": daemons, "servers": [], "all_seen": True}
+    for rank in cluster.ranks:
+        more = {**rank.facts, "mps": {ALONE: outcome(seen)}}
+        cluster = change_rank(cluster, rank.seat, facts=more)
+    return cluster
+
+
+MEANT = {rank: {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} for rank in range(4)}
+
+
+def sharing(mode: int = 0, env: Any = None) -> Cluster:
+    devices = [{**gpu(0, number), "compute_mode": mode} for number in range(4)]
+    by_rank = {rank: facts(0, rank, devices=devices) | {"device": 0} for rank in range(4)}
+    return cluster_of(by_rank, hosts=1, nproc=4, env=env)
+
+
+def test_mps_makes_no_nccl_take_several_ranks_on_one_gpu() -> None:
+    found = judge(with_mps(sharing(), True))
+    assert places(found) == {("gpu-shared-by-ranks", Severity.FAIL, ("nd0",), (0, 1, 2, 3))}
+    assert found[0].message.endswith("; that MPS is here changes nothing for NCCL")
+    assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in found[0].fix
+    (meant,) = judge(with_mps(sharing(mode=3, env=MEANT), True))
+    assert (meant.level, meant.fix) == (Severity.INFO, "")
+
+
+def test_sharing_in_exclusive_mode_needs_mps() -> None:
+    (found,) = judge(with_mps(sharing(mode=3, env=MEANT), False))
+    assert (found.code, found.level) == ("gpu-shared-by-ranks", Severity.FAIL)
+    assert "Exclusive Process, and there is no MPS here" in found.message
+    (unknown,) = judge(sharing(mode=3, env=MEANT))
+    assert unknown.level is Severity.INFO
+
+
 @pytest.mark.parametrize(
     ("code", "name", "text", "expected", "fix"),
     [
