@@ -63,7 +63,7 @@ from nccl_doctor.api import (
     Skip,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, plugin_build
+from nccl_doctor.toolkit.nccl.plugin import PluginBuild, first_plugin, is_linked_in, plugin_build
 from nccl_doctor.toolkit.nccl.plugin_builds import differing_builds, only_some_load, place_of_hosts
 from nccl_doctor.toolkit.nccl.plugin_versions import cuda_releases, range_in_words, takes_plugin
 
@@ -197,7 +197,7 @@ def _crashes(cluster: Cluster) -> Iterator[Finding]:
 def _asked_for(facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Finding on a requested plug-in that does not load, without its place."""
     named, wanted = _wish(facts)
-    if facts["loaded"] or not (wanted and facts["asked"]):
+    if facts["loaded"] or not (wanted and facts["asked"]) or is_linked_in(facts["plugin"]):
         return
     errors = "; ".join(error for _, error in facts["tried"]) or "NCCL_NET_PLUGIN=none"
     yield Finding(

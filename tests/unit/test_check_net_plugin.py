@@ -87,6 +87,9 @@ def test_where_nccl_looks(plugin: str, libraries: Sequence[str]) -> None:
         pytest.param(facts_of("NCCL_NET=IB", "FI_PROVIDER=efa", net="IB"), id="InfiniBand"),
         pytest.param(facts_of("NCCL_NET_PLUGIN=none", plugin="none"), id="none wanted"),
         pytest.param(
+            facts_of("NCCL_NET_PLUGIN=STATIC_PLUGIN", plugin="STATIC_PLUGIN"), id="linked in"
+        ),
+        pytest.param(
             facts_of("NCCL_NET_PLUGIN=none", "FI_PROVIDER=efa", plugin="none"), id="none in spite"
         ),
     ],
