@@ -52,6 +52,7 @@ def test_the_odd_host_of_four_is_blamed(name: str, value: str, level: str, odd: 
         ({"TORCH_NCCL_DUMP_ON_TIMEOUT": "yes"}, {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}),
         ({"NCCL_SOCKET_IFNAME": "=ens1"}, {"NCCL_SOCKET_IFNAME": "=eth0"}),
         ({"NCCL_IB_HCA": "mlx5_0", "NCCL_IB_GID_INDEX": "3"}, {}),
+        ({"NCCL_IB_PKEY": "1"}, {}),  # check partition_keys compares the keys
         ({"GLOO_SOCKET_IFNAME": "ens1"}, {"GLOO_SOCKET_IFNAME": "eth0"}),
         ({"NCCL_DEBUG_FILE": "/tmp/a"}, {"NCCL_DEBUG_FILE": "/tmp/b"}),
         ({"TORCHELASTIC_ERROR_FILE": "/tmp/a"}, {"TORCHELASTIC_ERROR_FILE": "/tmp/b"}),
