@@ -152,7 +152,7 @@ class PartitionKeys(Check):
         apart = list(_apart(seen, keys))
         yield from apart
         if not apart:
-            yield from _limited(keys)
+            yield from _limited(seen, keys)
 
 
 def _table(folder: Path, index: int) -> dict[int, int]:
@@ -221,7 +221,9 @@ def _apart(
         )
 
 
-def _limited(keys: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
+def _limited(
+    seen: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Mapping[str, int]]
+) -> Iterator[Finding]:
     """A finding on all hosts that are limited members, if there are two or more."""
     limited = {
         host: [name for name, key in mine.items() if not key & _FULL] for host, mine in keys.items()
@@ -230,10 +232,20 @@ def _limited(keys: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:
     if len(limited) > 1:
         values = sorted({f"{keys[host][n]:#06x}" for host, names in limited.items() for n in names})
         names = {n for mine in limited.values() for n in mine}
+        full = [
+            {(index, key) for index, key in port["others"].items() if key & _FULL}
+            for host in limited
+            for port in seen[host]["ports"]
+        ]
+        better = sorted(frozenset.intersection(*map(frozenset, full)))
         yield Finding(
             LIMITED,
             f"{', '.join(values)}: limited members on {len(limited)} of {len(keys)} hosts",
             Where(hosts=tuple(sorted(limited)), interfaces=tuple(sorted(names))),
             {"keys": {host: {n: f"{k:#06x}" for n, k in keys[host].items()} for host in limited}},
+            fix=f"export {INDEX}={better[0][0]} on every host: there all are full members of "
+            f"{better[0][1]:#06x}; or {LIMITED.fix}"
+            if better
+            else "",
             confidence=Confidence.LIKELY,
         )

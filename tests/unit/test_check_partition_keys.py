@@ -150,6 +150,18 @@ class TestLimited:
         assert found.level is Severity.FAIL
         assert found.message == "0x7fff: limited members on 2 of 2 hosts"
 
+    def test_a_partition_of_the_job_beside_it(self, tmp_path: Path) -> None:
+        """As where the default partition is for management."""
+        same = host(tmp_path, ["0x7fff", JOB], ["0x7fff", JOB, OTHER])
+        found = only(
+            CHECK,
+            cluster(same, same),
+            "pkey-limited",
+            hosts=["nd0", "nd1"],
+            interfaces=["mlx5_0:1", "mlx5_1:1"],
+        )
+        assert found.fix.startswith("export NCCL_IB_PKEY=1 on every host: there all are full")
+
     def test_full_members_are_not_blamed(self, tmp_path: Path) -> None:
         full, limited = host(tmp_path / "a", [JOB]), host(tmp_path / "b", [LIMITED])
         only(
