@@ -39,7 +39,7 @@ def code(before: str, call: str) -> str:
 def ended(
     lists: Sequence[Sequence[str]], done: CompletedProcess[str]
 ) -> list[CompletedProcess[str]]:
-    """How each call ended, from how that Python did."""
+    """End of each call, from how that Python ended."""
     assert (done.returncode, done.stderr) == (0, "")
     return [
         CompletedProcess(words, code, stdout, stderr)
