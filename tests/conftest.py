@@ -13,7 +13,8 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.huge_pages import use_huge_pages
 from tests.support.lazy import note_slow
@@ -111,6 +112,22 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         gc.enable()
         use_huge_pages()
         note_slow(session.config)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where tests are only collected, as `make test` does it before workers start, let hypothesis
+    find out which characters there are: it keeps that, and else each worker would take seconds.
+    """
+    if session.config.option.collectonly and any(
+        _place(item.path)[1] == "unit" for item in session.items
+    ):
+
+        @settings(max_examples=1, database=None)
+        @given(st.text())
+        def a_property(_text: str) -> None:
+            pass
+
+        a_property()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
