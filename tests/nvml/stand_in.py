@@ -1,20 +1,29 @@
-"""Builds the stand-in for libnvidia-ml.so.1, describes machines to it, and observes them."""
+"""Builds the stand-in for libnvidia-ml.so.1, describes machines to it, and observes them.
+
+Each GPU is read in a process of its own. They are forked from a small process: the one that runs
+the tests holds thousands of them in its memory, and a fork of it costs ten times as much.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.model.cluster import Outcome
 from nccl_doctor.observe import probe
 
@@ -126,3 +135,27 @@ def observe(
 
     (outcome,) = probe.run([probe.ProbeJob("gpu_state", work, time.monotonic() + deadline_s)])
     return Outcome.from_json(outcome.to_json())
+
+
+def gathered(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:
+    """What the check gathers of a machine, below this root, by a child of the small process."""
+    return small_process().submit(_gather, library, description, root, deadline_s).result()
+
+
+@functools.cache
+def small_process() -> ProcessPoolExecutor:
+    """The one of this process, started."""
+    context = multiprocessing.get_context("spawn")
+    started = ProcessPoolExecutor(1, context, importlib.import_module, ("pynvml",))
+    assert started.submit(os.getpid).result() != os.getpid()
+    return started
+
+
+def _gather(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:
+    until = time.monotonic() + deadline_s
+    left = functools.partial(_left, until)
+    return observe(library, description, lambda crumb: gather_gpus(crumb, root, left), deadline_s)
+
+
+def _left(until: float) -> float:
+    return until - time.monotonic()

@@ -20,7 +20,16 @@ from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.checks.mnnvl import Mnnvl
 from nccl_doctor.toolkit.gpu.nvml import STEP
-from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
+from tests.nvml.stand_in import (
+    Machine,
+    build,
+    gathered,
+    h100s,
+    observe,
+    small_process,
+    uuid,
+    write,
+)
 from tests.ranks.ranks import descendants
 from tests.support import limited
 from tests.support.clusters import make_cluster
@@ -37,7 +46,9 @@ LATER_S = 6.0
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
+    built = build(tmp_path_factory.mktemp("nvml"))
+    small_process()  # no test is to find it among what was left behind
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +70,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def look(library: Path, root: Path, machine: Machine, deadline_s: float = 20.0) -> Outcome:
-    file = write(machine, root.with_name("machine"))
-    until = time.monotonic() + deadline_s + LATER_S
-    left = functools.partial(_left, until)
-    return observe(
-        library, file, lambda crumb: gather_gpus(crumb, root, left), deadline_s + LATER_S
-    )
+    return gathered(library, write(machine, root.with_name("machine")), root, deadline_s + LATER_S)
 
 
 @pytest.fixture
@@ -75,10 +81,6 @@ def see(library: Path, root: Path) -> Callable[..., Outcome]:
 @pytest.fixture(scope="module")
 def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return look(library, quiet_root(tmp_path_factory.mktemp("healthy")), h100s())
-
-
-def _left(until: float) -> float:
-    return until - time.monotonic()
 
 
 def two_hosts(of_second: Outcome, of_first: Outcome | None = None, **fields: Any) -> Cluster:

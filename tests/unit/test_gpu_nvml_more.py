@@ -11,8 +11,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.checks.gpu_state.gather import gather_gpus
-from tests.nvml.stand_in import Machine, build, h100s, observe, uuid, write
+from tests.nvml.stand_in import Machine, build, gathered, h100s, uuid, write
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -39,14 +38,7 @@ See = Callable[..., Outcome]
 @pytest.fixture
 def see(library: Path, root: Path, tmp_path: Path) -> See:
     def seen(machine: Machine, deadline_s: float = 30.0) -> Outcome:
-        file = write(machine, tmp_path / "machine")
-        until = time.monotonic() + deadline_s
-        return observe(
-            library,
-            file,
-            lambda crumb: gather_gpus(crumb, root, lambda: until - time.monotonic()),
-            deadline_s,
-        )
+        return gathered(library, write(machine, tmp_path / "machine"), root, deadline_s)
 
     return seen
 
