@@ -279,4 +279,6 @@ def test_the_time_grows_with_a_hostile_text_and_no_faster(piece: str):
         return time.process_time() - started
 
     # Four times as long: four times as much, and sixteen times where it starts again at each place.
-    assert min(took_s(8000) for _ in range(3)) < 9 * min(took_s(2000) for _ in range(3)) + 0.02
+    # Only what seems to take too long is measured again: something else may have been in the way.
+    short_s = min(took_s(2000) for _ in range(3))
+    assert any(took_s(8000) < 9 * short_s + 0.02 for _ in range(3))
