@@ -59,17 +59,14 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.gpu.devices import own_device
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
 from nccl_doctor.toolkit.groups.forming import form_world
-from nccl_doctor.toolkit.outliers import (
-    algorithm_bandwidth,
-    blame_edges,
-    bus_bandwidth,
-    ring,
-    slow_ones,
-)
+from nccl_doctor.toolkit.groups.stopwatch import Stopwatch
+from nccl_doctor.toolkit.groups.timed import TIMED, rate_text, slow_pairs, with_rates
+from nccl_doctor.toolkit.hosts import between
+from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, slow_ones
+from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW
 
 from .figures import speed_figures
 from .measured import Measured, stand_out_again
-from .stopwatch import Stopwatch
 
 RANK_SLOW = Kind(
     "rank-slow",
@@ -80,16 +77,6 @@ RANK_SLOW = Kind(
     "CLOCK,PERFORMANCE,TEMPERATURE), or at other work on its cores",
     Severity.WARN,
     delays=True,
-)
-BANDWIDTH_LOW = Kind(
-    "bandwidth-low",
-    Layer.SPEED,
-    "Collectives are much slower here than in other groups of the same kind",
-    "a collective over all ranks runs at the speed of its slowest part",
-    "inside a host: PCIe, NVLink and NUMA binding (nvidia-smi topo -m); between hosts: NIC, "
-    "negotiated speed, switch port",
-    Severity.WARN,
-    by_deadline=True,  # a slow or lossy link explains it
 )
 
 _SIZES = {  # bytes
@@ -143,25 +130,18 @@ class GroupSpeed(Check):
         import torch
 
         device = torch.device("cpu")
+        facts: dict[str, Any] = {}
         if ctx.backend == "nccl":
             ctx.breadcrumb("set device")
             device = own_device(ctx.launch.local_rank)
         watch = Stopwatch(ctx.breadcrumb, device, _BUDGET_S[ctx.level])
-        facts: dict[str, Any] = {}
         if ctx.round in ("world", "again-ranks"):
             facts["compute"] = watch.computing()
         if len(ctx.group) > 1:
             form_world(ctx)
-            ranks = len(ctx.group)
             limit_s = min(_LIMIT_S[ctx.level], ctx.left() / 2)
-            facts["all_reduce"] = [
-                {
-                    **each,
-                    "algbw": algorithm_bandwidth(each["bytes"], each["seconds"]),
-                    "busbw": bus_bandwidth(each["bytes"], each["seconds"], ranks),
-                }
-                for each in watch.all_reduce(ctx.round, _SIZES[ctx.level], limit_s)
-            ]
+            timed = watch.all_reduce(ctx.round, _SIZES[ctx.level], limit_s)
+            facts[TIMED] = with_rates(timed, len(ctx.group))
         return facts
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:
@@ -198,7 +178,9 @@ def _slow_hosts(seen: Measured) -> Iterator[Finding]:
             seats = seen.hosts[host]
             rate = bus_bandwidth(size, again[host], len(seats))
             usual = bus_bandwidth(size, statistics.median(equal.values()), len(seats))
-            words = f"inside the host {_rate(rate)} bus bandwidth, inside others {_rate(usual)}"
+            words = (
+                f"inside the host {rate_text(rate)} bus bandwidth, inside others {rate_text(usual)}"
+            )
             where = Where(hosts=(seen.labels[host],))
             evidence = {"seconds": [first[host], again[host]]}
             yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), seats)
@@ -207,27 +189,10 @@ def _slow_hosts(seen: Measured) -> Iterator[Finding]:
 def _slow_pairs(seen: Measured) -> Iterator[Finding]:
     first, again = seen.pairs("pairs"), seen.pairs("again-pairs")
     size = seen.size("pairs")
-    found = blame_edges(first, again)
-    named = {*found.edges, *(edge for edge in first if set(edge) & set(found.members))}
-    fast = [value for edge, value in first.items() if edge not in named]
-    usual = _rate(bus_bandwidth(size, statistics.median(fast), 2)) if fast else ""
-
-    def said(pairs: Sequence[tuple[int, int]]) -> str:
-        rates = [bus_bandwidth(size, again.get(pair, first[pair]), 2) for pair in pairs]
-        return f"{_rate(max(rates))} bus bandwidth, measured twice; other pairs: {usual}"
-
-    for member in found.members:
-        pairs = [edge for edge in first if member in edge]
-        where = Where(hosts=(seen.labels[seen.lead_of[member]],))
-        evidence = {"pairs": _named(seen, pairs, first, again)}
-        words = f"with its neighbours {said(pairs)}"
-        yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), [member])
-    for a, b in found.edges:
-        ends = tuple(seen.labels[seen.lead_of[end]] for end in (a, b))
-        where = Where(links=((ends[0], ends[1]), (ends[1], ends[0])))
-        evidence = {"pairs": _named(seen, [(a, b)], first, again)}
-        words = f"between the two hosts {said([(a, b)])}"
-        yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), [a, b])
+    for slow in slow_pairs(first, again, lambda seconds: bus_bandwidth(size, seconds, 2)):
+        where = between([seen.labels[seen.lead_of[end]] for end in slow.ends])
+        evidence = {"pairs": _named(seen, slow.pairs, first, again)}
+        yield _weighed(seen, Finding(BANDWIDTH_LOW, slow.words, where, evidence), slow.ends)
 
 
 def _weighed(seen: Measured, found: Finding, seats: Sequence[int]) -> Finding:
@@ -254,7 +219,3 @@ def _named(
         }
         for pair in pairs
     ]
-
-
-def _rate(rate: float) -> str:
-    return f"{rate / 1e9:.3g} GB/s" if rate >= 1e9 else f"{rate / 1e6:.3g} MB/s"

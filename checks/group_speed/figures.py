@@ -8,6 +8,7 @@ from typing import Any
 from nccl_doctor.api import Cluster, Figure, Where, place_of
 from nccl_doctor.toolkit.cpu_wait import was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.timed import size_text
 from nccl_doctor.toolkit.outliers import bus_bandwidth
 
 from .measured import HOSTS, MESH, PAIRS, WORLD
@@ -59,7 +60,7 @@ def _all_reduce(name: str, attempt: Attempt) -> Iterator[Figure]:
             continue
         seconds = max(float(each["seconds"]) for each in found)
         counts = not any(was_starved(each["cpu"]) for each in found)
-        what = f"all-reduce {kind}, {_in_words(size)}"
+        what = f"all-reduce {kind}, {size_text(size)}"
         if size < _BULK:
             micro = round(seconds * 1e6, 1)
             yield Figure(what, micro, where, "µs", "lower", _LEAST_US, counts)
@@ -83,10 +84,3 @@ def _group(name: str, attempt: Attempt) -> tuple[str, Where]:
         of = name.removeprefix(f"{MESH}-")
         return f"of {of} groups, {ranks}", place_of(m.rank for m in attempt.members)
     return "", Where()
-
-
-def _in_words(size: int) -> str:
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size} B"

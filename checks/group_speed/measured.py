@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from nccl_doctor.api import Cluster
 from nccl_doctor.toolkit.cpu_wait import was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
+from nccl_doctor.toolkit.groups.timed import largest, seconds_of
 from nccl_doctor.toolkit.mesh import mesh_groups
 from nccl_doctor.toolkit.outliers import ring, second_try, slow_ones
 
@@ -59,7 +60,7 @@ class Measured:
     def inside(self, begin: str) -> dict[int, float]:
         """Host → seconds of an all-reduce of `size` among its ranks."""
         size = self.size(HOSTS)
-        return {a.members[0].host.id: _seconds(a, size) for a in self.good(begin)}
+        return {a.members[0].host.id: seconds_of(a, size) for a in self.good(begin)}
 
     def pairs(self, begin: str) -> dict[tuple[int, int], float]:
         """First ranks of two hosts → seconds of an all-reduce of `size` between them."""
@@ -69,13 +70,13 @@ class Measured:
         for attempt in self.good(begin):
             a, b = attempt.seats
             pair = known.get(frozenset((a, b)), (a, b))
-            seconds = _seconds(attempt, size)
+            seconds = seconds_of(attempt, size)
             found[pair] = min(found.get(pair, seconds), seconds)
         return found
 
     def size(self, begin: str) -> int:
         """Bytes of the largest all-reduce that every group of these rounds had time for."""
-        return min((_largest(attempt) for attempt in self.good(begin)), default=0)
+        return min((largest(attempt) for attempt in self.good(begin)), default=0)
 
     def leads(self) -> list[int]:
         """The first rank of each host."""
@@ -146,16 +147,3 @@ def _with_controls(slow: Mapping[int, float], all_: Mapping[int, float]) -> list
     good = sorted((each for each in all_ if each not in slow), key=lambda each: all_[each])
     middle = len(good) // 2
     return [*slow, *good[middle:][:CONTROLS]]
-
-
-def _largest(attempt: Attempt) -> int:
-    return min(int(m.outcome.facts["all_reduce"][-1]["bytes"]) for m in attempt.members)
-
-
-def _seconds(attempt: Attempt, size: int) -> float:
-    """Seconds of one size, or of the largest below it, by the slowest member."""
-    return max(
-        float(each["seconds"])
-        for member in attempt.members
-        for each in [e for e in member.outcome.facts["all_reduce"] if e["bytes"] <= size][-1:]
-    )

@@ -53,6 +53,14 @@ def road_to_master(cluster: Cluster, host: Host) -> Where:
     return Where(links=((host.label, end),)) if end else Where(hosts=(host.label,))
 
 
+def between(names: Sequence[str]) -> Where:
+    """The place of one host, or of the path between two, both ways."""
+    if len(names) == 1:
+        return Where(hosts=(names[0],))
+    a, b = names
+    return Where(links=((a, b), (b, a)))
+
+
 def link_names(
     labels: Mapping[int, str], pairs: Iterable[tuple[int, int]]
 ) -> tuple[tuple[str, str], ...]:

@@ -78,6 +78,16 @@ GPU_SLOW = Kind(
     "for other processes on the GPU.",
     Severity.WARN,
 )
+BANDWIDTH_LOW = Kind(
+    "bandwidth-low",
+    Layer.SPEED,
+    "Collectives are much slower here than in other groups of the same kind",
+    "a collective over all ranks runs at the speed of its slowest part",
+    "inside a host: PCIe, NVLink and NUMA binding (nvidia-smi topo -m); between hosts: NIC, "
+    "negotiated speed, switch port",
+    Severity.WARN,
+    by_deadline=True,  # a slow or lossy link explains it
+)
 GPU_DIFFERS = Kind(
     "gpu-differs",
     Layer.DEVICE,

@@ -8,28 +8,23 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Job, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Cluster, Job, Severity
 from nccl_doctor.checks.group_speed import GroupSpeed
 from nccl_doctor.model.findings import Finding, Round
 from tests.support.clusters import make_cluster
+from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
 CHECK = GroupSpeed()
-IDLE = {"wall_s": 1.0, "cpu_s": 0.5, "waited_s": 0.0, "preempted": 0}
-BUSY = {**IDLE, "waited_s": 0.9}
 Seconds = Callable[[Round, tuple[int, ...], int], float]
 
 
 def held(cluster: Cluster, seconds: Seconds, cpu: Mapping[str, Any] = IDLE) -> Cluster:
     """The cluster after all rounds that the check plans; `seconds` of (round, group, seat)."""
-    done: set[str] = set()
-    while new := [r for r in CHECK.plan(cluster) if r.name not in done]:
-        for round_ in new:
-            done.add(round_.name)
-            for group in round_.groups:
-                for seat in group:
-                    facts = measured(round_, group, seat, seconds, cpu)
-                    cluster = told(cluster, round_.name, min(group), seat, facts)
-    return cluster
+
+    def facts(round_: Round, group: tuple[int, ...], seat: int) -> dict[str, Any]:
+        return measured(round_, group, seat, seconds, cpu)
+
+    return hold(CHECK, cluster, facts)[0]
 
 
 def measured(
@@ -41,19 +36,8 @@ def measured(
         facts["compute"] = {"what": "a product", "seconds": took, "cpu": dict(cpu)}
     if len(group) > 1:
         took = seconds(round_, group, seat)
-        facts["all_reduce"] = [{"bytes": 4194304, "seconds": took, "times": 5, "cpu": dict(cpu)}]
+        facts |= all_reduce(4 << 20, took, cpu)
     return facts
-
-
-def told(cluster: Cluster, name: str, group: int, seat: int, facts: dict[str, Any]) -> Cluster:
-    outcome = Outcome(OutcomeStatus.OK, facts=facts, group=group)
-    ranks = []
-    for rank in cluster.ranks:
-        if rank.seat == seat:
-            rounds = {**rank.facts.get("group_speed", {}), name: outcome}
-            rank = replace(rank, facts={**rank.facts, "group_speed": rounds})
-        ranks.append(rank)
-    return replace(cluster, ranks=tuple(ranks))
 
 
 def hosts(count: int) -> Cluster:

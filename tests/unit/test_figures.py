@@ -28,7 +28,8 @@ from tests.support.clusters import make_cluster
 from tests.support.gpu_facts import H200, cluster, rates, worked
 from tests.support.pasts import held_against, of, saved
 from tests.support.reports import made_check
-from tests.unit.test_check_group_speed import BUSY, held, hosts
+from tests.support.timed_rounds import BUSY
+from tests.unit.test_check_group_speed import held, hosts
 
 SPEED = GroupSpeed()
 
