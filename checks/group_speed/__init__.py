@@ -7,8 +7,10 @@ hosts and, with `--mesh`, in the groups of each dimension; as latency, algorithm
 bandwidth (2 (n-1)/n times as much, as nccl-tests defines it). Separately, and never added to it,
 the time that each rank takes to compute a fixed product of matrices. Outliers by the median
 absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
-that are outliers again are blamed. The check runs after the collectives of all ranks gave right
-results.
+that are outliers again are blamed. With NCCL and `--level full`, an all-reduce of 128 MiB inside
+each host is compared with what its GPUs give at the least where NVLink joins them, by a table of
+models, so that hosts that are all equally slow are found, too. The check runs after the collectives
+of all ranks gave right results.
 
 Why it matters
 --------------
@@ -20,18 +22,26 @@ How to fix
 rank-slow: look at the clock, temperature and power limit of that GPU or core, and at other work on
 it. bandwidth-low: inside a host look at PCIe and NVLink (`nvidia-smi topo -m`) and at NUMA binding;
 for a host with its neighbours look at its NIC, link speed and switch port; between two hosts look
-at the path.
+at the path. bandwidth-below-floor: NCCL_DEBUG=INFO shows whether its channels use P2P or go through
+host memory (SHM) or the network (NET); look at `nvidia-smi nvlink -s`, at the fabric manager, and
+at what NCCL_TOPO_FILE names.
 
 When it is wrong
 ----------------
 On a machine that is busy with other work everything is slow at times; then the finding is only
 information, and says so. With fewer than three hosts, or ranks, there is nothing to compare with.
 Racks joined by slower links make pairs across racks slow by design.
-Not validated on hardware: gloo only so far.
+A floor is about half of what healthy hosts were seen to reach, so it shows large faults only: P2P
+or NVLink that is not used. There is none for GPUs on PCIe or joined by bridges, for models that are
+not in the table, for parts of a GPU (MIG, vGPU), for a GPU that ranks share, for hosts with several
+models, or where nvidia-ml-py does not answer. Where a setting slows NCCL down on purpose, such as
+NCCL_MAX_CTAS, the finding is only information and names it.
+Not validated on hardware: gloo only so far; the floors are from published measurements.
 
 References
 ----------
-https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md; the sources in
+checks/group_speed/floors.toml.
 """
 
 from __future__ import annotations
@@ -62,11 +72,14 @@ from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.stopwatch import Stopwatch
 from nccl_doctor.toolkit.groups.timed import TIMED, rate_text, slow_pairs, with_rates
 from nccl_doctor.toolkit.hosts import between
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.nccl.slowing import INSIDE, slowing
 from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, slow_ones
-from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW
+from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 
 from .figures import speed_figures
-from .measured import Measured, stand_out_again
+from .floors import below_floor, judge_floors
+from .measured import AGAIN_LOW, Measured, stand_out_again
 
 RANK_SLOW = Kind(
     "rank-slow",
@@ -96,8 +109,8 @@ class GroupSpeed(Check):
     layer = Layer.SPEED
     scope = Scope.RANK
     cost = "seconds"
-    kinds = (RANK_SLOW, BANDWIDTH_LOW)
-    reads = ("backend_device", "collectives", "gpu_work")
+    kinds = (RANK_SLOW, BANDWIDTH_LOW, BELOW_FLOOR)
+    reads = ("backend_device", "collectives", "gpu_state", "gpu_work")
     level = Level.STANDARD
     together = True
     needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)
@@ -116,6 +129,9 @@ class GroupSpeed(Check):
             planned[f"pairs-{number}"] = list(pairs)
         planned |= seen.mesh_groups()
         planned |= seen.doubtful()
+        low = [seen.hosts[host] for host in below_floor(seen, tries=1)]
+        if low := [seats for seats in low if seats not in planned.get("again-hosts", ())]:
+            planned[AGAIN_LOW] = low
         return [
             Round(name, tuple(tuple(sorted(g, key=seen.order)) for g in groups), deadline_s)
             for name, groups in planned.items()
@@ -125,7 +141,8 @@ class GroupSpeed(Check):
         """Compute, then form the group and time it.
 
         Returns: `compute` as `Stopwatch.computing`, and `all_reduce` as `Stopwatch.all_reduce`,
-        with `algbw` and `busbw` of each size in bytes per second.
+        with `algbw` and `busbw` of each size in bytes per second; with NCCL also `slowing`: the
+        settings of `slowing`.
         """
         import torch
 
@@ -134,6 +151,7 @@ class GroupSpeed(Check):
         if ctx.backend == "nccl":
             ctx.breadcrumb("set device")
             device = own_device(ctx.launch.local_rank)
+            facts["slowing"] = slowing(nccl_settings(ctx.env, root=ctx.root), INSIDE)
         watch = Stopwatch(ctx.breadcrumb, device, _BUDGET_S[ctx.level])
         if ctx.round in ("world", "again-ranks"):
             facts["compute"] = watch.computing()
@@ -153,7 +171,10 @@ class GroupSpeed(Check):
         if cluster.complete:
             seen = Measured(cluster, self.name)
             yield from _slow_ranks(seen)
-            yield from _slow_hosts(seen)
+            slow = list(_slow_hosts(seen))
+            yield from slow
+            named = {name for found in slow for name in found.where.hosts}
+            yield from judge_floors(seen, [h for h, name in seen.labels.items() if name in named])
             yield from _slow_pairs(seen)
 
 

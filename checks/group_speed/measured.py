@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from nccl_doctor.api import Cluster
 from nccl_doctor.toolkit.cpu_wait import was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
-from nccl_doctor.toolkit.groups.timed import largest, seconds_of
+from nccl_doctor.toolkit.groups.timed import largest, seconds_of, was_busy
 from nccl_doctor.toolkit.mesh import mesh_groups
-from nccl_doctor.toolkit.outliers import ring, second_try, slow_ones
+from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, second_try, slow_ones
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
 hosts, the groups of each dimension of the mesh; and the second try of the outliers.
 """
+AGAIN_LOW = f"{AGAIN}-low"
+"""The second try of hosts that are below their floor, and no outliers."""
 CONTROLS = 3
 """Number of good ones that are measured again together with the outliers."""
+
+
+class Try(NamedTuple):
+    """The largest all-reduce among the ranks of one host: bytes, and bytes per second."""
+
+    bytes: int
+    busbw: float
+    was_busy: bool
 
 
 class Measured:
@@ -61,6 +73,29 @@ class Measured:
         """Host → seconds of an all-reduce of `size` among its ranks."""
         size = self.size(HOSTS)
         return {a.members[0].host.id: seconds_of(a, size) for a in self.good(begin)}
+
+    def tries_inside(self) -> dict[int, list[Try]]:
+        """Host → every try among its ranks; of a job of one host, all ranks are those."""
+        found: dict[int, list[Try]] = defaultdict(list)
+        alone = (WORLD,) if len(self.hosts) == 1 else (HOSTS,)
+        for begin in (*alone, f"{AGAIN}-hosts", AGAIN_LOW):
+            for attempt in self.good(begin):
+                if len(attempt.members) > 1:
+                    size = largest(attempt)
+                    rate = bus_bandwidth(size, seconds_of(attempt, size), len(attempt.members))
+                    host = attempt.members[0].host.id
+                    found[host].append(Try(size, rate, was_busy(attempt)))
+        return found
+
+    def slowing(self, hosts: Iterable[int]) -> dict[str, str]:
+        """Settings on these hosts that make collectives slower: variable → value."""
+        wanted, found = set(hosts), dict[str, str]()
+        for begin in (WORLD, HOSTS):
+            for attempt in self.good(begin):
+                for member in attempt.members:
+                    if member.host.id in wanted:
+                        found |= member.outcome.facts.get("slowing") or {}
+        return dict(sorted(found.items()))
 
     def pairs(self, begin: str) -> dict[tuple[int, int], float]:
         """First ranks of two hosts → seconds of an all-reduce of `size` between them."""

@@ -88,6 +88,16 @@ BANDWIDTH_LOW = Kind(
     Severity.WARN,
     by_deadline=True,  # a slow or lossy link explains it
 )
+BELOW_FLOOR = Kind(
+    "bandwidth-below-floor",
+    Layer.SPEED,
+    "Collectives are slower than this hardware gives at the least",
+    "If all hosts are equally slow, none of them stands out; every collective takes longer than on "
+    "healthy hosts with the same GPUs and NICs.",
+    "NCCL_DEBUG=INFO shows the path of each channel: P2P, SHM or NET, and which NIC",
+    Severity.WARN,
+    by_deadline=True,  # a link that is down, or a slow one, explains it
+)
 GPU_DIFFERS = Kind(
     "gpu-differs",
     Layer.DEVICE,

@@ -453,6 +453,7 @@ CODES = """
     deepspeed-config-conflict offload-path-unusable offload-memory-low
     offload-operator-unavailable
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
+    bandwidth-below-floor
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""
