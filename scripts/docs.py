@@ -94,7 +94,8 @@ def _checks(checks: Sequence[Check]) -> str:
     lines = [
         f"The {len(checks)} built-in checks by layer, lowest first: a broken layer explains those "
         "above it. `nccl-doctor explain NAME` prints the same pages, `nccl-doctor checks` a table "
-        "with plug-ins too. Those of the level `standard` do not run with `--level quick`.",
+        "with plug-ins too. Those of the level `standard` do not run with `--level quick`, "
+        "those of the level `full` only with `--level full`.",
     ]
     for layer in Layer:
         rows = [

@@ -9,8 +9,9 @@ the time that each rank takes to compute a fixed product of matrices. Outliers b
 absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
 that are outliers again are blamed. With NCCL and `--level full`, an all-reduce of 128 MiB inside
 each host is compared with what its GPUs give at the least where NVLink joins them, by a table of
-models, so that hosts that are all equally slow are found, too. The check runs after the collectives
-of all ranks gave right results.
+models, so that hosts that are all equally slow are found, too. The network without NVLink is
+measured by check `network_speed`. The check runs after the collectives of all ranks gave right
+results.
 
 Why it matters
 --------------
@@ -35,7 +36,8 @@ A floor is about half of what healthy hosts were seen to reach, so it shows larg
 or NVLink that is not used. There is none for GPUs on PCIe or joined by bridges, for models that are
 not in the table, for parts of a GPU (MIG, vGPU), for a GPU that ranks share, for hosts with several
 models, or where nvidia-ml-py does not answer. Where a setting slows NCCL down on purpose, such as
-NCCL_MAX_CTAS, the finding is only information and names it.
+NCCL_MAX_CTAS, the finding is only information and names it. Another job on the same GPUs makes them
+slow, too.
 Not validated on hardware: gloo only so far; the floors are from published measurements.
 
 References

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nccl_doctor.api import Confidence, Finding, Severity, Where
+from nccl_doctor.toolkit.gpu.own import OwnGpu, own_gpus
 from nccl_doctor.toolkit.groups.timed import rate_text, size_text
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
 from nccl_doctor.toolkit.tables import read_table
 
 from .measured import Measured, Try
-from .own import OwnGpu, own_gpus
 
 LEAST_BYTES = 64 << 20
 """Smaller messages do not fill NVLinks; only `--level full` has larger ones."""

@@ -16,6 +16,7 @@ from nccl_doctor.checks.interfaces import Interfaces
 from nccl_doctor.checks.limits import Limits
 from nccl_doctor.checks.links import Links
 from nccl_doctor.checks.nccl_library import NcclLibrary
+from nccl_doctor.checks.network_speed import NetworkSpeed
 from nccl_doctor.checks.rdma import Rdma
 from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.checks.software import Software
@@ -50,7 +51,10 @@ SETUP = (Limits(), SharedMemory(), Cpus(), Rdma(), GpuState())
 
 @pytest.mark.parametrize(
     "check",
-    [Links(), SPEED, GpuWork(), Software(), Environment(), Interfaces(), NcclLibrary(), *SETUP],
+    [
+        *(Links(), SPEED, NetworkSpeed(), GpuWork(), Software(), Environment(), Interfaces()),
+        *(NcclLibrary(), *SETUP),
+    ],
     ids=lambda check: check.name,
 )
 def test_without_facts_there_is_nothing(check):

@@ -96,8 +96,8 @@ def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
     install(source + f"    turn = Turn.{turn.name}\n", f"moon_{turn.value}")
     names = [check.name for check in registry.load().checks if check.layer is Layer.SPEED]
     first, last = ["links"], ["hardware_errors", "memory_kills", "rdma_errors"]
-    where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 4}[turn]
-    expected = [*first, "group_speed", *last]
+    where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 5}[turn]
+    expected = [*first, "group_speed", "network_speed", *last]
     assert names == [*expected[:where], "moon", *expected[where:]]
 
 
@@ -453,7 +453,7 @@ CODES = """
     deepspeed-config-conflict offload-path-unusable offload-memory-low
     offload-operator-unavailable
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
-    bandwidth-below-floor
+    bandwidth-below-floor rail-slow
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
 A new code is added here on purpose."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nccl_doctor.api import Cluster
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.toolkit.gpu.lost import CHECK as GPU_STATE
 
 _WHOLE = (0, 1)
