@@ -70,11 +70,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Context, Figure, Finding, Layer, Untested, Where
+from nccl_doctor.toolkit.gpu.unread import why_unread
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 
 from .gather import GpuStates, gather_gpus
 from .rules import GPU_STATE_KINDS, judge_gpus
-from .unread import why_unread
 from .users import why_users_unknown
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nccl_doctor.api import Severity
-from nccl_doctor.toolkit.versions import Difference, differences
+from nccl_doctor.toolkit.gpu.drift import Drift, common, drifts, known, models_of
+from nccl_doctor.toolkit.versions import differences
 
 from .trouble import is_readable
 
@@ -25,27 +25,18 @@ NEAREST = {
 """NVML_TOPOLOGY_* in words, from near to far."""
 
 
-@dataclass(frozen=True)
-class Drift:
-    """A difference that the odd ones have in common; `places` are keys of what was compared."""
-
-    places: tuple[int, ...]
-    text: str
-    severity: Severity
-
-
 def within_host(gpus: Sequence[Gpu]) -> Iterator[Drift]:
     """Differences of GPUs of one host from its other GPUs; the places are their indices."""
     seen = {gpu["index"]: gpu for gpu in gpus if is_readable(gpu)}
     models = {index: {"model": gpu["name"]} for index, gpu in seen.items() if gpu["name"]}
-    yield from _drifts(differences(models), Severity.WARN, "the other GPUs of the host have")
+    yield from drifts(differences(models), Severity.WARN, "the other GPUs of the host have")
     by_model: dict[Any, dict[int, Gpu]] = defaultdict(dict)
     for index, gpu in seen.items():
         by_model[gpu["name"]][index] = gpu
     for alike in by_model.values():
         for severity, traits in _TRAITS:
             stacks = {index: traits(gpu) for index, gpu in alike.items()}
-            yield from _drifts(differences(stacks), severity, "the other GPUs of the host have")
+            yield from drifts(differences(stacks), severity, "the other GPUs of the host have")
 
 
 def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iterator[Drift]:
@@ -66,8 +57,8 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
             for key, gpus in every.items()
             if len(gpus) == len(hosts[key]["gpus"]) and all(gpu["name"] for gpu in gpus)
         }
-        numbers = {key: {"GPUs": _sum(gpus)} for key, gpus in whole.items()}
-        yield from _drifts(differences(numbers), Severity.WARN, "the other hosts have")
+        numbers = {key: {"GPUs": models_of(gpus)} for key, gpus in whole.items()}
+        yield from drifts(differences(numbers), Severity.WARN, "the other hosts have")
     by_model: dict[Any, dict[int, list[Gpu]]] = defaultdict(dict)
     for key, gpus in every.items():
         names = {gpu["name"] for gpu in gpus}
@@ -77,22 +68,22 @@ def across_hosts(hosts: Mapping[int, Mapping[str, Any]], *, count: bool) -> Iter
         for severity, traits in _TRAITS:
             stacks = {
                 key: {
-                    **_common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus]),
+                    **common([{**traits(gpu), **_links(gpu, severity)} for gpu in gpus]),
                     **_between(hosts[key], gpus, severity),
                 }
                 for key, gpus in alike.items()
             }
-            yield from _drifts(differences(stacks), severity, "the other hosts have")
+            yield from drifts(differences(stacks), severity, "the other hosts have")
     releases = {key: hosts[key]["driver"] for key in every if hosts[key]["driver"]}
     if len({release.split(".")[0] for release in releases.values()}) == 1:
         # Check `software` reports another branch.
         stacks = {key: {"driver": release} for key, release in releases.items()}
-        yield from _drifts(differences(stacks), Severity.INFO, "the other hosts have")
+        yield from drifts(differences(stacks), Severity.INFO, "the other hosts have")
 
 
 def _speed(gpu: Gpu) -> dict[str, str]:
     memory, ecc, mig = gpu["memory"], gpu["ecc"], gpu["mig"]
-    return _known(
+    return known(
         {
             "memory": memory and f"{memory['total'] / (1 << 30):.1f} GiB",
             "ECC": ecc and _ON.get(ecc[0]),
@@ -131,7 +122,7 @@ def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) 
     if severity is Severity.INFO:
         nodes = sorted(Counter(gpu["numa"] for gpu in gpus if gpu["numa"] is not None).items())
         levels = {level: len(pairs) for level, pairs in facts["nearest"].items()}
-        return _known(
+        return known(
             {
                 "GPUs by NUMA node": ", ".join(f"{count} on {node}" for node, count in nodes),
                 "pairs by common bus": ", ".join(
@@ -143,12 +134,12 @@ def _between(facts: Mapping[str, Any], gpus: Sequence[Gpu], severity: Severity) 
         )
     total, able = sum(map(len, facts["p2p"].values())), len(facts["p2p"].get("OK", ()))
     words = {0: "no pair", total: "every pair"}.get(able, "") if total else ""
-    return _known({"GPUs that reach each other's memory": words})
+    return known({"GPUs that reach each other's memory": words})
 
 
 def _make(gpu: Gpu) -> dict[str, str]:
     mode = gpu["compute_mode"]
-    return _known(
+    return known(
         {
             "VBIOS": gpu["vbios"],
             "persistence mode": _ON.get(gpu["persistence"]),
@@ -161,36 +152,3 @@ def _make(gpu: Gpu) -> dict[str, str]:
 
 _TRAITS = ((Severity.WARN, _speed), (Severity.INFO, _make))
 """Traits that make a GPU slower or smaller than its peers, and traits that only differ."""
-
-
-def _known(traits: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in traits.items() if value}
-
-
-def _common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Traits that all GPUs of a host have in common; differences are findings of the host."""
-    first, *others = stacks
-    return {
-        name: value
-        for name, value in first.items()
-        if all(other.get(name) == value for other in others)
-    }
-
-
-def _sum(gpus: Sequence[Gpu]) -> str:
-    models = sorted(Counter(gpu["name"] for gpu in gpus).items())
-    return ", ".join(f"{number} x {name}" for name, number in models)
-
-
-def _drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
-    for odd in found:
-        if odd.tie:
-            sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
-            yield Drift(odd.places, f"{'; '.join(sides)}: equally many have each", severity)
-        else:
-            text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
-            yield Drift(odd.places, text, severity)
-
-
-def _words(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.gpu.nvml import ABSENT, Asked, Library, Refused
-from nccl_doctor.toolkit.host import is_first_namespace
+from nccl_doctor.toolkit.gpu.processes import NVIDIA, process_on_gpu
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
 _CORRECTED, _UNCORRECTED = 0, 1  # NVML_MEMORY_ERROR_TYPE_*
@@ -104,7 +103,9 @@ def read_gpu(library: Library, index: int, root: Path) -> Asked:
     asked.ask(
         "processes",
         *((f"nvmlDeviceGetComputeRunningProcesses{of}", ()) for of in ("", "_v3", "_v2")),
-        read=lambda seen: [_process(root, one) for one in seen],
+        read=lambda seen: [
+            process_on_gpu(root, one.pid, one.usedGpuMemory, NVIDIA) for one in seen
+        ],
     )
     asked.ask("ecc", ("nvmlDeviceGetEccMode", ()), read=list)
     asked.ask("mig", ("nvmlDeviceGetMigMode", ()), read=list)
@@ -151,34 +152,6 @@ def _numa(root: Path, bus_id: str | None) -> int | None:
         return int((root / f"sys/bus/pci/devices/{bus_id}/numa_node").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return None
-
-
-def _process(root: Path, seen: Any) -> dict[str, Any]:
-    """A process on a GPU; its name is None if it is in another PID namespace.
-
-    `here`: whether its number is one of this PID namespace. In a container NVML may give those of
-    the host: one of our own processes then has a number that is nobody's here, or another's.
-    """
-    process = root / f"proc/{seen.pid}"
-    try:
-        name: str | None = (process / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        name = None
-    here = is_first_namespace(root / "proc") or _has_gpu_open(process)
-    return {"pid": seen.pid, "bytes": seen.usedGpuMemory, "name": name, "here": here}
-
-
-def _has_gpu_open(process: Path) -> bool:
-    """Whether a process is seen to have a device of the driver open, as all that use a GPU have."""
-    try:
-        handles = list((process / "fd").iterdir())
-    except OSError:  # it is not there, or of another user
-        return False
-    for handle in handles:
-        with contextlib.suppress(OSError):  # closed by now
-            if os.readlink(handle).startswith("/dev/nvidia"):
-                return True
-    return False
 
 
 def _field(

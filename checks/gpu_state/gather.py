@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from nccl_doctor.api import Skip, Untested
-from nccl_doctor.toolkit.cgroup import memory_kills
-from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.toolkit.cgroup import kills_between, memory_kills
+from nccl_doctor.toolkit.gpu.apart import RESERVE_S, Ended, each_apart, twice_apart
 from nccl_doctor.toolkit.gpu.devices import HostGpus, host_gpus
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
 from nccl_doctor.toolkit.gpu.nvml import (
@@ -23,20 +23,18 @@ from nccl_doctor.toolkit.gpu.nvml import (
     read_system,
     start,
 )
+from nccl_doctor.toolkit.gpu.processes import is_own
+from nccl_doctor.toolkit.gpu.unread import of_reader
 from nccl_doctor.toolkit.host import is_first_namespace
 
-from .apart import Ended, Work, each_apart
 from .device_files import refused_files
 from .fabric_manager import FabricManager, read_fabric_manager
 from .fields import read_gpu
 from .in_service import programs_in_service
 from .kernel_log import KernelLog, read_kernel_log
 from .trouble import is_readable
-from .unread import of_reader
 
 MOST_GPUS = 64
-_RESERVE_S = 6.0
-"""Part of the deadline for pairs of GPUs, for the kernel log, and for reporting."""
 _LEAST_PAIRS_S = 3.0
 _AFTER_PAIRS_S = 3.0
 _IN_SERVICE_S = 1.0
@@ -104,8 +102,8 @@ def gather_gpus(
     """
     kills, before = memory_kills(root), _in_service(root)
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
-    limit_s = max(1.0, left() - _RESERVE_S)
-    (system,) = _twice([partial(_system, root)], limit_s, left, crumb)
+    limit_s = max(1.0, left() - RESERVE_S)
+    (system,) = twice_apart([partial(_system, root)], limit_s, left, crumb)
     if system.raised:
         raise RuntimeError(system.raised)
     error = _error(system)
@@ -123,9 +121,9 @@ def gather_gpus(
             )
         raise Skip(_nothing(on_host, f"nvidia-ml-py is not installed ({_INSTALL})"))
     else:
-        _give_up(error, on_host, on_pci, _more(kills, memory_kills(root)))
+        _give_up(error, on_host, on_pci, kills_between(kills, memory_kills(root)))
     pids = {one["pid"] for gpu in gpus for one in gpu.get("processes") or ()}
-    own = sorted(pid for pid in pids if _is_own(pid, root))
+    own = sorted(pid for pid in pids if is_own(pid, root))
     pairs, pairs_error = _between([gpu for gpu in gpus if is_readable(gpu)], crumb, left)
     return {
         **versions,
@@ -137,7 +135,7 @@ def gather_gpus(
         "own": own,
         "kernel_log": read_kernel_log(root, crumb),
         "fabric_manager": read_fabric_manager(root, crumb),
-        "memory_kills": _more(kills, memory_kills(root)),
+        "memory_kills": kills_between(kills, memory_kills(root)),
         "in_service": sorted({*before, *_in_service(root)}),
     }
 
@@ -180,20 +178,6 @@ def _error(system: Ended) -> CallError | None:
     return error
 
 
-def _twice(
-    works: Sequence[Work], limit_s: float, left: Callable[[], float], crumb: Crumb
-) -> list[Ended]:
-    """Results of `each_apart`; work whose process died is tried once more."""
-    ends = each_apart(works, limit_s, crumb)
-    died = [number for number, end in enumerate(ends) if end.died]
-    limit_s = min(limit_s, left() - _RESERVE_S)
-    if died and limit_s > 1.0:
-        again = each_apart([works[number] for number in died], limit_s, crumb)
-        for number, end in zip(died, again, strict=True):
-            ends[number] = end
-    return ends
-
-
 def _in_service(root: Path) -> list[str]:
     """Programs that work on the GPUs; none if the answer does not come soon."""
     (ended,) = each_apart([lambda _: programs_in_service(root)], _IN_SERVICE_S, _unheard)
@@ -204,19 +188,11 @@ def _unheard(step: str, **details: Any) -> None:
     """Drop a breadcrumb of work that touches no GPU."""
 
 
-def _more(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Processes killed for lack of memory in between: of this group, else of the machine."""
-    for name in ("oom_kills", "machine_kills"):
-        if before[name] is not None and after[name] is not None and after[name] > before[name]:
-            return int(after[name] - before[name])
-    return 0
-
-
 def _all(count: int, root: Path, crumb: Crumb, left: Callable[[], float]) -> list[dict[str, Any]]:
     """The facts of each GPU, in the order of NVML."""
     works = [partial(_one, index, root) for index in range(count)]
-    limit_s = max(1.0, left() - _RESERVE_S)
-    all_ended = _twice(works, limit_s, left, crumb)
+    limit_s = max(1.0, left() - RESERVE_S)
+    all_ended = twice_apart(works, limit_s, left, crumb)
     if all(ended.raised for ended in all_ended):
         raise RuntimeError(all_ended[0].raised)  # not the fault of a single GPU
     return [
@@ -242,11 +218,7 @@ def _without_answer(index: int, ended: Ended) -> dict[str, Any]:
     device = str(ended.crumb.get("device", ""))
     uuid = {"uuid": device} if device.startswith(("GPU-", "MIG-")) else {}
     known = {"index": index, **uuid, "lost": False, "refused": {}}
-    call = str(ended.crumb.get("call", "the driver"))
-    if ended.raised:
-        return {**known, "raised": {"call": call, "how": ended.how}}
-    end = {"how": ended.how, "state": ended.state, "wchan": ended.wchan}
-    return {**known, "wedged": {"call": call, **end, "stopped_s": ended.stopped_s}}
+    return {**known, **ended.without_answer()}
 
 
 def _between(
@@ -355,23 +327,3 @@ def _on_pci(root: Path) -> Iterator[str]:
         taken = driver.is_symlink() and os.path.basename(os.readlink(driver)) != "nvidia"
         if vendor == _NVIDIA and kind.startswith(_DISPLAY) and not taken:
             yield device.name
-
-
-def _is_own(pid: int, root: Path) -> bool:
-    """Whether a process belongs to the examination, or is a parent of this one."""
-    try:
-        comm = root / f"proc/{pid}/comm"
-        if comm.read_text(encoding="utf-8", errors="replace").startswith(OURS):
-            return True
-    except OSError:
-        return False
-    above = os.getpid()
-    for _ in range(64):
-        if above == pid:
-            return True
-        try:
-            stat = (root / f"proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        above = int(stat.rpartition(")")[2].split()[1])
-    return False

@@ -7,10 +7,11 @@ from typing import Any
 
 from nccl_doctor.api import Confidence, Severity
 from nccl_doctor.toolkit.gpu.ends import certainty_of_reader
+from nccl_doctor.toolkit.gpu.kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, PCIE_DEGRADED
 from nccl_doctor.toolkit.gpu.nvml import LOST
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
 
-from .gpu_kinds import CLOCKS_LIMITED, GPU_LOST, GPU_THROTTLED, GPU_VIRTUAL, PCIE_DEGRADED
+from .gpu_kinds import GPU_VIRTUAL
 from .nvlinks import c2c_troubles, fabric_troubles, link_troubles
 from .trouble import Gpu, Trouble, is_readable
 from .users import busy_troubles

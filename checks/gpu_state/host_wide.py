@@ -10,21 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nccl_doctor.api import Confidence, Kind, Severity
+from nccl_doctor.toolkit.gpu.kinds import STATE_UNREAD
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
+from nccl_doctor.toolkit.gpu.unread import is_unread, why_unread
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 from nccl_doctor.toolkit.tables import read_table
 
 from .drift import NEAREST
-from .gpu_kinds import (
-    NVSWITCH_ERROR,
-    P2P_UNAVAILABLE,
-    P2P_UNSUPPORTED,
-    PERSISTENCE_OFF,
-    STATE_UNREAD,
-)
+from .gpu_kinds import NVSWITCH_ERROR, P2P_UNAVAILABLE, P2P_UNSUPPORTED, PERSISTENCE_OFF
 from .nvlinks import is_cut_off, is_registered
 from .trouble import is_readable
-from .unread import is_unread, why_unread
 
 _WHY = {
     "CHIPSET_NOT_SUPPORED": "the chipset does not support it",  # as older bindings spell it

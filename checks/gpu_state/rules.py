@@ -18,6 +18,14 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.fabric.direct import in_the_way
 from nccl_doctor.toolkit.gpu.ends import DRIVER_STEP, certainty_of, certainty_of_reader
+from nccl_doctor.toolkit.gpu.kinds import (
+    CLOCKS_LIMITED,
+    GPU_BUSY,
+    GPU_LOST,
+    GPU_THROTTLED,
+    PCIE_DEGRADED,
+    STATE_UNREAD,
+)
 from nccl_doctor.toolkit.gpu.lost import ended_in_driver, unless_serviced
 from nccl_doctor.toolkit.gpu.nvml import LOST, device_name
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, GPU_UNHEALTHY
@@ -25,19 +33,13 @@ from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN, GPU_DIFFERS, G
 from .drift import across_hosts, within_host
 from .gpu_kinds import (
     C2C_DOWN,
-    CLOCKS_LIMITED,
-    GPU_BUSY,
-    GPU_LOST,
-    GPU_THROTTLED,
     GPU_VIRTUAL,
     NVLINK_DOWN,
     NVLINK_ERRORS,
     NVSWITCH_ERROR,
     P2P_UNAVAILABLE,
     P2P_UNSUPPORTED,
-    PCIE_DEGRADED,
     PERSISTENCE_OFF,
-    STATE_UNREAD,
 )
 from .health import troubles_of
 from .host_wide import Between, Copying, troubles_between

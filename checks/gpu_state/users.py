@@ -19,8 +19,8 @@ from nccl_doctor.api import (
     number_range,
 )
 from nccl_doctor.toolkit.forks import OURS
+from nccl_doctor.toolkit.gpu.kinds import GPU_BUSY
 
-from .gpu_kinds import GPU_BUSY
 from .trouble import Gpu, Trouble, is_readable
 
 _MPS = "nvidia-cuda-mps"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -46,6 +46,14 @@ def memory_kills(root: Path = Path("/")) -> MemoryKills:
     """
     group = next(map(_oom_kills, _Groups(root).folders("memory")))
     return {"oom_kills": group, "machine_kills": _table(root / "proc/vmstat").get("oom_kill")}
+
+
+def kills_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Processes killed for lack of memory in between: of this group, else of the machine."""
+    for name in ("oom_kills", "machine_kills"):
+        if before[name] is not None and after[name] is not None and after[name] > before[name]:
+            return int(after[name] - before[name])
+    return 0
 
 
 class _Groups:

@@ -13,9 +13,9 @@ import pytest
 
 from nccl_doctor.api import Confidence, Context, Launch, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.gpu_state import GpuState
-from nccl_doctor.checks.gpu_state.apart import each_apart
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.checks.gpu_state.in_service import programs_in_service
+from nccl_doctor.toolkit.gpu.apart import each_apart
 from tests.nvml.stand_in import build, h100s, observe, uuid, write
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only

@@ -14,12 +14,12 @@ from click.testing import CliRunner
 
 from nccl_doctor import registry
 from nccl_doctor.__main__ import program as doctor
-from nccl_doctor.checks.gpu_state.gpu_kinds import GPU_LOST
 from nccl_doctor.cli import cli
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Confidence, Finding, Severity, Where
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.profiles import NPD_BYTES, PROFILES, REASON_BYTES, profile_of, tell, unable
+from nccl_doctor.toolkit.gpu.kinds import GPU_LOST
 from tests.cli.program import program
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check, through_json

@@ -12,7 +12,7 @@ import os
 import select
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,8 @@ from nccl_doctor.toolkit.gpu.nvml import Crumb
 Work = Callable[[Crumb], Any]
 """A function that leaves a breadcrumb before each call and returns what JSON can hold."""
 
+RESERVE_S = 6.0
+"""Part of a deadline for what comes after reading each GPU, and for reporting."""
 _REAP_S = 0.3
 _PATIENCE_S = 1.0
 _LATE = "did not return within"
@@ -57,6 +59,16 @@ class Ended:
     def died(self) -> bool:
         """Whether its process ended without an answer."""
         return bool(self.how) and not (self.raised or self.how.startswith(_LATE))
+
+    def without_answer(self) -> dict[str, Any]:
+        """Facts of a GPU at which it ended so: `raised` `{call, how}`, else `wedged` `{call, how,
+        state, wchan, stopped_s}`.
+        """
+        call = str(self.crumb.get("call", "the driver"))
+        if self.raised:
+            return {"raised": {"call": call, "how": self.how}}
+        end = {"how": self.how, "state": self.state, "wchan": self.wchan}
+        return {"wedged": {"call": call, **end, "stopped_s": self.stopped_s}}
 
 
 def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ended]:
@@ -99,6 +111,23 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
         for child in children:
             child.conclude(by)
     return [child.ended for child in children]
+
+
+def twice_apart(
+    works: Sequence[Work], limit_s: float, left: Callable[[], float], crumb: Crumb
+) -> list[Ended]:
+    """Results of `each_apart`; work whose process died is tried once more.
+
+    `left`: seconds until this process is killed.
+    """
+    ends = each_apart(works, limit_s, crumb)
+    died = [number for number, end in enumerate(ends) if end.died]
+    limit_s = min(limit_s, left() - RESERVE_S)
+    if died and limit_s > 1.0:
+        again = each_apart([works[number] for number in died], limit_s, crumb)
+        for number, end in zip(died, again, strict=True):
+            ends[number] = end
+    return ends
 
 
 class _Child:

@@ -1,0 +1,56 @@
+"""Differences between GPUs that should be alike, in words. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model.findings import Severity
+from nccl_doctor.toolkit.versions import Difference
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A difference that the odd ones have in common; `places` are keys of what was compared."""
+
+    places: tuple[int, ...]
+    text: str
+    severity: Severity
+
+
+def drifts(found: Sequence[Difference], severity: Severity, others: str) -> Iterator[Drift]:
+    """Each difference as a text; `others` is the clause before what the others have."""
+    for odd in found:
+        if odd.tie:
+            sides = [f"{name} {' or '.join(sorted(values))}" for name, values in odd.sides.items()]
+            yield Drift(odd.places, f"{'; '.join(sides)}: equally many have each", severity)
+        else:
+            text = f"{_words(odd.values)}; {others} {_words(odd.usual)}"
+            yield Drift(odd.places, text, severity)
+
+
+def known(traits: Mapping[str, Any]) -> dict[str, str]:
+    """The traits that have a value."""
+    return {name: value for name, value in traits.items() if value}
+
+
+def common(stacks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Traits that all GPUs of a host have in common; differences are findings of the host."""
+    first, *others = stacks
+    return {
+        name: value
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
+    }
+
+
+def models_of(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """Models of GPUs, and how many there are of each."""
+    models = sorted(Counter(gpu["name"] for gpu in gpus).items())
+    return ", ".join(f"{number} x {name}" for name, number in models)
+
+
+def _words(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
