@@ -52,8 +52,8 @@ where the data that check `gpu_work` sent arrived. An idle GPU may lower its PCI
 counts only against its peers. Bridges may join only some GPUs of a host on purpose: a GPU without
 any NVLink is then only possibly a fault. Links that are down on all GPUs alike count as the design
 of the model. Error counts of NVLinks start when the driver starts. A power limit that all GPUs
-share counts as intended. AMD GPUs are not examined: the check is skipped there. NVSwitches of HGX
-B200 write no SXids, and show no device files.
+share counts as intended. AMD GPUs are examined by check `amd_gpus`. NVSwitches of HGX B200 write no
+SXids, and show no device files.
 Not validated on hardware: tested with a stand-in for the library and on made-up clusters; no run on
 a GPU is on record yet.
 

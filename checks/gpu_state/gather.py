@@ -284,7 +284,7 @@ def _none_shown(on_host: HostGpus, on_pci: int, root: Path, crumb: Crumb) -> Ski
 
 def _nothing(on_host: HostGpus, reason: str) -> str:
     if on_host["kfd"] and not (on_host["nodes"] or on_host["proc"]):
-        return "AMD GPUs: the check does not read their state (amdsmi), only that of NVIDIA GPUs"
+        return "no NVIDIA GPU here; check amd_gpus reads the state of AMD GPUs"
     return reason if on_host["nodes"] or on_host["proc"] else f"no NVIDIA GPU here, and {reason}"
 
 

@@ -507,7 +507,7 @@ def test_without_any_library_the_check_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "dev/dri/renderD128").write_text("")
     outcome = observe(libc, tmp_path / "none", look)
     assert outcome.status is OutcomeStatus.SKIPPED
-    assert outcome.reason.startswith("AMD GPUs: the check does not read their state (amdsmi)")
+    assert outcome.reason == "no NVIDIA GPU here; check amd_gpus reads the state of AMD GPUs"
     (tmp_path / "dev/nvidia0").write_text("")  # an AMD CPU with graphics, and a GPU of NVIDIA
     for work, words in (
         (look, "libnvidia-ml.so.1 is not installed here (in a container: NVIDIA_DRIVER_CAPABILIT"),

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from nccl_doctor.toolkit.gpu import devices
 from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus, index_of_own
 from nccl_doctor.toolkit.versions import arch_runs_on
 
@@ -122,3 +124,22 @@ def test_the_uuid_of_a_gpu_where_torch_does_not_say_it(
         timeout=60,
     )
     assert said.stdout.strip() == found
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [
+        ({"pci_domain_id": 0, "pci_bus_id": 0x1D, "pci_device_id": 0}, "0000:1d:00.0"),
+        ({}, None),  # an older torch
+    ],
+)
+def test_the_bus_id_of_a_gpu_comes_from_torch_where_it_gives_it(
+    properties: dict[str, int], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    known = {"name": "AMD Instinct MI300X", "total_memory": 192 << 30, "major": 9, "minor": 4}
+    seen = SimpleNamespace(**known, **properties)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: seen)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices._device(0)["bus_id"] == found

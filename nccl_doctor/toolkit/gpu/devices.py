@@ -60,6 +60,7 @@ class Device(TypedDict):
     capability: list[int]
     arch: str | None
     compute_mode: int | None
+    bus_id: str | None
 
 
 class SeenGpus(TypedDict):
@@ -167,7 +168,8 @@ def see_gpus(build: TorchBuild, before: Callable[[str], None]) -> SeenGpus:
         loaded, or `"torch.cuda.init"`.
         `devices`: in torch's order; `uuid` is written as nvidia-smi does, or None; `capability` is
         [major, minor]; `arch` is the gfx name on ROCm, else None; `compute_mode` as `compute_mode`
-        returns it. No context is made, so a GPU in exclusive mode stays free.
+        returns it; `bus_id` as the kernel writes it, or None with a torch that does not give it. No
+        context is made, so a GPU in exclusive mode stays free.
         `arch_list`: architectures that the build has code for.
         `start_s`: seconds that all this took, most of them in the driver.
     """
@@ -250,7 +252,17 @@ def _device(index: int) -> Device:
         "capability": [seen.major, seen.minor],
         "arch": gfx.split(":")[0] if gfx else None,
         "compute_mode": compute_mode(index) if torch.version.cuda else None,
+        "bus_id": _bus_id(seen),
     }
+
+
+def _bus_id(seen: Any) -> str | None:
+    """The PCI address of a GPU by its properties; None with a torch that does not give it."""
+    numbers = [getattr(seen, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in numbers:
+        return None
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
 def compute_mode(index: int) -> int | None:
