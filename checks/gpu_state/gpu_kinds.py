@@ -6,23 +6,6 @@ from __future__ import annotations
 
 from nccl_doctor.api import Kind, Layer, Severity
 
-NVLINK_DOWN = Kind(
-    "nvlink-down",
-    Layer.DEVICE,
-    "NVLinks of a GPU are down",
-    "NCCL uses the links that are left, or PCIe, and all ranks wait for it.",
-    "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
-    "or reboot it.",
-    Severity.WARN,
-)
-NVLINK_ERRORS = Kind(
-    "nvlink-errors",
-    Layer.DEVICE,
-    "NVLinks of a GPU had to recover from errors",
-    "Each recovery stops the link for a moment; a link that does it often is about to fail.",
-    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
-    Severity.WARN,
-)
 C2C_DOWN = Kind(
     "c2c-down",
     Layer.DEVICE,

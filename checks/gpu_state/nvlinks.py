@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import Confidence, Severity
+from nccl_doctor.toolkit.gpu.kinds import NVLINK_DOWN, NVLINK_ERRORS
 from nccl_doctor.toolkit.gpu.lost import manager_is_down
 from nccl_doctor.toolkit.shared_kinds import FABRIC_MANAGER_DOWN
 
-from .gpu_kinds import C2C_DOWN, NVLINK_DOWN, NVLINK_ERRORS
+from .gpu_kinds import C2C_DOWN
 from .trouble import Gpu, Trouble
 
 _TRUE, _FALSE = 1, 2

@@ -23,6 +23,8 @@ from nccl_doctor.toolkit.gpu.kinds import (
     GPU_BUSY,
     GPU_LOST,
     GPU_THROTTLED,
+    NVLINK_DOWN,
+    NVLINK_ERRORS,
     PCIE_DEGRADED,
     STATE_UNREAD,
 )
@@ -34,8 +36,6 @@ from .drift import across_hosts, within_host
 from .gpu_kinds import (
     C2C_DOWN,
     GPU_VIRTUAL,
-    NVLINK_DOWN,
-    NVLINK_ERRORS,
     NVSWITCH_ERROR,
     P2P_UNAVAILABLE,
     P2P_UNSUPPORTED,

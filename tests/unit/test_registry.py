@@ -443,7 +443,7 @@ CODES = """
     local-rank-beyond-gpus gpu-guess-differs gpu-order-differs gpu-far-from-nic
     gpu-nic-pairs-differ gpu-p2p-broken gpu-p2p-untested
     group-init-failed group-init-hang mesh-does-not-divide mesh-crosses-hosts
-    gpu-slow rank-far-from-gpu xgmi-down xgmi-errors
+    gpu-slow rank-far-from-gpu xgmi-down xgmi-errors dcgm-unhealthy
     device-id-multi-group-hang deepspeed-missing
     collective-hang collective-failed collective-wrong-result rank-frozen rank-crashed
     gpu-not-started group-start-slow

@@ -1,4 +1,4 @@
-"""Kinds of finding about the state of a GPU, of whatever vendor. Pure."""
+"""Kinds of finding about the state of a GPU that more than one check uses. Pure."""
 
 from __future__ import annotations
 
@@ -60,4 +60,21 @@ STATE_UNREAD = Kind(
     "A fault that is visible only there was not seen.",
     "Run the examination again, on the host itself and as root.",
     Severity.INFO,
+)
+NVLINK_DOWN = Kind(
+    "nvlink-down",
+    Layer.DEVICE,
+    "NVLinks of a GPU are down",
+    "NCCL uses the links that are left, or PCIe, and all ranks wait for it.",
+    "nvidia-smi nvlink --status; look for Xid 74 and SXid in `dmesg`, reset the GPUs of the host "
+    "or reboot it.",
+    Severity.WARN,
+)
+NVLINK_ERRORS = Kind(
+    "nvlink-errors",
+    Layer.DEVICE,
+    "NVLinks of a GPU had to recover from errors",
+    "Each recovery stops the link for a moment; a link that does it often is about to fail.",
+    "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
+    Severity.WARN,
 )

@@ -1,0 +1,238 @@
+"""Questions to NVIDIA's DCGM by its command `dcgmi`, and what it prints as JSON.
+
+Source: NVIDIA/DCGM, dcgmi/Health.cpp, Diag.cpp and DcgmiOutput.cpp, and nvvs/NvvsJsonStrings.h, of
+2.4.7, 3.3.9 and 4.6.0. The form of `dcgmi health -c -j` is the same in all three. That of `dcgmi
+diag -j` has another name at its top since 4.0 ("DCGM Diagnostic", before "DCGM GPU Diagnostic"),
+names a GPU by `gpu_ids`, `gpu_id`, then `entity_id`, and a warning is a text in 2, a list since 3.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+LARGEST = 4 << 20
+_LOOK_S = 0.05
+_GOODBYE_S = 3.0
+"""Time for `dcgmi` to stop a diagnosis on the host engine, which it does on SIGTERM."""
+_MOST_WORDS = 400
+_UNREACHABLE = (
+    "unable to establish a connection",
+    "unable to connect to",
+    "connection to the host",
+)
+UNWATCHED = "health watches not enabled"
+
+
+class Incident(TypedDict):
+    """A system that DCGM does not find healthy: `group` and `entity` (`GPU`, `3`), `system`
+    (`Memory system`), `health` (`Warning` or `Failure`), and DCGM's `words`.
+    """
+
+    group: str
+    entity: str
+    system: str
+    health: str
+    words: str
+
+
+class TestResult(TypedDict):
+    """A test of a diagnosis on one GPU, or on the host (`entity` is empty): `status` is `pass`,
+    `fail`, `warn` or `skip`.
+    """
+
+    test: str
+    entity: str
+    status: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """The end of one `dcgmi`.
+
+    Attributes:
+        text: what it printed.
+        code: exit code; that of a signal is negative; None where it was stopped.
+        problem: why there is no answer; empty where it ended by itself.
+    """
+
+    text: str
+    code: int | None
+    problem: str = ""
+
+    @property
+    def first_line(self) -> str:
+        """The first line that says something, for a reason."""
+        lines = [line.strip() for line in self.text.splitlines() if line.strip(" +-|=")]
+        return lines[0][:_MOST_WORDS] if lines else "nothing"
+
+    @property
+    def refusal(self) -> str:
+        """The line in which `dcgmi` says why it has no answer; empty if it does not."""
+        lines = (line.strip() for line in self.text.splitlines())
+        return next((line[:_MOST_WORDS] for line in lines if line.startswith("Error")), "")
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether no host engine answers."""
+        return any(words in self.text.lower() for words in _UNREACHABLE)
+
+
+def find_dcgmi(env: Mapping[str, str]) -> str | None:
+    """Path of `dcgmi`, as this process would start it."""
+    return shutil.which("dcgmi", path=env.get("PATH", ""))
+
+
+def ask_dcgmi(
+    program: str,
+    words: Sequence[str],
+    env: Mapping[str, str],
+    limit_s: float,
+    tick: Callable[[], None] = lambda: None,
+) -> Said:
+    """Run `dcgmi` with these words, for at most `limit_s` seconds.
+
+    Its output goes to a file, so that it never waits for its reader. It stays in the process group
+    of the probe child, and ends with that at the latest.
+
+    Args:
+        program: its path.
+        words: its arguments.
+        env: its environment.
+        limit_s: seconds after which it gets SIGTERM, and a little later SIGKILL.
+        tick: called now and then while it runs.
+    """
+    import subprocess
+    import tempfile
+
+    until = time.monotonic() + limit_s
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                [program, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**env, "LC_ALL": "C"},
+            )
+        except OSError as error:
+            return Said("", None, f"dcgmi cannot be started: {error.strerror}")
+        problem = ""
+        while process.poll() is None and not problem:
+            if time.monotonic() > until:
+                problem = f"dcgmi {words[0]} did not end within {limit_s:.0f} s"
+            elif output.seek(0, 2) > LARGEST:
+                problem = f"dcgmi {words[0]} printed more than {LARGEST >> 20} MiB"
+            else:
+                tick()
+                time.sleep(_LOOK_S)
+        if problem:
+            process.terminate()
+            try:
+                process.wait(_GOODBYE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel keeps it
+                    process.wait(_GOODBYE_S)
+        output.seek(0)
+        text = output.read(LARGEST).decode("utf-8", "replace")
+        return Said(text, None if problem else process.returncode, problem)
+
+
+def json_in(text: str) -> dict[str, Any] | None:
+    """The first JSON object of a text, which may have other lines around it; None if there is none.
+
+    Deeply nested rubbish is none, too.
+    """
+    start = text.find("{")
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return found if start >= 0 and isinstance(found, dict) else None
+
+
+def overall_health(answer: Mapping[str, Any]) -> str | None:
+    """`Healthy`, `Warning` or `Failure` of `dcgmi health -c -j`; None if it does not say."""
+    value = _at(answer, "body", "Overall Health", "value")
+    return value if isinstance(value, str) else None
+
+
+def incidents_of(answer: Mapping[str, Any]) -> list[Incident]:
+    """Each system of each GPU, switch or CPU that `dcgmi health -c -j` does not find healthy."""
+    return [
+        Incident(
+            group=str(group),
+            entity=str(entity),
+            system=str(system),
+            health=str(_at(seen, "value") or "?"),
+            words=_sentence(_at(seen, "overflow")),
+        )
+        for group, entities in _items(_at(answer, "body"))
+        for entity, parts in _items(_at(entities, "children"))
+        for system, seen in _items(_at(parts, "children", "Errors", "children"))
+    ]
+
+
+def results_of(answer: Mapping[str, Any]) -> list[TestResult]:
+    """Each result of `dcgmi diag -j`."""
+    return [
+        TestResult(
+            test=str(_at(test, "name") or "?"),
+            entity=_entity(result),
+            status=str(_at(result, "status") or "?").lower(),
+            words=_sentence(_at(result, "warnings")),
+        )
+        for top in answer.values()
+        for category in _list(_at(top, "test_categories"))
+        for test in _list(_at(category, "tests"))
+        for result in _list(_at(test, "results"))
+    ]
+
+
+def runtime_error(answer: Mapping[str, Any]) -> str:
+    """The reason why a diagnosis did not run; empty if it did."""
+    said = [_at(top, "runtime_error") for top in answer.values()]
+    return _sentence([each for each in said if each])
+
+
+def _entity(result: Any) -> str:
+    """`GPU 3`; empty for the host."""
+    group = _at(result, "entity_group")
+    for name in ("entity_id", "gpu_id", "gpu_ids"):
+        value = _at(result, name)
+        if value is not None and str(value).isdecimal():
+            return f"{group or 'GPU'} {value}"
+    return ""
+
+
+def _sentence(said: Any) -> str:
+    """Texts, or what stands under `warning` in records, as one line."""
+    parts = [
+        str(each.get("warning") or each.get("warnings") or "")
+        if isinstance(each, dict)
+        else str(each)
+        for each in (said if isinstance(said, list) else [said] if said else [])
+    ]
+    return " ".join(" ".join(parts).split())[:_MOST_WORDS]
+
+
+def _at(value: Any, *names: str) -> Any:
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
