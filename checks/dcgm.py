@@ -5,7 +5,7 @@ What it checks
 On a host with `dcgmi` and a running host engine (nv-hostengine) that watches the GPUs' health:
 `dcgmi health -c -j`, which says what the engine has seen so far of memory, PCIe, NVLink, heat,
 power, InfoROM, driver and NVSwitches. It reads samples that are there; it starts no test and sets
-no watch, and a job that runs on the GPUs is not disturbed.
+no watch, and a job that runs on the GPUs is not disturbed. Its diagnosis is check `dcgm_diag`.
 
 Why it matters
 --------------
@@ -63,18 +63,9 @@ from nccl_doctor.toolkit.gpu.dcgm import (
     json_in,
     overall_health,
 )
-from nccl_doctor.toolkit.gpu.kinds import GPU_THROTTLED, NVLINK_DOWN, NVLINK_ERRORS
+from nccl_doctor.toolkit.gpu.kinds import DCGM_UNHEALTHY, GPU_THROTTLED, NVLINK_DOWN, NVLINK_ERRORS
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY, PCIE_ERRORS
 
-DCGM_UNHEALTHY = Kind(
-    "dcgm-unhealthy",
-    Layer.DEVICE,
-    "DCGM does not find a part of the host healthy",
-    "DCGM watches GPUs, NVSwitches and drivers all the time; what it reports has hurt a job, or "
-    "may hurt the next one.",
-    "dcgmi health -c; while no job uses the GPUs: dcgmi diag -r 2",
-    Severity.WARN,
-)
 _RESERVE_S = 5.0
 _LIMIT_S = 10.0
 _FIX = "dcgmi health -c shows it now; while no job uses the GPUs: dcgmi diag -r 2"

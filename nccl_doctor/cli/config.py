@@ -38,6 +38,7 @@ OPTIONS: Mapping[str, _Types] = {
     "expect-load-seconds": _NUMBER,
     "backend": (str,),
     "level": (str,),
+    "with-dcgm": (int,),
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

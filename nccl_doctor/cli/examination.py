@@ -108,6 +108,10 @@ def _run_options(function: F) -> F:
             "nccl-doctor run --baseline past --json past/today.json",
         ),
         (
+            "With DCGM's diagnosis of the GPUs of each host, which takes minutes",
+            "nccl-doctor run --with-dcgm 2 --timeout 600",
+        ),
+        (
             "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
@@ -167,6 +171,13 @@ def _run_options(function: F) -> F:
     default="standard",
     show_default=True,
     help="quick: no collectives; standard: collectives; full: larger messages and all links.",
+)
+@click.option(
+    "--with-dcgm",
+    metavar="LEVEL",
+    type=Number(1, 4),
+    help="Run DCGM's diagnosis of this level, 1 to 4, on each host (dcgmi diag -r LEVEL). From "
+    "level 2 on it takes minutes: give --timeout.",
 )
 @click.option(
     "--timeout",

@@ -95,4 +95,5 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         deepspeed_config=config,
         deepspeed_path=path or "",
         expect_load_s=given["expect_load_seconds"],
+        dcgm_level=given["with_dcgm"],
     )

@@ -19,7 +19,8 @@ class Job:
     `mesh` are the dimensions of its device mesh, outermost first, each with its size.
     `deepspeed_config` is the parsed file, `deepspeed_path` where it came from. `deepspeed` says
     that the job's own command, or an option, shows that it uses DeepSpeed. `expect_load_s` is how
-    long rank 0 works alone before the first barrier, in seconds.
+    long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
+    diagnosis by DCGM that the GPUs are to pass before it.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -28,6 +29,7 @@ class Job:
     deepspeed_config: Mapping[str, Any] | None = None
     deepspeed_path: str = ""
     expect_load_s: float | None = None
+    dcgm_level: int | None = None
 
     @property
     def has_several_groups(self) -> bool:

@@ -211,6 +211,7 @@ RUN_FLAGS = {
     "--expect-load-seconds",
     "--backend",
     "--level",
+    "--with-dcgm",
     "--select",
     "--ignore",
     "--timeout",

@@ -42,3 +42,37 @@ def health(overall: str = "Healthy", **gpus: dict[str, tuple[str, str]]) -> str:
         entities = body.setdefault(group, {"children": {}})["children"]
         entities[number] = {"value": overall, "children": {"Errors": {"children": errors}}}
     return json.dumps({"header": ["Health Monitor Report"], "body": body}, indent=3) + "\n"
+
+
+def diagnosis(release: int, *results: tuple[str, int | None, str, str]) -> str:
+    """Output of `dcgmi diag -j` of DCGM 2, 3 or 4: test, GPU or None, status, words."""
+    tests: dict[str, list[dict[str, Any]]] = {"a test that all pass": [{"status": "Pass"}]}
+    for name, gpu, status, words in results:
+        one: dict[str, Any] = {"status": status}
+        if gpu is not None:
+            one |= {
+                2: {"gpu_ids": str(gpu)},
+                3: {"gpu_id": str(gpu)},
+                4: {"entity_group": "GPU", "entity_group_id": 1, "entity_id": gpu},
+            }[release]
+        if words:
+            record = {"warning": words, "error_id": 1, "error_category": 1, "error_severity": 2}
+            one["warnings"] = words if release == 2 else [record]
+        tests.setdefault(name, []).append(one)
+    category = {
+        "category": "Hardware",
+        "tests": [{"name": name, "results": found} for name, found in tests.items()],
+    }
+    name = "DCGM Diagnostic" if release == 4 else "DCGM GPU Diagnostic"
+    said: dict[str, Any] = {name: {"test_categories": [category]}}
+    if release == 4:
+        entities = [{"entity_id": 0, "device_id": "2330"}]
+        said["entity_groups"] = [{"entity_group": "GPU", "entities": entities}]
+        said["metadata"] = {"version": "4.6.0"}
+    return json.dumps(said, indent=3) + "\n"
+
+
+def refused(words: str) -> str:
+    """Output of `dcgmi diag -j` that did not run."""
+    said = {"DCGM Diagnostic": {"version": "4.6.0", "runtime_error": words}}
+    return json.dumps(said, indent=3) + "\n"

@@ -32,6 +32,7 @@ def test_every_option_and_section(tmp_path):
         hostfile = "hosts"
         backend = "gloo"
         level = "quick"
+        with-dcgm = 2
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -41,7 +41,7 @@ class Incident(TypedDict):
     words: str
 
 
-class TestResult(TypedDict):
+class DiagResult(TypedDict):
     """A test of a diagnosis on one GPU, or on the host (`entity` is empty): `status` is `pass`,
     `fail`, `warn` or `skip`.
     """
@@ -180,10 +180,10 @@ def incidents_of(answer: Mapping[str, Any]) -> list[Incident]:
     ]
 
 
-def results_of(answer: Mapping[str, Any]) -> list[TestResult]:
+def results_of(answer: Mapping[str, Any]) -> list[DiagResult]:
     """Each result of `dcgmi diag -j`."""
     return [
-        TestResult(
+        DiagResult(
             test=str(_at(test, "name") or "?"),
             entity=_entity(result),
             status=str(_at(result, "status") or "?").lower(),

@@ -78,3 +78,12 @@ NVLINK_ERRORS = Kind(
     "nvidia-smi nvlink --errorcounters, again after a job; if they grow, have the GPU checked.",
     Severity.WARN,
 )
+DCGM_UNHEALTHY = Kind(
+    "dcgm-unhealthy",
+    Layer.DEVICE,
+    "DCGM does not find a part of the host healthy",
+    "DCGM watches GPUs, NVSwitches and drivers all the time; what it reports has hurt a job, or "
+    "may hurt the next one.",
+    "dcgmi health -c; while no job uses the GPUs: dcgmi diag -r 2",
+    Severity.WARN,
+)
