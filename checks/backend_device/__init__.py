@@ -198,7 +198,7 @@ class BackendDevice(Check):
         FABRIC_MANAGER_DOWN,
         GPU_DIFFERS,
     )
-    reads = ("driver_libraries", "gpu_affinity", "gpu_state", "mps", "nccl_library")
+    reads = ("amd_gpus", "driver_libraries", "gpu_affinity", "gpu_state", "mps", "nccl_library")
     deadline_s = 45.0  # eight GPUs without persistence mode need about 20 s to wake
 
     def observe(self, ctx: Context) -> BackendDeviceFacts:

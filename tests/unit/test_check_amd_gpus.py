@@ -9,6 +9,7 @@ import pytest
 from nccl_doctor.api import ALONE, Cluster, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.amd_gpus import AmdGpus
 from nccl_doctor.checks.gpu_state import GpuState
+from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
 from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
@@ -231,6 +232,13 @@ def test_a_reader_in_state_d_makes_a_lost_gpu_likely_and_takes_no_host_out_of_se
         devices=[bus(3)],
     )
     assert over_gloo.level is Severity.WARN
+
+
+def test_a_host_without_its_gpu_explains_what_hip_misses_there() -> None:
+    stuck = {"index": 3, "bus_id": bus(3), "lost": False, "refused": {}}
+    stuck["wedged"] = {**WEDGED, "how": "did not return within 30 s"}
+    cluster = cluster_of(state(0), state(1, stuck))
+    assert hosts_without_gpu(cluster) == frozenset({cluster.hosts[1].id})
 
 
 @pytest.mark.parametrize(

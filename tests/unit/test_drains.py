@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Check, Cluster, Outcome, OutcomeStatus, Severity
+from nccl_doctor.api import Check, Cluster, Job, Outcome, OutcomeStatus, Severity
+from nccl_doctor.checks.amd_gpus import AmdGpus
 from nccl_doctor.checks.backend_device import DRIVER_STEP, BackendDevice
+from nccl_doctor.checks.dcgm import Dcgm
+from nccl_doctor.checks.dcgm_diag import DIAGNOSE, DcgmDiag
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_work import GpuWork
 from nccl_doctor.checks.gpu_work.work import MULTIPLY
@@ -23,12 +26,15 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.profiles import tell
 from nccl_doctor.toolkit.gpu.nvml import STEP
 from tests.support import hardware
-from tests.support.clusters import outcome
+from tests.support.clusters import make_cluster, outcome
 from tests.support.gpu_facts import cluster as of_work
 from tests.support.gpu_facts import facts as seen_by_torch
 from tests.support.gpu_facts import worked
 from tests.support.gpu_states import cluster_of, gpu, lost, state, torch_sees, with_backend
 from tests.support.reports import RUN, through_json
+from tests.unit.test_check_amd_gpus import cluster_of as amd_cluster
+from tests.unit.test_check_amd_gpus import gpu as amd_gpu
+from tests.unit.test_check_amd_gpus import state as amd_state
 from tests.unit.test_check_hardware_errors import cluster as of_hardware
 from tests.unit.test_check_hardware_errors import tree, watched
 
@@ -473,3 +479,47 @@ def test_a_module_that_fails_now_drains_and_an_error_of_no_module_does_not(tmp_p
     assert drained(nobody, HardwareErrors()) == ""
     # Whatever was counted before the run began is old.
     assert drained(of_hardware(quiet, watched(tree(tmp_path / "old"))), HardwareErrors()) == ""
+
+
+# AMD GPUs and DCGM --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"errors": {"correctable": 0, "uncorrectable": 9, "deferred": 0}},
+        {"pages": {"reserved": 200, "pending": 0, "unreservable": 9}},
+        {"refused": {"IO": ["memory", "temperature"]}},
+        {"wedged": {"call": "x", "how": LATE, "state": "D", "wchan": "", "stopped_s": 0.0}},
+    ],
+)
+def test_nothing_about_an_amd_gpu_takes_a_host_out_of_service(changes: dict[str, Any]) -> None:
+    """No such fault was seen on hardware yet, nor what else looks like one."""
+    cluster = amd_cluster(amd_state(0), amd_state(1, amd_gpu(1, 3, **changes)))
+    report = report_of(cluster, AmdGpus())
+    assert [found.where.hosts for found in report.root_causes if found.kind.drains] == [("nd1",)]
+    assert not drained(cluster, AmdGpus())
+
+
+def test_nothing_that_dcgm_has_seen_takes_a_host_out_of_service() -> None:
+    """It may be over, or the fault of another program."""
+    seen = {"group": "GPU", "entity": "3", "system": "Memory system", "health": "Failure"}
+    facts = {"overall": "Failure", "incidents": [{**seen, "words": "2 rows are pending"}]}
+    cluster = make_cluster(["nd0", "nd1"], 8, check="dcgm", by_host={"nd1": facts}, backend="nccl")
+    assert [found.code for found in report_of(cluster, Dcgm()).root_causes] == ["gpu-unhealthy"]
+    assert not drained(cluster, Dcgm())
+    result = {"test": "memory", "entity": "GPU 3", "status": "fail", "words": "7 faulty elements"}
+    cluster = make_cluster(
+        ["nd0", "nd1"],
+        8,
+        check="dcgm_diag",
+        round_name=DIAGNOSE,
+        by_host={
+            "nd0": {"level": 2, "tests": 9, "results": []},
+            "nd1": {"level": 2, "tests": 9, "results": [result]},
+        },
+        backend="nccl",
+        job=Job(dcgm_level=2),
+    )
+    assert [found.code for found in report_of(cluster, DcgmDiag()).root_causes] == ["gpu-unhealthy"]
+    assert not drained(cluster, DcgmDiag())

@@ -14,19 +14,22 @@ from nccl_doctor.toolkit.gpu.nvml import STEP
 
 CHECK = "gpu_state"
 """The check whose facts these are."""
+AMD = "amd_gpus"
+"""The check that does the same for AMD GPUs."""
 _STARTING_S = 600
 
 
 def hosts_without_gpu(cluster: Cluster) -> frozenset[int]:
-    """Ids of hosts with a lost GPU: it may be the reason that CUDA does not start there."""
+    """Ids of hosts with a lost GPU: it may be why CUDA or HIP does not start there."""
     found = {
         item.rank.host.id
         for item in ended_in_driver(cluster)
         if "gpu" in item.outcome.breadcrumbs[-1] and certainty_of(item.outcome) is not None
     }
-    for rank, facts in cluster.facts(CHECK):
-        if any(is_gone(gpu) for gpu in facts["gpus"]):
-            found.add(rank.host.id)
+    for check in (CHECK, AMD):
+        for rank, facts in cluster.facts(check):
+            if any(is_gone(gpu) for gpu in facts["gpus"]):
+                found.add(rank.host.id)
     return frozenset(found)
 
 
