@@ -65,7 +65,7 @@ from nccl_doctor.toolkit.shared_kinds import GPU_DIFFERS, GPU_UNHEALTHY
 
 from .gather import AmdGpuStates, gather_amd
 from .kinds import XGMI_DOWN, XGMI_ERRORS
-from .rules import judge_amd
+from .rules import judge_amd, why_refused
 
 
 class AmdGpus(Check):
@@ -95,8 +95,8 @@ class AmdGpus(Check):
 
         Raises:
             Skip: torch is not built for ROCm, or there is no AMD GPU.
-            Untested: with these facts, the process that read a GPU was stopped or killed; or there
-                is nothing to read GPUs by.
+            Untested: with these facts, the process that read a GPU was stopped or killed, or was
+                refused; or there is nothing to read GPUs by.
         """
         ctx.breadcrumb("importing torch")
         build = torch_build()
@@ -105,7 +105,7 @@ class AmdGpus(Check):
         rocm = ctx.env.get("ROCM_PATH") or "/opt/rocm"
         folders = [os.path.join(rocm, name) for name in ("lib", "lib64")]
         found = gather_amd(ctx.breadcrumb, ctx.root, ctx.left, folders)
-        if reasons := why_unread(found):
+        if reasons := [*why_unread(found), *why_refused(found)]:
             raise Untested("; ".join(reasons), found)
         return found
 

@@ -25,10 +25,14 @@ Gpu = Mapping[str, Any]
 _GIB = 1 << 30
 _HOLDS_BYTES = 1 << 28
 """Memory from which a process uses a GPU: ROCm holds a little of each GPU that it sees."""
-_BROKEN = ("IO", "DRM_ERROR", "NO_DATA", "UNEXPECTED_DATA")
-"""Refusals that no missing permission, reset or sleep of a GPU makes (BUSY, NO_PERM)."""
-_VITAL = {"memory", "temperature", "pcie"}
+_BROKEN = ("IO",)
+"""Refusals that no missing permission (NO_PERM), no reset or sleep of a GPU (BUSY), and no library
+that is older than the driver (UNEXPECTED_DATA) makes.
+"""
+_VITAL = {"memory", "temperature"}
 """Fields that the driver reports for every GPU that works."""
+_OF_ALL = ("dlopen", "amdsmi_init", "amdsmi_get_lib", "amdsmi_get_socket", "amdsmi_get_processor")
+"""Calls about all GPUs at once begin so: one GPU may keep them from returning for every reader."""
 _HOT = {
     "prochot": "the board demands it (PROCHOT)",
     "socket": "the GPU is too hot",
@@ -59,6 +63,11 @@ def is_readable(gpu: Gpu) -> bool:
     return "name" in gpu and not (gpu.get("wedged") or gpu.get("raised"))
 
 
+def is_held_by_any(gpu: Gpu) -> bool:
+    """Whether its reader ended in a call about all GPUs: any of them may be the reason."""
+    return str((gpu.get("wedged") or {}).get("call", "")).startswith(_OF_ALL)
+
+
 def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterator[Trouble]:
     """Troubles of one GPU.
 
@@ -68,7 +77,8 @@ def troubles_of(gpu: Gpu, others: Sequence[Gpu], own: Collection[int]) -> Iterat
         own: processes of the examination.
     """
     if gpu.get("wedged"):
-        yield from _wedged(gpu["wedged"])
+        if not is_held_by_any(gpu):
+            yield from _wedged(gpu["wedged"])
         return
     if gpu.get("raised"):
         yield Trouble(

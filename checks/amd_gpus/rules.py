@@ -28,13 +28,28 @@ from nccl_doctor.toolkit.gpu.unread import is_unread, why_unread
 from nccl_doctor.toolkit.shared_kinds import GPU_DIFFERS, GPU_UNHEALTHY
 from nccl_doctor.toolkit.versions import differences
 
-from .health import Gpu, Trouble, is_readable, troubles_of
+from .health import Gpu, Trouble, is_held_by_any, is_readable, troubles_of
 
 CHECK = "amd_gpus"
 """Name of the check that these facts belong to."""
 _NORMAL = ("NOT_SUPPORTED", "NOT_YET_IMPLEMENTED", "FUNCTION_NOT_FOUND", "FILE_NOT_FOUND")
 """Refusals of a GPU or a release that does not have something: no gap."""
 _OTHERS = "the other GPUs of the host have"
+_JUDGED = frozenset(
+    [
+        "handle",
+        "memory",
+        "temperature",
+        "errors",
+        "xgmi_errors",
+        "pages",
+        "pcie",
+        "throttle",
+        "xgmi_links",
+        "processes",
+    ]
+)
+"""Fields in which a fault would show; the others are compared only."""
 
 
 def judge_amd(cluster: Cluster) -> Iterator[Finding]:
@@ -50,6 +65,18 @@ def judge_amd(cluster: Cluster) -> Iterator[Finding]:
     for drift in _across(hosts, count=not compared):
         where = Where(hosts=tuple(sorted(labels[key].label for key in drift.places)))
         yield Finding(GPU_DIFFERS, drift.text, where, severity=drift.severity)
+
+
+def why_refused(facts: Mapping[str, Any]) -> list[str]:
+    """A clause for each GPU of which the library gave no answer at all.
+
+    `facts` are those of `gather_amd`.
+    """
+    return [
+        f"GPU {gpu['index']} could not be read: amdsmi refuses ({', '.join(gpu['refused'])})"
+        for gpu in facts["gpus"]
+        if not (is_readable(gpu) or gpu.get("wedged") or gpu.get("raised"))
+    ]
 
 
 def _weighed(cluster: Cluster, found: Finding) -> Finding:
@@ -140,6 +167,9 @@ def _of_host(cluster: Cluster, host: Host, facts: Mapping[str, Any]) -> Iterator
     error, gpus = facts["error"], facts["gpus"]
     if error and certainty_of_reader(error) is not None:
         yield _no_answer(host, f"{error['call']} {error['how']}")
+    held = [gpu["wedged"] for gpu in gpus if is_held_by_any(gpu)]
+    if stuck := next((one for one in held if certainty_of_reader(one) is not None), None):
+        yield _no_answer(host, f"{stuck['call']} {stuck['how']}")
     users = _users(cluster, host, gpus)
     own = {*facts["own"], *(rank.pid for rank in cluster.ranks_on(host) if rank.pid)}
     readable = [gpu for gpu in gpus if is_readable(gpu)]
@@ -173,11 +203,13 @@ def _gaps(users: _Users, host: Host, facts: Mapping[str, Any]) -> Iterator[Findi
     gaps: dict[str, list[Gpu]] = defaultdict(list)
     for gpu in facts["gpus"]:
         for name, fields in gpu["refused"].items():
-            if name not in _NORMAL:
-                gaps[f"{', '.join(fields)} ({name})"].append(gpu)
+            silent = [field for field in fields if field in _JUDGED]
+            if silent and name not in _NORMAL:
+                gaps[f"{', '.join(silent)} ({name})"].append(gpu)
     said = [*unread, *gaps]
     if said:
-        sick = [gpu for gpu in facts["gpus"] if is_unread(gpu) or gpu["refused"]]
+        silent = [gpu["index"] for each in gaps.values() for gpu in each]
+        sick = [gpu for gpu in facts["gpus"] if is_unread(gpu) or gpu["index"] in silent]
         yield Finding(
             STATE_UNREAD,
             f"not read: {'; '.join(said[:4])}",

@@ -8,6 +8,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Outcome, OutcomeStatus, Severity
 from nccl_doctor.checks.amd_gpus import AmdGpus
+from nccl_doctor.checks.amd_gpus.rules import why_refused
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.toolkit.gpu.lost import hosts_without_gpu
 from nccl_doctor.toolkit.gpu.nvml import STEP
@@ -232,6 +233,35 @@ def test_a_reader_in_state_d_makes_a_lost_gpu_likely_and_takes_no_host_out_of_se
         devices=[bus(3)],
     )
     assert over_gloo.level is Severity.WARN
+
+
+def test_readers_that_all_wait_in_a_call_about_all_gpus_blame_no_gpu() -> None:
+    stuck = {**WEDGED, "call": "amdsmi_init", "how": "did not return within 30 s"}
+    gpus = [
+        {"index": index, "bus_id": bus(index), "lost": False, "refused": {}, "wedged": stuck}
+        for index in range(8)
+    ]
+    found = only(CHECK, cluster_of(state(0, *gpus)), "gpu-unhealthy", hosts=["nd0"])
+    assert (found.message, found.confidence.value) == (
+        "amdsmi_init did not return within 30 s",
+        "likely",
+    )
+
+
+def test_a_gpu_that_the_library_refuses_is_unknown_and_nobody_is_blamed() -> None:
+    refused = {"index": 3, "bus_id": bus(3), "lost": False, "refused": {"BUSY": ["handle"]}}
+    facts = state(0, refused)
+    assert why_refused(facts) == ["GPU 3 could not be read: amdsmi refuses (BUSY)"]
+    only(CHECK, cluster_of(facts), "gpu-state-unread", hosts=["nd0"], devices=[bus(3)])
+
+
+def test_a_library_older_than_the_driver_is_no_sick_gpu() -> None:
+    each = {"pcie": None, "throttle": None, "refused": {"UNEXPECTED_DATA": ["pcie", "throttle"]}}
+    devices = [f"0-{index}" for index in range(8)]
+    cluster = cluster_of(state(0, each=each))
+    found = only(CHECK, cluster, "gpu-state-unread", hosts=["nd0"], devices=devices)
+    assert found.level is Severity.INFO
+    assert found.message == "not read: pcie, throttle (UNEXPECTED_DATA)"
 
 
 def test_a_host_without_its_gpu_explains_what_hip_misses_there() -> None:
