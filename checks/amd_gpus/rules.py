@@ -68,7 +68,7 @@ def judge_amd(cluster: Cluster) -> Iterator[Finding]:
 
 
 def why_refused(facts: Mapping[str, Any]) -> list[str]:
-    """A clause for each GPU of which the library gave no answer at all.
+    """A clause for each GPU that the library refuses altogether.
 
     `facts` are those of `gather_amd`.
     """

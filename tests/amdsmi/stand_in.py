@@ -1,4 +1,7 @@
-"""Builds the stand-in for libamd_smi.so, describes machines to it, and observes them."""
+"""Builds the stand-in for libamd_smi.so, describes machines to it, and observes them.
+
+As with NVML, the processes that read GPUs are forked from a small one.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.amd_gpus.gather import gather_amd
 from nccl_doctor.model.cluster import Outcome
 from nccl_doctor.observe import probe
+from tests.nvml.stand_in import small_process
 
 SOURCE = Path(__file__).with_name("libamd_smi.c")
 NAME = "libamd_smi.so"
@@ -108,3 +113,17 @@ def observe(
 
     (outcome,) = probe.run([probe.ProbeJob("amd_gpus", work, time.monotonic() + deadline_s)])
     return Outcome.from_json(outcome.to_json())
+
+
+def gathered(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:
+    """What the check gathers of a machine, below this root, by a child of the small process."""
+    return small_process().submit(_gather, library, description, root, deadline_s).result()
+
+
+def _gather(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:
+    until = time.monotonic() + deadline_s
+
+    def left() -> float:
+        return until - time.monotonic()
+
+    return observe(library, description, lambda crumb: gather_amd(crumb, root, left), deadline_s)

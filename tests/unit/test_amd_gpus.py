@@ -24,7 +24,18 @@ from nccl_doctor.checks.amd_gpus import AmdGpus
 from nccl_doctor.checks.amd_gpus.gather import gather_amd
 from nccl_doctor.toolkit.gpu.nvml import STEP
 from nccl_doctor.toolkit.gpu.unread import why_unread
-from tests.amdsmi.stand_in import GIB, Machine, build, bus, host, mi300x, observe, uuid, write
+from tests.amdsmi.stand_in import (
+    GIB,
+    Machine,
+    build,
+    bus,
+    gathered,
+    host,
+    mi300x,
+    observe,
+    uuid,
+    write,
+)
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
 
@@ -53,12 +64,7 @@ def root(tmp_path: Path) -> Path:
 
 def look(library: Path, root: Path, machine: Machine, deadline_s: float = 20.0) -> Outcome:
     file = write(machine, root.with_name("machine"))
-    until = time.monotonic() + deadline_s + LATER_S
-
-    def left() -> float:
-        return until - time.monotonic()
-
-    return observe(library, file, lambda crumb: gather_amd(crumb, root, left), deadline_s + LATER_S)
+    return gathered(library, file, root, deadline_s + LATER_S)
 
 
 @pytest.fixture
