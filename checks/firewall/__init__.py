@@ -3,10 +3,11 @@
 What it checks
 --------------
 On each address that NCCL (bootstrap, and data over sockets) and gloo would choose (see check
-`interfaces`), every host listens on a new ephemeral port, and every other host connects to it. The
-answer must prove that it is the right listener; 64 bytes and then 1 MiB must come back unchanged.
-What fails is tried twice. Where something failed, the firewall rules of both ends are read (nft,
-iptables; needs root) and the packet is followed through them.
+`interfaces`; where NCCL itself names another one, on that), every host listens on a new ephemeral
+port, and every other host connects to it. The answer must prove that it is the right listener; 64
+bytes and then 1 MiB must come back unchanged. What fails is tried twice. Where something failed,
+the firewall rules of both ends are read (nft, iptables; needs root) and the packet is followed
+through them.
 
 Why it matters
 --------------
@@ -63,7 +64,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.survey import survey
+from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
@@ -188,7 +189,8 @@ class Firewall(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), may_shrink=True)]
+        given = {"nccl": other_answers(cluster)}
+        rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), given, may_shrink=True)]
         pairs = sample_for_rules(_Matrix(cluster).sorted.failed)
         ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
         if ends:
@@ -216,7 +218,8 @@ class Firewall(Check):
 
 def _observe_matrix(ctx: Context) -> MatrixFacts:
     ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-    choice = survey(ctx.env, root=ctx.root)
+    answer = given_answer(ctx)
+    choice = survey(ctx.env, root=ctx.root, ask=lambda: answer)
     doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
     ctx.breadcrumb("listening", addresses=list(doors))
     with Listeners(list(doors)) as listeners:

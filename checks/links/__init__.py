@@ -70,7 +70,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.host import load_average
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.survey import survey
+from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
 from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
@@ -145,6 +145,7 @@ class Links(Check):
     together = True
     turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
+    reads = ("interfaces",)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """All pairs of hosts; then the doubtful ones again, with known good partners."""
@@ -155,14 +156,17 @@ class Links(Check):
         if not seats:
             return ()
         slots = len(_timetable(seats, cluster.level))
-        rounds = [Round(_FIRST, (seats,), _LISTEN_S + 20 + slots, may_shrink=True)]
+        given = {"nccl": other_answers(cluster)}
+        rounds = [Round(_FIRST, (seats,), _LISTEN_S + 20 + slots, given, may_shrink=True)]
         reports = list(cluster.facts(self.name, _FIRST))
         meetings = try_again(read_measures(reports), _nics(reports))
         if meetings:
             again = tuple(sorted({seat for meeting in meetings for seat in meeting}))
             held = in_slots(meetings)
             deadline = _LISTEN_S + _PACES[_AGAIN].limit_s * (1 + len(held))
-            rounds.append(Round(_AGAIN, (again,), deadline, {"slots": held}, may_shrink=True))
+            rounds.append(
+                Round(_AGAIN, (again,), deadline, {**given, "slots": held}, may_shrink=True)
+            )
         return rounds
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -170,7 +174,8 @@ class Links(Check):
         if ctx.peers is None or len(ctx.group) < 2:
             raise Untested("no other host took part")
         ctx.breadcrumb("choosing the interface as the job's library does")
-        choice = survey(ctx.env, resolve_timeout_s=1.0, root=ctx.root)
+        answer = given_answer(ctx)
+        choice = survey(ctx.env, resolve_timeout_s=1.0, root=ctx.root, ask=lambda: answer)
         sockets = choice["nccl_data"] == "sockets"
         wanted = job_roles(ctx.backend, sockets)
         if not choice["listen"]:

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Severity
+from nccl_doctor.api import Check, Context, Launch, Severity
+from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.checks.interfaces import Interfaces
+from nccl_doctor.checks.links import Links
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.nccl.answer import OURS, Answer, ask_nccl, said
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.interface_choice import BOOTSTRAP, SOCKETS, Choice
-from nccl_doctor.toolkit.nccl.survey import by_answer
+from nccl_doctor.toolkit.nccl.survey import by_answer, given_answer, survey
 from tests.support.libraries import compiled
 from tests.support.observing import observe
 from tests.support.peers import World, only
@@ -257,3 +259,28 @@ def test_a_refusal_of_nccl_itself_fails_the_host(
     assert found[code].message.endswith(words)
     assert "takes no interface, not eth0" in found["nccl-answer-differs"].message
     assert {each.where.hosts for each in found.values()} == {("nd1",)}
+
+
+@pytest.mark.parametrize("check", [Firewall(), Links()], ids=lambda check: str(check.name))
+def test_hosts_call_each_other_where_nccl_itself_would(check: Check) -> None:
+    world = World(3)
+    world.facts["nd1"]["asked"] = asked_otherwise()
+    world.facts["nd2"]["asked"] = asked_otherwise(differs=False)
+    first = check.plan(world.cluster())[0]
+    params = json.loads(json.dumps(first.params))
+    given = [given_answer(Context(Launch(), {}, seat=seat, params=params)) for seat in (0, 2, 4)]
+    asked = asked_otherwise()
+    assert given[1] is not None
+    assert (given[1].interface, given[1].address) == (asked["interface"], asked["address"])
+    assert (given[0], given[2]) == (None, None)
+
+
+def test_what_is_listened_on_goes_by_the_answer() -> None:
+    answer = Answer("libnccl.so.2", "2.30.7", 0, "ours0", "192.0.2.9")
+    expected = {
+        "interface": "ours0",
+        "address": "192.0.2.9",
+        "roles": ["nccl-bootstrap", "nccl-sockets"],
+    }
+    assert expected in survey({}, ask=lambda: answer)["listen"]
+    assert expected not in survey({})["listen"]

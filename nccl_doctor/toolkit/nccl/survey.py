@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from nccl_doctor.model.check import Context
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.toolkit.fabric.ports import rdma_ports
 from nccl_doctor.toolkit.fabric.road import admitted, choose_road
 from nccl_doctor.toolkit.nccl.answer import Answer
@@ -98,6 +100,28 @@ def survey(
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
         "asked": None if answer is None else _asked(answer, by_rules[0], settings),
     }
+
+
+_GIVEN = ("library", "version", "result", "interface", "address")
+
+
+def other_answers(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Seat, as text → what NCCL itself said on that host, where it differs from the rules.
+
+    Parameter `nccl` of a round whose participants choose by `survey`: see `given_answer`.
+    """
+    said = {str(rank.seat): facts.get("asked") for rank, facts in cluster.facts("interfaces")}
+    return {
+        seat: {name: asked[name] for name in _GIVEN}
+        for seat, asked in said.items()
+        if asked and asked["differs"]
+    }
+
+
+def given_answer(ctx: Context) -> Answer | None:
+    """NCCL's answer on this host, where a round gives it to this participant."""
+    given = ctx.params.get("nccl", {}).get(str(ctx.seat))
+    return Answer(**given) if given else None
 
 
 def by_answer(answer: Answer, bootstrap: Choice, sockets: Choice) -> tuple[Choice, Choice]:
