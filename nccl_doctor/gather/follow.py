@@ -105,8 +105,8 @@ class Follower:
         place.
         """
         run = self._run
-        patience = min(patience, run.left())
-        until = time.monotonic() + patience
+        over = run.left_to_follow()
+        until = time.monotonic() + min(patience, over)
         while True:
             left = max(0.0, until - time.monotonic())
             try:
@@ -115,11 +115,11 @@ class Follower:
                 if not (isinstance(error, BadMessage) and run.config.key and left):
                     raise misread(error) from error
             except StoreTimeout:
-                raise Lost(
-                    kinds.COORDINATOR_LOST,
-                    f"no answer from rank 0 for {patience:.0f} s",
-                    Where(ranks=(0,)),
-                ) from None
+                if over < patience:  # rank 0 may well be there
+                    words = "the time of this run (--timeout) was over before rank 0 ended it"
+                    raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None
+                words = f"no answer from rank 0 for {patience:.0f} s"
+                raise Lost(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
             time.sleep(STRANGER_S)
 
     def _take_part_in(self, name: str, round_: Round, number: int) -> Outcome:

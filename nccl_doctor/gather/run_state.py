@@ -18,6 +18,8 @@ from nccl_doctor.registry import Registry
 
 RESERVE_S = 2.0
 """Kept of the run's time for judging and writing the report."""
+OWN_RESERVE_S = 1.6
+"""Kept by one that follows, for a report of its own: rank 0 needs `RESERVE_S` before it answers."""
 RESERVE_OF_A_RANK_S = 1.5e-4
 """More of it for each rank that is expected: measured 80 µs to judge and write one, at 131,072."""
 
@@ -93,6 +95,10 @@ class Run:
         """Seconds until the report has to be written."""
         reserve_s = RESERVE_S + RESERVE_OF_A_RANK_S * (self.launch.world_size or 0)
         return max(0.0, self.config.deadline - reserve_s - time.monotonic())
+
+    def left_to_follow(self) -> float:
+        """Seconds for which one that follows may wait for rank 0, which writes its report first."""
+        return max(0.0, self.config.deadline - OWN_RESERVE_S - time.monotonic())
 
     def context(self) -> Context:
         """Context of an `observe` of this participant, outside of rounds."""

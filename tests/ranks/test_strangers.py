@@ -208,6 +208,25 @@ def test_a_stranger_who_plays_rank_0_does_not_end_it_with_success(job: Job, tmp_
     assert (report["verdict"], report["exit_code"]) == ("unknown", 3)
 
 
+def test_a_rank_whose_time_is_over_does_not_blame_rank_0(job: Job, tmp_path: Path) -> None:
+    """Rank 0 may be there, and have more to do: it still has the time that it said."""
+    limits = ["--timeout=10", "--join-timeout=5"]
+    first = {**AGENT, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"}
+    alone = Ranks(tmp_path, 2, OPTIONS, start=[], changes={1: first}, extra={1: limits})
+    alone.port = job.ranks.port
+    store = ControlStore("127.0.0.1", alone.port, timeout_s=5, prefix=PREFIX)
+    alone.start([1])
+    token = store.get("seat/0", WAIT_S)["token"]
+    store.put("roster", Roster({0: token}, "nonce", "gloo", next_s=60.0).to_json())
+    (ended,) = alone.wait(WAIT_S).values()
+    assert ended.code == 3
+    assert ended.seconds < JOIN_S
+    report = json.loads((tmp_path / "report.node1.json").read_text())
+    (lost,) = [found for found in report["findings"] if found["severity"] != "info"]
+    assert (lost["code"], any(lost["where"].values())) == ("coordinator-lost", False)
+    assert "the time of this run (--timeout) was over" in lost["message"]
+
+
 def test_a_second_rank_0_follows_the_first(job: Job, tmp_path: Path) -> None:
     ranks, again = job.ranks, tmp_path / "again"
     again.mkdir()
