@@ -37,6 +37,10 @@ MEET = ("--select", "launch_record,own_name,port,ranks,collectives")
 """Few checks: for tests of how a run starts, spreads and ends; others run all of them."""
 COLLECTIVE_S = 3.0
 TOTAL_S = 40.0
+_OF_TORCHRUN = ("torchelastic_", "torchinductor_")
+"""Temporary folders of its agent: error files of its workers, and what its log imports with the
+first exception.
+"""
 _INHERITED = ("HOME", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "COVERAGE_PROCESS_START")
 
 
@@ -365,11 +369,10 @@ class Lab:
             if host.name not in busy:
                 found += [f"socket {text} on {host.name}" for text in host.listeners()]
             found += [f"shared memory {name} on {host.name}" for name in host.shared_memory()]
-        # The agent of torchrun keeps a folder for the error files of its workers.
         found += [
             f"file {path.name}"
             for path in (folder / "tmp").iterdir()
-            if not path.name.startswith("torchelastic_")
+            if not path.name.startswith(_OF_TORCHRUN)
         ]
         unknown = [
             path.name

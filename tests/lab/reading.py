@@ -24,7 +24,7 @@ ELSEWHERE = (
     "rdma", "fabric_ports", "roce_gids", "ib_hca", "gpu_direct", "rdma_errors", "rails",
     "rail_reach", "pcie_errors", "memory_errors", "hardware_errors", "known_releases",
     "gdrcopy", "preload", "nccl_plugins", "partition_keys", "mps",
-    "nccl_diagnostics",
+    "nccl_diagnostics", "network_speed",
     "amd_gpus", "dcgm", "dcgm_diag",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,10 +110,9 @@ def ask_dcgmi(
         tick: called now and then while it runs.
     """
     import subprocess
-    import tempfile
 
     until = time.monotonic() + limit_s
-    with tempfile.TemporaryFile() as output:
+    with os.fdopen(os.memfd_create("dcgmi"), "w+b") as output:
         try:
             process = subprocess.Popen(
                 [program, *words],
