@@ -100,8 +100,9 @@ def gather_gpus(
         Untested: there is nothing to read GPUs by, or the library refuses, for a reason that is
             not the GPUs'.
     """
-    kills, before = memory_kills(root), _in_service(root)
+    kills = memory_kills(root)
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
+    before = _in_service(root) if _seen(on_host, on_pci, root) else []
     limit_s = max(1.0, left() - RESERVE_S)
     (system,) = twice_apart([partial(_system, root)], limit_s, left, crumb)
     if system.raised:
