@@ -105,8 +105,8 @@ class Follower:
         place.
         """
         run = self._run
-        over = run.left_to_follow()
-        until = time.monotonic() + min(patience, over)
+        waits = min(patience, run.left_to_follow())
+        until = time.monotonic() + waits
         while True:
             left = max(0.0, until - time.monotonic())
             try:
@@ -115,10 +115,10 @@ class Follower:
                 if not (isinstance(error, BadMessage) and run.config.key and left):
                     raise misread(error) from error
             except StoreTimeout:
-                if over < patience:  # rank 0 may well be there
+                if waits < patience - 2 * SETTLE_S:  # it is not overdue yet
                     words = "the time of this run (--timeout) was over before rank 0 ended it"
                     raise Lost(kinds.COORDINATOR_LOST, words, Where()) from None
-                words = f"no answer from rank 0 for {patience:.0f} s"
+                words = f"no answer from rank 0 for {waits:.0f} s"
                 raise Lost(kinds.COORDINATOR_LOST, words, Where(ranks=(0,))) from None
             time.sleep(STRANGER_S)
 

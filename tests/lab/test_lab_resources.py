@@ -50,7 +50,7 @@ def test_a_shared_memory_that_nobody_can_write_to(lab: Lab) -> None:
 def test_few_open_files(lab: Lab) -> None:
     run = lab.own_doctor(*PATIENT, wrap={"nd1": ["prlimit", "--nofile=128:128"]})
     found = check_risk(run, "open-files-limit-low", ["nd1"])
-    assert "128 files may be open" in found["message"]
+    assert "limit of open files 128 " in found["message"]
     assert found["fix"].startswith("ulimit -n 65536 (as root")
 
 
@@ -77,7 +77,7 @@ def test_all_ranks_of_a_host_on_one_core(lab: Lab) -> None:
 def test_hardly_any_port(lab: Lab) -> None:
     lab["nd1"].call("sh", "-c", "echo 50000 50039 > /proc/sys/net/ipv4/ip_local_port_range")
     found = check_risk(lab.own_doctor(*PATIENT), "ports-exhausted", ["nd1"])
-    assert "of the 40 ports 50000–50039" in found["message"]
+    assert "of 40 ports (50000–50039)" in found["message"]
 
 
 def test_a_short_queue_of_connections_counts_on_the_master_only(lab: Lab) -> None:
