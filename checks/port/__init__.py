@@ -157,6 +157,7 @@ class Port(Check):
         PORT_NOT_THE_STORE,
         NO_ROUTE,
     )
+    seeks_master = True
     reads = ("master_firewall",)
 
     def deadline(self, ctx: Context) -> float:

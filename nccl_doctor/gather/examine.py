@@ -15,7 +15,7 @@ from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Round, Scope
-from nccl_doctor.model.launch import Launch
+from nccl_doctor.model.launch import OWN, Launch
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.observe import probe
 
@@ -39,6 +39,10 @@ run at once.
 _LOOK_S = 0.4
 LEAST_ROAD_S = 3.0
 """Least time to try the network path, however long the start of this participant took."""
+SIGN_IN_S = GRACE_S + 2.0
+"""Time to end a check that hangs, and to sign in."""
+LEAST_ALONE_S = 30.0
+"""Least time for a check where a launcher started the ranks: GPUs may need 20 s to wake."""
 
 
 def examine_alone(run: Run) -> Facts:
@@ -54,15 +58,17 @@ def examine_alone(run: Run) -> Facts:
     waited = time.monotonic() - run.config.started
     patience = max(run.options.join_timeout_s - waited, LEAST_ROAD_S)
     context = replace(run.context(), join_timeout_s=patience)
-    jobs = [
-        probe.job_of(
-            check,
-            context,
-            time.monotonic() + min(probe.patience(check, context), run.left()),
-            grace_s=GRACE_S,
-        )
-        for check in checks
-    ]
+    # Whatever hangs is not to cost this host its place among the others, and be called absent. A
+    # launcher's rank 0 waits from the end of its own examination: if that is slow, so is theirs.
+    least = LEAST_ROAD_S if run.launch.launcher == OWN else LEAST_ALONE_S
+    most = max(patience - SIGN_IN_S, least)
+
+    def limit(check: Check) -> float:
+        asked = probe.patience(check, context)
+        return min(asked if check.seeks_master else min(asked, most), run.left())
+
+    begun = time.monotonic()
+    jobs = [probe.job_of(check, context, begun + limit(check), grace_s=GRACE_S) for check in checks]
     run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
     for job in jobs:
         job.heard = run.progress.hear

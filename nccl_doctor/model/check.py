@@ -145,7 +145,10 @@ class Check:
         instant_without_gpu: True if only its work on a GPU takes seconds: where the backend of the
             job is not NCCL, it shares the child of the instant checks.
         kinds: every kind of finding that `judge` may yield.
-        deadline_s: seconds for one `observe` that observes alone.
+        deadline_s: seconds for one `observe` that observes alone; less where participants are not
+            waited for so long.
+        seeks_master: True if its `observe` tries to reach rank 0 for as long as participants are
+            waited for: without that there is no sign-in for which it would have to end.
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
@@ -168,6 +171,7 @@ class Check:
     instant_without_gpu: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]]
     deadline_s: ClassVar[float] = 10.0
+    seeks_master: ClassVar[bool] = False
     level: ClassVar[Level] = Level.QUICK
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.lab.lab import Lab
+from tests.lab.lab import MEET, Lab
 from tests.lab.reading import ROUND_S, SIGN_IN_S, START_S, check_clean, loud
 
 
@@ -50,3 +50,16 @@ def test_a_run_is_interrupted(lab: Lab) -> None:
     assert run.report["verdict"] != "pass", str(run)
     assert "run-interrupted" in {found["code"] for found in loud(run.report)}, str(run)
     assert not {0, None} & set(run.codes), str(run)
+
+
+def test_a_check_that_hangs_does_not_make_its_host_absent(lab: Lab) -> None:
+    with lab.strike(None, signal.SIGSTOP, "ncd:interfaces", hosts=["nd1"]) as strike:
+        run = lab.own_doctor(*MEET[:-1], f"{MEET[-1]},interfaces", "--join-timeout", "10", nproc=1)
+    assert strike.pid, str(run)
+    check_clean(run)
+    assert run.report is not None, str(run)
+    assert [rank["reported"] for rank in run.report["ranks"]] == [True, True], str(run)
+    assert loud(run.report) == [], str(run)
+    status = {check["name"]: check["status"] for check in run.report["checks"]}
+    assert {name for name, each in status.items() if each != "pass"} == {"interfaces"}, str(run)
+    assert run.codes == [3, 3], str(run)
