@@ -163,4 +163,5 @@ def _can_be_reached(
         for rank, facts in cluster.facts("port")
         if rank.host.id != master.id and (facts.get("knock") or {}).get("last")
     ]
-    return beside or not ways or any(way not in ("unreachable", "no-neighbour") for way in ways)
+    lost = ("unreachable", "no-neighbour", "turned-back")
+    return beside or not ways or any(way not in lost for way in ways)

@@ -17,6 +17,7 @@ _WORDS = {
     "rejected": "rejected by a firewall",
     "unreachable": "no route",
     "no-neighbour": "no host has the address",
+    "turned-back": "a router cannot deliver",
     "own-address": "the caller has the same address",
     "intercepted": "something else answers",
     "mtu": "large packets are lost",

@@ -27,15 +27,18 @@ that is named, or choose another MASTER_PORT below the ephemeral range, the same
 When it is wrong
 ----------------
 A firewall that answers with a reset looks like a port where nothing listens. A host that is off
-looks like a firewall that drops. A frozen store looks like a proxy that accepts connections and
-forwards nothing. Where no host on the local network has the address, rank 0's host may be off or
-cut off, or the address may be wrong: the link is named, not this host. The process that holds a
-port cannot always be seen if it belongs to another user or container.
+looks like a firewall that drops. A router on the way may also answer that it cannot deliver; who
+answered is known from Linux 5.9 on, and before that such an answer looks like a firewall's. A
+frozen store looks like a proxy that accepts connections and forwards nothing. Where no host on the
+local network has the address, rank 0's host may be off or cut off, or the address may be wrong: the
+link is named, not this host. The process that holds a port cannot always be seen if it belongs to
+another user or container.
 
 References
 ----------
 PyTorch: torch.distributed.TCPStore; ip(7): ip_local_port_range, ip_unprivileged_port_start;
-proc(5): /proc/net/tcp; connect(2): error numbers.
+proc(5): /proc/net/tcp; connect(2): error numbers; ip(7): IP_RECVERR; Linux net/ipv4/icmp.c and
+net/ipv6/icmp.c (error numbers of ICMP messages); RFC 1122, 3.2.2.1; RFC 4443, 3.1.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ from nccl_doctor.toolkit.net.ports import (
 )
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
+from .rejections import forbidden_here, rejected_by, turned_back_by
 from .road import Knocks, knock
 
 PORT_IN_USE = Kind(
@@ -114,7 +118,8 @@ NO_ROUTE = Kind(
     code="no-route",
     layer=Layer.ROUTE,
     title="No route to the master's address",
-    why="There is no route to it, or no host on the local network has the address.",
+    why="There is no route to it, from here or from a router on the way, or no host on the local "
+    "network has the address.",
     fix="check the address and `ip route get ADDRESS`; is rank 0's host up, on the same network?",
 )
 
@@ -286,6 +291,10 @@ class _Seen:
         # Seen from one host only, either end of the link may be at fault.
         self.far_end = far_end
         self.link = Where(links=((rank.host.label, far_end),))
+        beside = self.tries.get("neighbour") or {"outcome": ""}
+        self.other_port_answers: int | None = (
+            beside["port"] if beside["outcome"] in ("refused", "connected") else None
+        )
         self.look = f"on rank 0's host: sudo ss -ltnp 'sport = :{self.port}'"
 
     def finding(self, kind: Kind, message: str, where: Where, fix: str, **more: Any) -> Finding:
@@ -372,7 +381,7 @@ def _unanswered(seen: _Seen) -> Finding:
     if outcome == "refused":
         fix = f"{seen.look}; start rank 0 there with MASTER_PORT={port}, or open the port"
         return seen.finding(PORT_REFUSED, f"{at} refuses connections", seen.link, fix)
-    if outcome == "rejected" and seen.last["errno"] in (errno.EACCES, errno.EPERM):
+    if outcome == "rejected" and forbidden_here(seen.last):
         return seen.finding(  # no packet has left this host
             PORT_BLOCKED,
             f"a rule of this host forbids connections to {at}{words}",
@@ -380,9 +389,15 @@ def _unanswered(seen: _Seen) -> Finding:
             f"allow outgoing connections to tcp port {port} on this host: nft list ruleset",
             confidence=Confidence.CERTAIN,
         )
-    if outcome == "rejected":
-        message = f"connections to {at} are rejected by a firewall{words}"
-        return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.CERTAIN)
+    if outcome == "rejected" or (outcome == "turned-back" and seen.other_port_answers):
+        said, sure = rejected_by(seen.last, seen.other_port_answers)
+        message = f"connections to {at} are rejected by {said}"
+        fix = fix if sure is Confidence.CERTAIN else f"is rank 0's host up? If so, {fix}"
+        return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=sure)
+    if outcome == "turned-back":
+        fix = "is rank 0's host up? If so, correct the routes on the way, or MASTER_ADDR: "
+        fix += f"tracepath {seen.last['address']}"
+        return seen.finding(NO_ROUTE, f"{at}: {turned_back_by(seen.last)}", seen.link, fix)
     if outcome == "unreachable":
         fix = f"correct MASTER_ADDR, or the route: ip route get {seen.last['address']}"
         return seen.finding(NO_ROUTE, f"{at}: no route{words}", seen.here, fix)
@@ -392,10 +407,9 @@ def _unanswered(seen: _Seen) -> Finding:
         message = f"{at}: no host on the local network has that address"
         return seen.finding(NO_ROUTE, message, seen.link, fix)
     if outcome == "dropped":
-        beside = seen.tries.get("neighbour") or {"outcome": ""}
         said = "gives no answer"
-        if beside["outcome"] in ("refused", "connected"):
-            said = f"gives no answer, but port {beside['port']} of that host does"
+        if seen.other_port_answers:
+            said = f"gives no answer, but port {seen.other_port_answers} of that host does"
         return seen.finding(PORT_BLOCKED, f"{at} {said}", seen.link, fix)
     message = f"{at} cannot be connected to{words}"
     return seen.finding(PORT_BLOCKED, message, seen.link, fix, confidence=Confidence.POSSIBLE)

@@ -20,6 +20,7 @@ from nccl_doctor.toolkit.net.dial import Dial, arp_flags, dial, has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import NOT_A_NAME, LookUp, look_up
 
+from .rejections import forbidden_here
 from .store_ping import StoreAnswer, ask_store, store_accepts
 
 DIAL_S = 3.5
@@ -47,15 +48,20 @@ SELF_STANDS_S = 8.0
 TELL_S = 3.0
 """Hosts are started within seconds of each other: before that there is nothing to report."""
 
-_FORBIDDEN = (errno.EACCES, errno.EPERM)
-_TALKATIVE = ("rejected", "refused", "dropped", "no-neighbour", "unreachable", "error")
+_TALKATIVE = (
+    *("rejected", "refused", "dropped", "turned-back"),
+    *("no-neighbour", "unreachable", "error"),
+)
 """Outcomes at several addresses, the most informative first."""
+_SOMEBODY_ELSE = ("dropped", "rejected", "turned-back")
+"""Outcomes that prove nothing of the host itself: another port of it may answer."""
 _WORDS = {
     "refused": "refuses connections",
     "dropped": "gives no answer",
     "rejected": "is rejected by a firewall",
     "no-neighbour": "has an address that no host on the local network has",
     "unreachable": "has an address without a route to it",
+    "turned-back": "has an address to which a router on the way cannot deliver",
     "error": "cannot be connected to",
     "store": "answers as a store",
     "silent": "accepts connections and sends nothing",
@@ -213,7 +219,7 @@ class _Road:
         self.strangers = self.strangers + 1 if last["answer"] not in ("", "store") else 0
         words = _WORDS[last["answer"] or last["outcome"]]
         self._now(f"{self.name}:{self.port} ({last['address']}) {words}")
-        if last["outcome"] in ("dropped", "rejected") and not self._host_answers():
+        if last["outcome"] in _SOMEBODY_ELSE and not self._host_answers():
             self.neighbour = self._ask_next_port(last["address"])
 
     def _now(self, words: str) -> None:
@@ -282,13 +288,16 @@ class _Road:
         """The reason that has been the same for so long that it will not change, or empty."""
         assert self.last is not None
         address = self.last["address"]
-        if self.last["errno"] in _FORBIDDEN:
+        if forbidden_here(self.last):
             return "this host forbids the connection"
         if outcome == "unreachable" and stood > NO_ROUTE_STANDS_S:
             return f"this host has had no route to {address} for {stood:.0f} s"
+        no_route = outcome == "turned-back" and self.last["errno"] == errno.ENETUNREACH
+        if no_route and stood > NO_ROUTE_STANDS_S:
+            return f"a router on the way has had no route to {address} for {stood:.0f} s"
         # A router also answers for a host that is off: only its own kernel proves that it is up.
         up = self._host_answers() or arp_flags(address, self.root)
-        if outcome == "rejected" and up and stood > REJECT_STANDS_S:
+        if outcome in ("rejected", "turned-back") and up and stood > REJECT_STANDS_S:
             return f"a firewall has rejected the connection for {stood:.0f} s"
         if outcome == "dropped" and self._host_answers():
             return f"the host is up, and only port {self.port} gives no answer"

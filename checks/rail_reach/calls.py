@@ -25,7 +25,7 @@ RailEnd = tuple[int, int]
 """Seat of a host, and the number of one of its rails."""
 
 _POLL_S = 0.25
-_BROKEN = ("unreachable", "no-neighbour")
+_BROKEN = ("unreachable", "no-neighbour", "turned-back")
 """Outcomes that hold for RoCE too: no firewall rule causes them."""
 
 

@@ -160,3 +160,43 @@ def test_two_hosts_with_one_address(lab: Lab) -> None:
     check_absent(run)
     merged = check_merged(run, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"])
     assert lab["nd0"].address in merged["message"], str(run)
+
+
+_WHO = """
+import sys
+from nccl_doctor.toolkit.net.dial import dial
+for each in sys.argv[1:]:
+    address, port = each.rsplit("@", 1)
+    call, _ = dial(address, int(port), 2.0)
+    print(call.outcome, call.icmp.sender if call.icmp else "", sep=" ")
+"""
+
+
+def test_a_router_that_cannot_deliver_is_no_firewall(lab: Lab) -> None:
+    """One error number, four causes: only the kernel's copy of the message tells them apart."""
+    nd0, nd1 = lab.hosts
+    router = "192.168.77.254"
+    lab.in_switch(
+        *("sh", "-c"),
+        f"ip addr add {router}/24 dev br0; cd /proc/sys/net/ipv4;"
+        "echo 1 > ip_forward; echo 0 > icmp_ratelimit;"
+        "ip route add unreachable 10.8.1.0/24; ip route add prohibit 10.8.2.0/24",
+    )
+    nd1.call("ip", "route", "add", "10.8.0.0/16", "via", router)
+    for host in (nd0, nd1):
+        host.call("ip", "addr", "add", f"fd00::{host.index + 1}/64", "dev", "eth0", "nodad")
+    faults.incoming(nd0, "tcp dport 5001 reject with icmpx type host-unreachable")
+    faults.incoming(nd0, "tcp dport 5002 reject with icmpx type admin-prohibited")
+    asked = {
+        "10.8.3.1@9": f"turned-back {router}",  # no route there: ENETUNREACH
+        "10.8.1.1@9": f"turned-back {router}",  # the host is off: EHOSTUNREACH
+        "10.8.2.1@9": f"rejected {router}",  # a firewall on the way
+        f"{nd0.address}@5001": f"rejected {nd0.address}",  # the host itself
+        f"{nd0.address}@5002": f"rejected {nd0.address}",
+        "fd00::1@5002": "rejected fd00::1",  # EACCES, and no rule of the caller
+        f"{nd0.address}@5003": "refused ",
+        "10.9.0.1@9": "unreachable ",  # nd1 itself has no route
+    }
+    process = nd1.python(_WHO, *asked)
+    assert process.wait(20) == 0, process.stderr
+    assert process.stdout.splitlines() == list(asked.values())

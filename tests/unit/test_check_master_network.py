@@ -92,9 +92,10 @@ class TestBridgeOfContainers:
 
 
 class TestNetworkOfOneHost:
-    def test_nobody_has_a_way(self) -> None:
+    @pytest.mark.parametrize("way", ["no-neighbour", "turned-back"])
+    def test_nobody_has_a_way(self, way: str) -> None:
         cluster = shut_out(cluster_of(MGMT_MASTER), "nd1", "nd2")
-        cluster = knocked(cluster, {"nd1": "unreachable", "nd2": "no-neighbour"})
+        cluster = knocked(cluster, {"nd1": "unreachable", "nd2": way})
         finding = only(cluster, "addr-not-shared", hosts=["nd0"], interfaces=["eno1"])
         assert finding.fix.startswith("export MASTER_ADDR=192.168.77.0 on every host")
 

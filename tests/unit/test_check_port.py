@@ -59,6 +59,12 @@ HERE = Where(hosts=("nd1",))
             "No route to host",
         ),
         (
+            tried("turned-back", errno=errno.ENETUNREACH, detail="Network is unreachable"),
+            "no-route",
+            LINK,
+            "a router on the way answers that it cannot deliver",
+        ),
+        (
             tried("rejected", errno=errno.EPERM, detail="Operation not permitted"),
             "port-blocked",
             HERE,
@@ -107,6 +113,51 @@ def test_a_host_that_says_something_else_is_certain_and_one_that_says_nothing_is
     (spoke,) = view_of_nd1(tried("connected", "other", reply="SSH-2.0"))
     (mute,) = view_of_nd1(tried("connected", "silent"))
     assert (spoke.confidence, mute.confidence) == (Confidence.CERTAIN, Confidence.LIKELY)
+
+
+def told(sender: str, *, lost: bool, address: str = "192.168.77.1", **more: Any) -> dict[str, Any]:
+    """A call that ended with a message of ICMP, as Linux 5.9 and newer tell."""
+    said = {"sender": sender, "type": 3, "code": 1, "cannot_deliver": lost, "no_host": lost}
+    outcome = "turned-back" if lost and sender != address else "rejected"
+    number = errno.EHOSTUNREACH
+    return tried(outcome, **{"address": address, "errno": number, "icmp": said, **more})
+
+
+@pytest.mark.parametrize(
+    ("last", "beside", "code", "confidence", "words"),
+    [
+        # Nobody knows who said it: a firewall, or a router because the host is off.
+        (tried("rejected", errno=113), "rejected", "port-blocked", "likely", "the host is off"),
+        # The host is up, as another port of it shows.
+        (tried("rejected", errno=113), "refused", "port-blocked", "certain", "29501 answers"),
+        (told("10.0.0.9", lost=True), "refused", "port-blocked", "certain", "29501 answers"),
+        # The host itself said it: its kernel is up.
+        (told("192.168.77.1", lost=True), "rejected", "port-blocked", "certain", "from 192.168."),
+        # A firewall on the way says that it is one.
+        (told("10.0.0.9", lost=False), "rejected", "port-blocked", "certain", "from 10.0.0.9"),
+        # A router says that nobody answers it: the host is off.
+        (told("10.0.0.9", lost=True), "turned-back", "no-route", "likely", "router 10.0.0.9"),
+    ],
+)
+def test_a_rejection_is_certain_only_where_a_host_or_a_firewall_is_known(
+    last: dict[str, Any], beside: str, code: str, confidence: str, words: str
+):
+    seen = facts(last)
+    seen["knock"]["neighbour"] = {"port": 29501, "outcome": beside}
+    cluster = make_cluster(("nd1",), check="port", by_host={"nd1": seen}, complete=False)
+    (found,) = judge(CHECK, cluster)
+    assert (found.code, found.where, found.confidence.value) == (code, LINK, confidence)
+    assert words in found.message
+
+
+def test_a_firewall_that_prohibits_over_ipv6_is_no_rule_of_the_caller():
+    """The kernel reports EACCES for ICMPv6 "administratively prohibited", firewalld's answer."""
+    far = {"address": "fd00::1", "errno": errno.EACCES, "detail": "Permission denied"}
+    (found,) = view_of_nd1(told("fd00::1", lost=False, **far))
+    assert (found.code, found.confidence) == ("port-blocked", Confidence.CERTAIN)
+    assert found.where.hosts == ()
+    assert found.where.links[0][0] == "nd1"
+    assert "rejected by a firewall" in found.message
 
 
 def test_an_address_that_drops_hides_one_that_answers():

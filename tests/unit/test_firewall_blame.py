@@ -31,6 +31,14 @@ def test_a_host_that_gets_out_to_nobody() -> None:
     assert found.message.startswith("nothing gets out of the host: connection refused")
 
 
+def test_a_router_that_cannot_deliver_is_a_missing_route_of_the_link() -> None:
+    links = [("nd0", "nd1"), ("nd1", "nd0")]
+    turned_back = {**NO_ROUTE, "outcome": "turned-back"}
+    found = only(World(3).fail(links, turned_back).judge(), "peer-no-route")
+    assert (found.where.hosts, found.where.links) == ((), tuple(links))
+    assert "a router on the way answers that it cannot deliver" in found.message
+
+
 def test_one_broken_pair_among_three_blames_no_host() -> None:
     links = [("nd0", "nd1"), ("nd1", "nd0")]
     found = only(World(3).fail(links, DROPPED).judge(), "peer-blocked")

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .icmp import Icmp, ask_for_message, message
+
 _ARP_SECONDS = 0.8
 """EHOSTUNREACH earlier than this came by an ICMP message; the kernel's own neighbour look-up fails
 only after about three seconds (three ARP requests, net.ipv4.neigh.*.retrans_time_ms = 1000)."""
@@ -45,17 +47,21 @@ class Dial:
     `dropped` (no answer at all within the time: a silent firewall, or a host that is off);
     `rejected` (an ICMP "prohibited" or a local rule: a firewall that answers);
     `unreachable` (this host has no route); `no-neighbour` (no host has that address on the local
-    network); `error` (anything else, see `errno`).
+    network); `turned-back` (a router on the way answers that it cannot deliver: it has no route,
+    or does not find the host); `error` (anything else, see `errno`).
+    `icmp` is the message that ended the attempt, where there was one and the kernel tells.
     """
 
     outcome: str
     errno: int | None
     detail: str
     duration_s: float
+    icmp: Icmp | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+        """Plain data; `icmp` only if there is one."""
+        full = asdict(self)
+        return full if self.icmp else {key: full[key] for key in full if key != "icmp"}
 
 
 def dial(
@@ -74,22 +80,57 @@ def dial(
     try:
         if origin is not None:
             hold_to(sock, origin)
+        ask_for_message(sock)
         sock.connect((address, port))
     except TimeoutError as error:
         sock.close()
         took = time.monotonic() - started
         return Dial("dropped", error.errno or errno.ETIMEDOUT, "no answer", took), None
     except OSError as error:
-        sock.close()
         took = time.monotonic() - started
-        if error.errno == errno.EHOSTUNREACH and not has_route(address):
-            outcome = "unreachable"  # a route of type `unreachable`: no packet has left
-        elif error.errno == errno.EHOSTUNREACH:
-            outcome = "rejected" if took < _ARP_SECONDS else "no-neighbour"
-        else:
-            outcome = _CLASSES.get(error.errno or 0, "error")
-        return Dial(outcome, error.errno, str(error), took), None
+        with sock:
+            said = message(sock)
+        outcome = _outcome(error.errno or 0, address, took, said, held=origin is not None)
+        return Dial(outcome, error.errno, str(error), took, said), None
+    ask_for_message(sock, wanted=False)
     return Dial("connected", None, "", time.monotonic() - started), sock
+
+
+def _outcome(number: int, address: str, took_s: float, said: Icmp | None, *, held: bool) -> str:
+    """Class of an error, by the ICMP message behind it if the kernel has one.
+
+    Args:
+        number: errno.
+        address: that was called.
+        took_s: seconds until the error came.
+        said: the message.
+        held: the socket was bound, so that this host's usual routes prove nothing.
+    """
+    lost = number in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    if said is not None and lost and said.cannot_deliver:
+        if said.sender != address and not _is_own(said.sender):
+            return "turned-back"
+        # From here: nobody answers ARP. From the host itself: it is there, and rejects.
+    elif lost and said is None and not has_route(address):
+        return "unreachable"  # no packet has left
+    elif number == errno.ENETUNREACH and said is None and not held:
+        return "turned-back"  # there is a route here, so another one said it
+    if number == errno.EHOSTUNREACH:
+        return "rejected" if took_s < _ARP_SECONDS else "no-neighbour"
+    if number == errno.ENETUNREACH and said is not None:
+        return "rejected"
+    return _CLASSES.get(number, "error")
+
+
+def _is_own(address: str) -> bool:
+    """Whether a numeric address is one of this host."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((address, 0))
+    except OSError:
+        return False
+    return True
 
 
 def has_route(address: str) -> bool:

@@ -18,6 +18,7 @@ Pair = tuple[int, int]
 """Seats of (caller, listener)."""
 
 _TWICE = 2
+_NO_ROUTE = ("unreachable", "turned-back")
 _ARRIVES = ("ok", "mtu")
 """Outcomes of a call that reached the other host, if only with small packets."""
 _WORDS = {
@@ -26,6 +27,7 @@ _WORDS = {
     "rejected": "rejected by a firewall",
     "unreachable": "network is unreachable",
     "no-neighbour": "no host answers for the address on the local network",
+    "turned-back": "a router on the way answers that it cannot deliver",
     "own-address": "the caller has the same address",
     "mtu": "64 bytes came back, but 1 MiB stopped for 3 s",
 }
@@ -206,7 +208,7 @@ def sort_calls(calls: Iterable[PeerCall]) -> Sorted:
             elif well or call.outcome == "own-address":
                 unroutable.append(call)
             elif call.job:
-                (no_route if call.outcome == "unreachable" else blocked).append(call)
+                (no_route if call.outcome in _NO_ROUTE else blocked).append(call)
     # A host without a route to another cannot answer it either: the call from there is dropped.
     roadless = {call.pair for call in no_route}
     no_route += [call for call in blocked if call.pair[::-1] in roadless]
