@@ -81,8 +81,8 @@ ADDR_FAMILY_MIXED = Kind(
     code="addr-family-mixed",
     layer=Layer.NAME,
     title="MASTER_ADDR has addresses of an IP family that this host cannot use",
-    why="torch tries IPv6 answers before IPv4 ones; without a route each costs an attempt, and if "
-    "there is no other answer the master cannot be reached.",
+    why="torch tries the answers in the resolver's order, as a rule IPv6 first. Without a route "
+    "each costs an attempt, and if there is no other answer the master cannot be reached.",
     fix="remove the AAAA record of the master, or give this host an IPv6 route",
     severity=Severity.WARN,
 )

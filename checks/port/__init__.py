@@ -4,19 +4,21 @@ What it checks
 --------------
 On rank 0's host: whether MASTER_PORT may be bound, whether another process holds it (and which
 one), and whether it is in the range from which the kernel assigns random ports. On every host:
-whether the addresses of MASTER_ADDR, tried in the order in which torch tries them, accept
-connections, and whether a TCPStore answers. As hosts start at different times, the name, the route
-and the port are tried again until a store answers, until shortly before `--join-timeout`, or until
-waiting cannot help: what answers is no store, a rule of this host forbids the call, there is no
-route, a firewall rejects it, or the host answers on other ports and only this one is silent. Only
-the last result counts. With torchrun the agent rightly holds the port, and has done so before any
-rank starts.
+whether the addresses of MASTER_ADDR, tried in the order in which torch tries them (that of the
+resolver, RFC 6724), accept connections, and whether a TCPStore answers. As hosts start at different
+times, the name, the route and the port are tried again until a store answers, until shortly before
+`--join-timeout`, or until waiting cannot help: what answers is no store, a rule of this host
+forbids the call, there is no route, a firewall rejects it, or the host answers on other ports and
+only this one is silent. Only the last result counts. With torchrun the agent rightly holds the
+port, and has done so before any rank starts.
 
 Why it matters
 --------------
 A rank that cannot connect retries silently until its time-out, ten minutes or more. Refused,
 unanswered, rejected and answered by another service look the same to the job, and have four
-different causes.
+different causes. Where a name has several addresses, torch waits about 130 s at one that gives no
+answer before it tries the next: the job starts late, and torchrun's c10d rendezvous, which waits
+60 s (`--rdzv-conf read_timeout`), not at all.
 
 How to fix
 ----------
@@ -63,6 +65,7 @@ from nccl_doctor.api import (
     Where,
     master_host,
 )
+from nccl_doctor.toolkit.c10d import read_timeout
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.net.ports import (
     PortHolder,
@@ -125,6 +128,8 @@ NO_ROUTE = Kind(
 
 SHORT_S = 7.0  # if the store is up before the first host connects
 MARGIN_S = 1.0
+SILENCE_S = 130.0
+"""Until the kernel gives an attempt up: 127 s with net.ipv4.tcp_syn_retries=6, 131 s since 6.5."""
 
 
 class _Always(TypedDict):
@@ -144,6 +149,7 @@ class PortFacts(_Always, total=False):
 
     holder: PortHolder | None
     mesh: str
+    store_timeout_s: float | None
     knock: Knocks
 
 
@@ -205,7 +211,13 @@ class Port(Check):
         if road["last"] is None:
             error, tried_s = road["name"]["error"], road["seconds"]
             raise Untested(f"MASTER_ADDR {master} does not resolve in {tried_s:.0f} s: {error}")
-        return {**facts, "mesh": mesh_proxy(ctx.env, ctx.root), "knock": road}
+        return {
+            **facts,
+            "mesh": mesh_proxy(ctx.env, ctx.root),
+            # Under an agent this is past: its own store has the job's time-out.
+            "store_timeout_s": None if ctx.launch.agent_store else read_timeout(ctx.env),
+            "knock": road,
+        }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the port of the host that serves, and on hosts that could not connect."""
@@ -217,6 +229,9 @@ class Port(Check):
                     unserved[facts["port"]] = finding.code
                 yield finding
         for rank, facts in cluster.facts(self.name):
+            if "knock" in facts and (facts["knock"]["last"] or {}).get("answer") == "store":
+                yield from _hidden(_Seen(rank, facts, _far_end(cluster, rank, facts)), facts)
+                continue
             # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine.
             left_out = facts["server"] == "self" or not rank.host.joined
             # Check master_firewall reports the rule, on the host that has it.
@@ -314,9 +329,6 @@ def _far_end(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> str:
 def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Finding]:
     """Findings from the last attempt to connect."""
     seen = _Seen(rank, facts, far_end)
-    if seen.last["answer"] == "store":
-        yield from _hidden(seen)
-        return
     own_rule = seen.rules and fits(seen.rules, seen.last)
     if seen.last["answer"]:
         finding = _stranger(seen)
@@ -340,17 +352,25 @@ def _road(rank: Rank, facts: Mapping[str, Any], far_end: str) -> Iterator[Findin
     yield finding
 
 
-def _hidden(seen: _Seen) -> Iterator[Finding]:
+def _hidden(seen: _Seen, facts: Mapping[str, Any]) -> Iterator[Finding]:
     """Finding on an address that drops calls, tried before one that answers."""
     stuck = [address for address, became in seen.tries["passed"] if became == "dropped"]
-    if stuck:
-        yield seen.finding(
-            PORT_BLOCKED,
-            f"{', '.join(stuck)} port {seen.port} gives no answer; torch tries it before "
-            f"{seen.last['address']} and waits for it until its time-out",
-            seen.link,
-            f"open tcp port {seen.port} on {seen.master} for this host",
-        )
+    if not stuck:
+        return
+    limit_s = facts.get("store_timeout_s")
+    fails = limit_s is not None and limit_s < SILENCE_S * len(stuck)
+    then = f"waits about {SILENCE_S * len(stuck):.0f} s there"
+    if fails:
+        then = f"gives up there after {limit_s:.0f} s (read_timeout of its c10d rendezvous)"
+    yield seen.finding(
+        PORT_BLOCKED,
+        f"{', '.join(stuck)} port {seen.port} gives no answer; torch tries it before "
+        f"{seen.last['address']}, and {then}",
+        seen.link,
+        f"open tcp port {seen.port} on {seen.master} for this host, or export "
+        f"MASTER_ADDR={seen.last['address']}",
+        severity=None if fails else Severity.WARN,
+    )
 
 
 def _stranger(seen: _Seen) -> Finding:

@@ -105,7 +105,9 @@ def knock(
 ) -> Knocks:
     """Try to connect again and again, until a store answers, waiting cannot help, or time is up.
 
-    Every round looks the name up and tries its addresses in torch's order. A service that accepts
+    Every round looks the name up and tries its addresses in torch's order, which is that of the
+    resolver (RFC 6724): torch asks for IPv6 with AI_V4MAPPED and AI_ALL, so that glibc sorts all of
+    them together (socket.cpp, SocketConnectOp::tryConnect). A service that accepts
     connections but is not a store is tested twice, the second time with a real client.
 
     Args:
@@ -208,8 +210,7 @@ class _Road:
         if self.came_s is None:
             self.came_s = round(time.monotonic() - self.started, 2)
         tried: list[dict[str, Any]] = []
-        in_order = sorted(self.found.answers, key=lambda address: ":" not in address)
-        for address in in_order[:MAX_ADDRESSES]:
+        for address in self.found.answers[:MAX_ADDRESSES]:  # glibc's order, as torch has it
             tried.append(self._try(address))
             if tried[-1]["answer"] or not self._left():
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
@@ -12,6 +13,8 @@ from nccl_doctor.gather.examine import prefix_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch import identity
 from nccl_doctor.model.findings import Finding
+from nccl_doctor.toolkit.net.dial import dial
+from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.shortage import Shortage, shortage_of
 
 SHORT_ROAD_S = 2.0
@@ -68,7 +71,9 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
     master, port = str(run.launch.master_addr), run.launch.master_port or 0
     run.progress.say(f"signing in at {master}:{port}")
     if not serves:
-        return _connected(run, master, port, patience), False
+        found = look_up(master, SHORT_ROAD_S).answers
+        at = first_to_answer(found, port) if len(found) > 1 else ""
+        return _connected(run, at or master, port, patience), False
     # Rank 0 reaches the store that it serves even where MASTER_ADDR is another machine: the others
     # cannot, and it is the one to say so. Unless another rank 0 serves there.
     own = _connected(run, run.door.address, port, patience)
@@ -79,6 +84,20 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
             if not _is_served_by(other, token):
                 return other, True
     return own, False
+
+
+def first_to_answer(addresses: Sequence[str], port: int) -> str:
+    """The first address that accepts connections, or empty.
+
+    torch would wait two minutes at a silent address before it tries the next. The job does so too,
+    and check `port` says it; the report is not to come that late.
+    """
+    for address in addresses:
+        _, sock = dial(address, port, SHORT_ROAD_S)
+        if sock is not None:
+            sock.close()
+            return address
+    return ""
 
 
 def _connected(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:

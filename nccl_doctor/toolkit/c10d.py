@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
+_READ_TIMEOUT_S = 60.0
+"""Of the store of the rendezvous: for each operation, and for connecting to it."""
 
 
 def endpoint_host(endpoint: str) -> str:
@@ -31,6 +33,17 @@ def is_host_of(conf: str) -> bool | None:
             word = value.strip().lower()
             return True if word in _TRUE else False if word in _FALSE else None
     return None
+
+
+def read_timeout(env: Mapping[str, str]) -> float | None:
+    """Seconds in which torchrun's c10d rendezvous must be connected; None without c10d."""
+    if env.get("PET_RDZV_BACKEND", "").lower() != "c10d":
+        return None
+    for part in re.split(r"[,;]", env.get("PET_RDZV_CONF", "")):
+        name, _, value = part.partition("=")
+        if name.strip() == "read_timeout" and value.strip().isdecimal():
+            return float(value)
+    return _READ_TIMEOUT_S
 
 
 def matches_machine(

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.lab import faults
-from tests.lab.lab import MASTER_PORT, PATIENT, Lab
+from tests.lab.lab import MASTER_PORT, MEET, PATIENT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
 from tests.lab.run import Run
 from tests.lab.test_lab_merge import check_merged
@@ -200,3 +200,19 @@ def test_a_router_that_cannot_deliver_is_no_firewall(lab: Lab) -> None:
     process = nd1.python(_WHO, *asked)
     assert process.wait(20) == 0, process.stderr
     assert process.stdout.splitlines() == list(asked.values())
+
+
+@pytest.mark.wide
+def test_a_silent_address_before_the_one_that_answers(lab: Lab) -> None:
+    """The job would start two minutes late; the report comes in time, and says so."""
+    nd0, nd1 = lab.hosts
+    silent = "192.168.77.3"  # before nd0's own address, as it has more bits in common with nd1's
+    nd0.call("ip", "addr", "add", f"{silent}/24", "dev", "eth0")
+    faults.incoming(nd0, f"ip daddr {silent} drop")
+    nd1.set_hosts(f"{silent} nd0\n" + lab.names_text())
+    run = lab.plain_doctor(*PATIENT, *MEET)
+    assert run.codes == [0, 0], str(run)
+    (said,) = loud(run.report)
+    assert said["code"] == "port-blocked", str(run)
+    assert said["where"]["links"] == [["nd1", "nd0"]]
+    assert silent in said["message"]

@@ -160,21 +160,39 @@ def test_a_firewall_that_prohibits_over_ipv6_is_no_rule_of_the_caller():
     assert "rejected by a firewall" in found.message
 
 
-def test_an_address_that_drops_hides_one_that_answers():
-    """Seen from a host that never came in: torch waits at the first address for ever."""
-    knock = {
-        "first": tried("connected", "store"),
-        "last": tried("connected", "store"),
-        "passed": [["2001:db8::1", "dropped"]],
-        "knocks": 1,
-        "seconds": 3.6,
-    }
-    (found,) = judge(
-        CHECK,
-        make_cluster(("nd1",), check="port", by_host={"nd1": facts(knock=knock)}, complete=False),
-    )
-    assert (found.code, found.where) == ("port-blocked", LINK)
-    assert "2001:db8::1" in found.message
+def behind_a_silent_address(**more: Any) -> dict[str, Any]:
+    """A store that answers at the second address of its name; the first one drops calls."""
+    store = tried("connected", "store")
+    road = {"first": store, "last": store, "passed": [["192.168.77.3", "dropped"]]}
+    return facts(knock={**road, "knocks": 1, "seconds": 3.6}, **more)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(
+    ("limit_s", "level", "words"),
+    [
+        (None, Severity.WARN, "waits about 130 s there"),  # the kernel gives up, torch goes on
+        (600.0, Severity.WARN, "waits about 130 s there"),
+        (60.0, Severity.FAIL, "gives up there after 60 s"),  # c10d's own limit comes first
+    ],
+)
+def test_a_silent_address_before_one_that_answers_is_a_late_start(
+    joined: bool, limit_s: float | None, level: Severity, words: str
+):
+    hosts = {"nd0": facts(server="self"), "nd1": behind_a_silent_address(store_timeout_s=limit_s)}
+    cluster = make_cluster(tuple(hosts), check="port", by_host=hosts)
+    (found,) = judge(CHECK, cluster if joined else shut_out(cluster, "nd1"))
+    assert (found.code, found.where, found.level) == ("port-blocked", LINK, level)
+    assert "192.168.77.3" in found.message
+    assert words in found.message
+
+
+@pytest.mark.parametrize("became", ["refused", "unreachable", "no-neighbour", "rejected"])
+def test_an_address_that_answers_no_at_once_delays_nothing(became: str):
+    seen = behind_a_silent_address()
+    seen["knock"]["passed"] = [["fd00::1", became]]
+    hosts = {"nd0": facts(server="self"), "nd1": seen}
+    assert judged(make_cluster(tuple(hosts), check="port", by_host=hosts)) == []
 
 
 RULE = {

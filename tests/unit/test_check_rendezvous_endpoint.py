@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
 from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
-from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine
+from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine, read_timeout
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -132,3 +132,19 @@ def test_torch_agrees_on_this_machine() -> None:
 def test_without_c10d_there_is_nothing_to_ask(env: dict[str, str]) -> None:
     with pytest.raises(Skip):
         CHECK.observe(Context(launch=Launch(), env=env))
+
+
+@pytest.mark.parametrize(
+    ("env", "seconds"),
+    [
+        ({}, None),
+        ({"PET_RDZV_BACKEND": "static", "PET_RDZV_CONF": "read_timeout=5"}, None),
+        ({"PET_RDZV_BACKEND": "c10d"}, 60.0),
+        ({"PET_RDZV_BACKEND": "C10D", "PET_RDZV_CONF": "is_host=1,read_timeout=200"}, 200.0),
+        ({"PET_RDZV_BACKEND": "c10d", "PET_RDZV_CONF": "read_timeout=soon"}, 60.0),
+    ],
+)
+def test_how_long_a_c10d_rendezvous_may_take_to_connect(
+    env: dict[str, str], seconds: float | None
+) -> None:
+    assert read_timeout(env) == seconds
