@@ -9,10 +9,11 @@ kernel reports its clock as synchronized.
 
 Why it matters
 --------------
-torchrun's c10d rendezvous compares wall-clock times of different hosts. A host that is 15 s behind
-looks dead (no keep-alive in three intervals of 5 s), is removed, and comes back, again and again.
-Smaller differences give logs that cannot be compared, and certificates or tickets that are not yet
-valid.
+torchrun's c10d rendezvous compares wall-clock times of different hosts. Every host writes the time
+of its clock each 5 s, and whoever reads one that is older than 15 s removes that host. So a host
+whose clock is 9 s behind is removed now and then, when its last sign of life is a few seconds old,
+and one that is 15 s behind always; a host that is ahead removes all the others. Smaller differences
+give logs that cannot be compared, and certificates or tickets that are not yet valid.
 
 How to fix
 ----------
@@ -22,12 +23,13 @@ When it is wrong
 ----------------
 With two hosts it is unknown which clock is right, unless the kernel reports only one of them as
 synchronized; without that, both are named. If the store is so slow that it could hide five seconds,
-the check is unknown. Other intervals (--rdzv-conf keep_alive_interval) are not known here.
+the check is unknown. Other intervals (--rdzv-conf keep_alive_interval, keep_alive_max_attempt) are
+known only from PET_RDZV_CONF.
 
 References
 ----------
-PyTorch torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (keep_alive_interval,
-keep_alive_max_attempt); adjtimex(2); RFC 5905.
+PyTorch torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (_sanitize, _should_keep_alive,
+keep_alive_interval, keep_alive_max_attempt); adjtimex(2); RFC 5905.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from nccl_doctor.api import (
     host_labels,
     master_host,
 )
+from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive
 from nccl_doctor.toolkit.host import ancestors, command_line
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
@@ -61,15 +64,18 @@ CLOCK_SKEW = Kind(
     code="clock-skew",
     layer=Layer.HOST,
     title="The clocks of the hosts differ",
-    why="torchrun's c10d rendezvous takes a host whose clock is 15 s behind for dead and "
-    "removes it; logs of different hosts cannot be compared.",
+    why="torchrun's c10d rendezvous takes a host whose clock is 9 s behind for dead now and then, "
+    "and removes it; a host that is ahead removes the others. Logs of different hosts cannot be "
+    "compared.",
     fix="chronyc makestep, or timedatectl set-ntp true",
     severity=Severity.WARN,
 )
 
 _WARN_S = 5.0
-_FAIL_S = 15.0
-"""torchrun's default: a keep-alive each 5 s, and dead after three of them."""
+_LATE_S = 1.0
+"""By which a sign of life is late: the agents look and write about once a second as they join."""
+_LEAST_S = 0.5
+"""A smaller difference than this is no fault: the exchange is not that exact."""
 _EXCHANGES = 3
 """The first one waits for hosts that started late; the others are exact."""
 _EXCHANGE_S = 3.0
@@ -113,6 +119,7 @@ class Clock(Check):
         Returns: `group`: first seat of this group. `exchanges`: [seconds since the epoch before
         posting, the same after reading the others, seats that did not answer]. `synchronized`: as
         the kernel says. `c10d`: whether the launch is seen to use torchrun's c10d rendezvous.
+        `keep_alive`: its seconds between two signs of life, and until a host is dead.
         """
         if ctx.peers is None or ctx.params["present"] < 2:
             raise Untested("no other host signed in")
@@ -136,6 +143,7 @@ class Clock(Check):
             "exchanges": exchanges,
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),
+            "keep_alive": list(keep_alive(ctx.env)),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -144,10 +152,11 @@ class Clock(Check):
         heads = {rank.seat: facts for rank, facts in cluster.facts(self.name, _HEADS)}
         labels = host_labels(cluster)
         clocks = clock_offsets(reports, heads)
-        usual = _agreeing(clocks)
+        limit_s = _limit(reports.values())
+        apart_s = min(_WARN_S, limit_s)
+        usual = _agreeing(clocks, apart_s)
         if len(usual) == len(clocks):
             return
-        severe = any(facts["c10d"] for facts in reports.values())
         evidence = {
             "offsets": {
                 labels[seat]: f"{clock.middle:+.3f} s ± {clock.error:.3f} s"
@@ -159,12 +168,34 @@ class Clock(Check):
         if len(usual) * 2 <= len(clocks):
             # No majority: believe the synchronized clocks, if they agree.
             kept = {s: c for s, c in clocks.items() if reports[s]["synchronized"]}
-            usual = _agreeing(kept) if kept and len(_agreeing(kept)) == len(kept) else ()
+            usual = _agreeing(kept, apart_s) if kept else ()
+            usual = usual if len(usual) == len(kept) else ()
             confidence = Confidence.LIKELY
         if usual:
-            yield from _odd(clocks, usual, labels, evidence, confidence, severe=severe)
+            yield from _odd(
+                clocks,
+                usual,
+                labels,
+                evidence,
+                confidence=confidence,
+                apart_s=apart_s,
+                limit_s=limit_s,
+            )
         else:
-            yield _tie(clocks, labels, evidence, severe=severe)
+            yield _tie(clocks, labels, evidence, limit_s)
+
+
+def _limit(reports: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds by which clocks may differ before a c10d rendezvous removes a host; else infinite.
+
+    What is left of the time until a host is dead, when its last sign of life is as old as one can
+    be.
+    """
+    told = [tuple(facts.get("keep_alive") or KEEP_ALIVE) for facts in reports if facts["c10d"]]
+    return min(
+        (max(_LEAST_S, dead_s - every_s - _LATE_S) for every_s, dead_s in told),
+        default=float("inf"),
+    )
 
 
 def _uses_c10d(ctx: Context) -> bool:
@@ -180,10 +211,10 @@ def _uses_c10d(ctx: Context) -> bool:
     return any(_C10D.search(" ".join(command_line(pid, ctx.root))) for pid in above)
 
 
-def _agreeing(clocks: Mapping[int, Offset]) -> tuple[int, ...]:
-    """The largest set of seats whose clocks are not surely 5 s away from one of them."""
+def _agreeing(clocks: Mapping[int, Offset], apart_s: float) -> tuple[int, ...]:
+    """The largest set of seats whose clocks are not surely so far away from one of them."""
     sets = (
-        tuple(s for s, clock in clocks.items() if (clock - one).at_least <= _WARN_S)
+        tuple(s for s, clock in clocks.items() if (clock - one).at_least <= apart_s)
         for one in clocks.values()
     )
     return max(sets, key=len, default=())
@@ -194,23 +225,28 @@ def _odd(
     usual: Sequence[int],
     labels: Mapping[int, str],
     evidence: Mapping[str, Any],
-    confidence: Confidence,
     *,
-    severe: bool,
+    confidence: Confidence,
+    apart_s: float,
+    limit_s: float,
 ) -> Iterator[Finding]:
     middle = sorted((clocks[seat] for seat in usual), key=lambda clock: clock.middle)
     reference = middle[len(middle) // 2]
     for seat, clock in clocks.items():
         away = clock - reference
-        if seat in usual or away.at_least <= _WARN_S:
+        if seat in usual or away.at_least <= apart_s:
             continue
-        way = "ahead of" if away.middle > 0 else "behind"
+        ahead = away.middle > 0
+        fails = away.at_least > limit_s
+        said = f"{abs(away.middle):.1f} s {'ahead of' if ahead else 'behind'} the others"
+        then = "it removes the others" if ahead else "the others remove it"
         yield Finding(
             CLOCK_SKEW,
-            f"{abs(away.middle):.1f} s {way} the others (± {away.error:.1f} s)",
+            f"{said} (± {away.error:.1f} s)"
+            + (f": in the c10d rendezvous {then} as dead" if fails else ""),
             Where(hosts=(labels[seat],)),
             evidence,
-            severity=Severity.FAIL if severe and away.at_least > _FAIL_S else None,
+            severity=Severity.FAIL if fails else None,
             confidence=confidence,
         )
 
@@ -219,17 +255,18 @@ def _tie(
     clocks: Mapping[int, Offset],
     labels: Mapping[int, str],
     evidence: Mapping[str, Any],
-    *,
-    severe: bool,
+    limit_s: float,
 ) -> Finding:
     ordered = sorted(clocks.values(), key=lambda clock: clock.middle)
     apart = ordered[-1] - ordered[0]
+    fails = apart.at_least > limit_s
     return Finding(
         CLOCK_SKEW,
         f"the clocks differ by {apart.middle:.1f} s (± {apart.error:.1f} s); which one is right "
-        "is unknown",
+        "is unknown"
+        + ("; in the c10d rendezvous the one ahead removes the other" if fails else ""),
         Where(hosts=tuple(sorted(labels[seat] for seat in clocks))),
         evidence,
-        severity=Severity.FAIL if severe and apart.at_least > _FAIL_S else None,
+        severity=Severity.FAIL if fails else None,
         confidence=Confidence.POSSIBLE,
     )

@@ -1,7 +1,8 @@
-"""The host that serves the rendezvous of torchrun's c10d backend, by torch's own rule.
+"""Rules of torchrun's c10d rendezvous: the host that serves it, and how long it waits.
 
 Source: `_create_tcp_store` in torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py, and
-`parse_rendezvous_endpoint` and `_matches_machine_hostname` in utils.py beside it.
+`parse_rendezvous_endpoint` and `_matches_machine_hostname` in utils.py beside it, `create_handler`
+in dynamic_rendezvous.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from collections.abc import Mapping, Sequence
 
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
+KEEP_ALIVE = (5.0, 15.0)
+"""Default of `keep_alive`: create_handler in dynamic_rendezvous.py."""
+_ATTEMPTS = 3
+_LONGEST = 10
 _READ_TIMEOUT_S = 60.0
 """Of the store of the rendezvous: for each operation, and for connecting to it."""
 
@@ -27,23 +32,32 @@ def endpoint_host(endpoint: str) -> str:
 
 def is_host_of(conf: str) -> bool | None:
     """`is_host` of PET_RDZV_CONF (`key=value,…`); None if torch decides."""
-    for part in re.split(r"[,;]", conf):
-        name, _, value = part.partition("=")
-        if name.strip() == "is_host":
-            word = value.strip().lower()
-            return True if word in _TRUE else False if word in _FALSE else None
-    return None
+    word = _pairs(conf).get("is_host", "").lower()
+    return True if word in _TRUE else False if word in _FALSE else None
 
 
 def read_timeout(env: Mapping[str, str]) -> float | None:
     """Seconds in which torchrun's c10d rendezvous must be connected; None without c10d."""
     if env.get("PET_RDZV_BACKEND", "").lower() != "c10d":
         return None
-    for part in re.split(r"[,;]", env.get("PET_RDZV_CONF", "")):
-        name, _, value = part.partition("=")
-        if name.strip() == "read_timeout" and value.strip().isdecimal():
-            return float(value)
-    return _READ_TIMEOUT_S
+    return _number(_pairs(env.get("PET_RDZV_CONF", "")), "read_timeout", _READ_TIMEOUT_S)
+
+
+def keep_alive(env: Mapping[str, str]) -> tuple[float, float]:
+    """(seconds between two signs of life of a host, seconds after which it is taken for dead)."""
+    conf = _pairs(env.get("PET_RDZV_CONF", ""))
+    every = _number(conf, "keep_alive_interval", KEEP_ALIVE[0])
+    return every, every * _number(conf, "keep_alive_max_attempt", _ATTEMPTS)
+
+
+def _pairs(conf: str) -> dict[str, str]:
+    items = (part.partition("=") for part in re.split(r"[,;]", conf))
+    return {name.strip(): value.strip() for name, _, value in items}
+
+
+def _number(conf: Mapping[str, str], key: str, default: float) -> float:
+    text = conf.get(key, "")
+    return float(text) if text.isdecimal() and len(text) < _LONGEST else default
 
 
 def matches_machine(

@@ -16,6 +16,7 @@ from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
 from nccl_doctor.gather.control_store import RoundPeers
+from nccl_doctor.toolkit.c10d import keep_alive
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 
@@ -105,11 +106,37 @@ def test_the_one_that_nothing_keeps_right_is_the_likely_one() -> None:
         assert said in found.message
 
 
-@pytest.mark.parametrize(("error", "severity"), [(20.0, Severity.FAIL), (12.0, Severity.WARN)])
+@pytest.mark.parametrize(
+    ("error", "severity"),
+    [(20.0, Severity.FAIL), (9.5, Severity.FAIL), (8.5, Severity.WARN), (-9.5, Severity.FAIL)],
+)
 def test_a_c10d_rendezvous_does_not_live_with_it(error: float, severity: Severity) -> None:
+    """A sign of life is up to 6 s old, and dead after 15: a host 9 s behind is removed at times."""
     for errors, hosts in (([0, error], ["nd0", "nd1"]), ([0, error, 0], ["nd1"])):
-        found = only(CHECK, cluster(errors, c10d=True), "clock-skew", hosts=hosts)
+        found = only(CHECK, cluster(errors, delay_s=0.01, c10d=True), "clock-skew", hosts=hosts)
         assert found.level is severity
+        assert ("c10d" in found.message) == (severity is Severity.FAIL)
+    assert only(CHECK, cluster([0, error, 0], 0.01), "clock-skew", hosts=["nd1"]).level is (
+        Severity.WARN
+    )
+
+
+def test_a_host_that_is_ahead_removes_the_others() -> None:
+    ahead = only(CHECK, cluster([0, 12, 0], c10d=True), "clock-skew", hosts=["nd1"])
+    behind = only(CHECK, cluster([0, -12, 0], c10d=True), "clock-skew", hosts=["nd1"])
+    assert "it removes the others as dead" in ahead.message
+    assert "the others remove it as dead" in behind.message
+
+
+def test_the_intervals_of_the_rendezvous_are_those_that_were_set() -> None:
+    slow = cluster([0, 60, 0], c10d=True, keep_alive=[30.0, 120.0])
+    assert only(CHECK, slow, "clock-skew", hosts=["nd1"]).level is Severity.WARN
+    quick = cluster([0, 2.0, 0], delay_s=0.01, c10d=True, keep_alive=[1.0, 3.0])
+    assert only(CHECK, quick, "clock-skew", hosts=["nd1"]).level is Severity.FAIL
+    assert judge(CHECK, cluster([0, 0.9, 0], 0.01, c10d=True, keep_alive=[1.0, 3.0])) == []
+    assert keep_alive({}) == (5.0, 15.0)
+    conf = "keep_alive_interval=10, keep_alive_max_attempt=4"
+    assert keep_alive({"PET_RDZV_CONF": conf}) == (10.0, 40.0)
 
 
 @pytest.mark.parametrize("seed", range(50))
