@@ -29,7 +29,9 @@ class Packet:
 
     Unknown values are ranges: ports are (lowest, highest), an address may be a network
     (`0.0.0.0/0` is any host).
-    `state` is conntrack's: `new` for the first packet, `established` for the reply.
+    `state` is conntrack's: `new` for the first packet, `established` for the reply. `midway`: the
+    packet belongs to a connection that conntrack has forgotten, so it is `new` (or `invalid`, see
+    net.netfilter.nf_conntrack_tcp_loose) and no SYN.
     """
 
     incoming: bool
@@ -40,6 +42,7 @@ class Packet:
     target_ports: tuple[int, int]
     state: str = "new"
     length: int = 60
+    midway: bool = False
 
 
 @dataclass(frozen=True)
@@ -307,5 +310,6 @@ _FIELDS: dict[str, Callable[[Packet, str], bool | None]] = {
     "sport": lambda p, v: _port(p.source_ports, v),
     "dport": lambda p, v: _port(p.target_ports, v),
     "state": lambda p, v: v.lower() == p.state,
+    "syn": lambda p, v: p.state == "new" and not p.midway,
     "length": lambda p, v: _length(p.length, v),
 }

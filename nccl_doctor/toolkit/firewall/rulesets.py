@@ -103,7 +103,7 @@ def parse_nft_rule(line: str) -> Rule:
     # The first packet of a connection: SYN without ACK.
     rest = re.sub(r"tcp flags (& \([a-z |]+\) == syn|syn( / [a-z,]+)?)(?= |$)", "", text)
     if rest != text:
-        conditions += [Condition("state", ("new",)), Condition("protocol", ("tcp",))]
+        conditions += [Condition("syn", ("yes",)), Condition("protocol", ("tcp",))]
     tokens = _TOKEN.findall(rest)
     verdict, target, index = "none", "", 0
     while index < len(tokens):
@@ -217,10 +217,10 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
             conditions.append(Condition(_IPT_FIELDS[token], tuple(value.split(",")), negated))
         elif token == "--tcp-flags":
             syn = tokens[index : index + 1] == ["SYN"]
-            conditions.append(Condition("state", ("new",) if syn else (), negated))
+            conditions.append(Condition("syn", ("yes",) if syn else (), negated))
             index += 1
         elif token == "--syn":
-            conditions.append(Condition("state", ("new",), negated))
+            conditions.append(Condition("syn", ("yes",), negated))
             index -= 1
         elif token not in _IPT_SKIP:
             conditions.append(Condition("protocol"))  # not understood: it may match
