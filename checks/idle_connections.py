@@ -56,7 +56,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
-from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.nccl.interface_choice import neighbourhood
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 
@@ -167,8 +167,7 @@ def _packets() -> list[Packet]:
     if likely is None:
         return []
     nic, own = likely
-    whole = 128 if ":" in own else 32
-    others = f"{own}/{subnet_prefixes().get(own, whole)}"
+    others = neighbourhood(own) or ("::/0" if ":" in own else "0.0.0.0/0")
     ports = port_range()
     return [
         Packet(True, nic, others, own, ports, ports, "established"),

@@ -26,10 +26,11 @@ GLOO_SOCKET_IFNAME=eth0 (gloo knows exact names only). Give all hosts of one net
 
 When it is wrong
 ----------------
-A network plug-in of NCCL may choose by its own rules. A plug-in for variables (NCCL_ENV_PLUGIN)
-is seen in what NCCL says about its bootstrap only. For a host that did not sign in this is only a
-warning: its choice of interface is not what kept it out. If half of the hosts have one MTU and half
-another, it is not known which one is wrong, so no host is blamed.
+Where an address stands alone (/32 or /128: GCE, Calico, VPC CNI), its network is told by interface
+and gateway. A network plug-in of NCCL may choose by its own rules. A plug-in for variables
+(NCCL_ENV_PLUGIN) is seen in what NCCL says about its bootstrap only. For a host that did not sign
+in this is only a warning: its choice of interface is not what kept it out. If half of the hosts
+have one MTU and half another, it is not known which one is wrong, so no host is blamed.
 
 References
 ----------
@@ -41,7 +42,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import (
@@ -65,7 +66,7 @@ from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
-from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.net.interfaces import is_alone, is_loopback
 from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
 _EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
@@ -313,8 +314,18 @@ def _main(cluster: Cluster, facts: Mapping[str, Any]) -> _Main | None:
             if nic["name"] == entry["interface"]:
                 own = ipaddress.ip_address(entry["address"])
                 nets = [net for net in nic["subnets"] if own in ipaddress.ip_network(net)]
-                return nic["name"], nets[0] if nets else str(own), nic["mtu"]
+                return nic["name"], _network(nic, str(own), nets), nic["mtu"]
     return None
+
+
+def _network(nic: Mapping[str, Any], own: str, nets: Sequence[str]) -> str:
+    """Network of an address, by its gateway where the address stands alone (/32, /128)."""
+    wide = [net for net in nets if not is_alone(net)]
+    if wide:
+        return wide[0]
+    ways = (way for way in nic.get("gateways", ()) if (":" in way) == (":" in own))
+    way = next(ways, "")
+    return f"the network of {nic['name']} behind {way}" if way else own
 
 
 def _mtu_differs(labels: Mapping[int, str], mains: Mapping[int, _Main]) -> Iterator[Finding]:

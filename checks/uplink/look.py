@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import random
-import socket
-import struct
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +19,7 @@ from nccl_doctor.toolkit.net.interfaces import (
 )
 from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.net.ports import port_range
+from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.peers.echo import source_of
 
 LOOK_UP_S = 1.0
@@ -33,7 +32,6 @@ MAX_AT_ONCE = 64
 
 _ANSWERS = ("connected", "refused")
 _SAYS_MOST = ("answers", "untested", "silent", "no-neighbour", "unreachable")
-_GATEWAY_FLAG = 0x2
 
 
 def nics_here(root: Path) -> list[dict[str, Any]]:
@@ -88,22 +86,10 @@ def nic_towards(master: str, nics: Sequence[Mapping[str, Any]], limit_s: float) 
 
 def gateway(root: Path) -> dict[str, Any] | None:
     """Address and interface of the default route (IPv4), that of the lowest metric."""
-    try:
-        table = (root / "proc/net/route").read_text(encoding="ascii").splitlines()[1:]
-    except OSError:
-        return None
-    found = []
-    for words in map(str.split, table):
-        if len(words) < 8:
-            continue
-        target, via, flags, mask = (int(words[i], 16) for i in (1, 2, 3, 7))
-        if target == mask == 0 and flags & _GATEWAY_FLAG:
-            address = socket.inet_ntoa(struct.pack("=I", via))
-            found.append((int(words[6]), words[0], address))
-    if not found:
-        return None
-    _, nic, address = min(found)
-    return {"address": address, "interface": nic, "outcome": "untested"}
+    for each in gateways(root):
+        if ":" not in each.address:
+            return {"address": each.address, "interface": each.interface, "outcome": "untested"}
+    return None
 
 
 def call_gateway(known: Mapping[str, Any], port: int, root: Path) -> str:

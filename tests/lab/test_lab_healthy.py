@@ -30,3 +30,18 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:
     for lab.fresh in (True, False):  # as a user starts it, and as most tests do
         check_healthy(lab.plain_doctor(*PATIENT, nproc=1), ranks=2)
+
+
+def test_hosts_with_addresses_that_stand_alone(lab: Lab) -> None:
+    """As in GCE or a pod of Calico: /32, and a gateway that is reached by the device."""
+    lab.in_switch("ip", "addr", "add", "192.168.77.254/24", "dev", "br0")
+    lab.in_switch("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+    for host in lab.hosts:
+        host.call("ip", "addr", "flush", "dev", "eth0")
+        host.call("ip", "addr", "add", f"{host.address}/32", "dev", "eth0")
+        host.call("ip", "route", "add", "default", "via", "192.168.77.254", "dev", "eth0", "onlink")
+    run = lab.plain_doctor(*PATIENT, nproc=1)
+    check_healthy(run, ranks=2)
+    assert run.report is not None
+    shown = run.report["hosts"][0]["facts"]["interfaces"]
+    assert "192.168.77.254" in str(shown), str(run)

@@ -183,6 +183,35 @@ def test_of_two_mtus_neither_is_the_wrong_one() -> None:
     assert found.evidence["mtu"] == {"nd0": 1500, "nd1": 9000}
 
 
+def alone(world: World, **gateways: str) -> World:
+    """The hosts with addresses of /32 behind a gateway, as in GCE and in pods of Calico."""
+    for name in world.names:
+        entry = world.facts[name]["interfaces"][0]
+        entry["subnets"] = [f"{world.address(name)}/32"]
+        entry["gateways"] = [gateways.get(name, "169.254.1.1")]
+    return world
+
+
+def test_addresses_that_stand_alone_are_compared_by_their_gateway() -> None:
+    world = alone(World(3))
+    assert world.judge() == []
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 8896
+    found = only(world.judge(), "mtu-differs")
+    assert found.where.hosts == ("nd1",)
+    assert "in the network of eth0 behind 169.254.1.1: MTU" in found.message
+
+
+def test_networks_of_other_gateways_and_addresses_without_one_have_mtus_of_their_own() -> None:
+    world = alone(World(3), nd1="10.128.0.1")
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 8896
+    assert world.judge() == []
+    world = alone(World(3))
+    for name in world.names:
+        del world.facts[name]["interfaces"][0]["gateways"]  # a report of an older version
+    world.facts["nd1"]["interfaces"][0]["mtu"] = 8896
+    assert world.judge() == []
+
+
 def test_a_bad_choice_is_not_why_a_host_did_not_come_in() -> None:
     """A failure of this layer would explain the port's, which it is not the cause of."""
     world = World(2, "gloo")

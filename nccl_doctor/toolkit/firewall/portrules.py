@@ -7,7 +7,6 @@ interface: a rule for only some sources is no sure hit.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Rank
 from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules, let_in, quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
-from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
+from nccl_doctor.toolkit.nccl.interface_choice import neighbourhood
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 
@@ -57,17 +56,27 @@ def rules_for_calls_in(
     from the network of the address.
     """
     nic = next((nic.name for nic in interfaces() if address in nic.addresses), "")
-    network = str(ipaddress.ip_network(f"{address}/{subnet_prefixes().get(address, 32)}", False))
+    network = neighbourhood(address)
     rules = read_rules(timeout_s, root)
     hits: list[dict[str, Any]] = []
-    for source in ("::/0" if ":" in address else "0.0.0.0/0", network):
+    for source in filter(None, ("::/0" if ":" in address else "0.0.0.0/0", network)):
         first = Packet(True, nic, source, address, port_range(root), (port, port))
         reply = Packet(False, nic, address, source, (port, port), port_range(root), "established")
-        found = follow(rules, {"first": first, "reply": reply}, [network])
+        found = follow(rules, {"first": first, "reply": reply}, whom_to_admit(address, network))
         hits += [{**hit, "anyone": source != network} for hit in found["hits"]]
         if any(hit["sure"] for hit in hits):
             break
     return {**found, "hits": hits[:_MAX_HITS]}
+
+
+def whom_to_admit(address: str, network: str) -> list[str]:
+    """Network of the other hosts for a command, or a word in its place if it is not known.
+
+    Args:
+        address: own one.
+        network: from `neighbourhood`. An address that stands alone (/32) is that of this host.
+    """
+    return [network or ("PREFIX-OF-THE-HOSTS::/64" if ":" in address else "NETWORK-OF-THE-HOSTS")]
 
 
 def follow(rules: Rules, packets: Mapping[str, Packet], peers: list[str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.nccl.comm_id import CommId, Resolver, comm_id, no_names
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.release import NcclRelease
-from nccl_doctor.toolkit.net.interfaces import Interface, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.interfaces import Interface, is_alone, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
 
 BOOTSTRAP = "nccl-bootstrap"
@@ -336,6 +336,13 @@ def resolve_own(timeout_s: float) -> tuple[str, tuple[str, ...] | None]:
 def subnet_prefixes() -> dict[str, int]:
     """Address of this host → length of its subnet prefix in bits."""
     return {entry.address: entry.prefix for entry in host.addresses() if entry.prefix is not None}
+
+
+def neighbourhood(own: str) -> str:
+    """Network of an own address; empty where it holds no other address, or none is known."""
+    prefix = subnet_prefixes().get(own)
+    network = "" if prefix is None else str(ipaddress.ip_network(f"{own}/{prefix}", strict=False))
+    return "" if not network or is_alone(network) else network
 
 
 def has_infiniband(root: Path = Path("/")) -> bool:

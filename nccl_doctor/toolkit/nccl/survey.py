@@ -31,6 +31,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
 )
 from nccl_doctor.toolkit.nccl.release import loaded_release
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
+from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.variables.recorded import allowed
 
 
@@ -76,13 +77,15 @@ def survey(
 
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
     data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
-    `MAX_INTERFACES` more, each with its `subnets`, one for each address; `asked`: the answer of
+    `MAX_INTERFACES` more, each with its `subnets`, one for each address, and the `gateways` of
+    default routes that leave by it; `asked`: the answer of
     `ask`, which decides where it differs.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
     release = loaded_release()
     settings = nccl_settings(env, root=root, release=release)
+    ways = gateways(root)
     ports = rdma_ports(root / "sys/class/infiniband")
     resolve = resolver(resolve_timeout_s)
     by_rules = nccl_choices(found, settings, prefixes, release, resolve)
@@ -94,7 +97,14 @@ def survey(
     shown = [each for each in found if each.name in names]
     shown += [each for each in found if each.name not in names][:MAX_INTERFACES]
     return {
-        "interfaces": [{**each.to_json(), "subnets": _subnets(each, prefixes)} for each in shown],
+        "interfaces": [
+            {
+                **each.to_json(),
+                "subnets": _subnets(each, prefixes),
+                "gateways": [way.address for way in ways if way.interface == each.name],
+            }
+            for each in shown
+        ],
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,

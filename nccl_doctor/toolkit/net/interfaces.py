@@ -76,3 +76,11 @@ def is_loopback(address: str) -> bool:
 def is_link_local(address: str) -> bool:
     """Whether a numeric address is fe80::/10 or 169.254.0.0/16: not routable."""
     return bool(ipaddress.ip_address(address.split("%", maxsplit=1)[0]).is_link_local)
+
+
+def is_alone(network: str) -> bool:
+    """Whether a network holds one address only (/32, /128), and so says nothing of neighbours.
+
+    GCE, Calico, the VPC CNI of EKS and DHCPv6 give hosts such addresses.
+    """
+    return ipaddress.ip_network(network, strict=False).num_addresses == 1

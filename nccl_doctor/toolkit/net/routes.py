@@ -1,0 +1,56 @@
+"""Default routes of this host, as the kernel lists them in /proc."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from nccl_doctor.toolkit.host import ROOT
+
+_GATEWAY_FLAG = 0x2
+"""RTF_GATEWAY of linux/route.h; the same in IPv6."""
+
+
+class Gateway(NamedTuple):
+    """The next hop of a default route; a lower metric comes first."""
+
+    metric: int
+    interface: str
+    address: str
+
+
+def gateways(root: Path = ROOT) -> list[Gateway]:
+    """Gateways of the default routes, IPv4 before IPv6, each by metric."""
+    return sorted(_ipv4(root)) + sorted(_ipv6(root))
+
+
+def _ipv4(root: Path) -> list[Gateway]:
+    found = []
+    for words in _rows(root / "proc/net/route")[1:]:
+        if len(words) < 8:
+            continue
+        target, via, flags, mask = (int(words[i], 16) for i in (1, 2, 3, 7))
+        if target == mask == 0 and flags & _GATEWAY_FLAG:
+            address = socket.inet_ntoa(struct.pack("=I", via))
+            found.append(Gateway(int(words[6]), words[0], address))
+    return found
+
+
+def _ipv6(root: Path) -> list[Gateway]:
+    found = []
+    for words in _rows(root / "proc/net/ipv6_route"):
+        if len(words) < 10 or int(words[1], 16) or not int(words[8], 16) & _GATEWAY_FLAG:
+            continue
+        address = str(ipaddress.IPv6Address(int(words[4], 16)))
+        found.append(Gateway(int(words[5], 16), words[9], address))
+    return found
+
+
+def _rows(path: Path) -> list[list[str]]:
+    try:
+        return [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return []

@@ -1,0 +1,48 @@
+"""Default routes, as the kernel writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.toolkit.firewall.portrules import whom_to_admit
+from nccl_doctor.toolkit.net.interfaces import is_alone
+from nccl_doctor.toolkit.net.routes import Gateway, gateways
+
+ROUTE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+wlan0\t00000000\t0102A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
+ens4\t00000000\t0100800A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+ens4\t0100800A\t00000000\t0005\t0\t0\t100\tFFFFFFFF\t0\t0\t0
+"""
+ZEROS = "0" * 32
+ROUTE6 = f"""fd000000000000000000000000000000 40 {ZEROS} 00 {ZEROS} 00000100 1 0 00000001     ens4
+{ZEROS} 00 {ZEROS} 00 fe800000000000000000000000000001 00000400 1 0 00450003     ens4
+{ZEROS} 00 {ZEROS} 00 {ZEROS} ffffffff 1 0 00200200       lo
+"""
+
+
+def test_gateways_by_family_and_metric(tmp_path: Path) -> None:
+    assert gateways(tmp_path) == []
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/route").write_text(ROUTE)
+    (tmp_path / "proc/net/ipv6_route").write_text(ROUTE6)
+    assert gateways(tmp_path) == [
+        Gateway(100, "ens4", "10.128.0.1"),
+        Gateway(600, "wlan0", "192.168.2.1"),
+        Gateway(0x400, "ens4", "fe80::1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "alone"),
+    [("10.0.0.1/32", True), ("10.0.0.0/31", False), ("fd00::1/128", True), ("fd00::/64", False)],
+)
+def test_an_address_that_stands_alone(network: str, alone: bool) -> None:
+    assert is_alone(network) == alone
+
+
+def test_the_own_address_is_nobody_to_admit() -> None:
+    assert whom_to_admit("10.128.0.2", "10.128.0.0/20") == ["10.128.0.0/20"]
+    assert whom_to_admit("10.128.0.2", "") == ["NETWORK-OF-THE-HOSTS"]
+    assert ":" in whom_to_admit("fd00::2", "")[0]  # nft wants ip6 there
