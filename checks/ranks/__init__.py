@@ -329,18 +329,22 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
 
     What keeps such a host out is on the path to rank 0's host, so that is the place, and a failure
     of a lower layer there explains it. A host that reached the store came too late, or left too
-    early: then the host is the place.
+    early; one that had not tried yet was ended before: then the host is the place.
     """
     master = master_host(cluster)
     if master is None or not master.joined:
         return  # rank 0 did not wait for anybody
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
+    examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
     for host in (host for host in cluster.present_hosts if not host.joined):
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
-        seen, where = "could not reach rank 0", road_to_master(cluster, host)
+        where = place_of(ranks) | Where(hosts=(host.label,))
         if host.id in found:
             seen = "reached the store, but was not signed in when rank 0 counted the hosts"
-            where = place_of(ranks) | Where(hosts=(host.label,))
+        elif host.id not in examined:
+            seen = "began, and ended or hung before it tried to sign in"
+        else:
+            seen, where = "could not reach rank 0", road_to_master(cluster, host)
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
         lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
         yield Finding(

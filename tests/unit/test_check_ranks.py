@@ -341,3 +341,22 @@ def test_every_absent_rank_is_named_exactly_once(data: st.DataObject) -> None:
         for rank in finding.where.ranks
     ]
     assert sorted(named) == sorted(rank.rank for rank in cluster.absent if rank.rank is not None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words", "where"),
+    [
+        ({}, "began, and ended or hung before it tried to sign in", Where(hosts=("nd2",))),
+        ({"nd2": {}}, "could not reach rank 0", Where(links=(("nd2", "nd0"),))),
+    ],
+    ids=["nothing examined", "examined"],
+)
+def test_a_host_known_by_its_own_report_alone_may_have_ended_before_it_tried(
+    facts: dict[str, Any], words: str, where: Where
+) -> None:
+    cluster = make_cluster(("nd0", "nd1", "nd2"), nproc=1, check="memory", by_host=facts)
+    hosts = tuple(replace(host, joined=host.name != "nd2") for host in cluster.hosts)
+    ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in cluster.ranks)
+    (found,) = judge(replace(cluster, hosts=hosts, ranks=ranks))
+    assert (found.code, words in found.message) == ("host-absent", True)
+    assert (found.where.hosts, found.where.links) == (where.hosts, where.links)

@@ -104,8 +104,14 @@ def test_a_host_with_no_failure_of_its_own_is_named_with_doubt():
 
 
 def test_a_host_whose_road_nobody_looked_at_is_not_blamed():
-    merged = merge_reports(parts(HEALTHY, 1), REGISTRY)
+    examined = with_facts(HEALTHY, "memory", {"nd1": {}})
+    merged = merge_reports(parts(examined, 1), REGISTRY)
     assert roots(merged) == {"host-absent": Where(links=(("nd1", "nd0"),))}
+
+
+def test_a_host_that_examined_nothing_yet_is_the_place_and_not_its_road():
+    merged = merge_reports(parts(HEALTHY, 1), REGISTRY)
+    assert roots(merged) == {"host-absent": Where(hosts=("nd1",), ranks=(2, 3))}
 
 
 def test_a_host_that_sent_nothing_is_still_absent_to_the_coordinator():
