@@ -2,8 +2,8 @@
 
 What it checks
 --------------
-The address of each host that its peers most likely use (of a real interface, not of a bridge or a
-container) is compared with those of the other hosts.
+The address of each host that its peers most likely use (the one on the way to MASTER_ADDR, else
+that of a real interface, not of a bridge or a container) is compared with those of the other hosts.
 
 Why it matters
 --------------
@@ -20,8 +20,9 @@ NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
 When it is wrong
 ----------------
 A floating address is on only one host at a time, but two reports may both show it. Which of the two
-hosts is wrong is unknown: both are named. Bridges such as docker0, which have the same address on
-every host, are left out by their names.
+hosts is wrong is unknown: both are named. Interfaces that lead into the host, such as docker0 or
+the tmfifo_net0 of a BlueField card, have the same address on every host and are left out by their
+names.
 
 References
 ----------
@@ -46,7 +47,13 @@ from nccl_doctor.api import (
     Where,
     likely_address,
 )
-from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.interfaces import (
+    interfaces,
+    is_link_local,
+    is_loopback,
+    leads_inside,
+)
+from nccl_doctor.toolkit.net.routes import source_towards
 
 ADDRESS_DUPLICATE = Kind(
     code="address-duplicate",
@@ -56,6 +63,8 @@ ADDRESS_DUPLICATE = Kind(
     "that spoke last.",
     fix="give one of the hosts another address",
 )
+
+LOOK_UP_S = 2.0
 
 
 class DuplicateAddress(Check):
@@ -68,8 +77,12 @@ class DuplicateAddress(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The address that peers most likely use, and the others of this host."""
         nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
-        usable = [(nic, addresses) for nic, addresses in nics if not _loops(addresses)]
-        likely = likely_address(usable)
+        usable = [
+            (nic, addresses)
+            for nic, addresses in nics
+            if not (_loops(addresses) or leads_inside(nic))
+        ]
+        likely = likely_address(usable, source_towards(ctx.launch.master_addr, LOOK_UP_S))
         others = [
             address
             for _, addresses in usable

@@ -59,6 +59,7 @@ from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.nccl.interface_choice import neighbourhood
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
+from nccl_doctor.toolkit.net.routes import source_towards
 
 IDLE_FORGOTTEN = Kind(
     code="idle-connections-forgotten",
@@ -73,6 +74,7 @@ IDLE_FORGOTTEN = Kind(
 SHORT_S = 3600
 """A pause that loading a large checkpoint, or an evaluation, makes between two collectives."""
 RULES_S = 1.5
+LOOK_UP_S = 2.0
 _MOST_HITS = 5
 _DROPS = ("drop", "early_drop", "insert_failed")
 """Columns of /proc/net/stat/nf_conntrack: the table was full, or was made room in by force."""
@@ -108,7 +110,11 @@ class IdleConnections(Check):
         if seconds < SHORT_S:
             ctx.breadcrumb("reading the rules of this host")
             rules = read_rules(RULES_S, ctx.root)
-            hits = [hit for packet in _packets() for hit in drops_forgotten(rules, packet, loose)]
+            hits = [
+                hit
+                for packet in _packets(ctx.launch.master_addr)
+                for hit in drops_forgotten(rules, packet, loose)
+            ]
             told = {"readable": rules.readable, "reason": rules.reason}
             facts["rules"] = {**told, "hits": hits[:_MOST_HITS]}
         return facts
@@ -160,10 +166,10 @@ def drops_forgotten(rules: Rules, packet: Packet, loose: int | None) -> list[dic
     return [hit.to_json() for hit in rules.hits(forgotten) if (hit.chain, hit.rule) not in usual]
 
 
-def _packets() -> list[Packet]:
+def _packets(master: str | None) -> list[Packet]:
     """A packet in each direction, between this host and another one in its network."""
     nics = [(n.name, list(n.addresses)) for n in interfaces() if n.running and not n.loopback]
-    likely = likely_address(nics)
+    likely = likely_address(nics, source_towards(master, LOOK_UP_S))
     if likely is None:
         return []
     nic, own = likely

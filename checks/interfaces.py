@@ -66,7 +66,7 @@ from nccl_doctor.toolkit.nccl.answer import Answer, ask_nccl
 from nccl_doctor.toolkit.nccl.interface_choice import COMM_ID
 from nccl_doctor.toolkit.nccl.library import mapped_nccl
 from nccl_doctor.toolkit.nccl.survey import Survey, survey
-from nccl_doctor.toolkit.net.interfaces import is_alone, is_loopback
+from nccl_doctor.toolkit.net.interfaces import is_alone, is_loopback, is_virtual
 from nccl_doctor.toolkit.peers.matrix import Sorted, read_calls, sort_calls
 
 _EXACT = "export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
@@ -187,7 +187,7 @@ def _running(facts: Mapping[str, Any]) -> str:
     """An interface to recommend if no call has proved one."""
     for nic in facts["interfaces"]:
         outside = [a for a in nic["addresses"] if not is_loopback(a)]
-        if nic["running"] and outside and not nic["name"].startswith(("docker", "virbr", "br-")):
+        if nic["running"] and outside and not is_virtual(nic["name"]):
             return str(nic["name"])
     return "<nic>"
 

@@ -61,6 +61,7 @@ from nccl_doctor.toolkit.hosts import everybody_came_in
 from nccl_doctor.toolkit.net.dial import has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import SLOW_S, LookUp, look_up
+from nccl_doctor.toolkit.net.routes import source_of
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 ADDR_DIFFERS = Kind(
@@ -141,6 +142,7 @@ class MasterAddr(Check):
                 "master_addr": master,
                 "master": found.to_json(),
                 "reverse": [name.result().to_json() for name in names],
+                "source": next(filter(None, map(_source, found.answers)), ""),
                 "no_route": [answer for answer in found.answers if not has_route(answer)],
                 "interfaces": [
                     [nic.name, list(nic.addresses)]
@@ -164,6 +166,12 @@ class MasterAddr(Check):
             yield from _loopback(cluster, views)
             yield from _not_on_master(cluster, views)
             yield from _differing(views)
+
+
+def _source(answer: str) -> str:
+    """Own address on the way to an answer, if there is a way that leaves this host."""
+    source = source_of(answer)[0] or ""
+    return "" if not source or is_loopback(source) else source
 
 
 def _has_name(facts: Mapping[str, Any]) -> bool:
@@ -210,7 +218,7 @@ class _View:
 
     def address(self) -> str | None:
         """The address of this host that peers can most likely reach."""
-        likely = likely_address(self.facts["interfaces"])
+        likely = likely_address(self.facts["interfaces"], self.facts.get("source", ""))
         return likely and likely[1]
 
 

@@ -47,6 +47,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.routes import source_towards
 
 OWN_ADDRESS_BLOCKED = Kind(
     code="own-address-blocked",
@@ -56,6 +57,7 @@ OWN_ADDRESS_BLOCKED = Kind(
     fix="nft insert rule inet filter input iif lo accept; or iptables -I INPUT -i lo -j ACCEPT",
 )
 DIAL_S = 2.0
+LOOK_UP_S = 2.0
 
 
 class OwnAddress(Check):
@@ -69,7 +71,7 @@ class OwnAddress(Check):
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The address, and the result of each call."""
         nics = [(n.name, list(n.addresses)) for n in interfaces() if n.running and not n.loopback]
-        likely = likely_address(nics)
+        likely = likely_address(nics, source_towards(ctx.launch.master_addr, LOOK_UP_S))
         if likely is None:
             raise Skip("this host has no address but loopback")
         nic, address = likely

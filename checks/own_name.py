@@ -50,6 +50,7 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.host import host_name
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
+from nccl_doctor.toolkit.net.routes import source_towards
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
 
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s
@@ -60,6 +61,7 @@ class OwnNameFacts(TypedDict):
 
     own: dict[str, Any]
     interfaces: list[list[Any]]
+    source: str
 
 
 class OwnName(Check):
@@ -71,7 +73,10 @@ class OwnName(Check):
     kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
 
     def observe(self, ctx: Context) -> OwnNameFacts:
-        """Answers for the own host name, within 4 s whatever the resolver does."""
+        """Answers for the own host name, and the own address on the way to MASTER_ADDR.
+
+        Each within 4 s, whatever the resolver does.
+        """
         own = host_name()
         ctx.breadcrumb(f"look up {own}")
         return {
@@ -81,6 +86,7 @@ class OwnName(Check):
                 for nic in interfaces()
                 if nic.up and not nic.loopback
             ],
+            "source": source_towards(ctx.launch.master_addr, LOOK_UP_S),
         }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
@@ -107,7 +113,7 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     else:
         kind = ADDR_LOOPBACK
         message = f"resolves to {', '.join(answers)}, not its own address: gloo takes 127.0.0.1"
-    nic = likely_address(facts["interfaces"])
+    nic = likely_address(facts["interfaces"], facts.get("source", ""))
     # The name did not keep this host out: it would matter only later.
     fails = cluster.backend == "gloo" and rank.host.joined
     yield Finding(

@@ -19,8 +19,7 @@ from nccl_doctor.toolkit.net.interfaces import (
 )
 from nccl_doctor.toolkit.net.names import look_up
 from nccl_doctor.toolkit.net.ports import port_range
-from nccl_doctor.toolkit.net.routes import gateways
-from nccl_doctor.toolkit.peers.echo import source_of
+from nccl_doctor.toolkit.net.routes import gateways, source_of
 
 LOOK_UP_S = 1.0
 GATEWAY_S = 0.2

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.model.findings import Where
-from nccl_doctor.toolkit.net.interfaces import is_link_local
-
-_VIRTUAL = re.compile(r"docker|veth|br-|virbr|cni|flannel|cali|tun|tap")
+from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
 
 
 def everybody_came_in(cluster: Cluster) -> bool:
@@ -68,16 +65,20 @@ def link_names(
     return tuple(sorted({(labels[a], labels[b]) for a, b in pairs}))
 
 
-def likely_address(nics: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, str] | None:
+def likely_address(
+    nics: Iterable[tuple[str, Sequence[str]]], source: str = ""
+) -> tuple[str, str] | None:
     """(interface, address) that peers can most likely reach, or None if there is none.
 
     Args:
         nics: (interface, its addresses) of those that are up, without loopback.
+        source: the own address on the way to MASTER_ADDR, from `source_towards`. It comes before
+            every rule by names, unless its interface leads to no other host.
     """
     usable = [
-        (bool(_VIRTUAL.match(nic)), ":" in address, nic, address)
+        (leads_inside(nic), address != source, is_virtual(nic), ":" in address, nic, address)
         for nic, addresses in nics
         for address in addresses
         if not is_link_local(address)
     ]
-    return min(usable, key=lambda u: u[:2])[2:] if usable else None
+    return min(usable, key=lambda u: u[:4])[4:] if usable else None

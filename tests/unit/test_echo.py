@@ -23,7 +23,6 @@ from nccl_doctor.toolkit.peers.echo import (
     call,
     call_all,
     scoped,
-    source_of,
 )
 
 HOME = "127.0.0.1"
@@ -232,10 +231,6 @@ def test_changed_content_is_noticed() -> None:
         result = call(door)
     assert result.outcome == "intercepted"
     assert "corrupted" in result.detail
-
-
-def test_the_source_address_needs_no_packet() -> None:
-    assert source_of(HOME) == (HOME, None)
 
 
 def test_a_zone_is_added_to_link_local_addresses_alone() -> None:

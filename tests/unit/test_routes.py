@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.toolkit.firewall.portrules import whom_to_admit
-from nccl_doctor.toolkit.net.interfaces import is_alone
-from nccl_doctor.toolkit.net.routes import Gateway, gateways
+from nccl_doctor.toolkit.hosts import likely_address
+from nccl_doctor.toolkit.net.interfaces import is_alone, leads_inside
+from nccl_doctor.toolkit.net.routes import Gateway, gateways, source_of, source_towards
 
 ROUTE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 wlan0\t00000000\t0102A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
@@ -46,3 +47,40 @@ def test_the_own_address_is_nobody_to_admit() -> None:
     assert whom_to_admit("10.128.0.2", "10.128.0.0/20") == ["10.128.0.0/20"]
     assert whom_to_admit("10.128.0.2", "") == ["NETWORK-OF-THE-HOSTS"]
     assert ":" in whom_to_admit("fd00::2", "")[0]  # nft wants ip6 there
+
+
+def test_the_own_address_towards_a_peer_needs_no_packet() -> None:
+    assert source_of("127.0.0.1") == ("127.0.0.1", None)
+    assert source_towards("127.0.0.1", 2.0) == ""  # nobody else can use it
+    assert source_towards(None, 2.0) == ""
+    assert source_towards("no-such-host.invalid", 2.0) == ""
+
+
+REAL = ("eth0", ["10.0.0.5"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("docker0", "br-0123456789ab", "virbr0", "cni0", "flannel.1", "cali01ab", "cilium_host"),
+        *("lxc1f2e", "podman1", "cni-podman0", "wg0", "tailscale0", "nodelocaldns", "kube-ipvs0"),
+        *("tmfifo_net0", "vxlan.calico", "tunl0", "tun0", "tap3", "veth1", "ovn-k8s-mp0"),
+    ],
+)
+def test_a_real_interface_comes_before_tunnels_and_those_of_containers(other: str) -> None:
+    assert likely_address([(other, ["192.168.100.1"]), REAL]) == ("eth0", "10.0.0.5")
+
+
+@pytest.mark.parametrize("real", ["br-ex", "br0", "bond0", "ens4", "ib0", "vmbr0", "bridge0"])
+def test_a_bridge_that_a_person_named_holds_the_address_of_the_host(real: str) -> None:
+    nics = [("cilium_host", ["10.1.0.1"]), (real, ["10.0.0.5"])]
+    assert likely_address(nics) == (real, "10.0.0.5")
+    assert not leads_inside(real)
+
+
+def test_the_way_to_the_master_comes_before_every_name() -> None:
+    nics = [REAL, ("wg0", ["10.9.0.5"]), ("docker0", ["172.17.0.1"])]
+    assert likely_address(nics, "10.9.0.5") == ("wg0", "10.9.0.5")
+    assert likely_address(nics, "10.7.0.5") == ("eth0", "10.0.0.5")
+    # MASTER_ADDR=172.17.0.1 is a mistake, and no reason to take that bridge for the network.
+    assert likely_address(nics, "172.17.0.1") == ("eth0", "10.0.0.5")

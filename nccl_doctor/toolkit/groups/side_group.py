@@ -25,7 +25,7 @@ from nccl_doctor.toolkit.groups.forming import beyond, take_device
 from nccl_doctor.toolkit.net.dial import dial
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_link_local, is_loopback
 from nccl_doctor.toolkit.net.names import look_up
-from nccl_doctor.toolkit.peers.echo import source_of
+from nccl_doctor.toolkit.net.routes import source_of
 
 SIZE = 2
 """Members of the side group: the trainer is its rank 0, the engine its rank 1."""

@@ -10,7 +10,16 @@ from typing import Any
 
 from nccl_doctor.toolkit import host
 
-_INSIDE = re.compile(r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|lx[cd]br\d+|podman\d+")
+_INSIDE = re.compile(
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|nerdctl\d+|(cni-)?podman\d+"  # containers
+    r"|virbr\d+|lx[cd]br\d+"  # virtual machines
+    r"|nodelocaldns|kube-ipvs0"  # addresses of services, the same on every node of Kubernetes
+    r"|tmfifo_net\d+|br_tmfifo"  # the BlueField card in this host: 192.168.100.1 on every host
+)
+_VIRTUAL = re.compile(
+    _INSIDE.pattern + r"|veth|br-(int|tun)$|virbr|docker|cni|flannel|cali|cilium|lxc|weave|antrea-"
+    r"|ovn-k8s|genev|vxlan|tun|tap|wg\d|wireguard|tailscale|zt|dummy"
+)
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,19 @@ def _interface(name: str, addresses: Iterable[str]) -> Interface:
 
 
 def leads_inside(name: str) -> bool:
-    """Whether an interface is a bridge to the containers or virtual machines of this host."""
+    """Whether an interface leads only to what is in this host: containers, virtual machines, the
+    addresses of services, a BlueField card.
+    """
     return bool(_INSIDE.fullmatch(name))
+
+
+def is_virtual(name: str) -> bool:
+    """Whether an interface is a tunnel, or one of containers or virtual machines, by its name.
+
+    Other hosts may reach it, but hardly by the network of the job. A bridge that a person named,
+    as OpenShift's br-ex, holds the address of the host itself.
+    """
+    return bool(_VIRTUAL.match(name))
 
 
 def is_loopback(address: str) -> bool:

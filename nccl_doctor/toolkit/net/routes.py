@@ -1,4 +1,4 @@
-"""Default routes of this host, as the kernel lists them in /proc."""
+"""Routes of this host: gateways, as /proc lists them, and the own address for a peer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nccl_doctor.toolkit.host import ROOT
+from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.net.names import look_up
 
 _GATEWAY_FLAG = 0x2
 """RTF_GATEWAY of linux/route.h; the same in IPv6."""
@@ -25,6 +27,33 @@ class Gateway(NamedTuple):
 def gateways(root: Path = ROOT) -> list[Gateway]:
     """Gateways of the default routes, IPv4 before IPv6, each by metric."""
     return sorted(_ipv4(root)) + sorted(_ipv6(root))
+
+
+def source_of(address: str) -> tuple[str | None, int | None]:
+    """(own address that the kernel would send from, None), or (None, errno) without a route.
+
+    Connecting a datagram socket queries the routing table and sends nothing.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((address, 9))
+            return str(sock.getsockname()[0]).partition("%")[0], None
+    except OSError as error:
+        return None, error.errno
+
+
+def source_towards(name: str | None, limit_s: float) -> str:
+    """Own address that the kernel would call a host from, by its name or address.
+
+    The own address if that is this host; empty without a route, within loopback, or if the name
+    does not resolve in `limit_s`.
+    """
+    for answer in look_up(name, limit_s).answers if name else ():
+        source, _ = source_of(answer)
+        if source and not is_loopback(source):
+            return source
+    return ""
 
 
 def _ipv4(root: Path) -> list[Gateway]:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.toolkit.net.interfaces import interfaces
-from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all, source_of
+from nccl_doctor.toolkit.net.routes import source_of
+from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all
 
 Entry = tuple[int, Mapping[str, Any]]
 """A listener of a host: its seat, and an `echo.Door` as plain data with additional keys."""

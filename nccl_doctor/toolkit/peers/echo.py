@@ -57,20 +57,6 @@ def scoped(address: str, interface: str) -> str:
     return address
 
 
-def source_of(address: str) -> tuple[str | None, int | None]:
-    """(own address that the kernel would send from, None), or (None, errno) without a route.
-
-    Connecting a datagram socket queries the routing table and sends nothing.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, 9))
-            return str(sock.getsockname()[0]).partition("%")[0], None
-    except OSError as error:
-        return None, error.errno
-
-
 @dataclass(frozen=True)
 class Door:
     """A listening address, with what a caller needs. The tokens must never be in facts."""
