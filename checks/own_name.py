@@ -3,8 +3,10 @@
 What it checks
 --------------
 Every host resolves its own host name, as gloo will. gloo publishes the first answer that it can
-bind; the check reports which one that is: an address of an interface, a loopback address, or none
-at all. A host with GLOO_SOCKET_IFNAME set is not judged, as gloo does not look up the name there.
+bind, a link-local one too, which nss-myhostname may name first; the check reports which one that
+is: an address of an interface, a loopback address, or none at all. Whether the other hosts reach it
+is what check `firewall` tries. A host with GLOO_SOCKET_IFNAME set is not judged, as gloo does not
+look up the name there.
 
 Why it matters
 --------------
@@ -27,7 +29,7 @@ this is only a warning: its own name is not what kept it out.
 References
 ----------
 PyTorch: torch.distributed, choosing the network interface (GLOO_SOCKET_IFNAME); createDefaultDevice
-in ProcessGroupGloo.cpp; getaddrinfo(3), hosts(5).
+in ProcessGroupGloo.cpp; gloo/transport/tcp/device.cc; nss-myhostname(8), getaddrinfo(3), hosts(5).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from nccl_doctor.api import (
     spans_machines,
 )
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
+from nccl_doctor.toolkit.net.interfaces import first_bindable, interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_towards
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
@@ -100,8 +102,8 @@ def _published(cluster: Cluster, rank: Rank, facts: Mapping[str, Any]) -> Iterat
     """Finding on the address that gloo publishes: the first of the own name that can be bound."""
     own = LookUp.from_json(facts["own"])
     name, answers = own.query, own.answers
-    bound = (a for a in answers if a in rank.host.addresses or is_loopback(a))
-    published = next(bound, "")
+    own_ones = {a for _, addresses in facts["interfaces"] for a in addresses}
+    published = first_bindable(answers, own_ones | set(rank.host.addresses))
     if rank.env.get("GLOO_SOCKET_IFNAME") or (published and not is_loopback(published)):
         return
     if not answers:

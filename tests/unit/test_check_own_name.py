@@ -11,6 +11,8 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Finding, Launch, Severity
 from nccl_doctor.checks.own_name import OwnName
+from nccl_doctor.toolkit.nccl.interface_choice import gloo_choice
+from nccl_doctor.toolkit.net.interfaces import Interface, first_bindable
 from nccl_doctor.toolkit.net.names import LookUp
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge
@@ -52,6 +54,34 @@ def only(cluster: Cluster) -> Finding:
 def test_a_healthy_cluster_has_no_findings(backend: str, complete: bool):
     by_host = {name: facts(name) for name in NAMES}
     assert judged(cluster_of(by_host, backend=backend, complete=complete)) == []
+
+
+def test_a_link_local_address_that_comes_first_is_the_one_that_gloo_takes():
+    """nss-myhostname lists every address, and a loopback one of /etc/hosts may come after."""
+    by_host = {name: facts(name) for name in NAMES}
+    by_host["nd1"] = facts("nd1", look("nd1", "fe80::1%eth0", "127.0.1.1"))
+    assert judged(cluster_of(by_host, backend="gloo")) == []
+    by_host["nd1"] = facts("nd1", look("nd1", "fe80::9%eth0", "127.0.1.1"))  # not its own
+    assert "127.0.1.1" in only(cluster_of(by_host, backend="gloo")).message
+
+
+@pytest.mark.parametrize(
+    ("answers", "published"),
+    [
+        (["192.168.77.1"], "192.168.77.1"),
+        (["fe80::1%eth0", "192.168.77.1"], "fe80::1"),
+        (["10.0.0.9", "192.168.77.1"], "192.168.77.1"),
+        (["127.0.1.1", "192.168.77.1"], "127.0.1.1"),
+        (["10.0.0.9"], ""),
+        ([], ""),
+    ],
+)
+def test_what_gloo_publishes_is_one_rule_for_both_who_ask(answers: list[str], published: str):
+    own = ("192.168.77.1", "fe80::1")
+    assert first_bindable(answers, own) == published
+    nics = [Interface("eth0", own, up=True, running=True, loopback=False, mtu=1500)]
+    (pick,) = gloo_choice(nics, {}, "nd0", answers).picks
+    assert pick[1] == (published or "127.0.0.1")
 
 
 def test_one_host_may_call_itself_loopback():

@@ -20,7 +20,13 @@ from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.nccl.comm_id import CommId, Resolver, comm_id, no_names
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.release import NcclRelease
-from nccl_doctor.toolkit.net.interfaces import Interface, is_alone, is_link_local, is_loopback
+from nccl_doctor.toolkit.net.interfaces import (
+    Interface,
+    first_bindable,
+    is_alone,
+    is_link_local,
+    is_loopback,
+)
 from nccl_doctor.toolkit.net.names import look_up
 
 BOOTSTRAP = "nccl-bootstrap"
@@ -310,14 +316,10 @@ def gloo_choice(
     if resolved is None:
         return Choice(GLOO, (), f"not known: looking up {host_name} took too long")
     owners = {address: each.name for each in nics for address in each.addresses}
-    for address in resolved:
-        if address in owners:
-            pick = (owners[address], address)
-            return Choice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
-        if is_loopback(address):  # all of 127.0.0.0/8 can be bound
-            return Choice(
-                GLOO, (("lo", address),), f"the host name {host_name} resolves to {address}"
-            )
+    address = first_bindable(resolved, owners)
+    if address:
+        pick = (owners.get(address, "lo"), address)
+        return Choice(GLOO, (pick,), f"the host name {host_name} resolves to {address}")
     reason = f"the host name {host_name} resolves to no address of this host: gloo's fallback"
     return Choice(GLOO, (("lo", "127.0.0.1"),), reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,6 +91,21 @@ def is_loopback(address: str) -> bool:
     ip = ipaddress.ip_address(address.split("%", maxsplit=1)[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return bool((mapped or ip).is_loopback)
+
+
+def first_bindable(answers: Iterable[str], own: Collection[str]) -> str:
+    """Address that gloo publishes: the first answer for the host's own name that it can bind.
+
+    A link-local one counts: nss-myhostname may name it before all others. The zone is left out.
+    Empty if there is none; gloo takes 127.0.0.1 then.
+
+    Args:
+        answers: in the resolver's order.
+        own: addresses of this host.
+    """
+    bare = (answer.partition("%")[0] for answer in answers)
+    # All of 127.0.0.0/8 can be bound, whatever the interface lists.
+    return next((each for each in bare if each in own or is_loopback(each)), "")
 
 
 def is_link_local(address: str) -> bool:
