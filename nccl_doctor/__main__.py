@@ -95,7 +95,7 @@ def _tell_death(about: Mapping[str, Any], name: str) -> None:
 
     host, port = about["meeting"]
     key = Key(bytes.fromhex(about["secret"]), about["lasts"]) if about["secret"] else None
-    tell((host, port), about["prefix"], {**about["death"], "signal": name}, key)
+    tell((host, port), {**about["death"], "signal": name}, key, about["run"])
 
 
 def _limit(arguments: Sequence[str], *, examines: bool) -> float:

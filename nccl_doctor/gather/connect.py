@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import OPEN, BadMessage, Seal
-from nccl_doctor.gather.examine import prefix_of
+from nccl_doctor.gather.opening import MEETING
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch import identity
 from nccl_doctor.model.findings import Finding
@@ -53,7 +53,8 @@ def connect(run: Run, token: str, road: Finding | None) -> tuple[ControlStore, b
     By its `token`, which nobody else knows, a participant tells the store that it serves. `road` is
     a failure that the checks have seen on the way, if any: then one short try is left.
 
-    Returns: the store, and True if another rank 0 than this one serves it.
+    Returns: the store, for what is said before the run is known, and True if another rank 0 than
+        this one serves it.
 
     Raises:
         StoreLost: it was not reached in time.
@@ -102,7 +103,7 @@ def first_to_answer(addresses: Sequence[str], port: int) -> str:
 
 def _connected(run: Run, host: str, port: int, timeout_s: float) -> ControlStore:
     seal = first_seal(run)
-    return ControlStore(host, port, timeout_s=timeout_s, prefix=prefix_of(run.launch), seal=seal)
+    return ControlStore(host, port, timeout_s=timeout_s, prefix=MEETING, seal=seal)
 
 
 def _is_served_by(store: ControlStore, token: str) -> bool:

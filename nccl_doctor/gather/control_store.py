@@ -16,6 +16,7 @@ pieces, their length and the depth of what they hold are bounded, and what is wr
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
 import queue
 import threading
@@ -92,6 +93,12 @@ class ControlStore:
 
         # A client retries on its own clock and may take up to twice its timeout.
         self._store = self._worker.call(connect, timeout_s + 1.0)
+
+    def beside(self, prefix: str, seal: Seal) -> ControlStore:
+        """The same connection, for keys with another prefix and messages with another seal."""
+        other = copy.copy(self)
+        other.prefix, other.seal, other.versions = prefix, seal, {}
+        return other
 
     def put(self, key: str, value: Any, timeout_s: float = OPERATION_S) -> None:
         """Publish a JSON-able value.

@@ -80,6 +80,8 @@ class Coordinator:
             if check.together and check.level.order <= run.options.level.order:
                 self._observe_together(check)
         self._late = roll.latecomers()
+        for seat in self._late:
+            self._box.put(f"late/{seat}", True)
         self._silent |= self._late
         self._look_again()
         absent = {host.node_rank for host in self._cluster().hosts if not host.reported}
@@ -311,8 +313,10 @@ class Coordinator:
             box.wait(byes, GOODBYE_S)
         orders = [f"order/{number}" for number in range(self._number + 1)]
         seats = [f"seat/{seat}" for seat in everybody]
-        names = ("coordinators", "doubts", "opening", "server", "seats", "layout", "roster")
-        box.forget([*names, "departures", *orders, *seats, *byes])
+        late = [f"late/{seat}" for seat in self._late]
+        names = ("seats", "layout", "roster", "departures", "deaths")
+        box.forget([*names, *orders, *seats, *byes, *late])
+        self._doubts.close()
 
 
 def longest_round(left_s: float) -> float:

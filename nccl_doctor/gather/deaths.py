@@ -15,6 +15,7 @@ from typing import Any
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.launch import identity
 from nccl_doctor.model.json_node import Node
@@ -32,18 +33,30 @@ def death_of(pid: int, rank: int | None, signal_name: str) -> dict[str, Any]:
     return {"pid": pid, "rank": rank, "signal": signal_name, "host": identity.host_key()}
 
 
-def tell(meeting: Address, prefix: str, death: Mapping[str, Any], key: Key | None = None) -> None:
-    """Tell the coordinator that a participant was killed.
+def tell(
+    meeting: Address, death: Mapping[str, Any], key: Key | None = None, run_id: str = ""
+) -> None:
+    """Tell the coordinator that a participant was killed. `run_id` is the run that it signed in
+    for; by default the one that is open.
 
     Raises:
         StoreLost: the store cannot be reached.
         StoreTimeout, BadMessage: the run was not opened by somebody who has the key.
     """
     seal = Seal(key.secret) if key else OPEN
-    box = ControlStore(*meeting, timeout_s=TELL_S, prefix=prefix, seal=seal)
-    if key is not None and key.lasts:
-        box.seal = Seal(key.secret, str(box.get("opening", TELL_S)["run"]))
+    store = ControlStore(*meeting, timeout_s=TELL_S, prefix=MEETING, seal=seal)
+    run_id = run_id or opened(store, TELL_S)
+    box = store.beside(prefix_of(run_id), seal_of(key, run_id))
     box.put(f"death/{box.add('deaths', 1) - 1}", dict(death), TELL_S)
+
+
+def seal_of(key: Key | None, run_id: str) -> Seal:
+    """Seal of the messages of a run: with a key of a file, which other runs have too, its name is
+    part of it.
+    """
+    if key is None:
+        return OPEN
+    return Seal(key.secret, run_id if key.lasts else "")
 
 
 @dataclass(frozen=True)

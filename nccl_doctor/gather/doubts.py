@@ -4,7 +4,8 @@ A rank 0 that finds the counter raised asks, with a token that nobody can know b
 coordinator answers while it waits for others. Without an answer, who asked coordinates; of several
 that ask at the same time it is the first one, which then answers the others. Question and answer
 are sealed with the key of the run, if there is one, and name the address at which both meet: the
-coordinator of another run answers another question.
+coordinator of another run answers another question. Questions that lay in the store when this rank
+0 came are of an earlier start of the ranks: nobody waits for who asked them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 from nccl_doctor.gather.control_store import OPERATION_S, ControlStore, StoreTimeout
-from nccl_doctor.gather.envelope import BadMessage, Seal
+from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.gather.opening import close_run
 from nccl_doctor.model.launch import Launch
 
 ANSWER_S = 5.0
@@ -55,17 +57,16 @@ def another_coordinates(
 class Doubts:
     """Questions of others that are rank 0 too, as the coordinator answers them."""
 
-    def __init__(self, box: ControlStore, launch: Launch, seal: Seal, token: str) -> None:
-        """`seal` is that of messages of participants that do not know this run yet; `token` that of
-        this one, which may have asked too.
+    def __init__(self, meeting: ControlStore, launch: Launch, token: str) -> None:
+        """Start with the next question: make it before this process claims to be rank 0, as others
+        ask only after that. `token` is that of this one, which may ask too.
         """
-        self._box = box
-        self._seal = seal
+        self._box = meeting
         self._asked: set[str] = set()
         self._own = token
         self._patience_ends = 0.0
         self._address = _question("", launch)["address"]
-        self._answered = 0
+        self._first = self._answered = min(meeting.add("doubts", 0), _MOST)
         self._next = 0.0
 
     def awaits(self, tokens: Collection[str]) -> bool:
@@ -81,17 +82,20 @@ class Doubts:
         box = self._box
         number = min(box.add("doubts", 0), _MOST)
         while self._answered < number and box.wait([f"doubt/{self._answered}"], 0.0):
-            mine, box.seal = box.seal, self._seal
-            try:
-                with suppress(BadMessage, StoreTimeout):
-                    asked = box.get(f"doubt/{self._answered}", OPERATION_S, largest=_LARGEST)
-                    if isinstance(asked, dict) and asked.get("address") == self._address:
-                        box.put(f"sure/{self._answered}", asked)
-                        self._asked |= {str(asked.get("token"))} - {self._own}
-                        self._patience_ends = now + SIGN_IN_S
-            finally:
-                box.seal = mine
+            with suppress(BadMessage, StoreTimeout):
+                asked = box.get(f"doubt/{self._answered}", OPERATION_S, largest=_LARGEST)
+                if isinstance(asked, dict) and asked.get("address") == self._address:
+                    box.put(f"sure/{self._answered}", asked)
+                    self._asked |= {str(asked.get("token"))} - {self._own}
+                    self._patience_ends = now + SIGN_IN_S
             self._answered += 1
+
+    def close(self) -> None:
+        """Take what was said before the run out of the store: a later one counts from 0 again."""
+        numbers = range(self._first, self._answered)
+        questions = (f"{word}/{number}" for number in numbers for word in ("doubt", "sure"))
+        self._box.forget(["doubts", *questions])
+        close_run(self._box)
 
 
 def _question(token: str, launch: Launch) -> dict[str, Any]:

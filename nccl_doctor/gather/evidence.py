@@ -51,6 +51,17 @@ class EvidenceLog:
         """True if the sign-in of a seat was received, in time or late."""
         return seat in self._signed_in
 
+    def has_been(self, who: SignIn) -> bool:
+        """True if this is a rank that was here before its agent restarted it: it cannot take up
+        what the other began, and waits for the next run. No second claim of the rank, either.
+        """
+        launch = who.launch
+        return launch.agent_store and any(
+            (one.host_key, one.launch.rank) == (who.host_key, launch.rank)
+            and one.launch.restart_count < launch.restart_count
+            for one in self._signed_in.values()
+        )
+
     def sign_in(self, seat: int, who: SignIn, after_s: float) -> None:
         """Record the sign-in of a participant, `after_s` seconds after signing in began.
 

@@ -10,25 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nccl_doctor.gather.control_store import ControlStore, RoundPeers
+from nccl_doctor.gather.opening import prefix_of
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.launch.host_launch import placed, set_rank_env
 from nccl_doctor.model.check import Check
 from nccl_doctor.model.cluster import ALONE, Facts, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Round, Scope
-from nccl_doctor.model.launch import OWN, Launch
+from nccl_doctor.model.launch import OWN
 from nccl_doctor.model.layout import HostPlace
 from nccl_doctor.observe import probe
-
-PROTOCOL = "nccl-doctor/1"
-
-
-def prefix_of(launch: Launch) -> str:
-    """Prefix of all keys of the run in the store.
-
-    By the restart count, as torch itself does: the agent's store outlives its workers.
-    """
-    return f"{PROTOCOL}/{launch.restart_count}/"
-
 
 SETTLE_S = 5.0
 """Time after a deadline for a participant to examine a stuck child, kill it and post the result."""
@@ -91,7 +81,7 @@ def hold(
 ) -> Outcome:
     """Take part in one round, in a child, until `stop`; returns how it ended."""
     group = next(group for group in round_.groups if run.seat in group)
-    name = f"{PROTOCOL}/{run.nonce}/{check.name}/{round_.name}/{min(group)}/"
+    name = f"{prefix_of(run.nonce)}{check.name}/{round_.name}/{min(group)}/"
     context = replace(
         run.context(),
         round=round_.name,

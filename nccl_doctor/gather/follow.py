@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from typing import Any
 
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage
@@ -34,20 +36,30 @@ class Lost(Exception):
         self.kind, self.words, self.where, self.on_road = kind, words, where, on_road
 
 
+class OpenedAgain(Exception):
+    """Rank 0 has opened another run: this one is of an earlier start of the ranks."""
+
+
 class Follower:
-    """One participant that is not the coordinator, once it has signed in."""
+    """One participant that is not the coordinator, once it has signed in for a run."""
 
     def __init__(
         self, run: Run, box: ControlStore, token: str, evidence: EvidenceLog, views: PartialReports
     ) -> None:
         self._run, self._box, self._token = run, box, token
         self._evidence, self._views = evidence, views
+        self._again: Callable[[], bool] | None = None
+
+    def watch(self, again: Callable[[], bool]) -> None:
+        """Leave this run as soon as `again` is true: rank 0 has opened another one."""
+        self._again = now_and_then(again)
 
     def follow(self) -> int:
         """Take part in the run, to its end; returns the exit code of all.
 
         Raises:
             Lost: rank 0 does not answer, does not want this one, or cannot be understood.
+            OpenedAgain: this participant is to sign in for another run.
             StoreLost: the store broke off.
         """
         patience = self._begin()
@@ -71,8 +83,9 @@ class Follower:
         speaks_for_host = run.launch.launcher == OWN and run.launch.local_rank == 0
         for key in ("layout", "roster") if speaks_for_host else ("roster",):
             patience = min(patience, run.left())
+            until = time.monotonic() + patience
             try:
-                data = box.get(key, patience, run.progress.tick)
+                data = self._get(key, patience)
                 told = HostPlaces.from_json(data) if key == "layout" else Roster.from_json(data)
             except ValueError as error:
                 leave(run, box)
@@ -84,6 +97,8 @@ class Follower:
                     Where(ranks=(0,)),
                 ) from None
             if not told.admits(run.seat, self._token):
+                if self._again is not None:
+                    self._wait_for_another_run(until)
                 leave(run, box)
                 raise Lost(
                     kinds.COORDINATOR_LOST,
@@ -100,6 +115,28 @@ class Follower:
             patience = told.next_s
         return patience
 
+    def _get(self, key: str, patience: float) -> Any:
+        """Wait for a message of rank 0, unless another run is opened."""
+        again = False
+
+        def look() -> bool:
+            nonlocal again
+            again = again or (self._again is not None and self._again())
+            return again
+
+        there = self._box.wait([key], patience, self._run.progress.tick, look)
+        if not there and again:
+            raise OpenedAgain
+        return self._box.get(key, 0.0)
+
+    def _wait_for_another_run(self, until: float) -> None:
+        """Wait, as one that is not admitted: this is the run of an earlier start of the ranks, and
+        the next one comes, or rank 0 says that this participant came too late.
+        """
+        left = min(until - time.monotonic(), self._run.left())
+        with contextlib.suppress(StoreTimeout, BadMessage):
+            self._get(f"late/{self._run.seat}", max(0.0, left))
+
     def _order(self, number: int, patience: float) -> Order | Finish:
         """Wait for an order. With a key, one of a stranger is none: that of rank 0 takes its
         place.
@@ -110,7 +147,7 @@ class Follower:
         while True:
             left = max(0.0, until - time.monotonic())
             try:
-                return order_from_json(self._box.get(f"order/{number}", left, run.progress.tick))
+                return order_from_json(self._get(f"order/{number}", left))
             except ValueError as error:
                 if not (isinstance(error, BadMessage) and run.config.key and left):
                     raise misread(error) from error

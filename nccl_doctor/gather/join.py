@@ -53,6 +53,7 @@ class Join:
         self._deaths = deaths
         self._doubts = doubts
         self._opened = 0.0
+        self._restarted: set[int] = set()
         self._refused = (0, 0.0)
         self._size = grown((run.launch.nnodes or 1, 1), run.launch)
 
@@ -184,13 +185,18 @@ class Join:
         awaited = {
             f"seat/{seat}": seat
             for seat in range(self._seats())
-            if not (evidence.knows(seat) or refusals.knows(f"seat/{seat}"))
+            if not (
+                evidence.knows(seat) or refusals.knows(f"seat/{seat}") or seat in self._restarted
+            )
         }
         for key in self._box.wait(awaited, 0.0) if awaited else ():
             seat, data = awaited[key], None
             try:
                 data = self._box.get(key, OPERATION_S, largest=SIGN_IN_MAX)
                 who = SignIn.from_json(seat, data)
+                if evidence.has_been(who):
+                    self._restarted.add(seat)
+                    continue
                 self._size = grown(self._size, who.launch)
             except BadMessage as error:
                 refusals.sign_in(key, error)

@@ -14,26 +14,24 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from nccl_doctor.gather import departures
-from nccl_doctor.gather.connect import connect, first_seal, open_store
+from nccl_doctor.gather.connect import connect, open_store
 from nccl_doctor.gather.control_store import ControlStore, StoreLost, StoreTimeout
 from nccl_doctor.gather.coordinator import GOODBYE_S, Coordinator
-from nccl_doctor.gather.deaths import death_of
+from nccl_doctor.gather.deaths import death_of, seal_of
 from nccl_doctor.gather.doubts import Doubts, another_coordinates
-from nccl_doctor.gather.envelope import BadMessage, Seal
+from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.gather.evidence import EvidenceLog
-from nccl_doctor.gather.examine import (
-    SETTLE_S,
-    examine_alone,
-    prefix_of,
-)
-from nccl_doctor.gather.follow import Follower, Lost, leave, misread
+from nccl_doctor.gather.examine import SETTLE_S, examine_alone
+from nccl_doctor.gather.follow import Follower, Lost, OpenedAgain, leave, misread
 from nccl_doctor.gather.make_report import make_report
+from nccl_doctor.gather.opening import claim, name_in, open_run, opened, opened_again, prefix_of
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import look_alone
-from nccl_doctor.gather.sign_in import introduce
+from nccl_doctor.gather.sign_in import SignIn, introduce
 from nccl_doctor.gather.watchdog import LAST_WORDS_S, Watchdog
 from nccl_doctor.judge.checks import in_words, judge_all
 from nccl_doctor.model import kinds
@@ -144,26 +142,73 @@ class Participant:
         if not (run.launch.is_complete() or self._speaks_for_host()):
             return self._own_view(None, "")
         try:
-            box, self._is_second = connect(run, self._token, self._broken_road())
+            meeting, self._is_second = connect(run, self._token, self._broken_road())
         except StoreLost as error:
             address = f"{run.launch.master_addr}:{run.launch.master_port}"
             return self._own_view(
                 kinds.COORDINATOR_LOST, f"could not sign in at {address}: {error}", self._road()
             )
-        self._box = box
+        self._box = meeting
+        master = str(run.launch.master_addr)
+        run.hosts = {master: [master]}
         if run.launch.rank == 0:
-            others = box.add("coordinators", 1) > 1
+            doubts = Doubts(meeting, run.launch, self._token)
+            others = claim(meeting)
             self._is_second = (self._is_second or others) and another_coordinates(
-                box, self._token, run.launch, run.left(), run.progress.tick
+                meeting, self._token, run.launch, run.left(), run.progress.tick
             )
-        stranger = self._open(box)
+            if not self._is_second:
+                run.nonce = self._views.run_id = secrets.token_hex(8)
+                open_run(meeting, run.nonce)
+                box = self._sign_in(meeting, run.nonce, who)
+                conductor = Coordinator(run, box, self._evidence, self._views, doubts)
+                return conductor.conduct()
+        return self._follow(meeting, who)
+
+    def _follow(self, meeting: ControlStore, who: SignIn) -> ParticipantResult:
+        """Take part in the run that rank 0 opens, and in the next one if that was an earlier
+        start's.
+        """
+        run = self._run
+        while True:
+            run.progress.say("waiting for the coordinator")
+            patience = min(run.options.join_timeout_s + 3 * SETTLE_S, run.left())
+            try:
+                run_id = opened(meeting, patience, run.progress.tick)
+            except StoreTimeout:
+                return self._own_view(
+                    kinds.COORDINATOR_LOST,
+                    f"reached the store, but rank 0 did not open the sign-in within "
+                    f"{patience:.0f} s",
+                    Where(ranks=(0,)),
+                )
+            except BadMessage as error:
+                if run_id := name_in(error.value):  # rank 0 reads who this is, and will refuse it
+                    leave(run, self._sign_in(meeting, run_id, who))
+                return self._left_alone(misread(error))
+            box = self._sign_in(meeting, run_id, who)
+            follower = Follower(run, box, self._token, self._evidence, self._views)
+            # A store that rank 0 serves itself ends with it: no run is opened there after another.
+            if run.launch.agent_store:
+                follower.watch(partial(opened_again, meeting, run_id))
+            try:
+                code = follower.follow()
+            except OpenedAgain:
+                continue
+            except Lost as lost:
+                return self._left_alone(lost)
+            return self._ended_by_another(code) if self._is_second else ParticipantResult(code)
+
+    def _sign_in(self, meeting: ControlStore, run_id: str, who: SignIn) -> ControlStore:
+        """Take a seat in a run. Returns the store, for messages of that run."""
+        run, key = self._run, self._run.config.key
+        self._box = box = meeting.beside(prefix_of(run_id), seal_of(key, run_id))
         run.seat = box.add("seats", 1) - 1
-        key = run.config.key
         if not self._goes_with_coordinator():
             guardian.signed_in(
                 death=death_of(os.getpid(), run.launch.rank, ""),
                 meeting=(box.host, box.port),
-                prefix=prefix_of(run.launch),
+                run=run_id,
                 secret=key.secret.hex() if key else "",
                 lasts=key is not None and key.lasts,
             )
@@ -171,52 +216,7 @@ class Participant:
         # From here on facts name participants by their seats: this one must not stand at another's.
         self._evidence = EvidenceLog(run.launch, self._scopes, run.environ)
         self._evidence.sign_in(run.seat, who, 0.0)
-        if stranger is not None:
-            leave(run, box)
-            return stranger
-        master = str(run.launch.master_addr)
-        run.hosts = {master: [master]}
-        if run.launch.rank == 0 and not self._is_second:
-            doubts = Doubts(box, run.launch, first_seal(run), self._token)
-            return Coordinator(run, box, self._evidence, self._views, doubts).conduct()
-        try:
-            code = Follower(run, box, self._token, self._evidence, self._views).follow()
-        except Lost as lost:
-            return self._left_alone(lost)
-        return self._ended_by_another(code) if self._is_second else ParticipantResult(code)
-
-    def _open(self, box: ControlStore) -> ParticipantResult | None:
-        """Tell, as rank 0, the id of this run; learn it, as another with a key of a file: what was
-        sealed with that key in an earlier run is none of this one.
-
-        Returns: the departure of a participant that cannot take part, once it has signed in.
-        """
-        run, key = self._run, self._run.config.key
-        if run.launch.rank == 0 and not self._is_second:
-            run.nonce = secrets.token_hex(8)
-            self._views.run_id = run.nonce
-            box.put("opening", {"run": run.nonce})
-            if key is not None and key.lasts:
-                box.seal = Seal(key.secret, run.nonce)
-            return None
-        if key is None or not key.lasts:
-            return None
-        run.progress.say("waiting for the coordinator")
-        patience = min(run.options.join_timeout_s + SETTLE_S, run.left())
-        departure = None
-        try:
-            data = box.get("opening", patience, run.progress.tick)
-        except StoreTimeout:
-            return self._own_view(
-                kinds.COORDINATOR_LOST,
-                f"reached the store, but rank 0 did not open the sign-in within {patience:.0f} s",
-                Where(ranks=(0,)),
-            )
-        except BadMessage as error:  # rank 0 is to read who it was, and will refuse it
-            data, departure = error.value, self._left_alone(misread(error))
-        run_id = data.get("run") if isinstance(data, dict) else None
-        box.seal = Seal(key.secret, str(run_id))
-        return departure
+        return box
 
     def _goes_with_coordinator(self) -> bool:
         """True if the coordinator ends with the process that the user started."""
@@ -315,7 +315,7 @@ class Participant:
 
     def _as_far_as_known(self, words: str, fix: str = "") -> ParticipantResult:
         """Report of the facts so far; as rank 0, of all that have signed in."""
-        coordinates = bool(self._run.nonce) and self._run.launch.rank == 0
+        coordinates = bool(self._run.nonce) and self._run.launch.rank == 0 and not self._is_second
         if self._watchdog.interrupted:  # a rank that has not signed in yet is not absent
             coordinates = coordinates and self._run.joined
         if coordinates and len(self._evidence.missing()) > MOST_MISSING:

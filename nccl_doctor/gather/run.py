@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 
 from nccl_doctor import registry
 from nccl_doctor.gather.deaths import death_of, tell
-from nccl_doctor.gather.examine import prefix_of
 from nccl_doctor.gather.partial_reports import Redaction
 from nccl_doctor.gather.participant import Participant, import_torch
 from nccl_doctor.gather.progress import Progress
@@ -126,7 +125,7 @@ def run(
 
     def died(local: int, pid: int, name: str, place: HostPlace, meeting: Address) -> int:
         death = death_of(pid, place.first_rank + local, name)
-        return forks.fork_service("messenger", lambda: tell(meeting, prefix_of(host), death, key))
+        return forks.fork_service("messenger", lambda: tell(meeting, death, key))
 
     return local_ranks.run_host(
         nproc,

@@ -11,17 +11,21 @@ from tests.lab.reading import START_S, check_clean, view_of
 SELECTED = ("--select", "ranks,launch_record,clock")
 STRANGER = f"""
 import pathlib
-from datetime import timedelta
-from torch.distributed import TCPStore
-from nccl_doctor.gather.envelope import wrap
+import torch.distributed  # before it is ready: that takes as long as the run
+from nccl_doctor.gather.control_store import ControlStore
+from nccl_doctor.gather.envelope import OPEN, BadMessage
+from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 pathlib.Path("ready").touch()
-store = TCPStore("nd0", {MASTER_PORT}, is_master=False, timeout=timedelta(seconds=30))
+meeting = ControlStore("nd0", {MASTER_PORT}, timeout_s=30, prefix=MEETING)
+try:
+    name = opened(meeting, 30)
+except BadMessage as error:  # it is sealed, and can be read
+    name = error.value["run"]
+box = meeting.beside(prefix_of(name), OPEN)
 for number in range(50):
-    key = f"nccl-doctor/1/0/order/{{number}}"
-    message = wrap(key, {{"finish": 0}})
-    store.set(key, len([message]).to_bytes(4, "big") + message)
+    box.put(f"order/{{number}}", {{"finish": 0}})
 """
-"""Sends every participant home, as if all were well, before rank 0 has said a word."""
+"""Sends every participant home, as if all were well, before rank 0 has given an order."""
 
 
 def key_file(folder: Path, name: str) -> str:

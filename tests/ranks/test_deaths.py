@@ -8,9 +8,10 @@ import pytest
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.deaths import Deaths, death_of, tell
+from nccl_doctor.gather.deaths import Deaths, death_of, seal_of, tell
 from nccl_doctor.gather.envelope import OPEN, Seal
 from nccl_doctor.gather.evidence import EvidenceLog
+from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.run_state import Key
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.toolkit import forks
@@ -18,7 +19,7 @@ from tests.ranks.ranks import free_port
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-PREFIX, SECRET, RUN = "test/", b"s" * 32, "run of the test"
+SECRET, RUN = b"s" * 32, "run of the test"
 KEYS = {"none": None, "of this run": Key(SECRET, lasts=False), "of a file": Key(SECRET, lasts=True)}
 
 
@@ -37,23 +38,23 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 def coordinators(port: int, key: Key | None) -> Deaths:
     """Deaths as rank 0 sees them, once it has opened the run."""
     seal = Seal(key.secret) if key else OPEN
-    box = ControlStore("127.0.0.1", port, timeout_s=5, prefix=PREFIX, seal=seal)
-    box.put("opening", {"run": RUN})
-    if key is not None and key.lasts:
-        box.seal = Seal(key.secret, RUN)
+    meeting = ControlStore("127.0.0.1", port, timeout_s=5, prefix=MEETING, seal=seal)
+    open_run(meeting, RUN)
+    box = meeting.beside(prefix_of(RUN), seal_of(key, RUN))
     return Deaths(box, EvidenceLog(Launch(rank=0, world_size=2), {}, {}))
 
 
+@pytest.mark.parametrize("run_id", ["", RUN], ids=["the one that is open", "its own"])
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
-def test_a_death_is_told_with_the_key_of_the_run(port: int, key: Key | None) -> None:
+def test_a_death_is_told_with_the_key_of_the_run(port: int, key: Key | None, run_id: str) -> None:
     deaths = coordinators(port, key)
-    tell(("127.0.0.1", port), PREFIX, death_of(7, 1, "SIGKILL"), key)
+    tell(("127.0.0.1", port), death_of(7, 1, "SIGKILL"), key, run_id)
     assert deaths.look()
     assert deaths.ranks == {1}
 
 
 def test_a_stranger_without_the_key_tells_of_no_death(port: int) -> None:
     deaths = coordinators(port, KEYS["of this run"])
-    tell(("127.0.0.1", port), PREFIX, death_of(7, 1, "SIGKILL"))
+    tell(("127.0.0.1", port), death_of(7, 1, "SIGKILL"), run_id=RUN)
     deaths.look()
     assert deaths.ranks == set()

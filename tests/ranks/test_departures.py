@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.gather.control_store import ControlStore, StoreLost
-from nccl_doctor.gather.examine import PROTOCOL
+from nccl_doctor.gather.envelope import OPEN
+from nccl_doctor.gather.opening import MEETING, opened, prefix_of
 from tests.ranks.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -29,11 +30,11 @@ def test_a_rank_that_left_while_others_were_waited_for(
         until = time.monotonic() + WAIT_S
         while time.monotonic() < until:
             try:
-                box = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+                box = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=MEETING)
                 break
             except StoreLost:
                 time.sleep(0.1)
-        box.get("seat/1", WAIT_S)
+        box.beside(prefix_of(opened(box, WAIT_S)), OPEN).get("seat/1", WAIT_S)
         ranks.processes[1].send_signal(number)
         assert ranks.processes[1].wait(WAIT_S) == 3
         ranks.start([2])

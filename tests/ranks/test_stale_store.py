@@ -11,7 +11,8 @@ import pytest
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import ControlStore
-from nccl_doctor.gather.examine import PROTOCOL
+from nccl_doctor.gather.envelope import OPEN
+from nccl_doctor.gather.opening import MEETING, open_run, prefix_of
 from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ranks
 
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.xdist_group("torch")
 
 OPTIONS = ("--join-timeout=3", "--timeout=40", "--collective-timeout=3")
 WAIT_S = 12 + 3 + 15 + 5  # start, join, the slack for a slow coordinator, leaving
+
+
+def earlier_run(port: int, run_id: str) -> ControlStore:
+    """The store, for messages of a run of that name, which is open."""
+    meeting = ControlStore("127.0.0.1", port, timeout_s=5, prefix=MEETING)
+    open_run(meeting, run_id)
+    return meeting.beside(prefix_of(run_id), OPEN)
 
 
 @pytest.fixture
@@ -44,7 +52,7 @@ def test_rank_0_says_that_the_port_is_taken(stale: Ranks) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"next_s": 15.0}], ids=["another version", "this version"])
 def test_earlier_run_of_the_doctor_is_not_joined(stale: Ranks, more: dict[str, float]) -> None:
-    old = ControlStore("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+    old = earlier_run(stale.port, "old")
     old.add("seats", 2)
     old.put("roster", {"nonce": "old", "backend": "gloo", "tokens": {"0": "a", "1": "b"}, **more})
     old.put("order/0", {"finish": 0})
@@ -64,7 +72,7 @@ def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
     ranks = Ranks(tmp_path, 2, options, start=[], changes={1: other})
     door = store_server.serve(ranks.port)
     try:
-        old = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+        old = earlier_run(ranks.port, "nonce")
         old.put("roster", Roster({0: "somebody"}, "nonce", "gloo", 15.0).to_json())
         ranks.start([1])
         assert ranks.wait(WAIT_S)[1].code == 1  # another host cannot use a loopback address
@@ -90,7 +98,7 @@ def test_host_that_cannot_tell_whose_run_it_reached_blames_no_host(
 def test_an_order_that_nobody_can_read_ends_the_run_of_this_rank(
     stale: Ranks, order: object, words: str
 ) -> None:
-    rank_0 = ControlStore("127.0.0.1", stale.port, timeout_s=5, prefix=f"{PROTOCOL}/0/")
+    rank_0 = earlier_run(stale.port, "nonce")
     stale.start([1])
     token = rank_0.get("seat/0", WAIT_S)["token"]
     rank_0.put("roster", Roster({0: token}, "nonce", "gloo", 15.0).to_json())

@@ -9,6 +9,7 @@ import json
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import pytest
 
 from nccl_doctor.gather import store_server
 from nccl_doctor.gather.control_store import PIECE_BYTES, ControlStore
-from nccl_doctor.gather.envelope import Seal, wrap
-from nccl_doctor.gather.examine import PROTOCOL
+from nccl_doctor.gather.envelope import OPEN, Seal, wrap
+from nccl_doctor.gather.opening import MEETING, open_run, opened, prefix_of
 from nccl_doctor.gather.orders import Roster
 from tests.ranks.ranks import Ended, Ranks
 
@@ -29,7 +30,6 @@ JOIN_S = 25.0
 OPTIONS = (f"--join-timeout={JOIN_S:g}", "--timeout=60", "--select=ranks,launch_record")
 WAIT_S = 50
 AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-PREFIX = f"{PROTOCOL}/0/"
 SIGN_IN: dict[str, Any] = {
     "token": "t",
     "pid": 7,
@@ -94,8 +94,26 @@ def put(ranks: Ranks, key: str, message: bytes) -> None:
     store = store_of(ranks)
     pieces = [message[i : i + PIECE_BYTES] for i in range(0, len(message), PIECE_BYTES)]
     for number, piece in enumerate(pieces[1:], start=1):
-        store.set(f"{PREFIX}{key}#{number}", piece)
-    store.set(PREFIX + key, len(pieces).to_bytes(4, "big") + pieces[0])
+        store.set(f"{key}#{number}", piece)
+    store.set(key, len(pieces).to_bytes(4, "big") + pieces[0])
+
+
+def meeting_of(ranks: Ranks, seal: Seal = OPEN) -> ControlStore:
+    return ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=MEETING, seal=seal)
+
+
+def run_of(ranks: Ranks, seal: Seal = OPEN) -> ControlStore:
+    """The store, for messages of the run that rank 0 opens."""
+    meeting = meeting_of(ranks, seal)
+    return meeting.beside(prefix_of(opened(meeting, WAIT_S)), seal)
+
+
+def sign_in_as_a_stranger(ranks: Ranks, message: bytes) -> int:
+    """Seat in which a message lies as a sign-in of the run that rank 0 opens."""
+    box = run_of(ranks)
+    seat = box.add("seats", 1) - 1
+    put(ranks, f"{box.prefix}seat/{seat}", message)
+    return seat
 
 
 def found(ranks: Ranks, ended: Ended) -> dict[str, dict[str, Any]]:
@@ -110,7 +128,7 @@ def found(ranks: Ranks, ended: Ended) -> dict[str, dict[str, Any]]:
 
 
 def sealed_elsewhere(value: Any) -> bytes:
-    return wrap(f"{PREFIX}seat/0", value)
+    return wrap("seat", value)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +150,7 @@ def sealed_elsewhere(value: Any) -> bytes:
         (
             sealed_elsewhere({**SIGN_IN, "pid": "seven"}),
             "message-refused",
-            "seat 0: sign-in.pid is a text, not a whole number",
+            "seat {seat}: sign-in.pid is a text, not a whole number",
             ["nd9"],
         ),
         (
@@ -150,11 +168,10 @@ def sealed_elsewhere(value: Any) -> bytes:
 def test_a_sign_in_that_cannot_be_taken_names_its_sender(
     ranks: Ranks, message: bytes, code: str, words: str, hosts: list[str]
 ) -> None:
-    put(ranks, "seat/0", message)
-    store_of(ranks).add(f"{PREFIX}seats", 1)
     ranks.start([0])
+    seat = sign_in_as_a_stranger(ranks, message)
     findings = found(ranks, ranks.wait(WAIT_S)[0])
-    assert words in findings[code]["message"]
+    assert words.format(seat=seat) in findings[code]["message"]
     assert findings[code]["where"]["hosts"] == hosts
     assert findings[code]["where"]["ranks"] == ([1] if hosts else [])
     assert findings["rank-absent"]["explained_by"] == code
@@ -162,8 +179,8 @@ def test_a_sign_in_that_cannot_be_taken_names_its_sender(
 
 
 def test_a_number_of_participants_that_cannot_be_costs_no_memory(ranks: Ranks) -> None:
-    store_of(ranks).add(f"{PREFIX}seats", 10**12)
     ranks.start([0])
+    run_of(ranks).add("seats", 10**12)
     findings = found(ranks, ranks.wait(WAIT_S)[0])
     words = "the number of participants in the store is 1000000000001, for 2 ranks"
     assert words in findings["message-refused"]["message"]
@@ -174,16 +191,16 @@ def test_a_number_of_participants_that_cannot_be_costs_no_memory(ranks: Ranks) -
 def test_a_stranger_who_takes_the_name_of_a_rank_that_is_here_blames_it_for_nothing(
     ranks: Ranks,
 ) -> None:
-    put(ranks, "seat/0", sealed_elsewhere({**SIGN_IN, "facts": 7}))
-    store_of(ranks).add(f"{PREFIX}seats", 1)
-    ranks.start([0, 1])
+    ranks.start([0])
+    sign_in_as_a_stranger(ranks, sealed_elsewhere({**SIGN_IN, "facts": 7}))
+    ranks.start([1])
     findings = found(ranks, ranks.wait(WAIT_S)[0])
     assert set(findings) == {"message-refused"}
     assert not findings["message-refused"]["where"]["ranks"]
 
 
 def test_a_raised_counter_does_not_make_a_follower_of_rank_0(ranks: Ranks) -> None:
-    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    store_of(ranks).add(f"{MEETING}coordinators", 1)
     ranks.start([0, 1])
     ended = ranks.wait(WAIT_S)
     assert [each.code for each in ended.values()] == [0, 0]
@@ -193,11 +210,13 @@ def test_a_raised_counter_does_not_make_a_follower_of_rank_0(ranks: Ranks) -> No
 def test_a_stranger_who_plays_rank_0_does_not_end_it_with_success(job: Job, tmp_path: Path) -> None:
     """Without a key, whoever reaches the port can be rank 0: its report says that there was one."""
     ranks = job.ranks
-    stranger = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX)
-    stranger.add("coordinators", 1)
+    meeting = meeting_of(ranks)
+    meeting.add("coordinators", 1)
     ranks.start([0])
-    question = stranger.get("doubt/0", WAIT_S)
-    stranger.put("sure/0", question)
+    question = meeting.get("doubt/0", WAIT_S)
+    open_run(meeting, "nonce")
+    stranger = run_of(ranks)
+    meeting.put("sure/0", question)
     token = stranger.get("seat/0", WAIT_S)["token"]
     stranger.put("roster", Roster({0: token}, "nonce", "gloo", next_s=9.0).to_json())
     stranger.put("order/0", {"finish": 0})
@@ -231,8 +250,7 @@ def test_a_second_rank_0_follows_the_first(job: Job, tmp_path: Path) -> None:
     ranks, again = job.ranks, tmp_path / "again"
     again.mkdir()
     ranks.start([0])
-    store = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX)
-    store.get("opening", WAIT_S)
+    store = run_of(ranks)
     second = Ranks(again, 2, OPTIONS, start=[], changes={0: AGENT})
     second.port = ranks.port
     second.start([0])
@@ -250,7 +268,7 @@ def test_of_two_ranks_0_that_doubt_at_the_same_time_one_coordinates(
     """Each finds the counter raised and asks: nobody is there yet to answer."""
     ranks, again = job.ranks, tmp_path / "again"
     again.mkdir()
-    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    store_of(ranks).add(f"{MEETING}coordinators", 1)
     second = Ranks(again, 2, OPTIONS, start=[], changes={0: AGENT})
     second.port = ranks.port
     ranks.start([0])
@@ -299,22 +317,28 @@ def test_another_key_is_told_on_both_sides_and_waited_for_on_none(
 
 
 def test_a_refused_rank_that_is_slow_is_told_too(job: Job) -> None:
-    """Rank 0 clears the store when it leaves: not before the other has read that it is refused."""
+    """Rank 0 clears the store when it leaves: the other has read that it is refused before it took
+    its seat.
+    """
     ranks = job.of("secret", "")
     ranks.start([0, 1])
-    store = ControlStore("127.0.0.1", ranks.port, timeout_s=WAIT_S, prefix=PREFIX)
+    store = run_of(ranks, Seal(b"secret" * 8))
     while store.add("seats", 0) < 2 or not store.wait(["seat/0", "seat/1"], WAIT_S):
         time.sleep(0.01)
-    slow = psutil.Process(ranks.processes[1].pid)
-    frozen = [slow, *slow.children(recursive=True)]
+    frozen = []
+    with suppress(psutil.NoSuchProcess):
+        slow = psutil.Process(ranks.processes[1].pid)
+        frozen = [slow, *slow.children(recursive=True)]
     for each in frozen:
-        each.suspend()
+        with suppress(psutil.NoSuchProcess):  # it has left already
+            each.suspend()
     until = time.monotonic() + WAIT_S
     while not ranks.report_path.exists() and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(0.5)
     for each in frozen:
-        each.resume()
+        with suppress(psutil.NoSuchProcess):
+            each.resume()
     ended = ranks.wait(WAIT_S)
     assert set(found(ranks, ended[0])) == {"key-differs", "rank-absent"}
     assert ended[1].code == 3
@@ -326,12 +350,12 @@ def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Jo
     ranks = job.of("secret", "secret")
     seal = Seal(b"secret" * 8)
     old = {"token": "of an earlier run", "address": f"127.0.0.1:{ranks.port}"}
-    put(ranks, "sure/0", wrap(f"{PREFIX}sure/0", old, seal))
-    put(ranks, "opening", wrap(f"{PREFIX}opening", {"run": "earlier"}, seal))
-    store_of(ranks).add(f"{PREFIX}coordinators", 1)
+    box = meeting_of(ranks, seal)
+    box.put("sure/0", old)
+    open_run(box, "earlier")
+    store_of(ranks).add(f"{MEETING}coordinators", 1)
     ranks.start([0])
-    box = ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX, seal=seal)
-    while box.get("opening", WAIT_S) == {"run": "earlier"}:
+    while opened(box, WAIT_S) == "earlier":
         time.sleep(0.05)
     ranks.start([1])
     ended = ranks.wait(WAIT_S)
@@ -343,12 +367,9 @@ def test_a_raised_counter_and_an_answer_of_an_earlier_run_change_nothing(job: Jo
 def test_a_forged_order_ends_nobody_who_has_a_key(job: Job, secret: bytes | None) -> None:
     ranks = job.of("", "secret")
 
-    def forger(run: str) -> ControlStore:
-        seal = Seal(secret, run)
-        return ControlStore("127.0.0.1", ranks.port, timeout_s=5, prefix=PREFIX, seal=seal)
-
-    forger("").put("opening", {"run": "mine"})
-    forger("mine").put("order/0", {"finish": 0})
+    forger = meeting_of(ranks, Seal(secret))
+    open_run(forger, "mine")
+    forger.beside(prefix_of("mine"), Seal(secret, "mine")).put("order/0", {"finish": 0})
     ranks.start([1])
     (ended,) = ranks.wait(WAIT_S).values()
     assert ended.code == 3

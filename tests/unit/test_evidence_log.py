@@ -14,6 +14,7 @@ from nccl_doctor.gather.join import grown
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
 
@@ -41,6 +42,22 @@ def called(*came: tuple[int, int], waited_s: float | None = None) -> EvidenceLog
         claims.append(Claim(seat, node, 3, nproc))
     log.lay_out(lay_out(claims, 3), waited_s)
     return log
+
+
+def test_a_rank_that_its_agent_restarted_makes_no_second_claim() -> None:
+    def of(rank: int, restarts: int, host: str = "nd0", *, agent_store: bool = True) -> SignIn:
+        launch = Launch(
+            "torchrun", rank, 4, restart_count=restarts, agent_store=agent_store, nnodes=2
+        )
+        return SignIn(f"token {rank}", 100 + rank, launch, host, f"key of {host}")
+
+    log = EvidenceLog(Launch("torchrun", 0, 4), {}, {})
+    log.sign_in(0, of(0, 0), 0.0)
+    assert log.has_been(of(0, 1))
+    assert not log.has_been(of(0, 0)), "two processes of one start claim it: a fault"
+    assert not log.has_been(of(1, 1))
+    assert not log.has_been(of(0, 1, "nd1")), "another agent, which counts for itself"
+    assert not log.has_been(of(0, 1, agent_store=False))
 
 
 def ranks_of(cluster: Cluster) -> list[tuple[int | None, str, bool]]:

@@ -1,0 +1,114 @@
+"""Opening of a run: rank 0 gives it a name, and all that is said in it has that name in its key.
+
+The store of torchrun's agent outlives its ranks, and what an earlier start of them left there must
+be neither believed nor waited for. No number tells the starts apart: each agent counts only the
+restarts that its own ranks caused (TORCHELASTIC_RESTART_COUNT), and a host that joins an elastic
+job restarts all ranks without any count. So the name alone tells, and who signed in for an earlier
+run signs in again as soon as there is another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
+from nccl_doctor.gather.envelope import BadMessage
+from nccl_doctor.launch import identity
+
+PROTOCOL = "nccl-doctor/1"
+MEETING = f"{PROTOCOL}/"
+"""Prefix of what is said before a run is known: who is rank 0, and what the run is called."""
+
+_OPENING, _CLAIMS = "opening", "coordinators"
+_LARGEST = 4096
+_NAME_MAX = 64
+_MOST_CLAIMS = 200
+
+
+def prefix_of(run_id: str) -> str:
+    """Prefix of all keys of one run."""
+    return f"{PROTOCOL}/{run_id}/"
+
+
+def open_run(meeting: ControlStore, run_id: str) -> None:
+    """Say, as rank 0, what the run is called."""
+    meeting.put(_OPENING, {"run": run_id})
+
+
+def opened(
+    meeting: ControlStore, patience_s: float, tick: Callable[[], None] = lambda: None
+) -> str:
+    """Name of the run, once rank 0 has opened it.
+
+    Raises:
+        StoreTimeout: it did not.
+        BadMessage: what lies there is not rank 0's, or not in a form that is understood.
+    """
+    data = meeting.get(_OPENING, patience_s, tick, _LARGEST)
+    if name := name_in(data):
+        return name
+    raise BadMessage("rank 0: opening has no name of a run", data)
+
+
+def name_in(data: Any) -> str:
+    """Name of the run that an opening tells, empty if it tells none."""
+    name = data.get("run") if isinstance(data, dict) else None
+    usable = isinstance(name, str) and name.isprintable() and len(name) <= _NAME_MAX
+    return str(name) if usable else ""
+
+
+def opened_again(meeting: ControlStore, run_id: str) -> bool:
+    """Whether rank 0 has opened another run than this one."""
+    with suppress(StoreTimeout, BadMessage):
+        return opened(meeting, 0.0) != run_id
+    return False
+
+
+def claim(meeting: ControlStore) -> bool:
+    """Claim to be rank 0. Returns whether another process that may still run did so before."""
+    number = meeting.add(_CLAIMS, 1) - 1
+    meeting.put(f"coordinator/{number}", _this_process())
+    earlier = range(number) if number <= _MOST_CLAIMS else ()
+    return number > _MOST_CLAIMS or not all(_is_gone(meeting, each) for each in earlier)
+
+
+def close_run(meeting: ControlStore) -> None:
+    """Clear, as rank 0, what was said before the run, for a later one in the same store."""
+    claims = range(min(meeting.add(_CLAIMS, 0), _MOST_CLAIMS))
+    meeting.forget([_OPENING, _CLAIMS, "server", *(f"coordinator/{each}" for each in claims)])
+
+
+def _this_process() -> dict[str, Any]:
+    pid = os.getpid()
+    return {"host": _machine(), "pid": pid, "began": _began(pid)}
+
+
+def _is_gone(meeting: ControlStore, number: int) -> bool:
+    """True if the process of an earlier claim ran on this host, and does no more."""
+    try:
+        said = meeting.get(f"coordinator/{number}", 0.0, largest=_LARGEST)
+        pid, began = int(said["pid"]), str(said["began"])
+        return bool(said["host"] == _machine() and began and _began(pid) != began)
+    except (StoreTimeout, ValueError, TypeError, KeyError):  # nothing is known of it
+        return False
+
+
+def _machine() -> str:
+    """Key of this host and its process ids: below it, a process id means one process."""
+    with suppress(OSError):
+        return f"{identity.host_key()}|{os.stat('/proc/self/ns/pid').st_ino}"
+    return identity.host_key()
+
+
+def _began(pid: int) -> str:
+    """Start of a process, in ticks since that of the kernel; empty if it does not run."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    after_name = stat.rpartition(")")[2].split()
+    return "" if after_name[0] in "ZX" else after_name[19]
