@@ -398,6 +398,8 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
     need = max(len(ranks) if per_rank else 0, wanted)
     if gpus >= need or (cluster.backend == "nccl" and not gpus):
         return None
+    if per_rank and all_gpus >= need and _are_apart(mine):
+        return None  # who shares a GPU, or has none, is named
     who = f"{len(ranks)} local ranks" if per_rank and need > wanted else f"expected {need} per host"
     without = place_of(r for r in ranks if per_rank and (r.local_rank or 0) >= gpus)
     where = Where(hosts=(host.label,)) | without
@@ -410,12 +412,19 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
     return Finding(MISSING, text, where, evidence, fix)
 
 
+def _are_apart(mine: Iterable[SeenByRank]) -> bool:
+    """Whether ranks of one host were given GPUs of their own, and do not see those of others."""
+    return len({one.sees for one in mine if one.sees}) > 1
+
+
 def _models(hosts: Iterable[Sequence[SeenByRank]]) -> Iterator[Finding]:
     """Findings on hosts whose GPU models differ from those of most hosts."""
     gpus: dict[int, str] = {}
     labels = {}
     for mine in hosts:
         host = mine[0].rank.host
+        if len(_on_host(mine)) < len(mine) and _are_apart(mine):
+            continue  # one of them has the GPU of another, and nobody sees its own
         models = sorted(Counter(_on_host(mine).values()).items())
         gpus[host.id] = ", ".join(f"{count} x {name}" for name, count in models)
         labels[host.id] = host.label

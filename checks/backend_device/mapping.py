@@ -60,6 +60,10 @@ GPU_GUESSED = Kind(
     'init_process_group("nccl", device_id=torch.device("cuda", LOCAL_RANK))',
     Severity.WARN,
 )
+_VISIBLE_FIX = (
+    "nothing, if the script takes the GPU that it sees; else set the same CUDA_VISIBLE_DEVICES, "
+    "with a GPU for each rank, for all ranks of a host"
+)
 _KNOWS_PARTS_SINCE = (2, 30, 3)
 """First NCCL that tells MIG instances of one GPU apart."""
 
@@ -113,8 +117,9 @@ def judge_mapping(cluster: Cluster, hosts: Iterable[Sequence[SeenByRank]]) -> It
     for mine in known:
         hidden = list(_visible_differs(mine))
         yield from hidden
+        known_by = any(found.level is not Severity.INFO for found in hidden)
         for found in _beyond(mine):
-            yield found.replaced(explained_by=GPU_HIDDEN.code if hidden else None)
+            yield found.replaced(explained_by=GPU_HIDDEN.code if known_by else None)
         yield from _guessed(mine)
     yield from _shared(hosts_with_mps(cluster), (one for mine in known for one in mine))
     yield from _parts(cluster, {one.rank.seat: one for mine in known for one in mine})
@@ -131,7 +136,8 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
         if len(set(said.values())) > 1:
             sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
             text = f"the variable differs between ranks of one host: {', '.join(sides)}"
-            yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+            # NCCL copies between GPUs all the same: CUDA needs none of them to be visible for that.
+            yield Finding(GPU_HIDDEN, text, where, fix=_VISIBLE_FIX, severity=Severity.INFO)
             return
         sides = [f"{', '.join(one.sees)} (local rank {one.rank.local_rank})" for one in mine]
         yield Finding(

@@ -92,15 +92,36 @@ def test_a_cuda_build_on_a_machine_without_gpus_is_fit_for_gloo() -> None:
     assert judge(cluster_of(by_rank, nproc=2, backend="gloo")) == []
 
 
-def test_rank_per_gpu_binding_by_visible_devices_is_only_a_risk() -> None:
-    by_rank = {
-        local: facts(
-            0, local, devices=[gpu(0, local)], visible={"CUDA_VISIBLE_DEVICES": str(local)}
+def one_gpu_each(node: int, *given: int | None) -> dict[int, Any]:
+    """Ranks of one host of which each sees one GPU by CUDA_VISIBLE_DEVICES, or none."""
+    return {
+        node * len(given) + local: facts(
+            node,
+            local,
+            devices=[] if own is None else [gpu(node, own)],
+            host_gpus={"nodes": 8, "proc": 8, "kfd": 0, "driver": "580.95.05"},
+            visible={"CUDA_VISIBLE_DEVICES": "" if own is None else str(own)},
         )
-        for local in range(8)
+        for local, own in enumerate(given)
     }
-    found = judge(cluster_of(by_rank))
-    assert places(found) == {("gpu-hidden", Severity.WARN, ("nd0",), tuple(range(8)))}
+
+
+def test_rank_per_gpu_binding_by_visible_devices_is_only_worth_knowing() -> None:
+    found = judge(cluster_of(one_gpu_each(0, *range(8))))
+    assert places(found) == {("gpu-hidden", Severity.INFO, ("nd0",), tuple(range(8)))}
+
+
+def test_two_ranks_with_the_same_gpu_of_their_own_are_named_and_not_the_last_of_the_host() -> None:
+    by_rank = one_gpu_each(0, *range(8)) | one_gpu_each(1, 0, 1, 2, 3, 3, 5, 6, 7)
+    (found,) = [each for each in judge(cluster_of(by_rank)) if each.level is not Severity.INFO]
+    assert (found.code, found.level) == ("gpu-shared-by-ranks", Severity.FAIL)
+    assert (found.where.hosts, found.where.ranks) == (("nd1",), (11, 12))
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_named_once() -> None:
+    by_rank = one_gpu_each(0, *range(8)) | one_gpu_each(1, 0, 1, 2, 3, 4, 5, None, 7)
+    found = [each for each in judge(cluster_of(by_rank)) if each.level is not Severity.INFO]
+    assert places(found) == {("gpu-hidden", Severity.FAIL, ("nd1",), (14,))}
 
 
 def test_nccl_with_a_cpu_build_blames_the_ranks_with_that_build_alone() -> None:
