@@ -58,6 +58,7 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
+from nccl_doctor.toolkit.fabric.down import ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.rails import rails_of
 from nccl_doctor.toolkit.gpu.devices import index_of_own, see_gpus, torch_build
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
@@ -74,6 +75,9 @@ FAR = Kind(
     "torchrun --numa-binding=node, srun --gpu-bind=closest, or no binding of ranks to CPUs.",
     Severity.WARN,
 )
+
+_DOWN = {False: "rdma-port-down", True: "rdma-port-unconfigured"}
+"""Whether a port waits for a subnet manager → code by which check `rdma` names it."""
 
 
 class GpuAffinityFacts(TypedDict):
@@ -98,6 +102,7 @@ class GpuAffinity(Check):
     cost = "seconds"
     instant_without_gpu = True
     kinds = (FAR, NIC_FAR, NIC_PAIRS)
+    reads = ("rdma",)
     deadline_s = 45.0  # as long as a driver may take to start
 
     def observe(self, ctx: Context) -> GpuAffinityFacts:
@@ -167,4 +172,9 @@ class GpuAffinity(Check):
                 {"cpus": facts["cpus"], "beside": facts["beside"], "numa": node},
                 fix=fix,
             )
-        yield from judge_nics(cluster.facts(self.name))
+        down = {port.host: _DOWN[port.unconfigured] for port in ports_down(seen_by_rdma(cluster))}
+        for found in judge_nics(cluster.facts(self.name)):
+            own = found.evidence.get("own") or {}
+            if found.kind is NIC_FAR and "down" in own.values():
+                found = found.replaced(explained_by=down.get(found.where.hosts[0]))
+            yield found

@@ -108,7 +108,9 @@ def judge_nics(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Findi
     for mine in hosts.values():
         far = list(_far(mine))
         yield from far
-        if not far and all(rank.local_rank is not None for rank, _ in mine):
+        uuids = [facts["uuid"] for _, facts in mine if facts["uuid"]]
+        shared = len(set(uuids)) < len(uuids)  # which check backend_device reports
+        if not (far or shared) and all(rank.local_rank is not None for rank, _ in mine):
             whole.append(mine)
     yield from _pairs(whole)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity
+from nccl_doctor.api import ALONE, Cluster, Confidence, Context, Launch, Severity
 from nccl_doctor.checks.gpu_affinity import GpuAffinity
-from tests.support.clusters import change_rank, make_cluster
+from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.fabrics import add_device, write
 from tests.support.findings import judge, only
 
@@ -54,6 +55,26 @@ def test_a_rank_whose_own_port_is_down_is_named_and_the_owner_of_the_other_is_no
     found = only(CHECK, cluster({11: down}), "gpu-far-from-nic", hosts=["nd1"], ranks=[11],
                  devices=["GPU-3"])  # fmt: skip
     assert found.confidence is Confidence.POSSIBLE
+
+
+def test_a_port_that_is_down_explains_that_its_rank_takes_another() -> None:
+    down = rank(3, near=2, at=[2], names=["mlx5_2:1"], own={"0000:1c:00.0": "down"}, own_near=0)
+    made = cluster({11: down})
+    hosts = {}
+    for host in made.hosts:
+        state = "DOWN" if host.name == "nd1" else "ACTIVE"
+        port = {"device": "mlx5_3", "port": "1", "state": state, "physical": "Polling"}
+        port |= {"link": "InfiniBand", "rate": "", "wanted": True}
+        seen = {"ports": [port], "road": "infiniband", "settings": {}}
+        hosts[host.id] = replace(host, facts={"rdma": {ALONE: outcome(seen)}})
+    ranks = tuple(replace(each, host=hosts[each.host.id]) for each in made.ranks)
+    made = replace(made, hosts=tuple(hosts.values()), ranks=ranks)
+    (found,) = judge(CHECK, made)
+    assert (found.code, found.explained_by) == ("gpu-far-from-nic", "rdma-port-down")
+
+
+def test_ranks_that_share_a_gpu_pair_nothing_differently() -> None:
+    assert judge(CHECK, cluster({12: rank(3)}, hosts=2)) == []
 
 
 def test_a_rank_unlike_most_of_its_host_is_named() -> None:
