@@ -158,16 +158,19 @@ class NetPlugin(Check):
         yield from _crashes(cluster)
         seen = [(rank.host, facts) for rank, facts in cluster.facts(self.name)]
         reported = set()
+        # With EFA the plug-in has a fabric, and is used.
+        efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
+        mixed = efa and any(facts["loaded"] for _, facts in seen)
         for host, facts in seen:
             for finding in (*_asked_for(facts), *_left(cluster, host, facts)):
                 reported.add(host.id)
+                if mixed and not facts["loaded"]:  # this host by sockets, and others by EFA
+                    finding = finding.replaced(severity=Severity.FAIL)
                 yield finding.replaced(where=place_of_hosts([host]))
             why = MISSING.code if host.id in reported else None
             for finding in without_collnet(cluster, host, facts, why):
                 yield finding.replaced(where=place_of_hosts([host]))
         use = [(host, facts) for host, facts in seen if facts["loaded"] and host.id not in reported]
-        # With EFA the plug-in has a fabric, and is used.
-        efa = any(each["road"] == "efa" for _, each in cluster.facts("rdma"))
         severity = Severity.FAIL if efa else None
         left = [(host, facts["loaded"]) for host, facts in seen if host.id not in reported]
         for finding in only_some_load(DIFFERS, left, len(seen), severity):

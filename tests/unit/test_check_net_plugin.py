@@ -188,6 +188,18 @@ class TestDiffers:
         finding = only(efa, "net-plugin-differs", hosts=["nd1"])
         assert finding.level is Severity.FAIL
 
+    def test_with_efa_a_plug_in_that_was_asked_for_is_needed_as_well(self) -> None:
+        there = facts_of("FI_PROVIDER=efa", loaded=NET_PLUGIN)
+        made = cluster_of(there, facts_of("FI_PROVIDER=efa"), there)
+        roads = ("efa", "sockets", "efa")
+        hosts = tuple(
+            replace(each, facts={**each.facts, "rdma": {ALONE: outcome({"road": road})}})
+            for each, road in zip(made.hosts, roads, strict=True)
+        )
+        ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+        finding = only(replace(made, hosts=hosts, ranks=ranks), "net-plugin-missing", hosts=["nd1"])
+        assert finding.level is Severity.FAIL
+
     def test_a_tie(self) -> None:
         cluster = cluster_of(PLAIN, facts_of(loaded=NET_PLUGIN))
         finding = only(cluster, "net-plugin-differs", hosts=["nd0", "nd1"])
