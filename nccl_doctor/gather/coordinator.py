@@ -243,7 +243,10 @@ class Coordinator:
         Silence blocks as well: a group with a participant that no longer answers cannot meet.
         """
         cluster = self._cluster()
-        in_the_way = self._in_the_way(check, cluster)
+        in_the_way = []
+        if check.needs:  # judging takes longer than many a round
+            findings, _ = judge_all(cluster, self._run.registry.checks)
+            in_the_way = failures_in_the_way(check, findings)
         killed = {seat for seat in self._evidence.seats if self._deaths.of(seat)}
         self._silent |= killed
         for group in round_.groups:
@@ -256,20 +259,6 @@ class Coordinator:
             self._note_untested(group, out, check, round_, reason)
             if left := tuple(seat for seat in group if seat not in out):
                 yield left
-
-    def _in_the_way(self, check: Check, cluster: Cluster) -> list[Finding]:
-        """Known failures of the layers that a check needs."""
-        if not check.needs:
-            return []  # judging takes longer than many a round
-        findings, _ = judge_all(cluster, self._run.registry.checks)
-        return [
-            finding
-            for finding in findings
-            if finding.level is Severity.FAIL
-            and finding.kind.layer in check.needs
-            and not finding.kind.later  # it breaks the job, not what is tried here
-            and finding.check != check.name  # a variant that hangs does not stop the next one
-        ]
 
     def _look_again(self, hung: Set[int] = frozenset()) -> None:
         """Let the hosts that are left, or that hung, look for answers of the others; without the
@@ -335,6 +324,18 @@ def hung_within(outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
         return outcome
     words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s"
     return replace(outcome, reason=outcome.reason or words)
+
+
+def failures_in_the_way(check: Check, findings: Iterable[Finding]) -> list[Finding]:
+    """Known failures of the layers that a check needs, of these findings."""
+    return [
+        finding
+        for finding in findings
+        if finding.level is Severity.FAIL
+        and finding.kind.layer in check.needs
+        and not finding.kind.later  # it breaks the job, not what is tried here
+        and finding.check != check.name  # a variant that hangs does not stop the next one
+    ]
 
 
 def touches(finding: Finding, cluster: Cluster, group: tuple[int, ...]) -> bool:

@@ -1,0 +1,195 @@
+"""What no made-up machine can answer: made-up facts, as a healthy machine would give them.
+
+Torch with CUDA, a CUDA driver and groups of NCCL need a GPU; interfaces of IP, CPUs and limits are
+those of the process that asks. A machine changes what differs there by `Host.tell`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nccl_doctor.api import Outcome, OutcomeStatus
+from nccl_doctor.model.findings import Round
+from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.road import admitted, choose_road
+from nccl_doctor.toolkit.gpu.devices import host_gpus, index_of_own
+from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.nccl.interface_choice import chosen, gloo_choice, nccl_choices
+from nccl_doctor.toolkit.nccl.release import NcclRelease
+from tests.machines.host import Gpu, Host
+from tests.support import gpu_facts
+from tests.support.timed_rounds import IDLE
+
+TORCH, CUDA, NCCL = "2.13.0+cu130", "13.0", "2.28.9"
+_PREFIX = 24
+Facts = Mapping[str, Any]
+
+NOT_HERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "clock",
+            "duplicate_address",
+            "firewall",
+            "links",
+            "master_addr",
+            "master_firewall",
+            "master_network",
+            "own_address",
+            "own_name",
+            "port",
+            "rail_reach",
+            "rendezvous_endpoint",
+            "rp_filter",
+            "uplink",
+        ),
+        "names, ports and links between hosts: the lab tests them with real sockets",
+    ),
+    **dict.fromkeys(
+        ("deepspeed_launch", "libraries", "temp_dir", "timeouts", "torch_import"),
+        "the Python environment: the same on every machine",
+    ),
+}
+"""Checks that are left out, and why: what they look at is no part of a made-up machine."""
+
+OVER = ("cpus", "environment", "limits", "numa_calls")
+"""Checks that are observed too: only some of their facts are those of the process that asks."""
+
+
+def visible(host: Host, local: int) -> list[Gpu]:
+    """The GPUs that a local rank sees."""
+    if host.parts:
+        gpu, uuid, size = host.parts[local]
+        return [replace(gpu, name=f"{gpu.name} MIG 3g.40gb", uuid=uuid, memory=size)]
+    if host.seen_by_rank is not None:
+        return [host.gpus[index] for index in host.seen_by_rank(local)]
+    told = host.env_of_rank(local).get("CUDA_VISIBLE_DEVICES", host.env.get("CUDA_VISIBLE_DEVICES"))
+    if told is None:
+        return host.gpus
+    by_uuid = {gpu.uuid: gpu for gpu in host.gpus}
+    words = [word for word in told.split(",") if word]
+    return [by_uuid[w] if w in by_uuid else host.gpus[int(w)] for w in words]
+
+
+def _devices(host: Host, local: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "index": index,
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "memory_bytes": gpu.memory,
+            "capability": list(gpu.capability),
+            "arch": None,
+            "compute_mode": 0,
+            "bus_id": gpu.slot,
+        }
+        for index, gpu in enumerate(visible(host, local))
+    ]
+
+
+def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
+    """Check → facts of a rank, or of its host; over what is observed where that is observed too."""
+    devices = _devices(host, local)
+    own = index_of_own(local, len(devices))
+    gpu = visible(host, local)[own] if devices else None
+    on_host = host_gpus(host.root)
+    driver = on_host["driver"]
+    columns = ["library", "version", "path", "from", "wheel", "by"]
+    cpus = {"affinity": f"0–{host.cpus - 1}", "count": host.cpus, "allowed": host.cpus}
+    limits = {"files": 1 << 20, "files_hard": 1 << 20, "locked": None, "processes": None}
+    made: dict[str, Any] = {
+        "software": {
+            "torch": TORCH,
+            "cuda": CUDA,
+            "rocm": None,
+            "nccl": NCCL,
+            "torch_git": "0" * 40,
+            "deepspeed": None,
+            "accelerate": None,
+            "transformers": None,
+            "python": "3.12.3",
+            "driver": driver,
+        },
+        "torch_nccl": {
+            "torch": TORCH,
+            "TORCH_DIST_USE_NCCL2": None,
+            "TORCH_NCCL_USE_COMM_NONBLOCKING": None,
+            "process_group": "nccl-legacy",
+        },
+        "nccl_library": {"built": NCCL, "cuda": CUDA, "wheels": [], "loaded": None, "in_front": []},
+        "driver_libraries": {"kernel": driver, "loaded": {"columns": columns, "rows": []}},
+        "amd_gpus": Outcome(OutcomeStatus.SKIPPED, reason=f"torch {TORCH} is not built for ROCm"),
+        "backend_device": gpu_facts.facts(
+            host.node,
+            local,
+            devices=devices,
+            device=own if devices else None,
+            nccl=NCCL,
+            driver_cuda="13.0",
+            host_gpus=on_host,
+            visible={k: v for k, v in host.env_of_rank(local).items() if k.endswith("_DEVICES")},
+        ),
+        "environment": {"torch": TORCH, "nccl": NCCL, "rocm": None, "deepspeed": False},
+        "cpus": {**cpus, "quota": None, "machine": "x86_64"},
+        "limits": {**limits, "tasks": None, "addresses": None, "stack": 8 << 20},
+        "numa_calls": {"refused": None},
+        "interfaces": _interfaces(host),
+    }
+    if gpu is not None and gpu.uuid in host.gone:
+        none = Outcome(OutcomeStatus.UNTESTED, reason="the GPU driver does not start")
+        made |= {"gpu_work": none, "seeds": none}
+    elif gpu is not None:
+        made["gpu_work"] = gpu_facts.worked(0, device=own, model=gpu.name, uuid=gpu.uuid)
+        is_ = {"exact": "0" * 16, "normal": "0" * 16}
+        made["seeds"] = {
+            "torch": TORCH,
+            "cpu": {"is": "AVX512", **is_},
+            "gpu": {"is": gpu.name, **is_},
+        }
+    for check, told in host.told.items():
+        base = made.get(check, {})
+        made[check] = {**base, **told} if isinstance(base, dict) else told
+    return made
+
+
+def _interfaces(host: Host) -> dict[str, Any]:
+    """As `survey` has it, of the interfaces that the machine is said to have."""
+    release = NcclRelease.parse(NCCL)
+    settings = nccl_settings(host.env, root=host.root, release=release)
+    prefixes = {address: _PREFIX for nic in host.nics for address in nic.addresses}
+    ports = rdma_ports(host.root / "sys/class/infiniband")
+    both = nccl_choices(host.nics, settings, prefixes, release)
+    gloo = gloo_choice(host.nics, host.env, host.name, (host.address,))
+    choices = (*both, gloo)
+    nets = {a: f"{a.rpartition('.')[0]}.0/{_PREFIX}" for nic in host.nics for a in nic.addresses}
+    return {
+        "interfaces": [
+            {**nic.to_json(), "subnets": [nets[a] for a in nic.addresses]} for nic in host.nics
+        ],
+        "choices": {each.library: each.to_json() for each in choices},
+        "listen": chosen(choices, host.nics),
+        "nccl_data": choose_road(settings, admitted(settings, ports)).name,
+        "asked": None,
+    }
+
+
+def together(check: str, round_: Round, group: tuple[int, ...]) -> dict[str, Any]:
+    """Facts of a member of a group in which all goes well."""
+    if check != "group_speed":
+        return {
+            "steps": ["init_process_group", "all_reduce"],
+            "wrong": [],
+            "lacking": {},
+            "made": {},
+        }
+    facts: dict[str, Any] = {"slowing": []}
+    if round_.name in ("world", "again-ranks"):
+        facts["compute"] = {"what": "a product", "seconds": 0.01, "cpu": dict(IDLE)}
+    if len(group) > 1:
+        size, seconds = 256 << 20, 0.0015 if round_.name == "each-host" else 0.003
+        algbw = size / seconds
+        one = {"bytes": size, "seconds": seconds, "times": 5, "cpu": dict(IDLE), "algbw": algbw}
+        one["busbw"] = algbw * 2 * (len(group) - 1) / len(group)
+        facts["all_reduce"] = [one]
+    return facts
