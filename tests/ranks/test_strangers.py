@@ -233,7 +233,8 @@ def test_a_rank_whose_time_is_over_does_not_blame_rank_0(job: Job, tmp_path: Pat
     first = {**AGENT, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "1"}
     alone = Ranks(tmp_path, 2, OPTIONS, start=[], changes={1: first}, extra={1: limits})
     alone.port = job.ranks.port
-    store = ControlStore("127.0.0.1", alone.port, timeout_s=5, prefix=PREFIX)
+    open_run(meeting_of(alone), "nonce")
+    store = run_of(alone)
     alone.start([1])
     token = store.get("seat/0", WAIT_S)["token"]
     store.put("roster", Roster({0: token}, "nonce", "gloo", next_s=60.0).to_json())
