@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nccl_doctor.toolkit.firewall.netfilter import MAX_LINES, Packet, Rules, rule_matches
@@ -244,3 +246,42 @@ def test_a_line_that_is_cut_off_is_no_error(line: str) -> None:
 def test_reading_this_host_is_bounded_and_says_why_it_cannot() -> None:
     rules = read_rules(timeout_s=5.0)
     assert rules.readable or rules.reason
+
+
+RAW = """*raw
+:PREROUTING ACCEPT [0:0]
+-A PREROUTING -s {source} -p tcp -j {target}
+COMMIT
+*filter
+:INPUT DROP [0:0]
+-A INPUT -m conntrack --ctstate ESTABLISHED -j ACCEPT
+COMMIT
+"""
+
+
+@pytest.mark.parametrize("target", ["NOTRACK", "CT --notrack"])
+def test_a_packet_that_is_not_tracked_is_never_established(target: str) -> None:
+    def rules(source: str) -> Rules:
+        return Rules(True, chains=parse_iptables(RAW.format(source=source, target=target)))
+
+    assert sure(rules("192.168.77.0/24"), REPLY) == ["policy drop"]
+    assert rules("10.0.0.0/8").hits(REPLY) == []
+    # Known, or not: the address of the other end is not.
+    anybody = replace(REPLY, source="0.0.0.0/0")
+    assert not any(hit.sure for hit in rules("192.168.77.0/24").hits(anybody))
+
+
+def test_notrack_of_nft_and_a_rule_that_accepts_what_is_not_tracked() -> None:
+    text = """table inet fw {
+\tchain early {
+\t\ttype filter hook prerouting priority raw; policy accept;
+\t\tip saddr 192.168.77.0/24 notrack
+\t}
+\tchain input {
+\t\ttype filter hook input priority filter; policy drop;
+\t\tct state %s accept
+\t}
+}
+"""
+    assert Rules(True, chains=parse_nft(text % "established,untracked")).hits(REPLY) == []
+    assert sure(Rules(True, chains=parse_nft(text % "established")), REPLY) == ["policy drop"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TAKING = ("drop", "reject", "redirect")
@@ -56,7 +56,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule; `verdict` is accept, drop, reject, redirect, jump, goto, return or `none`."""
+    """A rule; `verdict` is accept, drop, reject, redirect, jump, goto, return, notrack or `none`.
+
+    After `notrack` the packet goes on, and conntrack does not know it.
+    """
 
     text: str
     verdict: str
@@ -167,13 +170,31 @@ class Rules:
         """Rules that may drop, reject or divert this packet, in the order that it passes them."""
         hooks = _IN if packet.incoming else _OUT
         version = 6 if ":" in packet.source else 4
+        tracked = self._is_tracked(packet, version)
+        if tracked is False:
+            packet = replace(packet, state="untracked")
         walk = _Walk(self.chains, packet)
         for hook in hooks:
             for chain in self.chains:
                 if chain.hook == hook and version in chain.versions:
-                    walk.sure = walk.left > 0
+                    walk.sure = walk.left > 0 and tracked is not None
                     walk.through(chain)
         return walk.found
+
+    def _is_tracked(self, packet: Packet, version: int) -> bool | None:
+        """Whether conntrack follows a packet; None if a rule may exempt it.
+
+        `notrack` works only before conntrack: in the first hook that a packet passes.
+        """
+        if not any(rule.verdict == "notrack" for chain in self.chains for rule in chain.rules):
+            return True
+        walk = _Walk(self.chains, packet)
+        for chain in self.chains:
+            first = "prerouting" if packet.incoming else "output"
+            if chain.hook == first and version in chain.versions:
+                walk.sure = True
+                walk.through(chain)
+        return walk.tracked
 
 
 class _Walk:
@@ -185,6 +206,8 @@ class _Walk:
         self.found: list[Hit] = []
         self.left = _MOST_RULES
         self.sure = True
+        self.tracked: bool | None = True
+        """Whether conntrack follows the packet; None if a rule may exempt it."""
 
     def through(self, chain: Chain, depth: int = 0) -> bool:
         """Whether the packet's walk surely ended in this chain or in one below."""
@@ -195,6 +218,10 @@ class _Walk:
             self.left -= 1
             matches = rule_matches(rule, self.packet)
             if matches is False or rule.verdict == "none":
+                continue
+            if rule.verdict == "notrack":
+                if self.tracked:
+                    self.tracked = False if self.sure and matches else None
                 continue
             if rule.verdict in TAKING:
                 self.found.append(Hit(chain, rule, rule.verdict, self.sure and bool(matches)))

@@ -20,7 +20,7 @@ _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _TOKEN = re.compile(r'"[^"]*"|\{[^}]*\}|\S+')
 _PROTOCOLS = ("tcp", "udp", "th", "sctp", "dccp", "udplite", "icmp", "icmpv6", "esp", "ah")
 _VERDICTS = {name: name for name in ("accept", "drop", "reject", "return", "redirect")}
-_VERDICTS |= dict.fromkeys(("dnat", "tproxy"), "redirect")
+_VERDICTS |= dict.fromkeys(("dnat", "tproxy"), "redirect") | {"notrack": "notrack"}
 _FAMILIES = {"ip": (4,), "ip6": (6,), "inet": (4, 6), "netdev": (4, 6)}
 _SIMPLE = {
     "iif": "iif",
@@ -162,6 +162,7 @@ _IPT_FIELDS = {
     "--ctstate": "state",
     "--length": "length",
 }
+_IPT_FLAGS = {"--notrack"}
 _IPT_SKIP = {"-m", "--comment", "--reject-with", "--to-ports", "--to-destination", "--on-port"}
 _IPT_VERDICTS = {
     "ACCEPT": "accept",
@@ -171,6 +172,7 @@ _IPT_VERDICTS = {
     "REDIRECT": "redirect",
     "DNAT": "redirect",
     "TPROXY": "redirect",
+    "NOTRACK": "notrack",
 }
 _IPT_NOTHING = {"LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "MASQUERADE", "SNAT", "CT", "SET"}
 
@@ -213,6 +215,7 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
             target = value
             verdict = _IPT_VERDICTS.get(value, "jump" if token == "-j" else "goto")
             verdict = "none" if value in _IPT_NOTHING else verdict
+            verdict = "notrack" if value == "CT" and "--notrack" in tokens[index:] else verdict
         elif token in _IPT_FIELDS:
             conditions.append(Condition(_IPT_FIELDS[token], tuple(value.split(",")), negated))
         elif token == "--tcp-flags":
@@ -221,6 +224,8 @@ def _parse_iptables_rule(line: str) -> tuple[str, Rule]:
             index += 1
         elif token == "--syn":
             conditions.append(Condition("syn", ("yes",), negated))
+            index -= 1
+        elif token in _IPT_FLAGS:
             index -= 1
         elif token not in _IPT_SKIP:
             conditions.append(Condition("protocol"))  # not understood: it may match
