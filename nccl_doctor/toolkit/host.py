@@ -20,6 +20,7 @@ By hand is what psutil does not say, or says at a price that a check may not pay
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import ipaddress
 import os
@@ -36,6 +37,10 @@ from nccl_doctor.toolkit.masking import masked
 ROOT = Path("/")
 IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
 _SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
+_SIOCGIFCONF, _SIOCGIFNETMASK = 0x8912, 0x891B
+_IFREQ = 40
+"""Bytes of a `struct ifreq` with pointers of 64 bits."""
+_MOST_ADDRESSES = 256
 LISTEN, TIME_WAIT = "0A", "06"
 """States of a `Socket`, as the kernel writes them (include/net/tcp_states.h)."""
 _INTERPRETERS = tuple(
@@ -106,13 +111,14 @@ def addresses() -> list[Address]:
     """IPv4 addresses, then IPv6 addresses, each in the order of getifaddrs(3), by which NCCL and
     gloo choose.
 
-    An address with a label (`eth0:1`) has the label for its interface.
-
-    Raises:
-        OSError: the kernel does not say.
+    An address with a label (`eth0:1`) has the label for its interface. Where netlink is forbidden
+    (SELinux, AppArmor, seccomp), so that NCCL and gloo learn nothing, they are read without it.
     """
-    with _psutil() as psutil:
-        interfaces = psutil.net_if_addrs()
+    try:
+        with _psutil() as psutil:
+            interfaces = psutil.net_if_addrs()
+    except OSError:
+        return _addresses_without_netlink()
     # psutil groups by interface, those with IPv4 first; the kernel lists IPv6 as it lists links.
     links = {name: index for index, name in enumerate(interface_names())}
     found = [
@@ -131,12 +137,43 @@ def addresses() -> list[Address]:
 
 
 def interface_names() -> list[str]:
-    """Names of all interfaces, with an address or without, up or down.
+    """Names of all interfaces, with an address or without, up or down."""
+    try:
+        return [name for _, name in socket.if_nameindex()]
+    except OSError:  # netlink is forbidden
+        return _interfaces_of_proc()
 
-    Raises:
-        OSError: the kernel does not say.
-    """
-    return [name for _, name in socket.if_nameindex()]
+
+def _interfaces_of_proc() -> list[str]:
+    lines = text_of(Path("/proc/net/dev")).splitlines()[2:]
+    return [line.partition(":")[0].strip() for line in lines]
+
+
+def _addresses_without_netlink() -> list[Address]:
+    """The same by ioctl and /proc, which know IPv4 by one address for each name or label."""
+    found = []
+    for name, packed in _configured():
+        mask = _ask_interface(name, _SIOCGIFNETMASK, "4xI")
+        found.append(Address(name, socket.inet_ntoa(packed), mask.bit_count()))
+    for line in text_of(Path("/proc/net/if_inet6")).splitlines():
+        words = line.split()
+        if len(words) == 6:
+            address = str(ipaddress.IPv6Address(int(words[0], 16)))
+            found.append(Address(words[5], address, int(words[2], 16)))
+    return found
+
+
+def _configured() -> list[tuple[str, bytes]]:
+    """(name or label, packed IPv4 address) of SIOCGIFCONF, netdevice(7)."""
+    answer = ctypes.create_string_buffer(_MOST_ADDRESSES * _IFREQ)
+    request = struct.pack("iP", len(answer), ctypes.addressof(answer))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            used, _ = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, request))
+    except OSError:
+        return []
+    rows = (answer.raw[start : start + _IFREQ] for start in range(0, used, _IFREQ))
+    return [(row[:16].partition(b"\0")[0].decode(errors="replace"), row[20:24]) for row in rows]
 
 
 def interface_flags(name: str) -> int:
