@@ -17,7 +17,7 @@ def cgroup_limits(root: Path = Path("/")) -> dict[str, Any]:
     """The tightest limits of this process's groups and of those above them that are visible.
 
     Returns: `memory` = {`limit`, `used`} in bytes, of the group that has the least left; page cache
-    that the kernel can reclaim is not counted as used. `pids` = {`limit`, `used`} in tasks.
+    and slab that the kernel can reclaim are not counted as used. `pids` = {`limit`, `used`}.
     `oom_kills` = processes that were killed for lack of memory. `cpus` = CPU time in CPUs.
     `cpuset` = number of CPUs that the group may use. None if there is no limit, or nothing can be
     read.
@@ -91,13 +91,18 @@ def _tightest(usages: Iterator[Usage | None]) -> Usage | None:
 
 
 def _memory(folder: Path) -> Usage | None:
-    for limit, used, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    for limit, used, caches in (
+        ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+        (
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            ("total_inactive_file", "total_active_file"),
+        ),
     ):
         most, now = _number(folder / limit), _number(folder / used)
         if most is not None and now is not None:
-            spare = _table(folder / "memory.stat").get(cache, 0)
+            stat = _table(folder / "memory.stat")
+            spare = sum(stat.get(cache, 0) for cache in caches)  # tmpfs is in none of them
             return {"limit": most, "used": max(0, now - spare)}
     return None
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import resource
+from collections.abc import Set
 from dataclasses import dataclass
+
+from nccl_doctor.toolkit.privileges import privileges
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,7 @@ def shortage_of(error: BaseException) -> Shortage | None:
     thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
     if number == errno.EAGAIN or thread:
         return Shortage(
-            "no process or thread can be started: "
-            f"{_limit('RLIMIT_NPROC', resource.RLIMIT_NPROC)}, or pids.max of the control group",
+            f"no process or thread can be started: {limits_of_tasks(privileges())}",
             "ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",
         )
     if number == errno.EMFILE:
@@ -34,6 +36,19 @@ def shortage_of(error: BaseException) -> Shortage | None:
     if number == errno.ENOMEM or isinstance(error, MemoryError):
         return Shortage("no memory is left", "free memory on this host, or raise its limit")
     return None
+
+
+def limits_of_tasks(capable: Set[str]) -> str:
+    """Words for the limits that may stop a new process or thread.
+
+    RLIMIT_NPROC does not hold for root and for two capabilities (`copy_process`, kernel/fork.c).
+
+    Args:
+        capable: from `privileges`.
+    """
+    if capable & {"root", "sys_admin", "sys_resource"}:
+        return "pids.max of the control group, or kernel.threads-max or kernel.pid_max of this host"
+    return f"{_limit('RLIMIT_NPROC', resource.RLIMIT_NPROC)}, or pids.max of the control group"
 
 
 def _limit(name: str, kind: int) -> str:

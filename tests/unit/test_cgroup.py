@@ -27,7 +27,9 @@ def test_version_2_takes_the_tightest_of_a_group_and_those_above(tmp_path: Path)
             "cgroup.controllers": "cpu memory pids\n",
             "pod/memory.max": f"{4 * GIB}\n",
             "pod/memory.current": f"{3 * GIB}\n",
-            "pod/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+            "pod/memory.stat": f"anon 5\ninactive_file {GIB // 4}\n"
+            f"active_file {GIB // 8}\nslab_reclaimable {GIB // 8}\n"
+            "shmem 7\nslab_unreclaimable 9\n",
             "pod/pids.max": "max\n",
             "pod/pids.current": "9\n",
             "pod/cpu.max": "150000 100000\n",
@@ -58,7 +60,8 @@ def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
             "memory/memory.usage_in_bytes": "1000\n",
             "memory/job/memory.limit_in_bytes": f"{2 * GIB}\n",
             "memory/job/memory.usage_in_bytes": f"{GIB}\n",
-            "memory/job/memory.stat": f"total_inactive_file {GIB // 4}\n",
+            "memory/job/memory.stat": f"total_inactive_file {GIB // 8}\n"
+            f"total_active_file {GIB // 8}\n",
             "memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n",
             "cpu/cpu.cfs_quota_us": "50000\n",
             "cpu/cpu.cfs_period_us": "100000\n",

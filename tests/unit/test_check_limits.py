@@ -14,6 +14,7 @@ import pytest
 
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity
 from nccl_doctor.checks.limits import Limits
+from nccl_doctor.toolkit.shortage import limits_of_tasks
 from tests.support import fabrics
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
@@ -293,3 +294,9 @@ def test_this_process() -> None:
     assert seen["files"] == min(soft, 300)
     assert seen["rdma"] == []  # gloo does not use it
     json.dumps(seen)
+
+
+@pytest.mark.parametrize("capability", ["root", "sys_admin", "sys_resource"])
+def test_a_limit_that_does_not_hold_for_this_process_is_not_named(capability: str) -> None:
+    assert "RLIMIT_NPROC" in limits_of_tasks(frozenset({"ipc_lock"}))
+    assert "RLIMIT_NPROC" not in limits_of_tasks(frozenset({capability}))

@@ -225,6 +225,18 @@ def test_a_value_that_is_misread(name: str, text: str, says: str, meant: str) ->
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("GLOO_DEVICE_TRANSPORT", "TCP"),
+        ("GLOO_DEVICE_TRANSPORT", "LINUX"),  # GlooDeviceFactory.cpp registers tcp by this name, too
+        ("TORCHELASTIC_ETCD_BINARY_PATH", "/usr/bin/etcd"),  # elastic/rendezvous/etcd_server.py
+    ],
+)
+def test_a_value_that_is_read_as_it_stands(name: str, text: str) -> None:
+    assert misread(ROWS[name], text) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
         ("NCCL_IB_DISABLE", "false"),  # read as 0, and that was meant
         ("NCCL_IB_DISABLE", "0x1"),
         ("NCCL_IB_DISABLE", ""),
@@ -387,7 +399,8 @@ def test_other_variables_and_secrets_are_left_alone(tmp_path: Path) -> None:
     "name",
     ["NCCL_VERSION", "NCCL_HOME", "NCCL_ROOT", "NCCL_INCLUDE_DIR", "NCCL_LIB_DIR",
      "NCCL_TESTS_DEVICE", "NCCL_OFI_RDMA", "NCCL_DEBUG", "NCCL_BLOCKING_WAIT", "RCCL_X",
-     "TORCHELASTIC_RUN_ID", "CNCL_DEBUG", "PATH", "HTTP_PROXY", "NV_LIBNCCL_PACKAGE"],
+     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ETCD_BINARY_PATH", "CNCL_DEBUG", "PATH", "HTTP_PROXY",
+     "NV_LIBNCCL_PACKAGE"],
 )  # fmt: skip
 def test_names_that_are_no_question(name: str, tmp_path: Path) -> None:
     assert gathered({name: "1"}, tmp_path)["unknown"] == []
