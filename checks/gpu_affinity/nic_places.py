@@ -108,8 +108,9 @@ def judge_nics(seen: Iterable[tuple[Rank, Mapping[str, Any]]]) -> Iterator[Findi
     for mine in hosts.values():
         far = list(_far(mine))
         yield from far
-        uuids = [facts["uuid"] for _, facts in mine if facts["uuid"]]
-        shared = len(set(uuids)) < len(uuids)  # which check backend_device reports
+        # Parts of one GPU are at one address. Check backend_device reports both.
+        gpus = [gpu for _, facts in mine if (gpu := facts.get("address") or facts["uuid"])]
+        shared = len(set(gpus)) < len(gpus)
         if not (far or shared) and all(rank.local_rank is not None for rank, _ in mine):
             whole.append(mine)
     yield from _pairs(whole)

@@ -75,6 +75,8 @@ def test_a_port_that_is_down_explains_that_its_rank_takes_another() -> None:
 
 def test_ranks_that_share_a_gpu_pair_nothing_differently() -> None:
     assert judge(CHECK, cluster({12: rank(3)}, hosts=2)) == []
+    parts = {8 + n: {**rank(3), "uuid": f"MIG-{n}", "address": "0000:61:00.0"} for n in (3, 4)}
+    assert judge(CHECK, cluster(parts, hosts=2)) == []
 
 
 def test_a_rank_unlike_most_of_its_host_is_named() -> None:
