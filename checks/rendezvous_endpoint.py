@@ -2,9 +2,10 @@
 
 What it checks
 --------------
-If torchrun's options include `--rdzv-backend=c10d` (in the environment: PET_RDZV_BACKEND,
-PET_RDZV_ENDPOINT, PET_RDZV_CONF), each host decides by torch's own rule whether the endpoint is
-this machine: by its host name, and by the addresses that its own name resolves to.
+If torchrun's options include `--rdzv-backend=c10d` (in the command behind `--`, or in the
+environment: PET_RDZV_BACKEND, PET_RDZV_ENDPOINT, PET_RDZV_CONF), each host decides by torch's own
+rule whether the endpoint is this machine: by its host name, and by the addresses that its own name
+resolves to.
 
 Why it matters
 --------------
@@ -32,7 +33,6 @@ torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py (_create_tcp_sto
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -49,9 +49,14 @@ from nccl_doctor.api import (
     likely_address,
     spans_machines,
 )
-from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine
+from nccl_doctor.toolkit.c10d import (
+    endpoint_host,
+    in_a_file,
+    is_host_of,
+    recognise,
+    rendezvous_of,
+)
 from nccl_doctor.toolkit.host import host_name
-from nccl_doctor.toolkit.net.names import look_up
 
 RDZV_ENDPOINT_UNHOSTED = Kind(
     code="rdzv-endpoint-unhosted",
@@ -81,22 +86,20 @@ class RendezvousEndpoint(Check):
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The endpoint, what it resolves to here, and whether this host would serve it."""
-        endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
-        if ctx.env.get("PET_RDZV_BACKEND", "").lower() != "c10d" or not endpoint:
-            raise Skip("the job does not use a c10d rendezvous")
-        host, own = endpoint_host(endpoint), host_name()
-        is_host = is_host_of(ctx.env.get("PET_RDZV_CONF", ""))
-        ctx.breadcrumb(f"look up {host} and {own}")
-        resolved, mine = look_up(host, LOOK_UP_S), look_up(own, LOOK_UP_S)
-        by_name = matches_machine(host, own, resolved.answers, mine.answers, _canonical(own))
+        given = rendezvous_of(ctx.job, ctx.env)
+        if given.backend.lower() != "c10d" or not given.endpoint or in_a_file(given.conf):
+            raise Skip("the job does not use a c10d rendezvous over TCP")
+        host, is_host = endpoint_host(given.endpoint), is_host_of(given.conf)
+        ctx.breadcrumb(f"look up {host} and {host_name()}")
+        seen = recognise(host, LOOK_UP_S)
         return {
-            "endpoint": endpoint,
+            "endpoint": given.endpoint,
             "host": host,
-            "own_name": own,
-            "resolved": list(resolved.answers),
-            "own": list(mine.answers),
+            "own_name": seen.own.query,
+            "resolved": list(seen.host.answers),
+            "own": list(seen.own.answers),
             "told": is_host,
-            "serves": by_name if is_host is None else is_host,
+            "serves": seen.serves if is_host is None else is_host,
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -136,15 +139,6 @@ class RendezvousEndpoint(Check):
                 evidence,
                 fix=f"on every host: torchrun --rdzv-endpoint={address}:29500",
             )
-
-
-def _canonical(own: str) -> str:
-    """The resolver's canonical name of this host."""
-    try:
-        found = socket.getaddrinfo(own, None, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME)
-    except (OSError, UnicodeError):
-        return ""
-    return found[0][3]
 
 
 def _address(addresses: Iterable[str]) -> str:

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Confidence, Context, Finding, Kind, Layer, Skip, Where
-from nccl_doctor.toolkit.c10d import endpoint_host
+from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
 from nccl_doctor.toolkit.hosts import everybody_came_in
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from nccl_doctor.toolkit.net.names import look_up
@@ -59,9 +59,9 @@ class SlurmAllocation(Check):
         if not hosts:
             raise Skip("not in a Slurm allocation")
         master = ctx.launch.master_addr or ""
-        endpoint = ctx.env.get("PET_RDZV_ENDPOINT", "")
-        if endpoint and ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
-            master = endpoint_host(endpoint)
+        given = rendezvous_of(ctx.job, ctx.env)
+        if given.endpoint and given.backend.lower() == "c10d":
+            master = endpoint_host(given.endpoint)
         answers = look_up(master, LOOK_UP_S).answers if master else ()
         return {
             "hosts": list(hosts),

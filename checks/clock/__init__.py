@@ -24,7 +24,7 @@ When it is wrong
 With two hosts it is unknown which clock is right, unless the kernel reports only one of them as
 synchronized; without that, both are named. If the store is so slow that it could hide five seconds,
 the check is unknown. Other intervals (--rdzv-conf keep_alive_interval, keep_alive_max_attempt) are
-known only from PET_RDZV_CONF.
+known only from PET_RDZV_CONF, or a command behind `--`.
 
 References
 ----------
@@ -55,7 +55,7 @@ from nccl_doctor.api import (
     host_labels,
     master_host,
 )
-from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive
+from nccl_doctor.toolkit.c10d import KEEP_ALIVE, keep_alive, rendezvous_of
 from nccl_doctor.toolkit.host import ancestors, command_line
 
 from .clocks import Offset, clock_is_synchronized, clock_offsets
@@ -143,7 +143,7 @@ class Clock(Check):
             "exchanges": exchanges,
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),
-            "keep_alive": list(keep_alive(ctx.env)),
+            "keep_alive": list(keep_alive({"PET_RDZV_CONF": rendezvous_of(ctx.job, ctx.env).conf})),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
@@ -202,7 +202,7 @@ def _uses_c10d(ctx: Context) -> bool:
     """Whether the launch uses c10d: by torchrun's options in the environment or command line, or,
     with our own launcher, by a node rank that was assigned and not given by the user.
     """
-    if ctx.env.get("PET_RDZV_BACKEND", "").lower() == "c10d":
+    if rendezvous_of(ctx.job, ctx.env).backend.lower() == "c10d":
         return True
     launch = ctx.launch
     if launch.launcher != "torchrun":

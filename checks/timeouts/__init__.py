@@ -52,12 +52,12 @@ NCCL_BLOCKING_WAIT=1 and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC do not lengthen the ba
 
 When it is wrong
 ----------------
-A time-out in the job's own code, or torchrun's options on its command line, are not seen: hence
-`likely`. A group of backend "cpu:gloo,cuda:nccl", or with no backend named, has 1800 s in torch,
-not 600. A load in which each rank loads for itself concerns no barrier and needs no longer
-time-out. Clocks that run only while a call hangs, or before the ranks start, may be shorter: they
-are shown with -v and give no warning. What is known of NCCL comes from its source and torch's. Not
-validated on hardware.
+A time-out in the job's own code is not seen, nor are torchrun's options on its command line, but
+for a command behind `--`: hence `likely`. A group of backend "cpu:gloo,cuda:nccl", or with no
+backend named, has 1800 s in torch, not 600. A load in which each rank loads for itself concerns no
+barrier and needs no longer time-out. Clocks that run only while a call hangs, or before the ranks
+start, may be shorter: they are shown with -v and give no warning. What is known of NCCL comes from
+its source and torch's. Not validated on hardware.
 
 References
 ----------
@@ -96,7 +96,9 @@ class Timeouts(Check):
     def observe(self, ctx: Context) -> TimeoutsFacts:
         """The facts of `gather_timeouts`, and `waits`: the table made from them."""
         try:
-            facts = gather_timeouts(ctx.env, ctx.launch.launcher, ctx.breadcrumb)
+            facts = gather_timeouts(
+                ctx.env, ctx.job.launcher or ctx.launch.launcher, ctx.breadcrumb, ctx.job
+            )
         except (ImportError, OSError) as error:
             raise Untested("torch cannot be imported") from error
         return {

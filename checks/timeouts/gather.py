@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
+from nccl_doctor.api import Job
+from nccl_doctor.toolkit.c10d import rendezvous_of
 from nccl_doctor.toolkit.versions import USE_NCCL2
 
 VARIABLES = (
@@ -43,7 +45,10 @@ class Gathered(TypedDict):
 
 
 def gather_timeouts(
-    env: Mapping[str, str], launcher: str, before: Callable[[str], None]
+    env: Mapping[str, str],
+    launcher: str,
+    before: Callable[[str], None],
+    job: Job | None = None,
 ) -> Gathered:
     """Facts on time-outs, as plain data.
 
@@ -51,14 +56,15 @@ def gather_timeouts(
         env: the environment of the job.
         launcher: as in `Launch`.
         before: called with the name of each step that may take long, before it.
+        job: may know the options of torchrun, from its command.
 
     Returns:
         `torch`: its version. `defaults`: seconds of init_process_group's time-out, `nccl` for that
         backend and `other` for the rest; None if this torch does not define it.
         `deepspeed`: None, or `{"version", "minutes", "reads_variable"}`: its default, None where
         unknown, and whether it knows DEEPSPEED_TIMEOUT. `wandb`: version or None.
-        `launcher`, `rdzv`: who starts the job; torchrun's `{"backend", "conf"}` from PET_
-        variables. `variables`: those of `VARIABLES` that are set.
+        `launcher`, `rdzv`: who starts the job; torchrun's `{"backend", "conf", "conf_from"}`.
+        `variables`: those of `VARIABLES` that are set.
 
     Raises:
         ImportError, OSError: torch cannot be imported.
@@ -66,6 +72,7 @@ def gather_timeouts(
     before("import torch")
     import torch
 
+    given = rendezvous_of(job or Job(), env)
     before("reading the versions of DeepSpeed and wandb")
     return {
         "torch": str(torch.__version__),
@@ -74,8 +81,9 @@ def gather_timeouts(
         "wandb": _version("wandb"),
         "launcher": launcher,
         "rdzv": {
-            "backend": env.get("PET_RDZV_BACKEND", "").lower(),
-            "conf": _pairs(env.get("PET_RDZV_CONF", "")),
+            "backend": given.backend.lower(),
+            "conf": _pairs(given.conf),
+            "conf_from": given.conf_from,
         },
         "variables": {name: env[name] for name in VARIABLES if name in env},
     }

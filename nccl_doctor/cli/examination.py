@@ -235,13 +235,16 @@ def run(ctx: click.Context, /, **given: Any) -> None:
     guardian.set_deadline(started + limit_s)
     command = ctx.meta[COMMAND]
     key = key_of(ctx, given)
-    flags, launch, fleet, deepspeed = topology_of(ctx, given, command)
+    flags, launch, fleet, deepspeed, line = topology_of(ctx, given, command)
     options = relayed
     past = None
     if options is None:
         first = launch.rank in (0, None)
         options = options_of(ctx, given, first=first)
-        options = replace(options, job=job_of(ctx, given, deepspeed=deepspeed))
+        job = job_of(ctx, given, deepspeed=deepspeed)
+        starter = "" if line.launcher == "none" else line.launcher
+        job = replace(job, launcher=starter, rendezvous=line.rendezvous)
+        options = replace(options, job=job)
         past = past_of(options.baseline, options.select, options.ignore) if first else None
     if fleet:
         code = _run_on_hosts(fleet, options, past, started)

@@ -33,14 +33,15 @@ NO_ID = "none"
 
 
 class Topology(NamedTuple):
-    """Flags in force, launch record of this process, hosts to start on (if any), and whether the
-    command or launcher of the job shows that it uses DeepSpeed.
+    """Flags in force, launch record of this process, hosts to start on (if any), whether the
+    command or launcher of the job shows that it uses DeepSpeed, and its command, if there is one.
     """
 
     flags: Flags
     launch: Launch
     fleet: Fleet | None
     deepspeed: bool
+    line: JobLine
 
 
 def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[str]) -> Topology:
@@ -56,6 +57,7 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
     path, chosen, ssh_port = given["hostfile"], None, None
     launch = detect(os.environ)
     deepspeed = launch.launcher == "deepspeed"
+    job = JobLine()
     if command:
         job = _job_of(ctx, command)
         deepspeed = deepspeed or job.launcher == "deepspeed"
@@ -67,9 +69,9 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
         launch = detect(os.environ)  # with the variables that the line sets
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
-        return Topology(flags, launch, None, deepspeed)
+        return Topology(flags, launch, None, deepspeed, job)
     fleet = _fleet_of(ctx, path, flags, launch, chosen)
-    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port), deepspeed)
+    return Topology(flags, launch, replace(fleet, ssh_port=ssh_port), deepspeed, job)
 
 
 # --- the job's own command ---

@@ -34,6 +34,7 @@ from nccl_doctor.model.limits import MAX_RANKS
 from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import ParticipantResult
 from nccl_doctor.toolkit import forks
+from nccl_doctor.toolkit.c10d import recognise
 from nccl_doctor.toolkit.host import import_psutil
 from nccl_doctor.toolkit.masking import command_line
 
@@ -95,7 +96,7 @@ def run(
     doing = "loading the checks"
     checks = load_checks(options)
     is_master = bool(flags.any_node_rank) and (
-        identity.is_this_host(str(flags.master_addr)) if flags.is_host is None else flags.is_host
+        is_endpoint(str(flags.master_addr)) if flags.is_host is None else flags.is_host
     )
     port = DEFAULT_PORT if (flags.nnodes or 1) > 1 else free_port()
     host = host_launch(flags, nproc, is_master=is_master, port=port)
@@ -135,6 +136,14 @@ def run(
         wake=watchdog.hand_over(),
         died=died,
     )
+
+
+def is_endpoint(address: str) -> bool:
+    """Whether this host serves the run, by torch's rule: by what its own name resolves to.
+
+    Where torch would find no host, the one that has the address serves, and the report can say so.
+    """
+    return recognise(address, identity.LOOK_UP_S).serves or identity.is_this_host(address)
 
 
 def prepare(

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 GROUPS = ("auto", "one", "many", "weight-sync")
 """Values of `Job.groups`: not known; the default group alone; further groups by `new_group`; and
 a side group with processes of another world, over a store of its own, as RLHF trainers have it.
 """
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Options by which torchrun's agents meet, as the command of the job gives them; empty if it
+    does not. `conf_from` names the flag or variable of `conf`.
+    """
+
+    backend: str = ""
+    endpoint: str = ""
+    conf: str = ""
+    conf_from: str = ""
+    local_addr: str = ""
+    max_restarts: str = ""
 
 
 @dataclass(frozen=True)
@@ -20,7 +34,8 @@ class Job:
     `deepspeed_config` is the parsed file, `deepspeed_path` where it came from. `deepspeed` says
     that the job's own command, or an option, shows that it uses DeepSpeed. `expect_load_s` is how
     long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
-    diagnosis by DCGM that the GPUs are to pass before it.
+    diagnosis by DCGM that the GPUs are to pass before it. `launcher` and `rendezvous` are those of
+    its command, where that is known.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -30,6 +45,8 @@ class Job:
     deepspeed_path: str = ""
     expect_load_s: float | None = None
     dcgm_level: int | None = None
+    launcher: str = ""
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
 
     @property
     def has_several_groups(self) -> bool:
@@ -45,4 +62,7 @@ class Job:
         """Inverse of `to_json`; unknown keys, from a newer version, are ignored."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["mesh"] = tuple((str(name), int(size)) for name, size in known.get("mesh", ()))
+        told = known.get("rendezvous") or {}
+        fields = {name: str(told[name]) for name in Rendezvous.__dataclass_fields__ if name in told}
+        known["rendezvous"] = Rendezvous(**fields)
         return cls(**known)

@@ -11,6 +11,11 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nccl_doctor.model.job import Job, Rendezvous
+from nccl_doctor.toolkit.host import host_name
+from nccl_doctor.toolkit.net.names import LookUp, canonical_name, look_up
 
 _TRUE = ("1", "true", "t", "yes", "y")
 _FALSE = ("0", "false", "f", "no", "n")
@@ -20,6 +25,40 @@ _ATTEMPTS = 3
 _LONGEST = 10
 _READ_TIMEOUT_S = 60.0
 """Of the store of the rendezvous: for each operation, and for connecting to it."""
+
+
+def rendezvous_of(job: Job, environ: Mapping[str, str]) -> Rendezvous:
+    """Options of torchrun: those of the job's command, which torchrun reads with its PET_
+    variables, or else the variables alone.
+    """
+    if job.rendezvous.backend:
+        return job.rendezvous
+    conf = environ.get("PET_RDZV_CONF", "")
+    return Rendezvous(
+        environ.get("PET_RDZV_BACKEND", ""),
+        environ.get("PET_RDZV_ENDPOINT", ""),
+        conf,
+        "PET_RDZV_CONF" if conf else "",
+        environ.get("PET_LOCAL_ADDR", ""),
+    )
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """Look-ups by which a machine decides whether it is the endpoint, and the answer of torch."""
+
+    host: LookUp
+    own: LookUp
+    serves: bool
+
+
+def recognise(host: str, limit_s: float) -> Recognition:
+    """Whether torch's agent on this machine would take `host` for it; in little more time."""
+    own = host_name()
+    resolved, mine = look_up(host, limit_s), look_up(own, limit_s)
+    canonical = "" if mine.timed_out else canonical_name(own, limit_s)
+    matches = matches_machine(host, own, resolved.answers, mine.answers, canonical)
+    return Recognition(resolved, mine, matches)
 
 
 def endpoint_host(endpoint: str) -> str:
@@ -34,6 +73,11 @@ def is_host_of(conf: str) -> bool | None:
     """`is_host` of PET_RDZV_CONF (`key=value,…`); None if torch decides."""
     word = _pairs(conf).get("is_host", "").lower()
     return True if word in _TRUE else False if word in _FALSE else None
+
+
+def in_a_file(conf: str) -> bool:
+    """Whether the agents meet in a file, and not over TCP."""
+    return _pairs(conf).get("store_type", "tcp").lower() == "file"
 
 
 def read_timeout(env: Mapping[str, str]) -> float | None:

@@ -87,6 +87,8 @@ def test_the_topology_is_read_from_torchrun(examine, tmp_path):
     done, report = examine(*torchrun(), "--nproc-per-node", "3", "job.py")
     assert done.returncode == 0, done
     assert report["run"]["world_size"] == 3
+    told = report["run"]["options"]["job"]
+    assert (told["launcher"], told["rendezvous"]["backend"]) == ("torchrun", "static")
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("job"))
     assert said == [f"job {rank} of 3" for rank in range(3)]
 

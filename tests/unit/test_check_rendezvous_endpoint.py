@@ -10,7 +10,16 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
 from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
-from nccl_doctor.toolkit.c10d import endpoint_host, is_host_of, matches_machine, read_timeout
+from nccl_doctor.gather.run import is_endpoint
+from nccl_doctor.launch.identity import is_this_host
+from nccl_doctor.model.job import Job, Rendezvous
+from nccl_doctor.toolkit.c10d import (
+    endpoint_host,
+    is_host_of,
+    matches_machine,
+    read_timeout,
+    recognise,
+)
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 
@@ -123,6 +132,33 @@ def test_torch_agrees_on_this_machine() -> None:
         env = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": f"{host}:29400"}
         found = json.loads(json.dumps(CHECK.observe(Context(launch=Launch(), env=env))))
         assert found["serves"] == utils._matches_machine_hostname(host), host
+
+
+def test_the_host_that_serves_the_run_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name resolves to an address that no interface has, as behind an address translation."""
+
+    def answer(name: object, *_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.7", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    assert not is_this_host("203.0.113.7")
+    assert is_endpoint("203.0.113.7")
+    assert recognise("head.example.org", 1.0).serves
+
+
+def test_the_options_of_the_command_reach_it() -> None:
+    """`run -- torchrun --rdzv-backend=c10d …`, where no variable says so."""
+    own = socket.gethostname()
+    for conf, serves in (("", True), ("is_host=false", False)):
+        job = Job(launcher="torchrun", rendezvous=Rendezvous("c10d", f"{own}:29400", conf))
+        found = CHECK.observe(Context(launch=Launch(), env={}, job=job))
+        assert (found["endpoint"], found["serves"]) == (f"{own}:29400", serves)
+    static = Job(launcher="torchrun", rendezvous=Rendezvous("static"))
+    with pytest.raises(Skip):
+        CHECK.observe(Context(launch=Launch(), env={"PET_RDZV_BACKEND": "c10d"}, job=static))
+    in_file = Job(rendezvous=Rendezvous("c10d", "/shared/meet", "store_type=file"))
+    with pytest.raises(Skip):
+        CHECK.observe(Context(launch=Launch(), env={}, job=in_file))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.launch.command_line import JobLineError
+from nccl_doctor.model.job import Rendezvous
 from tests.support.command_lines import job, said, says
 
 HOSTS = "worker-0 slots=8\nworker-1 slots=8\n# spare\nworker-2 slots=4\n"
@@ -122,6 +123,16 @@ def test_each_value_says_what_told_it():
         "master_port": "--rdzv-endpoint",
         "nproc_per_node": "PET_NPROC_PER_NODE",
     }
+
+
+def test_the_rendezvous_of_torchrun_is_kept_for_the_checks():
+    line = "torchrun --nnodes 2 --rdzv-backend=c10d --rdzv-endpoint head:29400 --max-restarts=3 "
+    given = job(line + "--rdzv-conf join_timeout=900 --local-addr 10.0.0.2 t.py").rendezvous
+    conf = "join_timeout=900"
+    assert given == Rendezvous("c10d", "head:29400", conf, "--rdzv-conf", "10.0.0.2", "3")
+    assert job("torchrun --standalone t.py").rendezvous == Rendezvous("c10d", "localhost:0")
+    assert job("torchrun t.py").rendezvous == Rendezvous("static")
+    assert job("python t.py").rendezvous == Rendezvous()
 
 
 def test_variables_stand_for_flags_that_are_not_given():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.timeouts.gather import gather_timeouts
+from nccl_doctor.model.job import Job, Rendezvous
 from nccl_doctor.toolkit.timeouts.waits import CLOCKS, COLUMNS, Wait, waiters, waits, waits_table
 
 LAYERS = [
@@ -225,10 +226,21 @@ def test_gather_here() -> None:
     got = json.loads(json.dumps(gather_timeouts(env, "torchrun", steps.append)))
     assert steps[0] == "import torch"
     assert got["variables"] == {"DEEPSPEED_TIMEOUT": "3"}
-    assert got["rdzv"] == {"backend": "c10d", "conf": {"join_timeout": "77"}}
+    conf = {"join_timeout": "77"}
+    assert got["rdzv"] == {"backend": "c10d", "conf": conf, "conf_from": "PET_RDZV_CONF"}
     assert got["defaults"]["other"] == 1800
     if got["deepspeed"]:
         assert got["deepspeed"]["minutes"] in (10, 30)
     assert {each.name: each.seconds for each in waits(got, "gloo", deepspeed=False)}[
         "rendezvous"
     ] == 77
+
+
+def test_the_options_of_the_command_come_before_those_of_the_environment() -> None:
+    given = Rendezvous("c10d", "head", "join_timeout=1200", "--rdzv-conf")
+    job = Job(launcher="torchrun", rendezvous=given)
+    env = {"PET_RDZV_CONF": "timeout=5"}
+    got = gather_timeouts(env, job.launcher, lambda step: None, job)
+    (value,) = (each.value for each in waits(got, "gloo", deepspeed=False) if each.value.key)
+    assert (value.seconds, value.source) == (1200, "--rdzv-conf join_timeout=1200")
+    assert not value.variable, "no variable sets it"

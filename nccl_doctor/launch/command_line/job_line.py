@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nccl_doctor.launch.ssh.hostfile import Entry
+from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.toolkit.errands import send
 
 
@@ -45,6 +46,7 @@ class JobLine:
         ranks_assigned: the rendezvous gives out the node ranks (torchrun's c10d); whose address is
             `master_addr` hosts it.
         is_host: `--rdzv-conf is_host=…`: whether this host serves the rendezvous, if given.
+        rendezvous: torchrun's options for it, for the checks.
         starts_remote: one line on one host starts all the others: DeepSpeed with a hostfile, over
             ssh or with the launcher of --launcher; accelerate with mpirun's.
         hostfile: its path, as written. `hosts` are those of it that a DeepSpeed job uses, in order
@@ -65,6 +67,7 @@ class JobLine:
     is_host: bool | None = None
     run_id: str | None = None
     local_addr: str | None = None
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
     starts_remote: bool = False
     hostfile: str | None = None
     hosts: tuple[Entry, ...] = ()

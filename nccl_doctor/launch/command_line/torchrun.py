@@ -21,6 +21,7 @@ from nccl_doctor.launch.command_line.job_line import (
     Said,
     number,
 )
+from nccl_doctor.model.job import Rendezvous
 
 FLAGS = FlagTable(
     values="""
@@ -41,6 +42,7 @@ _LOCAL = "localhost"
 _WORDS = ("auto", "cpu", "gpu")
 _FROM_VARIABLES = (
     *("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "local_addr"),
+    "max_restarts",
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
 )
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -72,6 +74,7 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     """
     draft = Draft(launcher, notes)
     conf = _conf(flags)
+    draft.put("rendezvous", _rendezvous(flags))
     least, most = _nnodes(flags.get("nnodes", Said("1", DEFAULT)))
     _put_nproc(draft, flags.get("nproc_per_node", Said("1", DEFAULT)))
     if said := flags.get("local_addr"):
@@ -95,6 +98,18 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     if least != most:
         draft.note(f"{source} {least}:{most}: examined with {least} hosts, the smallest number")
     return draft.done()
+
+
+def _rendezvous(flags: GivenFlags) -> Rendezvous:
+    """Options of the rendezvous; --standalone sets some of them, as torchrun does."""
+    conf = flags.get("rdzv_conf", Said("", ""))
+    told = {name: flags[name].text for name in ("local_addr", "max_restarts") if name in flags}
+    if "standalone" in flags:
+        backend, endpoint = "c10d", f"{_LOCAL}:0"
+    else:
+        backend = flags["rdzv_backend"].text if "rdzv_backend" in flags else "static"
+        endpoint = flags["rdzv_endpoint"].text if "rdzv_endpoint" in flags else ""
+    return Rendezvous(backend, endpoint, conf.text, conf.source, **told)
 
 
 def _nnodes(said: Said) -> tuple[int, int]:

@@ -6,6 +6,7 @@ not return in time.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -48,6 +49,22 @@ class LookUp:
         """Inverse of `to_json`."""
         lists = {"answers": tuple(data["answers"]), "took_s": tuple(data["took_s"])}
         return cls(**{**data, **lists})
+
+
+def canonical_name(name: str, timeout_s: float) -> str:
+    """Canonical name that the resolver has for a name; empty if it gives none in time."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            flags = socket.AI_CANONNAME
+            entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM, flags=flags)
+            found.append(entries[0][3])
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return found[0] if found else ""
 
 
 class _Attempt:

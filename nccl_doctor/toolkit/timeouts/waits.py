@@ -252,7 +252,9 @@ class Settings:
         key = "join_timeout" if elastic else "timeout"
         seconds = _float(conf.get(key, ""))
         if seconds is not None:
-            return Value(seconds, f"PET_RDZV_CONF {key}={conf[key]}", "PET_RDZV_CONF", key)
+            said = self._facts["rdzv"].get("conf_from") or "PET_RDZV_CONF"
+            variable = said if said.startswith("PET_") else ""
+            return Value(seconds, f"{said} {key}={conf[key]}", variable, key)
         if elastic:
             return Value(_JOIN_S, "default of torchrun's c10d rendezvous", "", key)
         other = "" if backend else f"; {_JOIN_S:.0f} with --rdzv-backend=c10d"
