@@ -9,6 +9,9 @@ resolves to.
 
 Why it matters
 --------------
+An agent looks up the name of its own host for that, and torchrun ends with socket.gaierror if it
+has no answer, unless is_host is given, or the endpoint is localhost, a loopback address or the very
+name of the host.
 With c10d no node rank decides who serves the store: every agent decides for itself. An alias, the
 name of a Kubernetes service or the address of a second interface matches no machine; then no host
 serves the store, and all end with RendezvousConnectionError after a minute or two. An endpoint that
@@ -73,6 +76,15 @@ RDZV_ENDPOINT_AMBIGUOUS = Kind(
     why="Each serves its own store and waits there for the others until the join time-out.",
     fix="torchrun --rdzv-endpoint=ADDRESS:29500, the same on every host, of one of them",
 )
+AGENT_NAMELESS = Kind(
+    code="agent-name-unresolvable",
+    layer=Layer.NAME,
+    title="torchrun cannot look up the name of its own host",
+    why="To know whether it is the endpoint, the agent looks up its own host name; without an "
+    "answer torchrun ends with socket.gaierror before it meets the others.",
+    fix="put the host's name into /etc/hosts, or torchrun --rdzv-conf is_host=true on the host of "
+    "the endpoint and is_host=false on the others",
+)
 LOOK_UP_S = 4.0
 
 
@@ -82,7 +94,7 @@ class RendezvousEndpoint(Check):
     name = "rendezvous_endpoint"
     layer = Layer.NAME
     cost = "seconds"
-    kinds = (RDZV_ENDPOINT_UNHOSTED, RDZV_ENDPOINT_AMBIGUOUS)
+    kinds = (RDZV_ENDPOINT_UNHOSTED, RDZV_ENDPOINT_AMBIGUOUS, AGENT_NAMELESS)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """The endpoint, what it resolves to here, and whether this host would serve it."""
@@ -98,13 +110,24 @@ class RendezvousEndpoint(Check):
             "own_name": seen.own.query,
             "resolved": list(seen.host.answers),
             "own": list(seen.own.answers),
+            "own_error": "" if seen.own.timed_out else seen.own.error,
             "told": is_host,
             "serves": seen.serves if is_host is None else is_host,
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
-        """One finding if no host or several would serve, only if every host reported."""
+        """Findings on hosts where torchrun ends at once; one if no host or several would serve,
+        only if every host reported.
+        """
         seen = list(cluster.facts(self.name))
+        for rank, facts in seen:
+            if _dies(facts):
+                yield Finding(
+                    AGENT_NAMELESS,
+                    f"{facts['own_name']} does not resolve: {facts['own_error']}",
+                    Where(hosts=(rank.host.label,)),
+                    dict(facts),
+                )
         hosts = {rank.host.id for rank, _ in seen}
         if not spans_machines(cluster) or cluster.absent or len(hosts) < cluster.nnodes:
             return
@@ -139,6 +162,14 @@ class RendezvousEndpoint(Check):
                 evidence,
                 fix=f"on every host: torchrun --rdzv-endpoint={address}:29500",
             )
+
+
+def _dies(facts: Mapping[str, Any]) -> bool:
+    """Whether the agent fails to look up its own name, and needs to: with is_host, or for an
+    endpoint of localhost, of a loopback address or of the very host name, it knows before.
+    """
+    knows = facts["told"] is not None or facts["serves"] or facts["own"]
+    return not knows and bool(facts.get("own_error"))
 
 
 def _address(addresses: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.api import Cluster, Confidence, Context, Launch, Skip
+from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip
 from nccl_doctor.checks.rendezvous_endpoint import RendezvousEndpoint
 from nccl_doctor.gather.run import is_endpoint
 from nccl_doctor.launch.identity import is_this_host
@@ -69,6 +69,41 @@ def test_everybody_serves() -> None:
     views = [view(True, "localhost")] * 2
     found = only(CHECK, cluster(*views), "rdzv-endpoint-ambiguous", hosts=["nd0", "nd1"])
     assert "--rdzv-endpoint=192.168.77.1:" in found.fix
+
+
+def test_torchrun_ends_where_the_host_does_not_know_its_own_name() -> None:
+    error = {"own_error": "Name or service not known"}
+    found = only(
+        CHECK,
+        cluster(view(True), {**view(), **error}, absent_nodes=()),
+        "agent-name-unresolvable",
+        hosts=["nd1"],
+    )
+    assert "x does not resolve" in found.message
+    assert found.level is Severity.FAIL
+    for knows in ({"told": False}, {"serves": True}, {"own": ["10.0.0.2"]}):
+        assert judge(CHECK, cluster(view(), {**view(), **error, **knows}, nnodes=3)) == []
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "nd1", "other"])
+def test_when_torch_needs_the_name_of_the_host(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own function: it raises, or it does not."""
+    utils = pytest.importorskip("torch.distributed.elastic.rendezvous.utils")
+
+    def no_answer(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", no_answer)
+    monkeypatch.setattr(socket, "gethostname", lambda: "nd1")
+    try:
+        utils._matches_machine_hostname(host)
+        dies = False
+    except socket.gaierror:
+        dies = True
+    job = Job(rendezvous=Rendezvous("c10d", f"{host}:29400"))
+    facts = CHECK.observe(Context(launch=Launch(), env={}, job=job))
+    found = judge(CHECK, cluster(view(True), facts, nnodes=3))
+    assert [each.code for each in found] == ["agent-name-unresolvable"] * dies
 
 
 def test_who_sent_no_report_may_be_the_one_that_serves() -> None:

@@ -1,0 +1,160 @@
+"""Will the name that torchrun's agents give to rank 0 lead there from every host?
+
+What it checks
+--------------
+With `--rdzv-backend=c10d` the endpoint is only where the agents meet. MASTER_ADDR of the ranks is
+another one: `--local-addr` of one agent, or else what `socket.getfqdn()` says on its host. It is
+the agent whose name comes first in the alphabet, as that gets rank 0. Every host says its name and
+looks up the one that comes first; the port is any free port there.
+
+Why it matters
+--------------
+The agents have met, and yet the ranks cannot: a name that only its own host knows ends in
+"Name or service not known", and "localhost", which a line like "127.0.0.1 localhost node1" in
+/etc/hosts makes of a host, leads every host to itself. The error comes from another host than the
+one whose name is wrong.
+
+How to fix
+----------
+Give the agents an address in place of the name: torchrun --local-addr=ADDRESS on every host, with
+its own address on the network that the hosts share. Or let the names resolve everywhere, by DNS or
+/etc/hosts.
+
+When it is wrong
+----------------
+Another agent may come first: after a restart without this host, or if --local-addr is set by a
+script that runs later. An answer that is none of the host's own addresses may be right behind an
+address translation: that is a warning. Only for a torchrun command behind `--`, or PET_ variables:
+under torchrun MASTER_ADDR is known, and check `master_addr` looks at it.
+
+References
+----------
+torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (_NodeDescGenerator, next_rendezvous);
+pytorch/pytorch issues 74824 and 150532; getaddrinfo(3), hosts(5).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nccl_doctor.api import (
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    Host,
+    Kind,
+    Layer,
+    Level,
+    Round,
+    Severity,
+    Skip,
+    Where,
+    likely_address,
+    spans_machines,
+)
+from nccl_doctor.toolkit.c10d import rendezvous_of
+from nccl_doctor.toolkit.net.interfaces import is_loopback
+from nccl_doctor.toolkit.net.names import look_up
+
+AGENT_NAME_MISLEADS = Kind(
+    code="agent-name-misleads",
+    layer=Layer.NAME,
+    title="The name of torchrun's first agent does not lead to it",
+    why="Its name becomes MASTER_ADDR of all ranks: where it leads elsewhere, or nowhere, they do "
+    "not find rank 0.",
+    fix="torchrun --local-addr=ADDRESS on every host, with an address of that host",
+    later=True,
+)
+ROUND = "names"
+LOOK_UP_S = 4.0
+
+
+class AgentNames(Check):
+    """Exchanges the names of the agents, and looks up the first."""
+
+    name = "agent_names"
+    layer = Layer.NAME
+    cost = "seconds"
+    kinds = (AGENT_NAME_MISLEADS,)
+    level = Level.QUICK
+    together = True
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """One round of all hosts, if agents of c10d will meet on them."""
+        firsts = [cluster.first_on(host) for host in cluster.present_hosts if host.joined]
+        seats = tuple(rank.seat for rank in firsts if rank is not None)
+        env = firsts[0].env if firsts and firsts[0] is not None else {}
+        c10d = rendezvous_of(cluster.job, env).backend.lower() == "c10d"
+        served = any(rank.launch and rank.launch.agent_store for rank in cluster.present)
+        if not c10d or served or not spans_machines(cluster):
+            raise Skip("no agents of a c10d rendezvous are to meet")
+        return (Round(ROUND, (seats,), 4 * LOOK_UP_S, may_shrink=True),)
+
+    def observe(self, ctx: Context) -> Mapping[str, Any]:
+        """`name` of the agent of this host, `first` of all names, and `answers` for it here."""
+        if ctx.peers is None:
+            raise Skip("only together with other hosts")
+        ctx.breadcrumb("socket.getfqdn()")
+        name = rendezvous_of(ctx.job, ctx.env).local_addr or socket.getfqdn()
+        ctx.peers.post("name", name)
+        names = ctx.peers.collect("name", ctx.left() - LOOK_UP_S)
+        first = min((str(each) for each in names.values()), default=name)
+        ctx.breadcrumb(f"look up {first}")
+        found = look_up(first, LOOK_UP_S)
+        return {
+            "name": name,
+            "first": first,
+            "answers": list(found.answers),
+            "error": found.error,
+        }
+
+    def judge(self, cluster: Cluster) -> Iterator[Finding]:
+        """One finding on the hosts that the name leads astray, or on its own if it leads all."""
+        seen = [
+            (each.host, each.outcome.facts)
+            for each in cluster.evidence(self.name, ROUND)
+            if each.outcome.facts
+        ]
+        owners = [host for host, facts in seen if facts["name"] == facts["first"]]
+        if not owners or len(seen) < 2:
+            return
+        owner, first = owners[0], str(seen[0][1]["first"])
+        wrong = {
+            host.label: words
+            for host, facts in seen
+            if (words := _astray(host, facts, owner)) is not None
+        }
+        others = {host.label for host, _ in seen if host.id != owner.id}
+        if not wrong:
+            return
+        elsewhere = all(words.startswith("leads to") for words in wrong.values())
+        likely = likely_address([("", list(owner.addresses))])
+        all_of_them = others <= set(wrong)
+        yield Finding(
+            AGENT_NAME_MISLEADS,
+            f"MASTER_ADDR will be {first}, as {owner.label} calls itself: "
+            + ", ".join(sorted(set(wrong.values()))),
+            Where(hosts=(owner.label,) if all_of_them else tuple(sorted(wrong))),
+            {"name": first, "of": owner.label, "astray": wrong},
+            fix=f"on {owner.label}: torchrun --local-addr={likely[1] if likely else 'ADDRESS'}, "
+            "and on every other host its own address",
+            severity=Severity.WARN if elsewhere else None,
+            confidence=Confidence.LIKELY if elsewhere else Confidence.CERTAIN,
+        )
+
+
+def _astray(host: Host, facts: Mapping[str, Any], owner: Host) -> str | None:
+    """Fault in the answers that a host gets for the owner's name; None if there is none."""
+    answers = [str(answer) for answer in facts["answers"]]
+    if not answers:
+        return f"does not resolve ({facts['error']})"
+    if host.id == owner.id or set(answers) & set(owner.addresses):
+        return None
+    own = [answer for answer in answers if is_loopback(answer) or answer in host.addresses]
+    if own:
+        return f"is {own[0]}, which is each host itself" if is_loopback(own[0]) else "is that host"
+    return f"leads to {answers[0]}, no address of that host"
