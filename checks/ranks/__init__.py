@@ -17,10 +17,12 @@ else.
 
 When it is wrong
 ----------------
-If two hosts have two different values, it is not known which one is right: both are named. A host
-that is slow to start counts as absent only if it is slower than --join-timeout. Absent hosts are
-shown with the names that Slurm or Kubernetes gave to the nodes of their numbers. Why a host could
-not reach the master is in that host's own report; `nccl-doctor report merge` combines the two.
+If two hosts have two different values, it is not known which one is right: both are named. With
+--nnodes=MIN:MAX only MIN hosts have to come: MAX are waited for, what is between is information. A
+host that is slow to start counts as absent only if it is slower than --join-timeout. Absent hosts
+are shown with the names that Slurm or Kubernetes gave to the nodes of their numbers. Why a host
+could not reach the master is in that host's own report; `nccl-doctor report merge` combines the
+two.
 
 References
 ----------
@@ -73,6 +75,14 @@ HOST_ABSENT = Kind(
     "Every other rank waits for its ranks until the rendezvous times out.",
     "Start the job on that host; the report there shows what keeps it from reaching the master.",
     by_deadline=True,
+)
+HOSTS_FEWER = Kind(
+    "hosts-fewer-than-most",
+    Layer.RANKS,
+    "An elastic job starts with fewer hosts than it may have",
+    "It is right for --nnodes=MIN:MAX; a host that comes later makes all ranks start again.",
+    "Nothing, if the other hosts are not to take part; else start the job there too.",
+    Severity.INFO,
 )
 RANK_ABSENT = Kind(
     "rank-absent",
@@ -140,7 +150,7 @@ class Ranks(Check):
     scope = Scope.RANK
     kinds = (
         HOST_ABSENT, RANK_ABSENT, LATE, DUPLICATE, NODE_DUPLICATE, LOCAL_DUPLICATE, NNODES,
-        WORLD_SIZE,
+        WORLD_SIZE, HOSTS_FEWER,
     )  # fmt: skip
     reads = ("master_firewall", "port")
 
@@ -165,6 +175,14 @@ class Ranks(Check):
             there = set(nnodes.finding.where.hosts) if nnodes else set()
             same = set(world.finding.where.hosts) <= there
             yield world.finding.replaced(explained_by=NNODES.code if same else None)
+        if cluster.complete and cluster.job.elastic and cluster.nnodes < cluster.job.elastic[1]:
+            least, most = cluster.job.elastic
+            here = len([host for host in cluster.hosts if host.joined and host.reported])
+            yield Finding(
+                HOSTS_FEWER,
+                f"{here} hosts are here, of {least} to {most}: no other one signed in within "
+                f"{cluster.join_timeout_s:g} s",
+            )
         if cluster.complete:  # else hosts without a report were not waited for
             yield from _absent(cluster, _causes(cluster, spare, nnodes, world))
             yield from _kept_out(cluster, spare)

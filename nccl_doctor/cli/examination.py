@@ -243,7 +243,9 @@ def run(ctx: click.Context, /, **given: Any) -> None:
         options = options_of(ctx, given, first=first)
         job = job_of(ctx, given, deepspeed=deepspeed)
         starter = "" if line.launcher == "none" else line.launcher
-        job = replace(job, launcher=starter, rendezvous=line.rendezvous)
+        least, most = line.nnodes or 1, line.max_nnodes or 1
+        elastic = (least, most) if least < most else None
+        job = replace(job, launcher=starter, rendezvous=line.rendezvous, elastic=elastic)
         options = replace(options, job=job)
         past = past_of(options.baseline, options.select, options.ignore) if first else None
     if fleet:

@@ -78,6 +78,8 @@ class EvidenceLog:
             self._late.add(seat)
             if launch.node_rank is not None and launch.node_rank < len(self._layout.nodes):
                 who = replace(who, launch=placed(launch, self._layout.nodes[launch.node_rank]))
+            elif self._layout.nodes[0].nnodes:  # one more of an elastic job: no other number
+                who = replace(who, launch=replace(launch, nnodes=self._layout.nodes[0].nnodes))
         if self._closed:
             who = replace(who, facts={})
         self._vacant = None
@@ -97,7 +99,8 @@ class EvidenceLog:
         for seat, place in layout.seats.items():
             who = self._signed_in[seat]
             self._signed_in[seat] = replace(who, launch=placed(who.launch, place))
-        self._launch = replace(self._launch, world_size=layout.world_size)
+        nnodes = layout.nodes[0].nnodes or self._launch.nnodes
+        self._launch = replace(self._launch, world_size=layout.world_size, nnodes=nnodes)
 
     def close(self) -> None:
         """Take no more outcomes: what is killed from now on is killed by this process."""

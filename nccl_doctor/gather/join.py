@@ -27,7 +27,14 @@ from nccl_doctor.gather.second_look import WITNESSES
 from nccl_doctor.gather.sign_in import SIGN_IN_MAX, Claimant, SignIn
 from nccl_doctor.model.findings import number_range
 from nccl_doctor.model.launch import OWN, Launch
-from nccl_doctor.model.layout import Claim, Layout, agree, backend_of_all, lay_out
+from nccl_doctor.model.layout import (
+    Claim,
+    Layout,
+    agree,
+    backend_of_all,
+    elastic_size,
+    lay_out,
+)
 from nccl_doctor.model.limits import MAX_RANKS
 
 LEAST_S = 1.0
@@ -141,7 +148,11 @@ class Join:
             return f"nodes {number_range(sorted(set(range(nnodes)) - here))}"
 
         self._wait(until, complete, missing)
-        layout = lay_out(self._claims(), nnodes)
+        claims, elastic = self._claims(), 0
+        if run.options.job.elastic is not None:
+            least, _ = run.options.job.elastic
+            elastic = elastic_size(claims, nnodes, least, self._evidence.refusals.count)
+        layout = lay_out(claims, nnodes, elastic)
         waited_s = None
         if run.options.absent_nodes:  # the report says how long they were waited for: not so long
             waited_s = round(time.monotonic() - run.config.started, 1)

@@ -71,7 +71,12 @@ class HostPlaces:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        places = {seat: asdict(place) for seat, place in self.places.items()}
+        places = {
+            seat: {
+                name: number for name, number in asdict(place).items() if name != "nnodes" or number
+            }
+            for seat, place in self.places.items()
+        }
         return {
             "places": _by_text(places),
             "tokens": _by_text(self.tokens),
@@ -140,7 +145,10 @@ def order_from_json(data: Any) -> Order | Finish:
 
 def _place(places: Node, key: str) -> HostPlace:
     node = Node(f"{places.path}.{key}", places.data[key])
-    return HostPlace(*(_told(node, field.name, MAX_RANKS) for field in fields(HostPlace)))
+    names = [field.name for field in fields(HostPlace) if field.name != "nnodes"]
+    nnodes = node.number("nnodes", 0, MAX_RANKS) or 0
+    told = {name: _told(node, name, MAX_RANKS) for name in names}
+    return HostPlace(**told, nnodes=nnodes)
 
 
 def _told(node: Node, key: str, high: int) -> int:

@@ -90,7 +90,8 @@ def host_flags(launch: Launch) -> Flags | None:
 
 def placed(launch: Launch, place: HostPlace, local_rank: int = 0) -> Launch:
     """The launch record of one rank of a host, now that the host has its place."""
-    mine = replace(launch, local_rank=local_rank, node_rank=place.node_rank)
+    nnodes = place.nnodes or launch.nnodes
+    mine = replace(launch, local_rank=local_rank, node_rank=place.node_rank, nnodes=nnodes)
     return _numbered(mine, place.first_rank + local_rank, place.world_size)
 
 

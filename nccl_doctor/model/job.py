@@ -35,7 +35,8 @@ class Job:
     that the job's own command, or an option, shows that it uses DeepSpeed. `expect_load_s` is how
     long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
     diagnosis by DCGM that the GPUs are to pass before it. `launcher` and `rendezvous` are those of
-    its command, where that is known.
+    its command, where that is known; `elastic` are the fewest and the most hosts that it starts
+    with, where they differ.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -47,6 +48,7 @@ class Job:
     dcgm_level: int | None = None
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    elastic: tuple[int, int] | None = None
 
     @property
     def has_several_groups(self) -> bool:
@@ -65,4 +67,7 @@ class Job:
         told = known.get("rendezvous") or {}
         fields = {name: str(told[name]) for name in Rendezvous.__dataclass_fields__ if name in told}
         known["rendezvous"] = Rendezvous(**fields)
+        if known.get("elastic") is not None:
+            least, most = known["elastic"]
+            known["elastic"] = int(least), int(most)
         return cls(**known)

@@ -30,12 +30,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class HostPlace:
-    """The ranks of one host: `nproc` of them from `first_rank` on."""
+    """The ranks of one host: `nproc` of them from `first_rank` on. `nnodes` is the number of hosts,
+    where it is not the one that the hosts were started with; else 0.
+    """
 
     node_rank: int
     first_rank: int
     nproc: int
     world_size: int
+    nnodes: int = 0
 
     @property
     def ranks(self) -> range:
@@ -100,7 +103,19 @@ def backend_of_all(asked: Sequence[tuple[str, str | None]], own: str) -> str:
     return "nccl" if any(device == "cuda" for _, device in asked) else "gloo"
 
 
-def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
+def elastic_size(claims: Sequence[Claim], nnodes: int, least: int, refused: int) -> int:
+    """Number of hosts of an elastic job of `least` to `nnodes`, by those that are here; 0 if it is
+    `nnodes`.
+
+    Where too few are here, the others of the least number are missing. If a host was refused, or
+    they contradict each other, it is not known how many there are: then all are missing.
+    """
+    here = max(len(claims), least)
+    odd = any(claim.nnodes != nnodes or (claim.node_rank or 0) >= here for claim in claims)
+    return 0 if here >= nnodes or odd or refused else here
+
+
+def lay_out(claims: Sequence[Claim], nnodes: int, elastic: int = 0) -> Layout:
     """Lay ranks out over the hosts that are here and the ones that are not.
 
     Args:
@@ -108,9 +123,11 @@ def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
             none. Others without a node rank take the free ones in order.
         nnodes: as the coordinator says. A host that claims a node beyond has a place all the same,
             so that it can be compared with the others.
+        elastic: the number of hosts in place of `nnodes`, unless it is 0.
 
     Hosts that are not here are taken to start as many ranks as most of the others.
     """
+    nnodes = elastic or nnodes
     claimed = {claim.node_rank for claim in claims if claim.node_rank is not None}
     free = (node for node in range(nnodes + len(claims)) if node not in claimed)
     nodes = {
@@ -124,6 +141,6 @@ def lay_out(claims: Sequence[Claim], nnodes: int) -> Layout:
     sizes = [nproc.get(node, usual) for node in range(max(nnodes, max(nproc) + 1))]
     firsts = [0, *accumulate(sizes)]
     places = tuple(
-        HostPlace(node, firsts[node], size, firsts[-1]) for node, size in enumerate(sizes)
+        HostPlace(node, firsts[node], size, firsts[-1], elastic) for node, size in enumerate(sizes)
     )
     return Layout(places, {seat: places[node] for seat, node in nodes.items()})

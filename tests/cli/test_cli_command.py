@@ -93,6 +93,19 @@ def test_the_topology_is_read_from_torchrun(examine, tmp_path):
     assert said == [f"job {rank} of 3" for rank in range(3)]
 
 
+def test_an_elastic_job_follows_with_the_hosts_that_came(examine, tmp_path):
+    (tmp_path / "job.py").write_text(PRINTS)
+    meet = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}", "--rdzv-id=e")
+    options = ("--join-timeout=3", "--timeout=60")
+    line = (*torchrun(), "--nnodes=1:3", *meet, "--rdzv-conf=last_call_timeout=1")
+    done, report = examine(*line, "--local-addr=localhost", "job.py", options=options)
+    assert done.returncode == 0, done
+    assert done.stdout.splitlines()[-1] == "job 0 of 1"
+    assert (report["verdict"], report["run"]["world_size"]) == ("pass", 1)
+    (found,) = (each for each in report["findings"] if each["code"] == "hosts-fewer-than-most")
+    assert (found["severity"], found["message"][:25]) == ("info", "1 hosts are here, of 1 to")
+
+
 def test_what_the_line_sets_for_its_ranks_is_examined(examine, tmp_path):
     (tmp_path / "job.py").write_text(PRINTS)
     line = ("env", "GLOO_SOCKET_IFNAME=no-such-nic", *torchrun(), "job.py")

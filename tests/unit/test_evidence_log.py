@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.ranks import Ranks
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.join import grown
 from nccl_doctor.gather.sign_in import SignIn
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.job import Job
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Claim, lay_out
 from nccl_doctor.model.options import Flags, Options
+from tests.support.findings import judge
 
 
 def sign_in(node: int, nproc: int, **launch: Any) -> SignIn:
@@ -62,6 +65,19 @@ def test_a_rank_that_its_agent_restarted_makes_no_second_claim() -> None:
 
 def ranks_of(cluster: Cluster) -> list[tuple[int | None, str, bool]]:
     return [(rank.rank, rank.host.label, rank.reported) for rank in cluster.ranks]
+
+
+def test_an_elastic_job_misses_nobody_beyond_its_fewest_hosts() -> None:
+    log = EvidenceLog(host_launch(Flags(nnodes=3, node_rank=0, master_addr="nd0"), 1), {}, {})
+    for seat in (0, 1):
+        log.sign_in(seat, sign_in(seat, 1), 0.0)
+    log.lay_out(lay_out([Claim(seat, seat, 3, 1) for seat in (0, 1)], 3, 2))
+    made = log.cluster(Options(job=Job(elastic=(1, 3))), "gloo")
+    assert (made.nnodes, made.world_size, made.absent) == (2, 2, ())
+    assert {rank.launch and rank.launch.nnodes for rank in made.ranks} == {2}
+    found = judge(Ranks(), made)
+    assert [(each.code, each.level.value) for each in found] == [("hosts-fewer-than-most", "info")]
+    assert "2 hosts are here, of 1 to 3" in found[0].message
 
 
 def test_absent_ranks_are_those_of_absent_hosts_and_of_siblings() -> None:

@@ -39,6 +39,11 @@ def test_a_message_is_the_same_after_its_way_through_the_store(name: str) -> Non
     assert read({**data, "of a newer version": 1}) == message
 
 
+def test_the_number_of_hosts_of_an_elastic_job_crosses_the_store() -> None:
+    places = HostPlaces({0: HostPlace(0, 0, 2, 4, 2)}, {0: "a"}, 25, HOSTS)
+    assert HostPlaces.from_json(json.loads(json.dumps(places.to_json()))) == places
+
+
 def test_the_format_is_that_of_other_versions() -> None:
     assert ROSTER.to_json() == {
         "tokens": {"0": "a", "12": "b"},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.model.layout import Claim, HostPlace, agree, backend_of_all, lay_out
+from nccl_doctor.model.layout import Claim, HostPlace, agree, backend_of_all, elastic_size, lay_out
 
 
 def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:
@@ -58,6 +58,30 @@ def test_what_cannot_be_one_job() -> None:
     assert not agree([Claim(0, 0, 2, 1), Claim(1, 1, 3, 1)], 2)
     assert not agree(claims((0, 1), (None, 1), (None, 1), nnodes=2), 2)
     assert lay_out([Claim(0, 0, 2, 1), Claim(1, 2, 3, 1)], 2).nodes[2].nproc == 1
+
+
+def of_elastic(*nodes: int | None, nnodes: int = 4) -> list[Claim]:
+    return [Claim(seat, node, nnodes, 2) for seat, node in enumerate(nodes)]
+
+
+@pytest.mark.parametrize(
+    ("claims", "refused", "size"),
+    [
+        (of_elastic(0, None, None, None), 0, 0),  # all
+        (of_elastic(0, None, None), 0, 3),  # enough
+        (of_elastic(0), 0, 2),  # one of the least number is missing
+        (of_elastic(0, None, None), 1, 0),  # was that the fourth?
+        (of_elastic(0, 3), 0, 0),  # its number says that there are four
+        ([*of_elastic(0), *of_elastic(None, nnodes=8)], 0, 0),  # they contradict each other
+    ],
+)
+def test_an_elastic_job_has_the_hosts_that_are_here(
+    claims: list[Claim], refused: int, size: int
+) -> None:
+    assert elastic_size(claims, 4, 2, refused) == size
+    layout = lay_out(claims, 4, size)
+    assert len(layout.nodes) == (size or 4)
+    assert {place.nnodes for place in layout.nodes} == {size}
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.randoms(use_true_random=False))

@@ -96,7 +96,7 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
     draft.put("nnodes", least, source)
     draft.put("max_nnodes", most, source)
     if least != most:
-        draft.note(f"{source} {least}:{most}: examined with {least} hosts, the smallest number")
+        draft.note(f"{source} {least}:{most}: waits for {most} hosts, and is content with {least}")
     return draft.done()
 
 
