@@ -53,7 +53,8 @@ def num_local_ranks(wanted: str, environ: Mapping[str, str]) -> int:
         if not gpus:
             raise NoGpu("--nproc-per-node gpu: this host has no visible GPU")
         return gpus
-    return (os.cpu_count() or 1) if wanted == "cpu" else int(wanted)
+    # As torch: the processors that this process may use, not those of the machine.
+    return len(os.sched_getaffinity(0)) if wanted == "cpu" else int(wanted)
 
 
 Died = Callable[[int, int, str, HostPlace, Address], int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.launch.local_ranks import num_local_ranks
 from nccl_doctor.toolkit import forks
 from tests.support import disks
 
@@ -169,3 +171,14 @@ def test_one_that_cannot_be_killed_is_not_awaited(tmp_path: Path) -> None:
         assert time.monotonic() - started < 1 + 0.5 + forks.REAP_WAIT_S + START_S
     assert (done.returncode, (tmp_path / "out").read_text()) == (0, "3\n")
     assert "waits in the kernel and cannot be killed" in (tmp_path / "err").read_text()
+
+
+def test_ranks_on_processors_are_as_many_as_torch_counts() -> None:
+    """In a process that may use one processor only, as under taskset or Slurm's binding."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert num_local_ranks("cpu", {}) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert num_local_ranks("cpu", {}) == len(before)
