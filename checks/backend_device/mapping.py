@@ -136,6 +136,9 @@ def _visible_differs(mine: Sequence[SeenByRank]) -> Iterator[Finding]:
         if len(set(said.values())) > 1:
             sides = [f"{said[one.rank.seat]} (local rank {one.rank.local_rank})" for one in mine]
             text = f"the variable differs between ranks of one host: {', '.join(sides)}"
+            if len({one.sees for one in mine}) == 1:  # the same GPUs, in other orders
+                yield Finding(GPU_HIDDEN, text, where, severity=Severity.WARN)
+                return
             # NCCL copies between GPUs all the same: CUDA needs none of them to be visible for that.
             yield Finding(GPU_HIDDEN, text, where, fix=_VISIBLE_FIX, severity=Severity.INFO)
             return

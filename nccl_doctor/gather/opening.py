@@ -18,6 +18,7 @@ from typing import Any
 from nccl_doctor.gather.control_store import ControlStore, StoreTimeout
 from nccl_doctor.gather.envelope import BadMessage
 from nccl_doctor.launch import identity
+from nccl_doctor.toolkit.host import text_of
 
 PROTOCOL = "nccl-doctor/1"
 MEETING = f"{PROTOCOL}/"
@@ -106,9 +107,5 @@ def _machine() -> str:
 
 def _began(pid: int) -> str:
     """Start of a process, in ticks since that of the kernel; empty if it does not run."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    after_name = stat.rpartition(")")[2].split()
-    return "" if after_name[0] in "ZX" else after_name[19]
+    after_name = text_of(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return "" if not after_name or after_name[0] in "ZX" else after_name[19]

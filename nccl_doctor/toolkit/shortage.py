@@ -7,8 +7,6 @@ import resource
 from collections.abc import Set
 from dataclasses import dataclass
 
-from nccl_doctor.toolkit.privileges import privileges
-
 
 @dataclass(frozen=True)
 class Shortage:
@@ -23,6 +21,8 @@ def shortage_of(error: BaseException) -> Shortage | None:
     number = error.errno if isinstance(error, OSError) else None
     thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
     if number == errno.EAGAIN or thread:
+        from nccl_doctor.toolkit.privileges import privileges  # the guardian starts without it
+
         return Shortage(
             f"no process or thread can be started: {limits_of_tasks(privileges())}",
             "ulimit -u unlimited; docker run --pids-limit=-1; systemd: TasksMax=infinity",

@@ -5,10 +5,14 @@ The host that cannot get in says why in a report of its own; the coordinator say
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import threading
+from pathlib import Path
 
 import pytest
 
+import nccl_doctor
 from tests.lab import faults
 from tests.lab.lab import MASTER_PORT, MEET, PATIENT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
@@ -197,7 +201,8 @@ def test_a_router_that_cannot_deliver_is_no_firewall(lab: Lab) -> None:
         f"{nd0.address}@5003": "refused ",
         "10.9.0.1@9": "unreachable ",  # nd1 itself has no route
     }
-    process = nd1.python(_WHO, *asked)
+    ours = [str(Path(nccl_doctor.__file__).parents[1]), sysconfig.get_paths()["purelib"]]
+    process = nd1.python(_WHO, *asked, env={"PYTHONPATH": os.pathsep.join(ours)})
     assert process.wait(20) == 0, process.stderr
     assert process.stdout.splitlines() == list(asked.values())
 
