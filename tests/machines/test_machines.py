@@ -37,6 +37,7 @@ def test_a_healthy_machine_passes(machine: Machine, tried: Gallery) -> None:
     assert (report.verdict, report.exit_code) == ("pass", 0)
 
 
+@pytest.mark.wide  # each rule has tests of its own
 @pytest.mark.parametrize(
     ("machine", "fault"), FAULTS, ids=[f"{m.title}: {f.title}" for m, f in FAULTS]
 )
@@ -57,6 +58,7 @@ def test_a_fault_is_named_with_its_place_and_nothing_else_is(
     assert all(set(each.where.hosts) <= {broken.name} for each in elsewhere), elsewhere
 
 
+@pytest.mark.wide
 def test_the_page_says_what_the_runs_said(tried: Gallery) -> None:
     written = (Path(__file__).parents[2] / "docs/machines.md").read_text(encoding="utf-8")
     assert page(tried, MACHINES) == written, "run scripts/machines.py"

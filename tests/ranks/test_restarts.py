@@ -5,6 +5,7 @@ The test serves the store, as torchrun's agent does, whose store outlives its wo
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -68,6 +69,7 @@ class Agents:
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    importlib.import_module("torch.distributed")  # takes seconds, before any time limit
     made = Agents(tmp_path)
     yield made
     made.end()

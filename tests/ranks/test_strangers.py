@@ -5,6 +5,7 @@ The store is served by the test, as an agent's would be, so that anything can li
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 import zlib
@@ -73,6 +74,7 @@ class Job:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setenv("RES_OPTIONS", "timeout:1 attempts:1")
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "FATAL")
+    importlib.import_module("torch.distributed")  # takes seconds, before any time limit
     made = Job(tmp_path)
     yield made
     made.end()
