@@ -30,7 +30,7 @@ RAIL_SLOW = Kind(
 RAILS, AGAIN = "rails", "again-rails"
 """How the names of rounds begin; a number of the pass follows, and one of the round."""
 _MOST_PASSES = 4
-"""Of a host with many more NICs than ranks, the rest is left out: each pass takes two or three
+"""Passes at most; the rest of the NICs of a host is left out: each pass takes two or three
 rounds.
 """
 _LEAST_HOSTS = 3

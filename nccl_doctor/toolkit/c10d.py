@@ -24,7 +24,7 @@ KEEP_ALIVE = (5.0, 15.0)
 _ATTEMPTS = 3
 _LONGEST = 10
 _READ_TIMEOUT_S = 60.0
-"""Of the store of the rendezvous: for each operation, and for connecting to it."""
+"""Time-out of the store of the rendezvous: of each operation, and of connecting to it."""
 
 
 def rendezvous_of(job: Job, environ: Mapping[str, str]) -> Rendezvous:

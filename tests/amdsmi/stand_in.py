@@ -5,12 +5,10 @@ As with NVML, the processes that read GPUs are forked from a small one.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,8 @@ import pytest
 
 from nccl_doctor.checks.amd_gpus.gather import gather_amd
 from nccl_doctor.model.cluster import Outcome
-from nccl_doctor.observe import probe
 from tests.nvml.stand_in import small_process
+from tests.support.stand_ins import Look, observe_with
 
 SOURCE = Path(__file__).with_name("libamd_smi.c")
 NAME = "libamd_smi.so"
@@ -97,22 +95,10 @@ def host(folder: Path, *nodes: str, kfd: bool = True) -> Path:
     return folder
 
 
-def observe(
-    library: Path,
-    description: Path,
-    look: Callable[[Callable[..., None]], Mapping[str, Any]],
-    deadline_s: float = 20.0,
-) -> Outcome:
-    """`look`, with a child's breadcrumb, in a real probe child that has the stand-in loaded."""
-
-    def work(line: probe.Line) -> Mapping[str, Any]:
-        # Loaded by its path first: the same soname then leads to it.
-        ctypes.CDLL(str(library))
-        os.environ["AMDSMI_STAND_IN"] = str(description)
-        return look(line.breadcrumb)
-
-    (outcome,) = probe.run([probe.ProbeJob("amd_gpus", work, time.monotonic() + deadline_s)])
-    return Outcome.from_json(outcome.to_json())
+def observe(library: Path, description: Path, look: Look, deadline_s: float = 20.0) -> Outcome:
+    """`look` in a probe child that has the stand-in loaded, with this description."""
+    settings = {"AMDSMI_STAND_IN": str(description)}
+    return observe_with(library, settings, "amd_gpus", look, deadline_s)
 
 
 def gathered(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:

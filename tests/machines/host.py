@@ -71,7 +71,7 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Of its first interface that leads anywhere."""
+        """Address of its first interface that leads anywhere."""
         return next(nic.addresses[0] for nic in self.nics if not nic.loopback)
 
     def write(self, path: str, text: str) -> None:

@@ -188,7 +188,7 @@ BY_DRIVER = frozenset({"gpu_state", "amd_gpus"})
 
 
 def _fingerprint(host: Host, ranks: Sequence[tuple[Launch, Mapping[str, str]]]) -> Any:
-    """All that other checks see: files, variables, libraries."""
+    """Files, variables and libraries of a host: all that other checks see."""
     files = {}
     for folder, folders, names in os.walk(host.root):
         at = os.path.relpath(folder, host.root)

@@ -6,7 +6,6 @@ the tests holds thousands of them in its memory, and a fork of it costs ten time
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import itertools
@@ -16,7 +15,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import pytest
 
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.model.cluster import Outcome
-from nccl_doctor.observe import probe
+from tests.support.stand_ins import Look, observe_with
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
 MACHINES = Path(__file__).with_name("machines")
@@ -119,22 +118,10 @@ def write(machine: Mapping[str, Mapping[str, Any]], file: Path) -> Path:
     return file
 
 
-def observe(
-    library: Path,
-    description: Path,
-    look: Callable[[Callable[..., None]], Mapping[str, Any]],
-    deadline_s: float = 20.0,
-) -> Outcome:
-    """`look`, with a child's breadcrumb, in a real probe child that has the stand-in loaded."""
-
-    def work(line: probe.Line) -> Mapping[str, Any]:
-        # Loaded by its path first: the same soname then leads to it.
-        ctypes.CDLL(str(library))
-        os.environ["NVML_STAND_IN"] = str(description)
-        return look(line.breadcrumb)
-
-    (outcome,) = probe.run([probe.ProbeJob("gpu_state", work, time.monotonic() + deadline_s)])
-    return Outcome.from_json(outcome.to_json())
+def observe(library: Path, description: Path, look: Look, deadline_s: float = 20.0) -> Outcome:
+    """`look` in a probe child that has the stand-in loaded, with this description."""
+    settings = {"NVML_STAND_IN": str(description)}
+    return observe_with(library, settings, "gpu_state", look, deadline_s)
 
 
 def gathered(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:
