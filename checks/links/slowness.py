@@ -7,6 +7,7 @@ are alike, a few fast ones (two hosts of one rack) do not make the others slow.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nccl_doctor.api import Cause, Rank, blame_links
-from nccl_doctor.toolkit.cpu_wait import was_starved
+from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
 
 from .timetable import Meeting
 
@@ -48,7 +49,8 @@ class Measure:
 
     `rate` is bytes per second, 0 if it stopped; `rate` and `rtt_us` are None if nothing was
     measured. `segments` and `lost` are of the calm part, `all_segments` and `all_lost` of the
-    whole connection. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU.
+    whole connection. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU;
+    `ran` is the share of the burst, 0 to 1, in which neither end did.
     """
 
     rate: float | None
@@ -59,6 +61,7 @@ class Measure:
     all_lost: int
     stalled: str
     starved: frozenset[str]
+    ran: float
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Measure:
@@ -75,7 +78,19 @@ class Measure:
             all_lost=record["tcp"]["lost"],
             stalled=stalled,
             starved=frozenset(part for part, ends in cpu.items() if any(map(was_starved, ends))),
+            ran=math.prod(map(ran_share, cpu.get("burst", ()))),
         )
+
+    @property
+    def rate_with_cpu(self) -> float | None:
+        """Bytes per second that might have passed if no end had waited for its CPU.
+
+        The share counts twice: after each pause TCP finds its speed anew. Of a burst in which
+        nothing passed, nothing is known.
+        """
+        if self.rate is None or "burst" not in self.starved:
+            return self.rate
+        return self.rate / self.ran**2 if self.rate and self.ran else math.inf
 
     @property
     def may_be_lossy(self) -> bool:
@@ -168,7 +183,8 @@ class Confirmed:
         slow, lossy, late: the causes, hosts first.
         weak: those of `slow` that are the rule rather than the exception at one of their ends, for
             example links between two racks.
-        starved: pairs that were slow or late while an end waited for its CPU: no host is blamed.
+        starved: pairs that were slow or late while an end waited for its CPU, and no more than that
+            explains: no host is blamed.
         best: the better one of both tries.
     """
 
@@ -195,6 +211,7 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
         pair for pair in doubtful.slow & still_slow & second.keys() if _edge(pair) not in known
     )
     slow_starved = _starved(again, "burst", first, second)
+    slow_starved -= _slow(_with_cpu(slow_starved, best, first, second), nics)
     edges = {_edge(pair) for pair in doubtful.all}
     controls = {pair: each.rate or 0.0 for pair, each in second.items() if _edge(pair) not in edges}
     slow = frozenset(
@@ -252,6 +269,17 @@ def _starved(
     return frozenset(
         pair for pair in pairs if part in first[pair].starved or part in second[pair].starved
     )
+
+
+def _with_cpu(pairs: Set[Pair], best: Measures, first: Measures, second: Measures) -> Measures:
+    """The best measurements, and of some pairs what their ends might have reached with a CPU."""
+    tries = {pair: (first[pair].rate_with_cpu, second[pair].rate_with_cpu) for pair in pairs}
+    return {
+        pair: replace(each, rate=max((rate or 0.0 for rate in tries[pair]), default=None))
+        if pair in pairs
+        else each
+        for pair, each in best.items()
+    }
 
 
 def _is_the_rule(pairs: Iterable[Pair], slow: Set[Pair], tested: Set[Pair]) -> bool:

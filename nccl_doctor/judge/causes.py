@@ -54,7 +54,7 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     explains that hosts never came, unless one did come. What only comes later (`Kind.later`)
     explains nothing, and nothing explains it. A cut cable (`Kind.cuts_off`) shuts every port, and
     explains each loss (`Kind.loss`) that it meets; if it is rank 0's, then every loss, and all that
-    happened to groups.
+    happened to groups. What is only information explains nothing.
 
     Causes are folded first: faults of all ranks of a host are one of the host. What they explain is
     not: of the same fault on two hosts, one may have a cause that the other has not.
@@ -153,6 +153,8 @@ def _explains(
     ground: Map, cause: Finding, cause_place: Place, finding: Finding, place: Place
 ) -> bool:
     symptom = is_of_a_group(finding.kind.layer)
+    if cause.level is Severity.INFO:
+        return False
     if cause.kind.delays and finding.kind.by_deadline:
         reach = ground.meets if symptom else ground.covers
         return _is_open(finding) and reach(cause_place, place)

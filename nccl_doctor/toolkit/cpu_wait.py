@@ -62,3 +62,16 @@ def was_starved(report: Mapping[str, Any] | None) -> bool:
     if report["waited_s"] is not None:
         return bool(report["waited_s"] > _STARVED_SHARE * report["wall_s"])
     return bool(report["preempted"] > _PREEMPTIONS_PER_S * report["wall_s"])
+
+
+def ran_share(report: Mapping[str, Any] | None) -> float:
+    """Share of the time, 0 to 1, in which a thread did not wait for its CPU.
+
+    Where the kernel does not count how long it waited: 0 if it lacked CPU time, else 1.
+
+    Args:
+        report: of a `CpuWatch`; None if the thread ended before it made one.
+    """
+    if not report or report["wall_s"] <= 0 or report["waited_s"] is None:
+        return 0.0 if was_starved(report) else 1.0
+    return float(max(0.0, 1 - report["waited_s"] / report["wall_s"]))

@@ -210,6 +210,21 @@ def test_who_has_no_cpu_is_not_blamed_and_the_report_says_so(tries: list[int]) -
     assert set(found.evidence["load average"]) <= set(world.names)
 
 
+def test_a_host_is_blamed_for_more_than_a_lack_of_cpu_explains() -> None:
+    # A CPU that was there for 40 % of the time makes no link a hundred times slower.
+    world = World(4)
+    world.slow(world.of("nd1"), share=0.01).starve("nd1")
+    found = only(world.judge(), "host-slow")
+    assert (found.level, found.where.hosts) == (Severity.WARN, ("nd1",))
+
+
+def test_nothing_that_passes_without_a_cpu_is_not_the_link() -> None:
+    world = World(4)
+    world.change(world.of("nd1"), rate=None, stalled="burst").starve("nd1")
+    found = only(world.judge(), "link-slow")
+    assert (found.level, found.where.hosts) == (Severity.INFO, ())
+
+
 def test_a_busy_host_elsewhere_does_not_hide_a_slow_link() -> None:
     world = World(5).slow(both("nd0", "nd1")).starve("nd4")
     found = only(loud(world.judge()), "link-slow")

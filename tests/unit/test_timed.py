@@ -22,7 +22,7 @@ from nccl_doctor.checks.links.tcp_info import TcpInfo, tcp_info
 from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
 from nccl_doctor.checks.links.timetable import in_slots, tournament
 from nccl_doctor.checks.links.wire import Gate, Stalled, Wire, call
-from nccl_doctor.toolkit.cpu_wait import CpuWatch, was_starved
+from nccl_doctor.toolkit.cpu_wait import CpuWatch, ran_share, was_starved
 from nccl_doctor.toolkit.host import load_average
 
 HOME = "127.0.0.1"
@@ -358,19 +358,30 @@ def test_the_watch_tells_work_from_sleep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited", "preempted", "starved"),
-    [(0.0, 500, False), (0.09, 0, False), (0.11, 0, True), (None, 99, False), (None, 101, True)],
+    ("waited", "preempted", "starved", "ran"),
+    [
+        (0.0, 500, False, 1.0),
+        (0.09, 0, False, 0.91),
+        (0.11, 0, True, 0.89),
+        (1.5, 0, True, 0.0),
+        (None, 99, False, 1.0),
+        (None, 101, True, 0.0),
+    ],
 )
 def test_who_waited_for_a_cpu_was_starved(
-    waited: float | None, preempted: int, starved: bool
+    waited: float | None, preempted: int, starved: bool, ran: float
 ) -> None:
     report = {"wall_s": 1.0, "cpu_s": 0.5, "waited_s": waited, "preempted": preempted}
     assert was_starved(report) is starved
+    assert ran_share(report) == pytest.approx(ran)
 
 
 def test_without_a_report_nothing_is_known_of_the_cpu() -> None:
     assert was_starved(None)
-    assert was_starved({"wall_s": 0.0, "cpu_s": 0.0, "waited_s": 0.0, "preempted": 0})
+    assert ran_share(None) == 0.0
+    nothing = {"wall_s": 0.0, "cpu_s": 0.0, "waited_s": 0.0, "preempted": 0}
+    assert was_starved(nothing)
+    assert ran_share(nothing) == 0.0
 
 
 def test_the_load_average_is_a_number() -> None:

@@ -55,6 +55,11 @@ def test_elsewhere_or_of_another_kind_it_explains_nothing() -> None:
     assert roots(Finding(ODD, "odd", ND1), hang()) == ["hang"]
 
 
+def test_information_explains_nothing() -> None:
+    slow = Finding(SLOW, "1 s, on a busy machine", ND1, severity=Severity.INFO)
+    assert roots(slow, hang()) == ["hang"]
+
+
 def test_a_failure_explains_it_rather() -> None:
     found = explain([Finding(SLOW, "1 s", ND1), Finding(BLOCKED, "b", ND1), hang()], make_cluster())
     assert {each.code: each.explained_by for each in found}["hang"] == "blocked"
