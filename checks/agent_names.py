@@ -79,6 +79,7 @@ class AgentNames(Check):
     name = "agent_names"
     layer = Layer.NAME
     cost = "seconds"
+    instant_when_answered = True
     kinds = (AGENT_NAME_MISLEADS,)
     level = Level.QUICK
     together = True

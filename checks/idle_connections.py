@@ -86,6 +86,7 @@ class IdleConnections(Check):
     name = "idle_connections"
     layer = Layer.PORT
     cost = "seconds"
+    instant_when_answered = True
     kinds = (IDLE_FORGOTTEN,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

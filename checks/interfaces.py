@@ -130,6 +130,7 @@ class Interfaces(Check):
     name = "interfaces"
     layer = Layer.ROUTE
     cost = "seconds"
+    instant_when_answered = True
     kinds = (
         INTERFACE_MISSING,
         INTERFACE_DOWN,

@@ -110,6 +110,7 @@ class MasterAddr(Check):
     name = "master_addr"
     layer = Layer.NAME
     cost = "seconds"
+    instant_when_answered = True
     kinds = (
         ADDR_UNRESOLVABLE,
         ADDR_LOOPBACK,

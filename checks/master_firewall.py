@@ -75,6 +75,7 @@ class MasterFirewall(Check):
     name = "master_firewall"
     layer = Layer.PORT
     cost = "seconds"
+    instant_when_answered = True
     kinds = (PORT_BLOCKED,)
     reads = ("port",)
     looks_again = True

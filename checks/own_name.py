@@ -72,6 +72,7 @@ class OwnName(Check):
     name = "own_name"
     layer = Layer.NAME
     cost = "seconds"
+    instant_when_answered = True
     kinds = (ADDR_UNRESOLVABLE, ADDR_LOOPBACK, ADDR_DIGITS_ONLY)
 
     def observe(self, ctx: Context) -> OwnNameFacts:

@@ -94,6 +94,7 @@ class RendezvousEndpoint(Check):
     name = "rendezvous_endpoint"
     layer = Layer.NAME
     cost = "seconds"
+    instant_when_answered = True
     kinds = (RDZV_ENDPOINT_UNHOSTED, RDZV_ENDPOINT_AMBIGUOUS, AGENT_NAMELESS)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:

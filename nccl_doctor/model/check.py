@@ -144,6 +144,9 @@ class Check:
             they must leave it unchanged: no thread, no library loaded as a test.
         instant_without_gpu: True if only its work on a GPU takes seconds: where the backend of the
             job is not NCCL, it shares the child of the instant checks.
+        instant_when_answered: True if only an answer that does not come takes seconds, of a name
+            server for example: such checks of a host share one child too, and must leave it
+            unchanged. Where one waits, the others go on elsewhere after a second.
         kinds: every kind of finding that `judge` may yield.
         deadline_s: seconds for one `observe` that observes alone; less where participants are not
             waited for so long.
@@ -169,6 +172,7 @@ class Check:
     scope: ClassVar[Scope] = Scope.HOST
     cost: ClassVar[str] = "instant"
     instant_without_gpu: ClassVar[bool] = False
+    instant_when_answered: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]]
     deadline_s: ClassVar[float] = 10.0
     seeks_master: ClassVar[bool] = False

@@ -58,15 +58,15 @@ class ProbeJob:
     """One piece of work.
 
     `deadline` is a `time.monotonic()` second. `name` becomes the child's process name. `heard` is
-    given each breadcrumb as it comes. One that is `shared` may run in the child of others. One that
-    is `unaided` is done in this process where no child can be started.
+    given each breadcrumb as it comes. All with the same name in `shared` may run in one child. One
+    that is `unaided` is done in this process where no child can be started.
     """
 
     name: str
     work: Work
     deadline: float
     heard: Callable[[Mapping[str, Any]], None] = lambda crumb: None
-    shared: bool = False
+    shared: str = ""
     unaided: bool = False
 
 

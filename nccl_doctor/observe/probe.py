@@ -5,8 +5,9 @@ One that misses its deadline is first examined as a person would (what was its l
 stack, its /proc state, the end of its output), then killed with all it started.
 
 Forking from a supervisor that has imported torch costs some 10 ms; importing torch again would cost
-1–5 s. Jobs that are done in an instant therefore share one child while all goes well. The one that
-does not is left behind in it, and the rest go on elsewhere.
+1–5 s. Jobs that are done in an instant therefore share one child while all goes well, and those
+that are if they are answered another one. The one that is not is left behind in it, and the rest go
+on elsewhere.
 
 The supervisor must have no busy thread of its own while it forks: a lock that such a thread holds
 at that moment stays locked in the child for ever (seen with torch's store server, whose thread does
@@ -86,7 +87,10 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
         )
         return check.observe(inside)
 
-    shared = check.cost == "instant" or (check.instant_without_gpu and context.backend != "nccl")
+    if check.cost == "instant" or (check.instant_without_gpu and context.backend != "nccl"):
+        shared = "instant"
+    else:
+        shared = "answered" if check.instant_when_answered else ""
     return ProbeJob(check.name, work, deadline + grace_s, shared=shared, unaided=check.unaided)
 
 
@@ -99,10 +103,12 @@ class _Crew:
         self._children: list[Child] = []
         self._room = _room()
         self._scarce_until = 0.0
-        shared = [job for job in self._jobs if job.shared]
         self._to_come = deque([job] for job in self._jobs if not job.shared)
-        if shared:
-            self._to_come.append(shared)
+        shared: dict[str, list[ProbeJob]] = {}
+        for job in self._jobs:
+            if job.shared:
+                shared.setdefault(job.shared, []).append(job)
+        self._to_come += shared.values()
 
     @property
     def busy(self) -> bool:

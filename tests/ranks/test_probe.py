@@ -236,7 +236,7 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
 
 def shared(*works: Callable[[Any], Any], deadline_s: float = 10.0) -> list[Outcome]:
     end = time.monotonic() + deadline_s
-    return run_all(*(probe.ProbeJob(f"n{n}", w, end, shared=True) for n, w in enumerate(works)))
+    return run_all(*(probe.ProbeJob(f"n{n}", w, end, shared="one") for n, w in enumerate(works)))
 
 
 def who(line: Any) -> dict[str, Any]:
@@ -251,6 +251,13 @@ def test_shared_jobs_are_served_by_one_child_under_the_name_of_each() -> None:
     assert (first.facts["name"], second.facts["name"]) == ("ncd:n0", "ncd:n1")
     alone = [probe.ProbeJob("own", who, time.monotonic() + 10) for _ in range(2)]
     assert len({outcome.facts["pid"] for outcome in probe.run(alone)}) == 2
+
+
+def test_each_name_of_a_shared_child_has_its_own() -> None:
+    end = time.monotonic() + 10
+    jobs = [probe.ProbeJob("job", who, end, shared=name) for name in ("a", "b", "a", "b")]
+    pids = [outcome.facts["pid"] for outcome in probe.run(jobs)]
+    assert pids[0] == pids[2] != pids[1] == pids[3]
 
 
 def test_shared_jobs_keep_their_words_apart() -> None:
@@ -401,19 +408,23 @@ def test_no_secret_leaves_a_child() -> None:
     assert facts == {"a": ["token=***", 1, None], "password": "***"}
 
 
-def test_gpu_checks_share_a_child_only_where_the_job_uses_no_gpu() -> None:
+def test_which_checks_share_a_child() -> None:
     checks = {check.name: check for check in registry.installed()}
     launch = Launch(launcher="plain", rank=0, world_size=2, local_rank=0)
     end = time.monotonic() + 10
 
-    def shared_on(backend: str) -> set[str]:
+    def sharing(backend: str, child: str) -> set[str]:
         context = Context(launch, {}, backend=backend)
-        return {name for name, each in checks.items() if probe.job_of(each, context, end).shared}
+        jobs = {name: probe.job_of(each, context, end) for name, each in checks.items()}
+        return {name for name, job in jobs.items() if job.shared == child}
 
     instant = {name for name, each in checks.items() if each.cost == "instant"}
     on_gpu = {name for name, each in checks.items() if each.instant_without_gpu}
+    answered = {name for name, each in checks.items() if each.instant_when_answered}
     assert {"gpu_work", "gpu_state", "backend_device", "net_plugin"} <= on_gpu
-    assert shared_on("nccl") == instant
-    assert shared_on("gloo") == instant | on_gpu
-    assert not on_gpu & instant
-    assert not {"port", "master_addr", "own_name", "interfaces"} & on_gpu  # they wait for others
+    assert {"master_addr", "own_name"} <= answered
+    assert "port" not in answered  # it waits for rank 0 on purpose
+    assert sharing("nccl", "instant") == instant
+    assert sharing("gloo", "instant") == instant | on_gpu
+    assert sharing("gloo", "answered") == sharing("nccl", "answered") == answered
+    assert len(instant) + len(on_gpu) + len(answered) == len(instant | on_gpu | answered)
