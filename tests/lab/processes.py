@@ -147,14 +147,20 @@ class Process:
 
     @property
     def outer_pid(self) -> int:
-        """Process id of what waits for the command, and ends as it does."""
+        """Process id of the command, or of what waits for it and ends as it does."""
         return self._outer.pid
+
+    def _command(self) -> int | None:
+        """Process id of the command itself; None where it is over, or has not begun."""
+        pid = self._outer.pid
+        here, there = (os.readlink(f"/proc/{each}/ns/pid") for each in (pid, self.host.init))
+        return pid if here == there else first_child(pid)
 
     @property
     def inner_pid(self) -> str:
         """Process id of the command in its host's table; empty where it is over."""
         try:
-            pid = first_child(self._outer.pid)
+            pid = self._command()
             return _field(Path("/proc", str(pid)), "NSpid").split()[-1] if pid else ""
         except OSError:
             return ""
@@ -181,7 +187,7 @@ class Process:
         end = time.monotonic() + 2
         while self._outer.poll() is None and time.monotonic() < end:
             with suppress(OSError):
-                if pid := first_child(self._outer.pid):
+                if pid := self._command():
                     return pid
             time.sleep(0.002)
         raise LabError(f"{self.argv} does not run")

@@ -147,7 +147,7 @@ class Forked:
         """`out` and `err` may be pipes; `host`: a process whose namespaces it is to enter; `code`:
         Python to run in place of the program.
 
-        There `pid` is that of a process that waits for it, and ends as it does, as `nsenter` would.
+        Without root `pid` is that of a process that waits for it there, and ends as it does.
         """
         self.returncode: int | None = None
         self._nursery = nursery()
@@ -262,7 +262,7 @@ def _receive(caller: socket.socket, sockets: Sequence[socket.socket], python: st
         if request:
             request.close()
         return None
-    pid = os.fork()
+    pid = _fork_for(request.pid)
     if pid == 0:
         for each in sockets:
             os.close(each.fileno())
@@ -299,7 +299,7 @@ def _answer(lines: IO[str], sockets: Sequence[socket.socket], python: str) -> bo
             _, status = os.waitpid(order["poll"], 0)
             answer = os.waitstatus_to_exitcode(status)
         else:
-            answer = os.fork()
+            answer = _fork_for(order["host"])
             if answer == 0:
                 for each in sockets:
                     os.close(each.fileno())
@@ -311,20 +311,41 @@ def _answer(lines: IO[str], sockets: Sequence[socket.socket], python: str) -> bo
     return True
 
 
-def _move_to(host: int) -> None:
-    """Go on, in a child of this process, in the namespaces of another one; setns(2).
+def _fork_for(host: int | None) -> int:
+    """Fork, where this process may into the PID namespace of another one."""
+    with contextlib.suppress(OSError):  # it is gone, which the child will say
+        moves = {} if host is None else quick_python.namespaces(host)
+        if "user" not in moves:
+            _enter(*(path for kind, path in moves.items() if kind == "pid"))
+    try:
+        return os.fork()
+    finally:
+        _enter("/proc/self/ns/pid")
 
-    This one stays, passes signals on to the child, and ends as it does.
+
+def _enter(*namespaces: str) -> None:
+    """Move to namespaces; into one of PIDs only the children will go. setns(2)."""
+    handles = [os.open(path, os.O_RDONLY) for path in namespaces]
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        for handle in handles:
+            if libc.setns(handle, 0):
+                raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+def _move_to(host: int) -> bool:
+    """Go on in the namespaces of another process.
+
+    If its PID namespace is another one, in a child, which returns True: this process stays, passes
+    signals on to the child, and ends as it does.
     """
     moves = quick_python.namespaces(host)
-    handles = [os.open(path, os.O_RDONLY) for path in moves.values()]
-    libc = ctypes.CDLL(None, use_errno=True)
-    for handle in handles:
-        if libc.setns(handle, 0):
-            raise OSError(ctypes.get_errno(), "setns")
-        os.close(handle)
+    _enter(*moves.values())
     if "pid" not in moves:
-        return
+        return False
     if child := os.fork():
         for number in quick_client.FORWARDED:
             signal.signal(number, lambda number, _: os.kill(child, number))
@@ -334,6 +355,7 @@ def _move_to(host: int) -> None:
                 signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
             os.kill(os.getpid(), os.WTERMSIG(status))
         os._exit(os.waitstatus_to_exitcode(status))
+    return True
 
 
 def _be_the_program(order: Mapping[str, Any]) -> None:
@@ -365,8 +387,7 @@ def _be_the_program(order: Mapping[str, Any]) -> None:
 def _be_the_guest(request: quick_python.Request, python: str) -> None:
     def enter() -> None:
         quick_python.take_over(request.pid)
-        if quick_python.namespaces(request.pid):
-            _move_to(request.pid)
+        if _move_to(request.pid):
             # Its life hangs on that of the process that waits for it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.fchdir(request.folder)

@@ -139,12 +139,22 @@ def hides_ours(folder: Path) -> bool:
 
 
 def take_over(pid: int) -> None:
-    """Take the processors and the limits of another process."""
+    """Take the processors and the limits of another process, which /proc shows as `pid`."""
+    # This process may be in the other's PID namespace already; /proc is still that of the server.
+    depth = len(_numbers("self"))
+    pid = _numbers(str(pid))[depth - 1]
     os.sched_setaffinity(0, os.sched_getaffinity(pid))
     for name in (name for name in dir(resource) if name.startswith("RLIMIT_")):
         kind = getattr(resource, name)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, resource.prlimit(pid, kind))
+
+
+def _numbers(pid: str) -> list[int]:
+    """Number of a process in each PID namespace that it is in, from that of /proc inwards."""
+    status = Path("/proc", pid, "status").read_text()
+    (line,) = re.findall(r"^NSpid:(.*)$", status, re.MULTILINE)
+    return [int(number) for number in line.split()]
 
 
 def namespaces(pid: int) -> Mapping[str, str]:
