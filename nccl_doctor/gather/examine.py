@@ -62,7 +62,7 @@ def examine_alone(run: Run) -> Facts:
     run.progress.say(f"examining this host: {', '.join(check.name for check in checks)}")
     for job in jobs:
         job.heard = run.progress.hear
-    outcomes = probe.run(jobs, run.progress.tick)
+    outcomes = probe.run(jobs, run.progress.tick, wait_for_stopped=False)
     return {check.name: {ALONE: end} for check, end in zip(checks, outcomes, strict=True)}
 
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from nccl_doctor.model.check import Skip, Untested
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.toolkit.forks import (
+    Standstill,
     close_others,
     end,
     fork,
@@ -97,6 +98,7 @@ class Child:
         self.alone = len(self.jobs) == 1
         name = self.job.name
         self._state = self._wchan = ""
+        self._standstill = Standstill()
         self._was_in_kernel = False
         self._buffer = bytearray()
         self._messages = Messages(time.monotonic())
@@ -127,6 +129,11 @@ class Child:
     def busy_s(self) -> float:
         """Seconds that it has been at it."""
         return time.monotonic() - self._messages.since
+
+    def is_stopped(self) -> bool:
+        """Look at it. Returns: whether a signal has stopped it for too long."""
+        self._look()
+        return self._standstill.is_too_long(self._state)
 
     def pump(self) -> bool:
         """Read what the child has sent. Returns False when it will send no more."""

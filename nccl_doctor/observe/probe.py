@@ -52,16 +52,23 @@ _OWN_FILES = 64
 """Open files that a child needs for itself."""
 
 
-def run(jobs: Iterable[ProbeJob], tick: Callable[[], None] = lambda: None) -> list[Outcome]:
+def run(
+    jobs: Iterable[ProbeJob],
+    tick: Callable[[], None] = lambda: None,
+    *,
+    wait_for_stopped: bool = True,
+) -> list[Outcome]:
     """Run every job in a child, as many at once as there is room for, and wait for all.
 
     Args:
         jobs: what to run; returns by the latest of their deadlines, and 1.5 s to collect.
         tick: called several times a second while waiting.
+        wait_for_stopped: wait to its deadline for a job that a signal has stopped, not only
+            `STOPPED_S`.
 
     Returns: outcomes in the order of `jobs`.
     """
-    crew = _Crew(jobs)
+    crew = _Crew(jobs, wait_for_stopped)
     while crew.busy:
         crew.fork()
         crew.stop_late()
@@ -97,8 +104,9 @@ def job_of(check: Check, context: Context, deadline: float, grace_s: float = 0.0
 class _Crew:
     """The children of one `run`, and what is left for them to do."""
 
-    def __init__(self, jobs: Iterable[ProbeJob]) -> None:
+    def __init__(self, jobs: Iterable[ProbeJob], wait_for_stopped: bool) -> None:
         self._jobs = list(jobs)
+        self._wait_for_stopped = wait_for_stopped
         self._outcomes: dict[int, Outcome] = {}
         self._children: list[Child] = []
         self._room = _room()
@@ -160,11 +168,13 @@ class _Crew:
 
     def stop_late(self) -> None:
         """End what has missed its deadline, and let nothing wait behind what is slow."""
-        for child in self._children:
-            if child.busy_s > PATIENCE_S:
-                self._to_come += [[job] for job in child.relieve()]
+        slow = [child for child in self._children if child.busy_s > PATIENCE_S]
+        for child in slow:
+            self._to_come += [[job] for job in child.relieve()]
         now = time.monotonic()
         late = [child for child in self._children if now >= child.job.deadline]
+        if not self._wait_for_stopped:
+            late += [child for child in slow if child not in late and child.is_stopped()]
         if not late:
             return
         # Each step for all at once: each of many that are wedged needs its moment, and nobody is

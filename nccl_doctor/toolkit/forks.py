@@ -26,6 +26,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 what the parent would do at a signal is not for the child to do."""
 
 REAP_WAIT_S = 1.0
+STOPPED_S = 3.0
+"""Longest time to wait for a child that a signal has stopped (state T): it may go on."""
 _FILES = 1 << 16
 """Number above all descriptors: far more than this program ever opens."""
 _PR_SET_PDEATHSIG = 1
@@ -209,6 +211,22 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class Standstill:
+    """The time for which a process has been stopped by a signal."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_too_long(self, state: str) -> bool:
+        """Whether it has been `STOPPED_S` by now, given the state letter of the process."""
+        now = time.monotonic()
+        if state != "T":
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return self._since is not None and now - self._since > STOPPED_S
 
 
 def look_at(pid: int) -> tuple[str, str]:

@@ -234,6 +234,36 @@ def test_jobs_run_side_by_side_and_one_stuck_delays_no_other_verdict() -> None:
     assert [o.status for o in outcomes] == [ok, ok, OutcomeStatus.HUNG, ok, ok]
 
 
+def stops(line: Any) -> dict[str, Any]:
+    """Work that a signal stops."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return {"goes": "on"}
+
+
+def test_a_stopped_job_is_given_up_before_its_deadline() -> None:
+    started = time.monotonic()
+    job = probe.ProbeJob("test", stops, started + 60.0)
+    (outcome,) = probe.run([job], wait_for_stopped=False)
+    least = probe.PATIENCE_S + forks.STOPPED_S
+    assert least < time.monotonic() - started < least + SLACK_S
+    assert (outcome.status, outcome.state) == (OutcomeStatus.HUNG, "T")
+    assert not forks.living
+
+
+def test_a_job_that_goes_on_after_a_stop_is_waited_for() -> None:
+    def stops_twice(line: Any) -> dict[str, Any]:
+        for _ in range(2):
+            wakes = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+            stops(line)
+            wakes.wait()
+            time.sleep(0.5)  # whoever looks sees it run
+        return {"went": "on"}
+
+    job = probe.ProbeJob("test", stops_twice, time.monotonic() + 60.0)
+    (outcome,) = probe.run([job], wait_for_stopped=False)
+    assert (outcome.status, outcome.facts) == (OutcomeStatus.OK, {"went": "on"})
+
+
 def shared(*works: Callable[[Any], Any], deadline_s: float = 10.0) -> list[Outcome]:
     end = time.monotonic() + deadline_s
     return run_all(*(probe.ProbeJob(f"n{n}", w, end, shared="one") for n, w in enumerate(works)))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nccl_doctor.toolkit.forks import end, fork_child, kill, look_at, signal_name
+from nccl_doctor.toolkit.forks import Standstill, end, fork_child, kill, look_at, signal_name
 from nccl_doctor.toolkit.gpu.nvml import Crumb
 
 Work = Callable[[Crumb], Any]
@@ -76,7 +76,8 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
 
     Args:
         works: what to run.
-        limit_s: seconds after which those that have not returned are killed; may be infinite.
+        limit_s: seconds after which those that have not returned are killed; may be infinite. One
+            that a signal has stopped is not waited for so long.
         crumb: called with every breadcrumb of every child, as it comes.
 
     Returns: one for each of `works`, in their order.
@@ -85,7 +86,8 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
         OSError: no process can be started.
     """
     children = [_Child(work) for work in works]
-    until = time.monotonic() + limit_s
+    begun = time.monotonic()
+    until = begun + limit_s
     open_pipes = {child.pipe: child for child in children}
     stopped_s = 0.0
     try:
@@ -94,6 +96,10 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
             readable, _, _ = select.select(list(open_pipes), [], [], min(left, _PATIENCE_S))
             leap_s = time.monotonic() - before - min(left, _PATIENCE_S)
             stopped_s += leap_s if leap_s > _LEAP_S else 0.0
+            if not readable:
+                running = [each for each in open_pipes.values() if not each.is_stopped()]
+                if not running:
+                    break
             for pipe in readable:
                 if not open_pipes[pipe].pump(crumb):
                     del open_pipes[pipe]
@@ -105,7 +111,8 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
             for child in late:
                 child.look()
         for child in late:
-            child.give_up(f"{_LATE} {limit_s:.0f} s", round(stopped_s, 1))
+            waited_s = min(limit_s, time.monotonic() - begun)
+            child.give_up(f"{_LATE} {waited_s:.0f} s", round(stopped_s, 1))
     finally:
         by = time.monotonic() + _REAP_S
         for child in children:
@@ -136,6 +143,7 @@ class _Child:
     def __init__(self, work: Work) -> None:
         self.ended = Ended()
         self._returned = False
+        self._standstill = Standstill()
         self._rest = b""
         self.pipe, write_end = os.pipe()
         self._pid = fork_child(lambda: _serve(work, write_end))
@@ -157,6 +165,11 @@ class _Child:
                 self.ended.raised, self._returned = said, True
                 self.ended.how = said.strip().splitlines()[-1]
         return bool(data) and not self._returned
+
+    def is_stopped(self) -> bool:
+        """Look at it. Returns: whether a signal has stopped it for too long."""
+        self.look()
+        return self._standstill.is_too_long(self.ended.state)
 
     def look(self) -> None:
         """Note how a stuck one stands."""
