@@ -273,6 +273,8 @@ def _receive(caller: socket.socket, sockets: Sequence[socket.socket], python: st
 
 def _import_all() -> None:
     """Import what any call may need, and read the largest table: each would spend half a second."""
+    import encodings.idna  # noqa: F401 - for names of hosts
+
     import psutil  # noqa: F401
 
     import nccl_doctor
