@@ -32,8 +32,9 @@ _SHARE = 0.9
 """Heavy tests are spread over so much of the others, so that no worker begins its last one late."""
 _ALONE = () if may_go_first() else ("test_cli_quick", "test_lab_links", "test_group_speed")
 """Modules that measure speed: nothing else runs beside them, where they may not run before others.
-What needs a GPU shares it.
 """
+_SHARE_GPUS = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))
+"""Whether tests that need a GPU are to be alone; else they are skipped."""
 
 
 _LONG = 200
@@ -55,7 +56,7 @@ def _place(path: Path) -> tuple[str, str]:
 
 def _is_alone(item: pytest.Item) -> bool:
     module, folder = _place(item.path)
-    return module in _ALONE or folder == "gpu"
+    return module in _ALONE or (_SHARE_GPUS and folder == "gpu")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the groups are read
@@ -64,7 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Side by side they would starve each other; between modules, so that fixtures are kept. The unit
     tests of a module go to one worker, and those of one browser; those that import torch, too: each
-    import costs seconds. What has to be alone comes last.
+    import costs seconds. They come first: what goes to whoever is free fills up the end. What has
+    to be alone comes last.
     """
     if not hasattr(config, "workerinput"):
         return
@@ -74,6 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rest = [item for item in items if not _is_alone(item)]
     heavy = [item for item in rest if _place(item.path)[1] in _HEAVY]
     light = [item for item in rest if _place(item.path)[1] not in _HEAVY]
+    light.sort(key=lambda item: _place(item.path)[1] not in _TOGETHER)
     modules = [list(group) for _, group in groupby(light, key=lambda item: item.path)]
     items.clear()
     given = 0
