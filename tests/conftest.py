@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import marshal
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -131,6 +133,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             pass
 
         a_property()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str, bytes]]:
+    """Send each of the three reports of a test as bytes: workers write and read one a word at a
+    time, in Python.
+    """
+    data = yield
+    return {"report": marshal.dumps(data)}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_from_serializable(
+    config: pytest.Config, data: dict[str, Any]
+) -> pytest.TestReport | pytest.CollectReport | None:
+    if "report" not in data:
+        return None
+    found: pytest.TestReport | pytest.CollectReport = config.hook.pytest_report_from_serializable(
+        config=config, data=marshal.loads(data["report"])
+    )
+    return found
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
