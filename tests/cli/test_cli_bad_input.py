@@ -14,7 +14,6 @@ from typing import Any
 import click
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.cli import cli, saving
 from nccl_doctor.judge.conclusion import judge_again
 from nccl_doctor.judge.history import difference
@@ -27,6 +26,7 @@ from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from tests.cli.program import error_of, program
 from tests.support import many_calls
+from tests.support.checks import REGISTRY
 from tests.support.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
 
 OTHERS = ("merge", "diff", "bundle", "issue")
@@ -239,7 +239,6 @@ JUNK: tuple[Any, ...] = (
 )
 MOST = 400 if os.environ.get("EXAMPLES") == "deep" else 160
 """Odd records that are made; nearly a third of them are reports."""
-REGISTRY = registry.load()
 
 
 def places_in(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

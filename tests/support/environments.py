@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Severity
 from nccl_doctor.checks.environment.gather import gather_variables
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
 
-CHECK = next(check for check in registry.load().checks if check.name == "environment")
+CHECK = CHECKS["environment"]
 NOWHERE = Path("/nonexistent")
 READERS = {
     "torch": "2.13.0+cu130",

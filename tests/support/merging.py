@@ -6,18 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Rank, Where
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds
 from nccl_doctor.model.findings import CheckResult
 from nccl_doctor.model.report import Report
 from nccl_doctor.toolkit.net.names import LookUp
+from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, outcome
 from tests.support.knocks import facts, tried
 from tests.support.reports import RUN, through_json
 
-REGISTRY = registry.load()
 THREE = ("nd0", "nd1", "nd2")
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.model.cluster import ALONE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Round, Severity, Where
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 
-CHECK = next(c for c in registry.load().checks if c.name == "collectives")
+CHECK = CHECKS["collectives"]
 OK = {"steps": ["all_reduce"], "wrong": []}
 
 

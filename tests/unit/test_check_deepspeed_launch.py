@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.findings import everywhere
 
-CHECK = next(check for check in registry.load().checks if check.name == "deepspeed_launch")
+CHECK = CHECKS["deepspeed_launch"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 

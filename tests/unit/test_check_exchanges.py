@@ -10,11 +10,12 @@ import pytest
 
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Outcome, OutcomeStatus, Severity, Skip
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.findings import calls, judge, only
 
-CHECK = next(c for c in registry.load().checks if c.name == "exchanges")
-COLLECTIVES = next(c for c in registry.load().checks if c.name == "collectives")
+CHECK = CHECKS["exchanges"]
+COLLECTIVES = CHECKS["collectives"]
 RANKS = range(4)
 OK = {"steps": ["all_gather"], "wrong": [], "lacking": {}}
 VICTIM = "RuntimeError: Connection closed by peer [192.168.77.2]:3000"

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Figure, Level, Severity
 from nccl_doctor.model.findings import Finding, Round
 from nccl_doctor.toolkit.tables import read_table
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank
 from tests.support.gpu_facts import H100, H200
 from tests.support.gpu_facts import gpu as by_torch
 from tests.support.gpu_states import cluster_of, gpu, state, torch_sees, with_backend
 from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
-CHECK = next(c for c in registry.load().checks if c.name == "group_speed")
+CHECK = CHECKS["group_speed"]
 A100, B200, PCIE, L40S = "NVIDIA A100-SXM4-80GB", "NVIDIA B200", "NVIDIA H100 PCIe", "NVIDIA L40S"
 LARGE = 128 << 20
 GB = 1e9

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 
-CHECK = next(check for check in registry.load().checks if check.name == "host_identity")
+CHECK = CHECKS["host_identity"]
 THREE = ("nd0", "nd1", "nd2")
 FACTS = {"machine_id": None, "boot_id": "b", "netns": 1, "image": False}
 judge = partial(findings.judge, CHECK)

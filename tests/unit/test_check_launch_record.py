@@ -9,16 +9,16 @@ from functools import partial
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, LaunchProblem, Severity
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.launch.host_launch import host_launch
 from nccl_doctor.model.options import Flags
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.findings import everywhere
 
-CHECK = next(check for check in registry.load().checks if check.name == "launch_record")
+CHECK = CHECKS["launch_record"]
 THREE = ("nd0", "nd1", "nd2")
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)

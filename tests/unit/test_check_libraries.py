@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Severity
 from nccl_doctor.report.tables import is_table
 from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.libraries import compiled
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-CHECK = next(check for check in registry.load().checks if check.name == "libraries")
+CHECK = CHECKS["libraries"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 

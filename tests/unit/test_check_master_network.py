@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Outcome, OutcomeStatus, Skip
 from nccl_doctor.judge.conclusion import conclude
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome, shut_out
 from tests.support.reports import RUN
 
-CHECK = next(check for check in registry.load().checks if check.name == "master_network")
-RANKS = next(check for check in registry.load().checks if check.name == "ranks")
+CHECK = CHECKS["master_network"]
+RANKS = CHECKS["ranks"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 

@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
 
-CHECK = next(check for check in registry.load().checks if check.name == "meeting_point")
+CHECK = CHECKS["meeting_point"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.findings import Round
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 from tests.support.reports import RUN
 
-CHECKS = {check.name: check for check in registry.load().checks}
 CHECK = CHECKS["nccl_features"]
 LIMIT_S = 20.0
 ENTERED = ({"step": "init_process_group", "at_s": 0.0}, {"step": "all_reduce", "at_s": 1.0})

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Context, Launch, Severity, Skip
 from nccl_doctor.judge.conclusion import conclude
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.reports import RUN
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-CHECKS = {check.name: check for check in registry.load().checks}
 CHECK, SOFTWARE = CHECKS["nccl_library"], CHECKS["software"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)

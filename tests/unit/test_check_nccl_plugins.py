@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.toolkit.nccl.plugin import ENV, PROFILER, TUNER, PluginType, plugin_candidates
 from nccl_doctor.toolkit.nccl.plugin_versions import plugin_range
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.libraries import compiled
 from tests.unit.test_check_net_plugin import with_nccl
 
-CHECK = next(check for check in registry.load().checks if check.name == "nccl_plugins")
+CHECK = CHECKS["nccl_plugins"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 TYPES = {"tuner": TUNER, "profiler": PROFILER, "env": ENV}

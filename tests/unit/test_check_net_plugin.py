@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import (
     ALONE,
     Cluster,
@@ -28,10 +27,11 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.nccl.plugin import NET_PLUGIN, plugin_candidates
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome
 from tests.support.libraries import compiled
 
-CHECK = next(check for check in registry.load().checks if check.name == "net_plugin")
+CHECK = CHECKS["net_plugin"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 GONE = "cannot open shared object file: No such file or directory"

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Level, Outcome, OutcomeStatus, Severity, Skip
 from nccl_doctor.model.findings import Finding, Round
 from tests.support import racks
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
-CHECK = next(c for c in registry.load().checks if c.name == "network_speed")
+CHECK = CHECKS["network_speed"]
 LARGE = 128 << 20
 FAST, SLOW = 40.0, 4.0
 """GB/s of a pair of ranks."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import (
     ALONE,
     Cluster,
@@ -23,6 +22,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.model.findings import Finding, Round
 from nccl_doctor.toolkit.tables import read_table
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome, reread
 from tests.support.gpu_facts import H100
 from tests.support.gpu_facts import facts as by_torch
@@ -30,7 +30,7 @@ from tests.support.gpu_facts import gpu as of_torch
 from tests.support.gpu_states import gpu, state
 from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
-CHECK = next(c for c in registry.load().checks if c.name == "network_speed")
+CHECK = CHECKS["network_speed"]
 LARGE = 128 << 20
 FAST, SLOW = 46.0, 3.0
 """GB/s of a NIC of 400 Gb/s."""

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Launch, LaunchProblem, Severity, Where
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.findings import calls, everywhere
 
-CHECK = next(check for check in registry.load().checks if check.name == "ranks")
+CHECK = CHECKS["ranks"]
 THREE = ("nd0", "nd1", "nd2")
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)

@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Context, Launch, Severity
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.findings import everywhere
 
-CHECK = next(check for check in registry.load().checks if check.name == "ranks_per_host")
+CHECK = CHECKS["ranks_per_host"]
 THREE = ("nd0", "nd1", "nd2")
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)

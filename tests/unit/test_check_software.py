@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Context, Finding, Launch, Severity
 from nccl_doctor.toolkit.versions import differences
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-CHECK = next(check for check in registry.load().checks if check.name == "software")
+CHECK = CHECKS["software"]
 judge = partial(findings.judge, CHECK)
 
 FACTS = {

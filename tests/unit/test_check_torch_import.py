@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Context
 from nccl_doctor.model.launch import Launch
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 
-CHECK = next(c for c in registry.load().checks if c.name == "torch_import")
+CHECK = CHECKS["torch_import"]
 GOOD = {"python": "/opt/python", "version": "2.13.0", "error": None}
 
 

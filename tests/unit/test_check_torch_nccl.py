@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Job, Launch, Severity, Skip
 from nccl_doctor.checks.torch_nccl import NONBLOCKING, USE_NCCL2, process_group
 from tests.support import findings
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 
 pytestmark = pytest.mark.xdist_group("torch")
 
-CHECK = next(check for check in registry.load().checks if check.name == "torch_nccl")
+CHECK = CHECKS["torch_nccl"]
 judge = partial(findings.judge, CHECK)
 only = partial(findings.only, CHECK)
 

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.toolkit.groups.attempts import FIRST_S, attempt_deadline, driver_start_s
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import only
 from tests.support.gpu_facts import facts as built
 from tests.support.gpu_facts import worked
 
-CHECKS = {check.name: check for check in registry.load().checks}
 ROUNDS = (
     "collectives", "exchanges", "groups", "group_speed", "device_mesh", "side_group",
     "deepspeed_groups",

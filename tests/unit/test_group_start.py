@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import ALONE, Cluster, Job, Outcome, OutcomeStatus, Severity
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.findings import Status
 from nccl_doctor.toolkit.groups.attempts import CONNECT, ENTRY, FIRST, FIRST_S, attempt_deadline
+from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import worked
 
-CHECKS = {check.name: check for check in registry.load().checks}
 CHECK = CHECKS["collectives"]
 GOOD = {"steps": ["all_reduce"], "wrong": []}
 STARTED_S = 1.0

@@ -12,10 +12,9 @@ from typing import get_args, get_type_hints, is_typeddict
 
 import pytest
 
-from nccl_doctor import registry
+from tests.support.checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS = {check.name: check for check in registry.load().checks}
 TOOLKIT = "nccl_doctor.toolkit"
 _READERS = ("facts", "evidence")
 

@@ -21,6 +21,7 @@ from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
 from nccl_doctor.report.text import render as render_text
+from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.planted import SECRETS, VERSIONS, leaks, secret_report
 from tests.support.reports import RUN, kind, made_check, through_json, validate
@@ -30,8 +31,6 @@ KEY = b"the key of the test"
 PLAIN = secret_report()
 REDACTED, BOOK = redact(PLAIN, KEY)
 NO_CHECKS = registry.Registry((), (), {})
-
-REGISTRY = registry.load()
 
 
 def changed(report):

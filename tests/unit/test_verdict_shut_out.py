@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Finding, Severity, Where
 from nccl_doctor.checks.interfaces import INTERFACE_MISSING
 from nccl_doctor.checks.port import PORT_IN_USE
@@ -15,13 +14,13 @@ from nccl_doctor.checks.ranks import HOST_ABSENT, RANK_ABSENT
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.toolkit.shared_kinds import ADDR_UNRESOLVABLE, PORT_BLOCKED
+from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.reports import RUN
 
 THREE = ("nd0", "nd1", "nd2")
 NOBODY = make_cluster(THREE, 1, absent_nodes=[1, 2])
 GONE = Finding(HOST_ABSENT, "2 of 3 hosts", Where(nodes=(1, 2), ranks=(1, 2)))
-CHECKS = {check.name: check for check in registry.load().checks}
 
 
 def taken(host: str = "nd0", **more: Any) -> Finding:
