@@ -320,17 +320,25 @@ def _mixed(
         return
     counts = [(len(_of(roads, road)), road) for road in sorted(set(roads.values()))]
     shown = [f"{road} on {count} host{'s' * (count > 1)}" for count, road in counts]
-    reasons = {host: _reason(seen[host]) for host in odd.places}
+    # Of as many hosts with their ports up as down, those with them down are named.
+    places = (odd.tie and [host for host in odd.places if _is_down(seen[host])]) or odd.places
+    reasons = {host: _reason(seen[host]) for host in places}
     others = {road for host, road in roads.items() if host not in shut}
     yield Finding(
         RDMA_MIXED,
         f"NCCL would use {', '.join(shown)}; {next(iter(reasons.values()))}",
-        Where(hosts=tuple(sorted(odd.places))),
+        Where(hosts=tuple(sorted(places))),
         {"reasons": reasons, "roads": roads},
         confidence=Confidence.POSSIBLE if odd.tie else Confidence.LIKELY,
         # Without the hosts that cannot use their ports, all would use the same network.
         explained_by=next(iter(shut.values())) if shut and len(others) == 1 else None,
     )
+
+
+def _is_down(facts: Mapping[str, Any]) -> bool:
+    """Whether a host has ports that NCCL would use, and none of them is ACTIVE."""
+    wanted = [port for port in facts["ports"] if port["wanted"]]
+    return bool(wanted) and all(port["state"] != "ACTIVE" for port in wanted)
 
 
 def _of(roads: Mapping[str, str], road: str) -> list[str]:

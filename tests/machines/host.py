@@ -121,8 +121,12 @@ def kernel(
         f"MemTotal: {kib} kB\nMemFree: {kib // 2} kB\nMemAvailable: {kib // 10 * 9} kB\n"
         f"Buffers: 1024 kB\nCached: 1024 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB",
     )
-    flags = "fpu sse2" + " hypervisor" * virtual
-    write("proc/cpuinfo", f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}")
+    if arch == "x86_64":
+        flags = "fpu sse2" + " hypervisor" * virtual
+        write("proc/cpuinfo", f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: {flags}")
+    else:
+        write("proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41")
+        host.tell("cpus", machine=arch)
     running(host, "python" if container else "systemd", 1)
     if not container:
         running(host, "kthreadd", 2, flags=0x200000)

@@ -187,7 +187,7 @@ def together(check: str, round_: Round, group: tuple[int, ...]) -> dict[str, Any
     if round_.name in ("world", "again-ranks"):
         facts["compute"] = {"what": "a product", "seconds": 0.01, "cpu": dict(IDLE)}
     if len(group) > 1:
-        size, seconds = 256 << 20, 0.0015 if round_.name == "each-host" else 0.003
+        size, seconds = 256 << 20, 0.0012 if round_.name == "each-host" else 0.003
         algbw = size / seconds
         one = {"bytes": size, "seconds": seconds, "times": 5, "cpu": dict(IDLE), "algbw": algbw}
         one["busbw"] = algbw * 2 * (len(group) - 1) / len(group)

@@ -92,6 +92,13 @@ def test_of_two_hosts_nobody_can_tell_which_one_is_odd() -> None:
     assert found.confidence is Confidence.POSSIBLE
 
 
+def test_of_two_hosts_the_one_whose_ports_are_all_down_is_named() -> None:
+    sick = host(port(state="DOWN"), road="sockets")
+    found = only(CHECK, cluster(HEALTHY, sick), "rdma-mixed", hosts=["nd1"])
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.POSSIBLE)
+    assert found.message.endswith("; mlx5_0:1 DOWN")
+
+
 def test_one_port_of_a_host_is_down() -> None:
     sick = host(port(), port("mlx5_1", "DOWN"))
     found = only(
