@@ -42,6 +42,7 @@ PSUTIL = {
 Its one file that is compiled serves every Python from 3.6 on (stable ABI).
 """
 FINDER = Path("scripts", "zipapp_psutil.py")
+IMPORTER = Path("scripts", "zipapp_once.py")
 _KEPT = (".py", "py.typed", "METADATA")
 _EXAMPLE = "example.py"
 """Beside the one module of nvidia-ml-py, and nothing of its."""
@@ -57,6 +58,10 @@ if sys.version_info < (3, 10):
         % (sys.version_info[0], sys.version_info[1], sys.executable)
     )
     sys.exit(2)
+
+from zipapp_once import compile_once
+
+compile_once()
 
 from zipapp_psutil import carry
 
@@ -82,6 +87,7 @@ def contents(root: Path) -> dict[str, bytes]:
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     pins = pins_of((root / "constraints-dev.txt").read_text(encoding="utf-8"))
     found = {"__main__.py": MAIN.encode(), "LICENSE": (root / "LICENSE").read_bytes()}
+    found[IMPORTER.name] = (root / IMPORTER).read_bytes()
     for path, name in own_files(root, project["tool"]["setuptools"]):
         found[name] = path.read_bytes()
     for requirement in project["project"]["dependencies"]:

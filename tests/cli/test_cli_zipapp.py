@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,8 @@ def test_it_holds_what_a_wheel_would_and_what_that_requires(pyz: Path) -> None:
         if path.is_file() and path.parent.name != "__pycache__"
     }
     assert {name for name in names if name.startswith("nccl_doctor/")} == tree
-    ours = {"nccl_doctor", "__main__.py", "LICENSE", "carried", "zipapp_psutil.py"}
+    ours = {"nccl_doctor", "__main__.py", "LICENSE", "carried"}
+    ours |= {"zipapp_once.py", "zipapp_psutil.py"}
     others = {name.split("/")[0] for name in names} - ours
     assert {name for name in others if "." not in name} == {"click", "tabulate", "tomli"}
     assert {name for name in others if "." in name} == {
@@ -185,7 +187,12 @@ JUDGE = "report judge --json - --html page.html report.json"
 IMPORTS = """
 import runpy
 
+compiled = []
+sys.addaudithook(lambda event, about: event == "compile" and compiled.append(str(about[1])))
 sys.path.insert(0, {pyz!r})
+import zipapp_once
+
+zipapp_once.compile_once()
 import zipapp_psutil
 
 zipapp_psutil.carry()
@@ -194,19 +201,23 @@ from nccl_doctor import cli, registry
 
 registry.load()
 del sys.path[0]
+with open("compiled.json", "w") as file:
+    json.dump(compiled, file)
 """
 
 
 @dataclass(frozen=True)
 class Answers:
     """What the file says: `env`, started as a user starts it, and the report that this wrote; and
-    calls from one start of Python, in whose children it finds its modules imported.
+    calls from one start of Python, in whose children it finds its modules imported. `compiled` are
+    files that this one compiled.
     """
 
     env: Done
     report: dict[str, Any]
     calls: dict[str, Done]
     page: str
+    compiled: list[str]
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +235,8 @@ def answers(python: Path, pyz: Path, folder: Path) -> Answers:
     done = run(python, "-c", code, json.dumps(words), cwd=here, env={"COLUMNS": "100"})
     calls = {" ".join(ended.args): ended for ended in many_calls.ended(words, done)}
     report, page = ((here / name).read_text() for name in ("report.json", "page.html"))
-    return Answers(env, json.loads(report), calls, page)
+    compiled = json.loads((here / "compiled.json").read_text())
+    return Answers(env, json.loads(report), calls, page, compiled)
 
 
 @pytest.mark.parametrize("call", SAME)
@@ -250,6 +262,13 @@ def test_what_lies_beside_the_code_is_read(answers: Answers) -> None:
     again = json.loads(judged.stdout)
     assert judged.returncode == answers.env.returncode == again["exit_code"]
     assert [f["code"] for f in again["findings"]] == [f["code"] for f in read["findings"]]
+
+
+def test_each_module_is_compiled_once(answers: Answers, pyz: Path) -> None:
+    ours = Counter(file for file in answers.compiled if file.startswith(f"{pyz}/nccl_doctor/"))
+    assert f"{pyz}/nccl_doctor/checks/links/__init__.py" in ours
+    assert f"{pyz}/nccl_doctor/judge/conclusion.py" in ours
+    assert set(ours.values()) == {1}
 
 
 REFUSED = """
