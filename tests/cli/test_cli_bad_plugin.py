@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import nccl_doctor
 from tests.cli.program import CLEAN
+from tests.support.forkserver import quick_python_path
 from tests.support.ways import SAVED
 
 START_S = 20.0
@@ -43,7 +43,7 @@ def doctor(folder: Path, then: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "moon_check.py").write_text(ONCE_GOOD.format(then=then))
     root = Path(nccl_doctor.__file__).parents[1]
     return subprocess.Popen(
-        [sys.executable, "-m", "nccl_doctor", *arguments],
+        [quick_python_path(), "-m", "nccl_doctor", *arguments],
         env={**CLEAN, "PYTHONPATH": f"{folder}{os.pathsep}{root}", "MARK": str(folder / "mark")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,9 +82,9 @@ def test_a_signal_ends_env_whatever_blocks(
 
 def test_a_deadline_ends_a_run_whatever_blocks(tmp_path: Path) -> None:
     began = time.monotonic()
-    process = doctor(tmp_path, "time.sleep(600)", "run", "--select", "moon", "--timeout", "10",
+    process = doctor(tmp_path, "time.sleep(600)", "run", "--select", "moon", "--timeout", "5",
                      "--join-timeout", "2", "--collective-timeout", "2")  # fmt: skip
-    _, stderr = process.communicate(timeout=START_S + 10)
-    assert time.monotonic() - began < 10 + 2.0 + START_S
+    _, stderr = process.communicate(timeout=START_S + 5)
+    assert time.monotonic() - began < 5 + 2.0 + START_S
     assert process.returncode == 3
-    assert "the deadline has passed (10 s)" in stderr
+    assert "the deadline has passed (5 s)" in stderr
