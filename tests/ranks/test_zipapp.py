@@ -12,7 +12,7 @@ import pytest
 from tests.cli.test_cli_hostfile import SSH
 from tests.ranks.ranks import free_port
 from tests.support.reports import validate
-from tests.support.zipapp import BARE, ROOT, built, make_venv, run
+from tests.support.zipapp import BARE, ROOT, add_torchrun, built, make_venv, run
 
 pytestmark = pytest.mark.xdist_group("zipapp")  # built once
 FEW = ("--select", "ranks,torch_import,interfaces")
@@ -25,6 +25,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = make_venv(folder / "venv", ["torch"])
+        add_torchrun(self.python)
         self.pyz = built(folder / "shared" / "nccl-doctor.pyz")
         self.work = folder / "work"
         self.work.mkdir()

@@ -13,15 +13,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from tests.cli.program import CLEAN
+from tests.support.forkserver import quick_python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = {name: value for name, value in CLEAN.items() if not name.startswith("PYTHON")}
 TORCHRUN = """\
-#!{python}
-import sys
-from torch.distributed.run import main
-sys.exit(main())
+#!/bin/sh
+PYTHON_EXEC={python} exec {quick} -m torch.distributed.run "$@"
 """
+"""Starts the ranks with the Python of the environment. Itself it is not what is tested here."""
 
 
 def make_zipapp(target: Path) -> subprocess.CompletedProcess[str]:
@@ -87,10 +87,14 @@ def make_venv(folder: Path, distributions: Sequence[str] = ()) -> Path:
     for top in {top for name in distributions for top in _tops(name, seen)}:
         (links / top.name).symlink_to(top)
     (site / "links.pth").write_text(f"{links}\n")
-    if "torch" in distributions:
-        (folder / "bin" / "torchrun").write_text(TORCHRUN.format(python=python))
-        (folder / "bin" / "torchrun").chmod(0o755)
     return python
+
+
+def add_torchrun(python: Path) -> None:
+    """A torchrun beside the Python of an environment with torch."""
+    torchrun = python.with_name("torchrun")
+    torchrun.write_text(TORCHRUN.format(python=python, quick=quick_python_path()))
+    torchrun.chmod(0o755)
 
 
 def _tops(name: str, seen: set[str]) -> Iterator[Path]:
