@@ -317,25 +317,41 @@ def test_the_psutil_that_is_installed_comes_first(pyz: Path, folder: Path, tmp_p
     assert str(pyz) not in done.stdout
 
 
-def test_a_processor_that_it_has_nothing_for_is_left_to_what_is_installed(
-    python: Path, pyz: Path, tmp_path: Path
-) -> None:
-    before = "import platform\nplatform.machine = lambda: 'riscv64'"
-    code = IMPORT.format(before=before, pyz=str(pyz))
-    done = run(python, "-c", code, env={"TMPDIR": str(tmp_path)})
-    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'psutil'"
-    assert run(python, pyz, "explain", "peer-blocked").returncode == 0
+ELSEWHERE = "import platform\nplatform.machine = lambda: 'riscv64'"
+EXPLAIN = """
+import runpy, sys
+{before}
+sys.argv = ["nccl-doctor", "explain", "dataset-missing"]
+runpy.run_path({pyz!r}, run_name="__main__")
+"""
 
 
-def test_a_plug_in_is_found(python: Path, pyz: Path, tmp_path: Path) -> None:
-    """Installed as pip leaves it: the module, and a folder with its entry points."""
-    shutil.copytree(PLUG_IN, tmp_path / PLUG_IN.name)
-    info = tmp_path / "nccl_doctor_hello-0.1.0.dist-info"
+@pytest.fixture(scope="module")
+def explained(python: Path, pyz: Path, folder: Path) -> Done:
+    """What the file says of a plug-in, without psutil. The plug-in is installed as pip leaves it:
+    the module, and a folder with its entry points.
+    """
+    site = folder / "plug-in"
+    shutil.copytree(PLUG_IN, site / PLUG_IN.name)
+    info = site / "nccl_doctor_hello-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: nccl-doctor-hello\nVersion: 0.1.0\n")
     (info / "entry_points.txt").write_text(
         "[nccl_doctor.checks]\ndataset_folder = nccl_doctor_hello.dataset_folder\n"
     )
-    done = run(python, pyz, "explain", "dataset-missing", env={"PYTHONPATH": str(tmp_path)})
-    assert done.returncode == 0, done
-    assert "DATASET_DIR" in done.stdout
+    code = EXPLAIN.format(before=ELSEWHERE, pyz=str(pyz))
+    return run(python, "-c", code, env={"PYTHONPATH": str(site)})
+
+
+def test_a_processor_that_it_has_nothing_for_is_left_to_what_is_installed(
+    python: Path, pyz: Path, tmp_path: Path, explained: Done
+) -> None:
+    code = IMPORT.format(before=ELSEWHERE, pyz=str(pyz))
+    done = run(python, "-c", code, env={"TMPDIR": str(tmp_path)})
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'psutil'"
+    assert (explained.returncode, explained.stderr) == (0, "")
+
+
+def test_a_plug_in_is_found(explained: Done) -> None:
+    assert explained.returncode == 0, explained
+    assert "DATASET_DIR" in explained.stdout
