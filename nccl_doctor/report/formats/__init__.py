@@ -14,10 +14,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nccl_doctor.report.sections import Checks, no_checks
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the options of the command line are made from the names alone
     from nccl_doctor.model.report import Report
+    from nccl_doctor.report.sections import Checks
 
 
 def formats() -> list[str]:
@@ -25,8 +24,8 @@ def formats() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def renderer(name: str, checks: Checks = no_checks) -> Callable[[Report], str]:
-    """The function that renders a report in one format, which may ask the `checks`."""
+def renderer(name: str, checks: Checks | None = None) -> Callable[[Report], str]:
+    """The function that renders a report in one format, which may ask the `checks`, if given."""
     render: Callable[..., str] = importlib.import_module(f"{__name__}.{name}").render
     asks = "checks" in inspect.signature(render).parameters
-    return partial(render, checks=checks) if asks else render
+    return partial(render, checks=checks) if asks and checks else render
