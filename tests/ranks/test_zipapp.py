@@ -80,6 +80,7 @@ def test_under_torchrun_every_check_works(site: Site) -> None:
     assert (status["interfaces"], status["collectives"]) == ("pass", "pass")
 
 
+@pytest.mark.wide  # a host of a hostfile shows it, too
 def test_the_own_launcher(site: Site) -> None:
     line = 'python "$SHARED/nccl-doctor.pyz" run'
     done = site.type_in(line, *FEW, "--json", "report.json", "--master-port", str(free_port()))
@@ -94,7 +95,8 @@ def test_a_host_of_a_hostfile_is_started_with_the_file(site: Site) -> None:
     (site.work / "hosts").write_text("good slots=2\n")
     line = 'python "$SHARED/nccl-doctor.pyz" run --hostfile hosts'
     more = (*FEW, "--json", "report.json", "--master-port", str(free_port()))
-    report_of(site, site.type_in(line, *more, path=f"{ssh.parent}:"))
+    data = report_of(site, site.type_in(line, *more, path=f"{ssh.parent}:"))
+    assert data["run"]["launcher"] == "nccl-doctor"
     log = (site.folder / "ssh.log").read_text()
     assert f" {site.python} -c " in log
     assert f" {site.pyz} run --relay --nnodes 1 " in log
