@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import select
@@ -25,6 +26,8 @@ from nccl_doctor.toolkit.shortage import shortage_of
 PATIENCE_S = 5.0
 """Longest time without a sign of life; a busy file server takes a second or two."""
 _REAP_S = 0.05
+_PIPE = 1 << 20
+"""Bytes that are said at a time, where it is much."""
 _SPARE = 2
 """Open files to write a report: the ends of a pipe, or a folder and a file."""
 _ALIVE, _DONE, _REFUSED, _BROKE = b".", b"+", b"-", b"!"
@@ -96,13 +99,13 @@ def send(folder: str | Path, work: Callable[[], bytes]) -> bytes:
     if folder.startswith(tuple(_memory.silent)):
         raise TimeoutError(errno.ETIMEDOUT, "no answer before, so not tried again")
     try:
-        answer, _ = _sent("file", work, PATIENCE_S)
+        how, said, _ = _sent("file", work, PATIENCE_S)
     except TimeoutError:
         _memory.silent.add(folder)
         raise
     except _NoChild:
         return work()
-    return _answer(answer)
+    return _answer(how, said)
 
 
 def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> bytes:
@@ -118,18 +121,20 @@ def send_foreign(name: str, work: Callable[[], bytes], patience_s: float) -> byt
         ChildProcessError: it ended the child, or none could be started; says how, or why.
     """
     try:
-        answer, status = _sent(name, work, patience_s)
+        how, said, status = _sent(name, work, patience_s)
     except _NoChild as error:
         raise ChildProcessError(errno.ECHILD, f"could not be tried: {error}") from error
-    if answer[:1] == _DONE:
-        return answer[1:]
-    how = 0 if status is None else os.waitstatus_to_exitcode(status)
-    words = f"exit code {how}" if how >= 0 else forks.signal_name(-how)
+    if how == _DONE:
+        return said
+    code = 0 if status is None else os.waitstatus_to_exitcode(status)
+    words = f"exit code {code}" if code >= 0 else forks.signal_name(-code)
     raise ChildProcessError(errno.ECHILD, f"ended its process ({words})")
 
 
-def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[bytes, int | None]:
-    """Output of a child to its end, and its status as `os.waitpid` has it."""
+def _sent(
+    name: str, work: Callable[[], bytes], patience_s: float
+) -> tuple[bytes, bytes, int | None]:
+    """Mark that says how work in a child ended, its output, and status as `os.waitpid` has it."""
     try:
         pipe, write_end = os.pipe()
         try:
@@ -147,7 +152,7 @@ def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[byte
     os.close(write_end)
     forks.living.add(pid)
     try:
-        answer = _hear(pipe, patience_s)
+        how, said = _hear(pipe, patience_s)
     except TimeoutError:
         forks.kill(pid)
         forks.end(pid, patient=False, by=time.monotonic() + _REAP_S)
@@ -157,30 +162,32 @@ def _sent(name: str, work: Callable[[], bytes], patience_s: float) -> tuple[byte
     finally:
         os.close(pipe)
         forks.living.discard(pid)
-    return answer.lstrip(_ALIVE), status
+    return how, said, status
 
 
-def _hear(pipe: int, patience_s: float) -> bytes:
-    """Everything that the child has to say.
+def _hear(pipe: int, patience_s: float) -> tuple[bytes, bytes]:
+    """Mark that says how the work ended, and the rest of the output: it may be a large report.
 
     Raises:
         TimeoutError: it stopped responding, or is too slow.
     """
     left = max(0.0, _memory.leave_by - time.monotonic())
     patience, until = min(patience_s, left / 3), time.monotonic() + left / 2
-    heard = bytearray()
+    how, heard = b"", bytearray()
     while select.select([pipe], [], [], patience)[0]:
-        data = os.read(pipe, 1 << 20)
+        data = os.read(pipe, _PIPE)
         if not data:
-            return bytes(heard)
+            return how, bytes(heard)
+        if not how:
+            data = data.lstrip(_ALIVE)
+            how, data = data[:1], data[1:]
         heard += data
         if time.monotonic() > until:
             raise TimeoutError(errno.ETIMEDOUT, f"not finished within {left / 2:.1f} s")
     raise TimeoutError(errno.ETIMEDOUT, f"no answer within {patience:.1f} s")
 
 
-def _answer(answer: bytes) -> bytes:
-    how, said = answer[:1], answer[1:]
+def _answer(how: bytes, said: bytes) -> bytes:
     if how == _DONE:
         return said
     if how == _REFUSED:
@@ -200,12 +207,16 @@ def _serve(name: str, work: Callable[[], bytes], pipe: int, parent: int) -> NoRe
             os.dup2(null, number)
         _memory.waits = pipe
         try:
-            answer = _DONE + work()
+            how, said = _DONE, work()
         except OSError as error:
-            answer = _REFUSED + json.dumps([error.errno, error.strerror or str(error)]).encode()
+            how = _REFUSED
+            said = json.dumps([error.errno, error.strerror or str(error)]).encode()
         except Exception:  # the boundary of the process: the parent decides
-            answer = _BROKE + traceback.format_exc(limit=-8).encode("utf-8", "replace")
-        rest = memoryview(answer)
+            how, said = _BROKE, traceback.format_exc(limit=-8).encode("utf-8", "replace")
+        if len(said) > _PIPE:
+            with contextlib.suppress(OSError):  # a user may have only so much of them
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
+        rest = memoryview(said)[os.writev(pipe, [how, said]) - len(how) :]
         while rest:
             rest = rest[os.write(pipe, rest) :]
     finally:
