@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ _TAIL = 7 << 20
 """Bytes of a long log that are kept from its start, with the set-up of NCCL, and its end."""
 _WHOLE, _NOT_WHOLE = b"+", b"-"
 _MOST_LOGS = 64
+_LINES_KEPT = 4096
+"""Lines of a log that are remembered with their replacement."""
 _DUMPS = {"NCCL_DEBUG_FILE": b"NCCL ", "NCCL_TOPO_DUMP_FILE": b"<system"}
 """Variables of the job that name files, and what such a file holds near its start."""
 
@@ -197,5 +199,6 @@ def without_secrets(data: bytes) -> bytes:
 
 
 def by_line(text: str, replaced: Callable[[str], str]) -> str:
-    """A text with every line replaced."""
-    return "".join(replaced(line) for line in text.splitlines(keepends=True))
+    """A text with every line replaced. A log says many a line again and again: that is kept."""
+    once = lru_cache(maxsize=_LINES_KEPT)(replaced)
+    return "".join(once(line) for line in text.splitlines(keepends=True))

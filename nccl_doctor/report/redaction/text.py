@@ -58,6 +58,9 @@ _NCCL_LINE = re.compile(r"(?<!\S)([^\s:]+):\d+:\d+ \[")
 _HOMES = re.compile(rf"/(?:{'|'.join(sorted(HOMES))})/([^\s/'\"`<>|;,()\[\]{{}}:%*$]+)")
 _SAID = re.compile(r"\b(?:connect to host |resolve host(?:name)? |HOSTNAME=)([\w.-]*\w)")
 _USER_IS = re.compile(r"\b(?:USER|LOGNAME|SUDO_USER)=([\w.-]+)")
+_SAID_SIGNS = ("connect to host ", "resolve host", "HOSTNAME=")
+_USER_SIGNS = ("USER=", "LOGNAME=")
+"""One of them is in every text that the pattern finds something in: to look for them is quick."""
 
 
 class Text:
@@ -88,10 +91,12 @@ class Text:
         if " [" in text:
             for host in _NCCL_LINE.findall(text):
                 self.names.know_host(host)
-        for host in _SAID.findall(text):
-            self.names.know_host(host)
-        for user in _USER_IS.findall(text):
-            self.names.know_user(user)
+        if any(sign in text for sign in _SAID_SIGNS):
+            for host in _SAID.findall(text):
+                self.names.know_host(host)
+        if any(sign in text for sign in _USER_SIGNS):
+            for user in _USER_IS.findall(text):
+                self.names.know_user(user)
 
     def replaced(self, text: str, *, is_version: bool = False) -> str:
         """The text with pseudonyms in it; `is_version`: four numbers in it are one."""
