@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support.forkserver import Forked, read_early
+from tests.support.forkserver import Forked, quick_python_path, read_early
 
 # A launcher's variables around the tests would be taken for the job's.
 CLEAN = {
@@ -35,11 +35,15 @@ def program(
     code: str = "",
     **more: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """`code`: Python to run in place of the program, where all is imported."""
-    if code or not (more or read_early(env or {})):
+    """`code`: Python to run in place of the program, where all is imported; `more`: for
+    `subprocess.run`.
+    """
+    fresh = read_early(env or {})
+    if code or not (more or fresh):
         return _forked(arguments, {**CLEAN, **(env or {})}, cwd or Path.cwd(), timeout_s, code)
+    python = quick_python_path() if more.keys() <= {"input"} and not fresh else sys.executable
     return subprocess.run(
-        [sys.executable, "-m", "nccl_doctor", *arguments],
+        [python, "-m", "nccl_doctor", *arguments],
         cwd=cwd,
         env={**CLEAN, **(env or {})},
         timeout=timeout_s,

@@ -12,6 +12,7 @@ import pytest
 
 from nccl_doctor.toolkit.errands import PATIENCE_S
 from tests.cli.program import error_of, program
+from tests.support.forkserver import quick_python_path
 
 COMMANDS = (
     "run --config PIPE",
@@ -23,16 +24,17 @@ COMMANDS = (
     "report judge PIPE",
     "report diff PIPE -",
 )
-START_S = 20.0  # of so many interpreters at once
+START_S = 20.0  # of so many processes at once
 
 
 def test_every_input_that_never_comes_is_given_up(tmp_path: Path) -> None:
     pipe = tmp_path / "silent"
     os.mkfifo(pipe)
+    python = quick_python_path()
     started = time.monotonic()
     running = {
         command: subprocess.Popen(
-            [sys.executable, "-m", "nccl_doctor", *command.replace("PIPE", str(pipe)).split()],
+            [python, "-m", "nccl_doctor", *command.replace("PIPE", str(pipe)).split()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
