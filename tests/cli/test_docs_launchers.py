@@ -190,7 +190,8 @@ UNDER = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_line_under_the_launcher_runs(page: str, folder: Path, path: str) -> None:
-    pytest.importorskip(page)
+    if find_spec(page) is None:  # importing it would import torch too, in this process
+        pytest.skip(f"{page} is not installed")
     (line,) = (line for line in lines_of(page) if line.startswith(f"{page} "))
     words, more = UNDER[page]
     (folder / "hosts").write_text("localhost slots=2\n")
