@@ -29,14 +29,14 @@ def test_a_group_of_torchs_is_kept_and_one_of_its_own_is_unbound(tmp_path: Path)
         place.mkdir()
     changes = {"HOME": str(places["home"]), "TMPDIR": str(places["temp"])}
     ranks = Ranks(
-        tmp_path, 3, (*OPTIONS, "--groups", "many"), changes=dict.fromkeys(range(3), changes)
+        tmp_path, 2, (*OPTIONS, "--groups", "many"), changes=dict.fromkeys(range(2), changes)
     )
     ended = ranks.wait(IMPORT_S + 3 * COLLECTIVE_S)
     assert {each.code for each in ended.values()} == {0}, ended
     report = ranks.report()
     assert report["findings"] == []
     assert [check["status"] for check in report["checks"]] == ["pass"]
-    for rank in range(3):
+    for rank in range(2):
         rounds = rounds_of(report, rank)
         assert set(rounds) == {"import", "wraps", "own"}
         wraps, own = rounds["wraps"]["facts"], rounds["own"]["facts"]
@@ -74,7 +74,7 @@ def test_a_rank_that_cannot_import_it(tmp_path: Path) -> None:
 
 
 def test_a_wrong_result_names_the_rank_that_sees_it(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, 3, (*OPTIONS, "--groups", "many"), changes={1: broken("wrong_result")})
+    ranks = Ranks(tmp_path, 2, (*OPTIONS, "--groups", "many"), changes={1: broken("wrong_result")})
     ended = ranks.wait(IMPORT_S + 3 * COLLECTIVE_S)
     assert {each.code for each in ended.values()} == {1}, ended
     (root,) = ranks.report()["root_causes"]

@@ -55,9 +55,10 @@ def assert_nobody_else(report: dict[str, Any], rank: int) -> None:
         assert f["where"]["ranks"] == [rank], f
 
 
-def test_healthy_ranks_pass_and_leave_together(tmp_path: Path) -> None:
-    # The one that is started afresh imports torch: it comes seconds later.
-    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--join-timeout=20"), fresh=(0,))
+@pytest.mark.parametrize("fresh", [(), pytest.param((0,), marks=pytest.mark.wide)])
+def test_healthy_ranks_pass_and_leave_together(tmp_path: Path, fresh: tuple[int, ...]) -> None:
+    """One that is started afresh imports torch: it comes seconds later."""
+    ranks = Ranks(tmp_path, 4, (*OPTIONS, "--join-timeout=20"), fresh=fresh)
     ended = ranks.wait(START_S + 10)
     assert {e.code for e in ended.values()} == {0}
     report = ranks.report()
@@ -124,12 +125,13 @@ def test_absent_rank_is_named_after_the_join_timeout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, "rank-crashed"), (signal.SIGSTOP, "rank-frozen")]
+    ("number", "code", "options"),
+    [(signal.SIGKILL, "rank-crashed", OPTIONS), (signal.SIGSTOP, "rank-frozen", FEW)],
 )
 def test_rank_lost_in_a_collective_is_the_only_one_blamed(
-    tmp_path: Path, number: signal.Signals, code: str
+    tmp_path: Path, number: signal.Signals, code: str, options: tuple[str, ...]
 ) -> None:
-    ranks = Ranks(tmp_path, 4, OPTIONS)
+    ranks = Ranks(tmp_path, 4, options)
     os.kill(probe_child(ranks.processes[2].pid, "collectives"), number)
     ended = ranks.wait(START_S + 4 * COLLECTIVE_S + 15)
     assert {e.code for e in ended.values()} == {1}
@@ -229,9 +231,14 @@ def test_lost_coordinator_leaves_nobody_behind(tmp_path: Path) -> None:
         assert "store" in ended[i].stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_the_run_with_what_is_known(tmp_path: Path, number: signal.Signals) -> None:
-    ranks = Ranks(tmp_path, 3, OPTIONS, start=[0, 1])
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [(signal.SIGTERM, OPTIONS), (signal.SIGINT, FEW), (signal.SIGHUP, FEW)],
+)
+def test_a_signal_ends_the_run_with_what_is_known(
+    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    ranks = Ranks(tmp_path, 3, options, start=[0, 1])
     probe_child(ranks.processes[0].pid, "doorkeeper")
     assert handles(supervisor(ranks.processes[1].pid), number)
     time.sleep(1.0)  # both are about to wait for rank 2, or wait already
