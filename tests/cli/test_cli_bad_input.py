@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from nccl_doctor.report import text as report_text
 from nccl_doctor.report.formats import formats, renderer
 from nccl_doctor.report.places import Places
 from nccl_doctor.report.redaction import redact
-from tests.cli.program import error_of, program
+from tests.cli.program import CLEAN, error_of, program
 from tests.support import many_calls
 from tests.support.checks import REGISTRY
 from tests.support.ways import GIVES, MOST_S, PRINTS, READS, REPORT, SAVED, files_in, has_outputs
@@ -84,6 +87,72 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+_REFUSED = """
+import gc
+import json
+import os
+import sys
+
+import click
+
+from nccl_doctor.cli import cli
+
+gc.collect()
+gc.freeze()
+told = []
+for folder, arguments in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    try:
+        cli.main(["report", *arguments], standalone_mode=False)
+        told.append([0, ""])
+    except click.UsageError as error:
+        told.append([error.exit_code, error.format_message()])
+with open(sys.argv[2], "w") as file:
+    json.dump(told, file)
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Kind of BAD → what is said to each of its calls; asserts that it is a usage error, that
+    nothing else was printed, and that no file was written.
+
+    One small process makes all these calls: each reads in a child, and a fork of this process, with
+    all tests in it, takes far longer.
+    """
+    top = tmp_path_factory.mktemp("refusals")
+    files: dict[str, dict[str, bytes]] = {}
+    for number, kind in enumerate(KINDS):
+        folder = top / str(number)
+        folder.mkdir()
+        (folder / "GOOD").write_text(SAVED)
+        if kind in BAD:
+            content = BAD[kind][0]
+            (folder / "BAD").write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
+        elif kind == "a folder":
+            (folder / "BAD").mkdir()
+        files[kind] = files_in(folder)
+    calls = [(str(top / str(n)), call) for n, kind in enumerate(KINDS) for call in calls_of(kind)]
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED, json.dumps(calls), str(top / "told")],
+        env=CLEAN,
+        capture_output=True,
+        text=True,
+        timeout=MOST_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    told = json.loads((top / "told").read_text())
+    assert {code for code, _ in told} == {2}
+    assert not any("\n" in words for _, words in told)
+    for number, kind in enumerate(KINDS):
+        assert files_in(top / str(number)) == files[kind], kind
+    said = iter(words for _, words in told)
+    return {kind: list(islice(said, len(calls_of(kind)))) for kind in KINDS}
+
+
 def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a usage error says; asserts that it is one, and that nothing else was printed."""
     with pytest.raises(click.UsageError) as caught:
@@ -106,28 +175,36 @@ def test_the_tables_know_every_subcommand():
 # --- files that are no report ---
 
 
+NO_FILES = {"none": "No such file or directory", "a folder": "Is a directory"}
+KINDS = [*BAD, *NO_FILES]
+one_process = pytest.mark.xdist_group("refusals")
+
+
+def calls_of(kind: str) -> list[list[str]]:
+    """Calls that read BAD: the formats of one command, and the projects of another, are asked with
+    the first kind alone, as the file is read before them; with every kind in `make test-wide`.
+    """
+    every = kind == KINDS[0] or os.environ.get("EXAMPLES") == "deep"
+    first = {"show": 1, "issue": 1}
+    return [
+        call for name, ways in READS.items() for call in ways[: None if every else first.get(name)]
+    ]
+
+
+@one_process
+@pytest.mark.hypothesis  # so that `make test-wide` runs it
 @pytest.mark.parametrize("what", BAD)
-def test_a_file_that_is_no_report_is_refused_by_all(there, capfd, what):
-    content, words = BAD[what]
-    (there / "BAD").write_bytes(content if isinstance(content, bytes) else content.encode())
-    before = files_in(there)
-    for ways in READS.values():
-        for arguments in ways:
-            said = refused(capfd, *arguments)
-            assert said.startswith("BAD is not "), arguments
-            assert words in said, arguments
-    assert files_in(there) == before
+def test_a_file_that_is_no_report_is_refused_by_all(refusals, what):
+    words = BAD[what][1]
+    for said, call in zip(refusals[what], calls_of(what), strict=True):
+        assert said.startswith("BAD is not "), call
+        assert words in said, call
 
 
-def test_a_file_that_cannot_be_read_is_refused_by_all(there, capfd):
-    for ways in READS.values():
-        for arguments in ways:
-            assert refused(capfd, *arguments) == "cannot read BAD: No such file or directory"
-    (there / "BAD").mkdir()
-    for ways in READS.values():
-        for arguments in ways:
-            assert refused(capfd, *arguments) == "cannot read BAD: Is a directory"
-    assert set(files_in(there)) == {"GOOD"}
+@one_process
+@pytest.mark.parametrize("what", NO_FILES)
+def test_a_file_that_cannot_be_read_is_refused_by_all(refusals, what):
+    assert refusals[what] == [f"cannot read BAD: {NO_FILES[what]}"] * len(calls_of(what))
 
 
 def test_what_may_not_be_read_or_written(there):
@@ -183,15 +260,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = json.loads(SAVED)
     lines = [f"{i} " + "nvidia-smi says that all is well; " * 30 for i in range(1000)]
     for host in data["hosts"]:
-        outcome = {"status": "ok", "facts": {"lines": lines}}
+        outcome = {"status": "ok", "facts": {"lines": "LINES"}}
         host["facts"]["tools"] = {f"round {i}": outcome for i in range(50)}
     file = tmp_path_factory.mktemp("large") / "large.json"
-    file.write_text(json.dumps(data))
+    file.write_text(json.dumps(data).replace('"LINES"', json.dumps(lines)))
     assert file.stat().st_size > 100e6
     return file
 
 
 @one_worker
+@pytest.mark.wide
 def test_a_report_of_100_mb_is_shown(large):
     done = program("report", "show", str(large), timeout_s=MOST_S)
     assert (done.returncode, done.stderr) == (0, "")
@@ -200,10 +278,11 @@ def test_a_report_of_100_mb_is_shown(large):
 
 @one_worker
 def test_a_report_of_100_mb_is_written_in_every_format(large, tmp_path):
-    """By one process, so that it is read but once."""
+    """And printed; by one process, so that it is read but once."""
     outputs = [f"--{form}={tmp_path / form}" for form in formats()]
     done = program("report", "judge", str(large), *outputs, timeout_s=MOST_S)
     assert (done.returncode, done.stderr) == (1, "")
+    assert 100 < len(done.stdout) < 1e6
     for form in formats():
         size = (tmp_path / form).stat().st_size
         assert size > 100
@@ -237,8 +316,8 @@ JUNK: tuple[Any, ...] = (
     *(None, True, -1, 1e308, 10**30, "", "x\ud800\x1b[2J\n", "9" * 5000, [], {}),
     *([1], ["x"], {"a": {}}, [{}], float("nan")),
 )
-MOST = 400 if os.environ.get("EXAMPLES") == "deep" else 160
-"""Odd records that are made; nearly a third of them are reports."""
+MOST = 400 if os.environ.get("EXAMPLES") == "deep" else 120
+"""Odd records that are made; nearly a third of them are reports: as many as a property gets."""
 
 
 def places_in(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -304,4 +383,4 @@ def test_every_renderer_bears_whatever_is_read():
         number += 1
         for render in ways.values():
             render(report).encode()  # what a file is written with
-    assert number > MOST // 4
+    assert number > MOST // 5
