@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from nccl_doctor.cli import cli
 from tests.cli.program import error_of, program
+from tests.support import many_calls
 
 TORCHRUN = {
     "RANK": "2",
@@ -121,10 +124,25 @@ BAD = {
 }
 
 
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory) -> dict[str, tuple[CompletedProcess[str], Path]]:
+    """Arguments → how the call ended, and the folder where it was made: all in one process."""
+    top = tmp_path_factory.mktemp("calls")
+    folders = [top / str(number) for number in range(len(BAD))]
+    for folder in folders:
+        folder.mkdir()
+    lists = [arguments.split(" ") for arguments in BAD]
+    orders = [(str(folder), words) for folder, words in zip(folders, lists, strict=True)]
+    done = program(json.dumps(orders), code=many_calls.in_one(), timeout_s=120.0)
+    return dict(zip(BAD, zip(many_calls.ended(lists, done), folders, strict=True), strict=True))
+
+
+@pytest.mark.xdist_group("usage")
 @pytest.mark.parametrize("arguments", BAD)
-def test_one_clear_line(arguments, tmp_path):
-    assert BAD[arguments] in error_of(program(*arguments.split(" "), cwd=tmp_path))
-    assert not list(tmp_path.iterdir())
+def test_one_clear_line(arguments, calls):
+    done, folder = calls[arguments]
+    assert BAD[arguments] in error_of(done)
+    assert not list(folder.iterdir())
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -285,29 +303,32 @@ def test_frozen_defaults():
 # --- light ---
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["schema"]])
-def test_help_imports_neither_torch_nor_a_check(arguments):
+def test_help_imports_neither_torch_nor_a_check():
     code = (
         "import sys\n"
-        "sys.argv[0] = 'nccl-doctor'\n"
         "from nccl_doctor.__main__ import program\n"
-        "assert not program()\n"
-        "heavy = {'torch', 'numpy', 'psutil', 'tabulate', 'nccl_doctor.checks',\n"
-        "         'nccl_doctor.registry', 'nccl_doctor.gather.run'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "for words in (['--help'], ['--version'], ['run', '--help'], ['schema']):\n"
+        "    sys.argv = ['nccl-doctor', *words]\n"
+        "    assert not program(), words\n"
+        "    print(f'{words} are shown')\n"
+        "    heavy = {'torch', 'numpy', 'psutil', 'tabulate', 'nccl_doctor.checks',\n"
+        "             'nccl_doctor.registry', 'nccl_doctor.gather.run'} & set(sys.modules)\n"
+        "    assert not heavy, (words, heavy)\n"
     )
     import subprocess
     import sys
 
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         timeout=30,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    parts = done.stdout.split(" are shown\n")
+    assert len(parts) == 5
+    assert all(len(part.splitlines()) > 1 for part in parts[:4])
 
 
 def test_help_is_quick():

@@ -10,6 +10,29 @@ import json
 from collections.abc import Sequence
 from subprocess import CompletedProcess
 
+_IN_ONE = """
+import json, os, sys, tempfile
+
+from nccl_doctor.__main__ import program
+
+streams = [os.dup(number) for number in (1, 2)]
+ended = []
+for folder, words in json.loads(sys.argv[1]):
+    os.chdir(folder)
+    sys.argv = ["nccl-doctor", *words]
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        code = program()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ended.append([code, *(file.seek(0) or file.read() for file in (out, err))])
+for number, stream in enumerate(streams, 1):
+    os.dup2(stream, number)
+print(json.dumps(ended))
+"""
+"""Calls in one process, without the one that watches each: for those that end before they begin."""
+
 _CODE = """
 import json, os, sys, tempfile
 
@@ -34,6 +57,13 @@ def code(before: str, call: str) -> str:
     first argument, and prints how they ended.
     """
     return _CODE.format(before=before, call=call)
+
+
+def in_one() -> str:
+    """Python that makes the calls of its first argument, of folders and words, one after the other
+    in this process, and prints how they ended.
+    """
+    return _IN_ONE
 
 
 def ended(
