@@ -5,6 +5,7 @@ One that needs nothing special of its environment is forked from a process that 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support import many_calls
 from tests.support.forkserver import Forked, quick_python_path, read_early
 
 # A launcher's variables around the tests would be taken for the job's.
@@ -65,6 +67,17 @@ def _forked(
         finally:
             process.kill()
         return subprocess.CompletedProcess(arguments, code, out.read_text(), err.read_text())
+
+
+def calls_in_one(
+    lists: Sequence[Sequence[str]], folders: Sequence[Path]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Calls of the program, each in its folder, one after the other in one process and without the
+    guardian: for many that end before anything begins.
+    """
+    orders = [(str(folder), words) for folder, words in zip(folders, lists, strict=True)]
+    done = program(json.dumps(orders), code=many_calls.in_one(), timeout_s=120.0)
+    return many_calls.ended(lists, done)
 
 
 def error_of(done: subprocess.CompletedProcess[str]) -> str:

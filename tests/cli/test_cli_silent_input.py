@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.toolkit.errands import PATIENCE_S
-from tests.cli.program import error_of, program
-from tests.support import many_calls
+from tests.cli.program import calls_in_one, error_of
 from tests.support.forkserver import quick_python_path
 
 COMMANDS = (
@@ -103,8 +101,7 @@ def test_every_input_that_is_too_large_or_no_file_is_one_line(tmp_path: Path, ki
     elif kind == "a folder":  # of reports, of which there are none
         del commands["run --baseline FILE"]
     calls = [command.replace("FILE", str(file)).split() for command in commands]
-    orders = json.dumps([(str(tmp_path), words) for words in calls])
-    done = many_calls.ended(calls, program(orders, code=many_calls.in_one()))
+    done = calls_in_one(calls, [tmp_path] * len(calls))
     for (command, start), ended in zip(commands.items(), done, strict=True):
         said = error_of(ended)
         if not (kind == "a folder" and "--key" in command):  # closed to others, it is no file

@@ -276,20 +276,20 @@ def test_stdout_that_is_closed_is_taken_by_no_file(there):
 
 def test_a_descriptor_of_our_own(there):
     """As of `--markdown >(gzip > report.gz)`."""
-    command = [sys.executable, "-m", "nccl_doctor", "report", "judge", "GOOD"]
-    ours, theirs = os.pipe()
-    done = subprocess.run(
-        [*command, f"--markdown=/dev/fd/{theirs}"],
-        env=CLEAN,
-        pass_fds=[theirs],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    code = """
+import os, sys
+from nccl_doctor.__main__ import main
+ours, theirs = os.pipe()
+sys.argv.append(f"--markdown=/dev/fd/{theirs}")
+try:
+    main()
+finally:
     os.close(theirs)
-    with os.fdopen(ours) as reader:
-        assert reader.read().startswith("##"), done
+    with open("heard", "wb") as file:
+        file.write(os.read(ours, 1 << 16))
+"""
+    done = program("report", "judge", "GOOD", cwd=there, code=code)
+    assert (there / "heard").read_text().startswith("##"), done
     assert done.returncode == 1, done
 
 

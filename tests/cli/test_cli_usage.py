@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,8 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from nccl_doctor.cli import cli
-from tests.cli.program import error_of, program
-from tests.support import many_calls
+from tests.cli.program import calls_in_one, error_of, program
 
 TORCHRUN = {
     "RANK": "2",
@@ -131,10 +129,8 @@ def calls(tmp_path_factory) -> dict[str, tuple[CompletedProcess[str], Path]]:
     folders = [top / str(number) for number in range(len(BAD))]
     for folder in folders:
         folder.mkdir()
-    lists = [arguments.split(" ") for arguments in BAD]
-    orders = [(str(folder), words) for folder, words in zip(folders, lists, strict=True)]
-    done = program(json.dumps(orders), code=many_calls.in_one(), timeout_s=120.0)
-    return dict(zip(BAD, zip(many_calls.ended(lists, done), folders, strict=True), strict=True))
+    done = calls_in_one([arguments.split(" ") for arguments in BAD], folders)
+    return dict(zip(BAD, zip(done, folders, strict=True), strict=True))
 
 
 @pytest.mark.xdist_group("usage")
