@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.toolkit.gpu.nvml import ABSENT, Asked, Library, Refused
+from nccl_doctor.toolkit.gpu.nvml import ABSENT, RECOVERY, Asked, Library, Refused, names
 from nccl_doctor.toolkit.gpu.processes import NVIDIA, process_on_gpu
 
 _SM, _MEMORY = 1, 2  # NVML_CLOCK_*
@@ -64,7 +64,6 @@ _LONG = (2, 3)  # NVML_VALUE_TYPE_UNSIGNED_LONG, …_LONG_LONG
 _MOST_C2C_LINKS = 64
 _FABRIC = ("NOT_SUPPORTED", "NOT_STARTED", "IN_PROGRESS", "COMPLETED")
 _RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
-_RECOVERY = "NVML_GPU_RECOVERY_ACTION_"
 
 
 def read_gpu(library: Library, index: int, root: Path) -> Asked:
@@ -173,12 +172,8 @@ def _field(
 
 def _recovery(library: Library, asked: Asked) -> None:
     """Read the recovery action that the driver asks for; drivers before 570 do not report it."""
-    names = {
-        value: name.removeprefix(_RECOVERY)
-        for name, value in vars(library.nvml).items()
-        if name.startswith(_RECOVERY)
-    }
-    _field(library, asked, "recovery_action", _RECOVERY_FIELD, names.get)
+    actions = names(library.nvml, RECOVERY)
+    _field(library, asked, "recovery_action", _RECOVERY_FIELD, actions.get)
 
 
 def _filled(library: Library, asked: Asked, function: str, kind: str) -> Any:

@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.gpu.nvml import (
     Pairs,
     Refused,
     System,
+    prepare,
     read_pairs,
     read_system,
     start,
@@ -103,6 +104,7 @@ def gather_gpus(
     kills = memory_kills(root)
     on_host, on_pci = host_gpus(root), len(list(_on_pci(root)))
     before = _in_service(root) if _seen(on_host, on_pci, root) else []
+    prepare()
     limit_s = max(1.0, left() - RESERVE_S)
     (system,) = twice_apart([partial(_system, root)], limit_s, left, crumb)
     if system.raised:

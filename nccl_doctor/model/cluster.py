@@ -30,6 +30,10 @@ class OutcomeStatus(str, Enum):
     SILENT = "silent"  # no word from the participant at all
 
 
+MAX_BREADCRUMBS = 40
+"""Steps of a child that are kept: the last ones."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """Result of one probe child: facts, or its ending and its last activity.

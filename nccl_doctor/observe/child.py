@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from nccl_doctor.model.check import Skip, Untested
-from nccl_doctor.model.cluster import Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import MAX_BREADCRUMBS, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.forks import (
     Standstill,
     close_others,
@@ -35,11 +35,10 @@ from nccl_doctor.toolkit.forks import (
     signal_name,
 )
 from nccl_doctor.toolkit.leaving import leave
-from nccl_doctor.toolkit.masking import masked, masked_data
+from nccl_doctor.toolkit.masking import is_plain, masked, masked_data
 
 MAX_MESSAGE_BYTES = 8 << 20
 """Largest size of facts; a check with more has a fault."""
-MAX_BREADCRUMBS = 40
 LOG_TAIL_BYTES = 4000
 STACK_BYTES = 16000
 _BEFORE_BYTES = 2000
@@ -311,7 +310,7 @@ class Line:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """One message: `{"facts"}`, `{"crumb"}`, …"""
-        data = memoryview(json.dumps(_sendable(message)).encode() + b"\n")
+        data = memoryview(_encoded(message) + b"\n")
         with self._lock:
             while data:
                 data = data[os.write(self._pipe, data) :]
@@ -343,6 +342,19 @@ def outcome_without_child(job: ProbeJob, why: str) -> Outcome:
         return untested
     result = _sendable(_result(job.work, _NoLine()))
     return Outcome(OutcomeStatus.OK, facts=result["facts"]) if "facts" in result else untested
+
+
+_SHORT = 400
+"""Characters of a message that cannot be nested too deep."""
+
+
+def _encoded(message: Mapping[str, Any]) -> bytes:
+    # There may be a thousand breadcrumbs, and none of them has anything to mask.
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        text = json.dumps(message)
+        if len(text) <= _SHORT and is_plain(text):
+            return text.encode()
+    return json.dumps(_sendable(message)).encode()
 
 
 def _sendable(message: Mapping[str, Any]) -> dict[str, Any]:

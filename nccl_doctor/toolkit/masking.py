@@ -123,6 +123,14 @@ def masked_data(value: Any, key: str = "") -> Any:
     return value
 
 
+def is_plain(text: str) -> bool:
+    """True if `masked_data` surely leaves what this JSON says as it is: no sign of a secret is in
+    it, and no escape, behind which one could be.
+    """
+    signs = ("\\u", "-----", "@")
+    return not (any(sign in text for sign in signs) or _has_shape(text) or _has_sign(text))
+
+
 def masked_variable(name: str, value: str) -> str:
     """The value of an environment variable, as it may be recorded.
 
@@ -199,7 +207,7 @@ def _once(text: str) -> str:
         text = "".join(
             _AFTER_WORD.sub(_behind_word, part) if signed else part for signed, part in _parts(text)
         )
-    if any(sign in text for sign in _SHAPE_SIGNS):
+    if _has_shape(text):
         text = _SHAPES.sub(MASK, text)
     return text
 
@@ -207,6 +215,10 @@ def _once(text: str) -> str:
 def _has_sign(text: str) -> bool:
     lower = text.lower()
     return any(sign in lower for sign in _WORD_SIGNS)
+
+
+def _has_shape(text: str) -> bool:
+    return any(sign in text for sign in _SHAPE_SIGNS)
 
 
 def _parts(text: str) -> Iterator[tuple[bool, str]]:

@@ -7,6 +7,7 @@ the tests holds thousands of them in its memory, and a fork of it costs ten time
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import itertools
 import json
@@ -24,6 +25,7 @@ import pytest
 
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.model.cluster import Outcome
+from tests.support.huge_pages import use_huge_pages
 from tests.support.stand_ins import Look, observe_with
 
 SOURCE = Path(__file__).with_name("libnvidia-ml.c")
@@ -133,9 +135,15 @@ def gathered(library: Path, description: Path, root: Path, deadline_s: float) ->
 def small_process() -> ProcessPoolExecutor:
     """The one of this process, started."""
     context = multiprocessing.get_context("spawn")
-    started = ProcessPoolExecutor(1, context, importlib.import_module, ("pynvml",))
+    started = ProcessPoolExecutor(1, context, _stay_small)
     assert started.submit(os.getpid).result() != os.getpid()
     return started
+
+
+def _stay_small() -> None:
+    importlib.import_module("pynvml")
+    gc.freeze()  # no child needs to go through what is imported, and so to copy it
+    use_huge_pages()
 
 
 def _gather(library: Path, description: Path, root: Path, deadline_s: float) -> Outcome:

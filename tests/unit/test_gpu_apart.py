@@ -15,6 +15,7 @@ from nccl_doctor.api import Confidence, Context, Launch, Outcome, OutcomeStatus,
 from nccl_doctor.checks.gpu_state import GpuState
 from nccl_doctor.checks.gpu_state.gather import gather_gpus
 from nccl_doctor.checks.gpu_state.in_service import programs_in_service
+from nccl_doctor.model.cluster import MAX_BREADCRUMBS
 from nccl_doctor.toolkit.forks import STOPPED_S
 from nccl_doctor.toolkit.gpu.apart import each_apart
 from tests.nvml.stand_in import build, h100s, observe, uuid, write
@@ -59,6 +60,25 @@ def test_each_ends_in_its_own_way() -> None:
     assert ends[3].how == "did not return within 1 s"
     assert (ends[2].raised, ends[3].raised) == ("", "")
     assert said == ["asking", "asking"]
+
+
+def test_of_many_breadcrumbs_at_once_the_last_are_heard(tmp_path: Path) -> None:
+    def many(crumb: Any) -> int:
+        for number in range(3 * MAX_BREADCRUMBS):
+            crumb("asking", call=f"{number}")
+        (tmp_path / "said").touch()
+        return 7
+
+    said: list[str] = []
+
+    def waits(step: str, call: str) -> None:
+        while not (tmp_path / "said").exists():  # meanwhile the others come
+            time.sleep(0.01)
+        said.append(call)
+
+    (end,) = each_apart([many], 20.0, waits)
+    assert (end.value, end.crumb["call"]) == (7, str(3 * MAX_BREADCRUMBS - 1))
+    assert said[-MAX_BREADCRUMBS:] == [str(2 * MAX_BREADCRUMBS + n) for n in range(MAX_BREADCRUMBS)]
 
 
 @pytest.fixture(scope="module")

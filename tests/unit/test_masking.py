@@ -13,6 +13,7 @@ from nccl_doctor.toolkit import masking
 from nccl_doctor.toolkit.masking import (
     MASK,
     command_line,
+    is_plain,
     masked,
     masked_command,
     masked_data,
@@ -168,10 +169,19 @@ DATA = st.recursive(
 
 
 @given(DATA)
+@example("pa\u017f\u017fword=x")
 def test_plain_data_stays_plain_data(data: object) -> None:
     made = masked_data(data)
     assert masked_data(made) == made
     json.dumps(made)
+    assert made == data or not is_plain(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", SECRET_TEXTS)
+def test_a_secret_is_nowhere_plain(text: str) -> None:
+    assert not is_plain(json.dumps([{"step": text}]))
+    assert not is_plain(json.dumps({text: 1}))
+    assert is_plain(json.dumps({"step": "asking", "call": "nvmlDeviceGetNvLinkState", "gpu": 1}))
 
 
 WORDS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=12)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nccl_doctor.model.cluster import MAX_BREADCRUMBS
 from nccl_doctor.toolkit.forks import Standstill, end, fork_child, kill, look_at, signal_name
 from nccl_doctor.toolkit.gpu.nvml import Crumb
 
@@ -78,7 +79,8 @@ def each_apart(works: Iterable[Work], limit_s: float, crumb: Crumb) -> list[Ende
         works: what to run.
         limit_s: seconds after which those that have not returned are killed; may be infinite. One
             that a signal has stopped is not waited for so long.
-        crumb: called with every breadcrumb of every child, as it comes.
+        crumb: called with the breadcrumbs of every child as they come, of many at once with as
+            many of the last as are kept.
 
     Returns: one for each of `works`, in their order.
 
@@ -153,7 +155,7 @@ class _Child:
         """Read what it says. Returns: whether more may come."""
         data = os.read(self.pipe, 1 << 16)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        for line in lines[-MAX_BREADCRUMBS - 1 :]:  # more at once would be lost all the same
             kind, said = json.loads(line)
             if kind == "crumb":
                 self.ended.crumb = said

@@ -7,7 +7,10 @@ call is announced before it is made.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, TypedDict
 
 STEP = "asking the GPU driver"
@@ -19,6 +22,9 @@ ABSENT = "FUNCTION_NOT_FOUND"
 _GONE = (ABSENT, "DEPRECATED")
 """Errors of a call that this driver does not have: another call may exist."""
 _BAD = "BAD_ANSWER"
+
+_ERRORS, RECOVERY = "NVML_ERROR_", "NVML_GPU_RECOVERY_ACTION_"
+_P2P_STATUS, _TOPOLOGY = "NVML_P2P_STATUS_", "NVML_TOPOLOGY_"
 
 Crumb = Callable[..., None]
 Way = tuple[str, tuple[Any, ...]]
@@ -47,11 +53,7 @@ class Library:
 
         self.nvml: Any = pynvml
         self._crumb = crumb
-        self._names = {
-            value: name.removeprefix("NVML_ERROR_")
-            for name, value in vars(pynvml).items()
-            if name.startswith("NVML_ERROR_") and isinstance(value, int)
-        }
+        self._names = names(pynvml, _ERRORS)
         # Raised for an unversioned function that this driver has not; not in every release.
         self._mismatch = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
 
@@ -128,6 +130,27 @@ class Asked:
         self.refused.setdefault(error, []).append(field)
 
 
+@lru_cache
+def names(nvml: ModuleType, prefix: str) -> Mapping[Any, str]:
+    """Number → the rest of the name of the first constant with this prefix."""
+    found: dict[Any, str] = {}
+    for name, value in vars(nvml).items():
+        if name.startswith(prefix) and isinstance(value, int):
+            found.setdefault(value, name.removeprefix(prefix))
+    return found
+
+
+def prepare() -> None:
+    """Import the bindings and read their names, before processes are forked that need them: each
+    would spend longer on that than on its GPU. Calls no driver.
+    """
+    with contextlib.suppress(ImportError):
+        import pynvml
+
+        for prefix in (_ERRORS, RECOVERY, _P2P_STATUS, _TOPOLOGY):
+            names(pynvml, prefix)
+
+
 def start(crumb: Crumb) -> Library:
     """Load the library and start it.
 
@@ -202,11 +225,9 @@ def read_pairs(library: Library, gpus: Iterable[Mapping[str, Any]]) -> Pairs:
             handle = refused
         there.append((gpu, handle))
     # 0 is the index of reads; the constant of pynvml is a tuple, by a stray comma.
-    p2p, p2p_refused = _ask_pairs(
-        library, there, ("nvmlDeviceGetP2PStatus", (0,)), "NVML_P2P_STATUS_"
-    )
+    p2p, p2p_refused = _ask_pairs(library, there, ("nvmlDeviceGetP2PStatus", (0,)), _P2P_STATUS)
     nearest, nearest_refused = _ask_pairs(
-        library, there, ("nvmlDeviceGetTopologyCommonAncestor", ()), "NVML_TOPOLOGY_"
+        library, there, ("nvmlDeviceGetTopologyCommonAncestor", ()), _TOPOLOGY
     )
     refusals = {"p2p": p2p_refused, "nearest": nearest_refused}
     return {"p2p": p2p, "nearest": nearest, "pairs_refused": refusals}
@@ -216,10 +237,7 @@ def _ask_pairs(
     library: Library, there: Sequence[tuple[Mapping[str, Any], Any]], way: Way, prefix: str
 ) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
     """Answer, named by the constant with this prefix → pairs; error name → number of pairs."""
-    names: dict[Any, str] = {}
-    for name, value in vars(library.nvml).items():
-        if name.startswith(prefix):
-            names.setdefault(value, name.removeprefix(prefix))
+    named = names(library.nvml, prefix)
     function, arguments = way
     sides: dict[str, list[list[int]]] = {}
     errors: dict[str, int] = {}
@@ -234,5 +252,5 @@ def _ask_pairs(
                 errors[refused.name] = errors.get(refused.name, 0) + 1
                 continue
             pair = [one["index"], other["index"]]
-            sides.setdefault(names.get(answer, str(answer)), []).append(pair)
+            sides.setdefault(named.get(answer, str(answer)), []).append(pair)
     return sides, errors
