@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.launch.command_line import JobLine, JobLineError, read
+from tests.support.unsent import unsent
 
 FILE = """\
 compute_environment: LOCAL_MACHINE
@@ -55,7 +56,7 @@ def cwd(tmp_path: Path) -> Path:
     (tmp_path / "two.yaml").write_text(FILE)
     (tmp_path / "ds.yaml").write_text(DEEPSPEED)
     (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n")
-    return tmp_path
+    return unsent(tmp_path)
 
 
 def job(flags: str, cwd: Path, **environ: str) -> JobLine:

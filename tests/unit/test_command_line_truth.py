@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import io
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,6 +15,7 @@ from nccl_doctor.launch.command_line import JobLineError, accelerate, deepspeed,
 from nccl_doctor.launch.command_line.flags import FlagTable, read_flags
 from nccl_doctor.launch.command_line.job_line import Said
 from tests.support.lazy import Lazy
+from tests.support.unsent import unsent
 
 launch, run = Lazy("torch.distributed.launch"), Lazy("torch.distributed.run")
 utils = Lazy("torch.distributed.elastic.rendezvous.utils")
@@ -183,7 +183,7 @@ def test_the_filters_of_deepspeed(flags: dict[str, str | int], tmp_path_factory)
     (folder / "hosts").write_text("".join(f"{host} slots={n}\n" for host, n in SLOTS.items()))
     words = [f"--{name}={value}" for name, value in flags.items()]
     try:
-        found = read(["deepspeed", "--hostfile=hosts", *words, "t.py"], {}, Path(folder)).hosts
+        found = read(["deepspeed", "--hostfile=hosts", *words, "t.py"], {}, unsent(folder)).hosts
     except JobLineError:
         found = ()
     try:

@@ -34,6 +34,7 @@ from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl import conf
 from nccl_doctor.toolkit.net import ports as tcp_ports
 from tests.support import fabrics, hardware
+from tests.support.unsent import unsent
 from tests.unit.test_hostile_report import ends, whole
 
 SOON_S = 5.0
@@ -129,7 +130,7 @@ def test_a_report_is_read_and_shown_or_refused(data: Any) -> None:
 @example(data=b"9" * 10_000)
 def test_a_file_that_may_be_no_report(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "report.json").write_bytes(data)
-    in_time(lambda: read_report(str(tmp_path / "report.json")), click.UsageError)
+    in_time(lambda: read_report(str(unsent(tmp_path / "report.json"))), click.UsageError)
 
 
 MAP = json.dumps({"what": "x", "key": "00" * 32, "pseudonyms": {"host": {"host-1": "nd0"}}})
@@ -161,7 +162,7 @@ OURS = '[expected]\ngpus_per_host = 8\n\ntimeout = 60\nselect = ["ranks"]\n'
 def put(folder: Path, name: str, words: str) -> Path:
     path = folder / name
     path.write_bytes(raw(words))
-    return path
+    return unsent(path)
 
 
 @here
