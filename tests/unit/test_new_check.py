@@ -47,27 +47,29 @@ def succeeds(root: Path, *arguments: str) -> None:
 
 
 FORMS = {
-    "file": ((), ("checks/kernel_release.py",)),
-    "folder": (
+    "kernel_release": ((), ("checks/kernel_release.py",)),
+    "other_release": (
         ("--folder",),
-        ("checks/kernel_release/__init__.py", "checks/kernel_release/rules.py"),
+        ("checks/other_release/__init__.py", "checks/other_release/rules.py"),
     ),
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_new_check_passes_lint_and_its_own_test(tree: Path, form: str) -> None:
-    options, files = FORMS[form]
-    done = new_check(tree, "kernel_release", *options)
-    assert done.returncode == 0, done.stderr
-    made = (*files, "tests/unit/test_check_kernel_release.py")
-    assert [line for line in done.stdout.splitlines() if line.startswith("wrote")] == [
-        f"wrote {path}" for path in made
-    ]
-    succeeds(tree, "ruff", "check", "--no-cache", *made)
-    succeeds(tree, "ruff", "format", "--no-cache", "--check", *made)
-    succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), *files)
-    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", made[-1])
+def test_new_checks_pass_lint_and_their_own_tests(tree: Path) -> None:
+    checked, tests = [], []
+    for name, (options, files) in FORMS.items():
+        done = new_check(tree, name, *options)
+        assert done.returncode == 0, done.stderr
+        test = f"tests/unit/test_check_{name}.py"
+        assert [line for line in done.stdout.splitlines() if line.startswith("wrote")] == [
+            f"wrote {path}" for path in (*files, test)
+        ]
+        checked += files
+        tests.append(test)
+    succeeds(tree, "ruff", "check", "--no-cache", *checked, *tests)
+    succeeds(tree, "ruff", "format", "--no-cache", "--check", *checked, *tests)
+    succeeds(tree, "mypy", "--cache-dir", str(tree / "cache"), *checked)
+    succeeds(tree, "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", *tests)
 
 
 def test_a_folder_is_shipped(tree: Path) -> None:
