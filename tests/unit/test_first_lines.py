@@ -22,12 +22,20 @@ RIDDLES = re.compile(
 )
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A module with all its statements; no expression holds a docstring."""
+    yield node
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, (ast.stmt, ast.excepthandler, ast.match_case)):
+            yield from statements(inner)
+
+
 def first_lines() -> Iterator[tuple[str, str]]:
     """Place and first line of every docstring, but for pages of checks."""
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for node in statements(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Module) and PAGE.fullmatch(name):
                     continue
                 if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):

@@ -114,7 +114,10 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
 
 
 def lines_that_open(path: Path) -> Iterator[int]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not any(word in text for word in OPENING):
+        return
+    for node in ast.walk(ast.parse(text)):
         called = node.func if isinstance(node, ast.Call) else None
         if (isinstance(called, ast.Name) and called.id == "open") or (
             isinstance(called, ast.Attribute)

@@ -27,15 +27,20 @@ def opens(call: ast.Call) -> bool:
     return name in ("create_server", "init_process_group", "HTTPServer", "start_server")
 
 
+MAY_OPEN = re.compile(
+    r"\b(listen|bind|TCPStore|ncclGetUniqueId|create_server|init_process_group|HTTPServer"
+    r"|start_server)\b"
+)
+"""The names that `opens` knows: a text without one needs not be parsed."""
+
+
 def test_every_listener_is_in_the_table() -> None:
     found = {
         path.relative_to(ROOT).as_posix()
         for folder in ("nccl_doctor", "checks")
         for path in (ROOT / folder).rglob("*.py")
-        if any(
-            isinstance(node, ast.Call) and opens(node)
-            for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        )
+        if MAY_OPEN.search(text := path.read_text("utf-8"))
+        and any(isinstance(node, ast.Call) and opens(node) for node in ast.walk(ast.parse(text)))
     }
     assert len(found) > 5
     rows = [line for line in PAGE.splitlines() if line.startswith("|") and ".py`" in line]
