@@ -326,6 +326,7 @@ def test_the_library_is_found_in_the_folder_of_rocm(library: Path, root: Path) -
     assert len(seen.facts["gpus"]) == 1
 
 
+@pytest.mark.xdist_group("torch")
 def test_torch_without_rocm_touches_no_library(root: Path) -> None:
     crumbs: list[str] = []
 

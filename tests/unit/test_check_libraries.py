@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ from nccl_doctor.toolkit.libraries import COLUMNS as LIBRARY_COLUMNS
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
+from tests.support.forked_code import run_code
 from tests.support.libraries import compiled
 
 pytestmark = pytest.mark.xdist_group("torch")
@@ -173,22 +172,15 @@ print(json.dumps([Libraries().observe(ctx), steps]))
 """
 
 
-def look(*paths: str, **env: str) -> subprocess.CompletedProcess[str]:
+def look(folder: Path, *paths: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Observe in a process of its own, which has nothing mapped of other tests."""
-    return subprocess.run(
-        [sys.executable, "-c", LOOK, *paths],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=CHECK.deadline_s,
-        check=False,
-    )
+    return run_code(LOOK, folder, *paths, env=env, timeout_s=CHECK.deadline_s)
 
 
-def test_observe_on_this_machine() -> None:
+def test_observe_on_this_machine(tmp_path: Path) -> None:
     import torch
 
-    done = look()
+    done = look(tmp_path)
     if torch.version.cuda is None and torch.version.hip is None:
         assert "Skip: no library of CUDA, ROCm or NCCL is loaded here" in done.stderr
     else:
@@ -204,7 +196,7 @@ def test_libraries_that_are_really_mapped(tmp_path: Path) -> None:
         str(compiled(tmp_path / "libnccl.so.2", nccl)),
         str(compiled(tmp_path / "other/libnccl.so.2", nccl)),
     ]
-    done = look(*paths, LD_LIBRARY_PATH=str(tmp_path / "other"))
+    done = look(tmp_path, *paths, LD_LIBRARY_PATH=str(tmp_path / "other"))
     assert done.returncode == 0, done.stderr
     seen, steps = json.loads(done.stdout)
     rows = {

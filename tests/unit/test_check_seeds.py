@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from nccl_doctor.api import Cluster, Context, Launch, Severity, Skip, Untested
 from nccl_doctor.checks.seeds import Seeds
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
+from tests.support.forked_code import run_code
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -130,14 +129,19 @@ def test_a_gpu_that_is_not_there_was_not_tested() -> None:
         observe("nccl")
 
 
-def test_what_is_exact_does_not_depend_on_the_cpu() -> None:
-    code = (
-        "import json; from tests.unit.test_check_seeds import observe; print(json.dumps(observe()))"
-    )
-    env = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=env, capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
+OBSERVE = """
+import json
+from nccl_doctor.api import Context, Launch
+from nccl_doctor.checks.seeds import Seeds
+launch = Launch(rank=0, world_size=2, local_rank=0)
+print(json.dumps(Seeds().observe(Context(launch=launch, env={}, backend="gloo"))))
+"""
+
+
+def test_what_is_exact_does_not_depend_on_the_cpu(tmp_path: Path) -> None:
+    env = {"ATEN_CPU_CAPABILITY": "default"}  # read when torch first computes
+    done = run_code(OBSERVE, tmp_path, env=env, timeout_s=60)
+    assert done.returncode == 0, done.stderr
     plain, here = json.loads(done.stdout.splitlines()[-1]), observe()
+    assert plain["cpu"]["is"].lower() in ("default", "no avx")
     assert plain["cpu"]["exact"] == here["cpu"]["exact"]

@@ -106,6 +106,7 @@ class Instances:
         return json.dumps(dump(made if name != "nccl-lazy" else []))
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
     ("backend", "known", "sequences"),
     [("nccl", True, [4, 7]), ("gloo", True, [4]), ("nccl", False, [4])],

@@ -215,6 +215,7 @@ def test_what_to_type_is_long_enough() -> None:
 # --- this host ---
 
 
+@pytest.mark.xdist_group("torch")
 def test_gather_here() -> None:
     env = {
         "PET_RDZV_BACKEND": "C10d",
