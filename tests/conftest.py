@@ -6,6 +6,7 @@ import fcntl
 import gc
 import marshal
 import os
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.huge_pages import use_huge_pages
+from tests.support.huge_pages import fill_holes, use_huge_pages
 from tests.support.lazy import note_slow
 from tests.support.priority import may_go_first
 
@@ -113,10 +114,27 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        gc.freeze()
         gc.enable()
-        use_huge_pages()
+        _make_forks_cheap()
         note_slow(session.config)
+
+
+def _make_forks_cheap() -> None:
+    """Tests that observe, or read files of the user, fork the process that runs them."""
+    gc.freeze()
+    fill_holes()
+    use_huge_pages()
+
+
+_TORCH = "torch"
+_settled: set[str] = set()
+
+
+def pytest_runtest_logfinish() -> None:
+    """After the first test that has imported torch: its memory is twice that of all tests."""
+    if _TORCH in sys.modules and _TORCH not in _settled:
+        _settled.add(_TORCH)
+        _make_forks_cheap()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
