@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +126,18 @@ def _make_forks_cheap() -> None:
     use_huge_pages()
 
 
-_TORCH = "torch"
+_AGAIN = 150
+"""Tests after which that is done again: it takes 20 ms, and forks get dearer by a half else."""
+_run = count(1)
 _settled: set[str] = set()
 
 
-def pytest_runtest_logfinish() -> None:
-    """After the first test that has imported torch: its memory is twice that of all tests."""
-    if _TORCH in sys.modules and _TORCH not in _settled:
-        _settled.add(_TORCH)
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Once torch is imported, the memory is twice that of all tests."""
+    new = {"torch"} & sys.modules.keys() - _settled
+    if new or next(_run) % _AGAIN == 0:
+        _settled.update(new)
         _make_forks_cheap()
 
 
