@@ -77,13 +77,14 @@ class Level:
             self._left_out, self._good, self._bad = False, frozenset(), frozenset(members)
             yield from self._descend([(members, ())])
             inside = frozenset(members)
-            if not any(self.pairs.get(unit, inside - inside) & inside for unit in members):
+            if all(inside.isdisjoint(self.pairs.get(unit, ())) for unit in members):
                 yield from self._by_size(members)
                 return
             yield from self._confirm()
             if not self.works:
                 return
-            rest = tuple(unit for unit in members if unit not in self._without())
+            without = self._without()
+            rest = tuple(unit for unit in members if unit not in without)
             if len(rest) == len(members):
                 return  # no unit differs from the others
             if not self._left_out:
@@ -276,4 +277,5 @@ def _across(rectangle: _Rectangle) -> list[_Rectangle]:
 
 def union(groups: Iterable[Collection[int]]) -> Units:
     """The union of the groups."""
-    return frozenset(unit for group in groups for unit in group)
+    none: Units = frozenset()
+    return none.union(*groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal
 
 
@@ -30,7 +31,7 @@ class Layer(str, Enum):
     COLLECTIVE = "collective"
     SPEED = "speed"
 
-    @property
+    @cached_property
     def order(self) -> int:
         """Position in the stack, 0 for the lowest layer."""
         return list(Layer).index(self)
@@ -50,7 +51,7 @@ class Turn(str, Enum):
     ANY = "any"
     LAST = "last"
 
-    @property
+    @cached_property
     def order(self) -> int:
         """Position, 0 for the first."""
         return list(Turn).index(self)
@@ -65,7 +66,7 @@ class Severity(str, Enum):
     WARN = "warn"
     INFO = "info"
 
-    @property
+    @cached_property
     def order(self) -> int:
         """Position, 0 for the worst."""
         return list(Severity).index(self)
@@ -97,7 +98,7 @@ class Level(str, Enum):
     STANDARD = "standard"
     FULL = "full"
 
-    @property
+    @cached_property
     def order(self) -> int:
         """Position, 0 for the shortest run."""
         return list(Level).index(self)

@@ -138,8 +138,8 @@ class _Matrix(Generic[P]):
 
     def __init__(self, tested: frozenset[tuple[P, P]], failed: frozenset[tuple[P, P]]) -> None:
         self.failed = failed
-        self.tried = {role for pair in tested | failed for role in _roles(pair)}
-        self.well = {role for pair in tested - failed for role in _roles(pair)}
+        self.tried = _roles_of(tested | failed)
+        self.well = _roles_of(tested - failed)
         self.reach: dict[P, set[tuple[P, P]]] = {}
         for pair in failed:
             for role in _roles(pair):
@@ -245,6 +245,11 @@ class _Matrix(Generic[P]):
 
 def _roles(pair: tuple[P, P]) -> tuple[tuple[Way, P], tuple[Way, P]]:
     return ("out", pair[0]), ("in", pair[1])
+
+
+def _roles_of(pairs: Collection[tuple[P, P]]) -> set[tuple[Way, P]]:
+    senders: set[tuple[Way, P]] = {("out", end) for end in {pair[0] for pair in pairs}}
+    return senders | {("in", end) for end in {pair[1] for pair in pairs}}
 
 
 def _way(host: P, pair: tuple[P, P]) -> Way:

@@ -41,8 +41,9 @@ def mapped_libraries(
         maps: the process's table of mappings.
     """
     lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
-    paths = (f"/{path}" for line in lines if (path := line.partition("/")[2]))
-    return tuple(dict.fromkeys(path for path in paths if library_name(path) in names))
+    # A library has a line for each of its parts.
+    paths = dict.fromkeys(f"/{path}" for line in lines if (path := line.partition("/")[2]))
+    return tuple(path for path in paths if library_name(path) in names)
 
 
 def fingerprint(path: str) -> str:

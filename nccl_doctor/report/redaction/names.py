@@ -27,6 +27,7 @@ _VARIABLE = re.compile(
 """A launch says of each field which variable it is from."""
 _USER = re.compile(r"[A-Za-z_][\w.-]{0,63}")
 _PIECES = re.compile(r"([-_.])")
+_DIGITS = re.compile(r"\d+")
 _PADDED = re.compile(r"[\[,-]0\d")
 _MOST_LISTED, _MOST_BRACKETS = 4096, 5
 """Hosts, and numbers in brackets, of one list in free text; of a longer one none is shown."""
@@ -88,7 +89,7 @@ class Names:
         if re.search(r"[a-z]{2}", short) and re.search(r"\d", short):
             stem = re.sub(r"[\d_-]+$", "", short)
             if stem not in COMMON and stem.rstrip("0123456789") not in COMMON:
-                self._families.add(re.sub(r"\d+", "#", short))
+                self._families.add(_DIGITS.sub("#", short))
         if domain and domain not in PUBLIC_DOMAINS:
             self._domains.add(domain)
 
@@ -201,9 +202,9 @@ class Names:
         return None
 
     def _is_known(self, text: str) -> bool:
-        if len(text) < 2 or text.lower() in COMMON:
-            return False
         lower = text.lower()
+        if len(text) < 2 or lower in COMMON:
+            return False
         return (
             lower in self._hosts
             or text in self._users
@@ -219,7 +220,7 @@ class Names:
 
     def _in_family(self, lower: str) -> bool:
         """True if it is like a known name, but for its numbers: `nd7`, where `nd0` is known."""
-        return bool(self._families) and re.sub(r"\d+", "#", lower) in self._families
+        return bool(self._families) and _DIGITS.sub("#", lower) in self._families
 
 
 def _looks_like_hosts(text: str) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]*)", line (?P<line>\d+|\?\?\?) in (?P<name>.+)')
 # The last two parts of the path: as it is here, and as it stands in reports made before.
 _BOUNDARIES = ("observe/child.py", "nccl_doctor/child.py")
 """Frames below it lead to the fork of this child, and differ between ranks."""
-_SERVANTS = ("gather/control_store.py", "nccl_doctor/mailbox.py", "groups/witness.py")
+_SERVANTS = {"gather/control_store.py", "nccl_doctor/mailbox.py", "groups/witness.py"}
 """Our own threads that only watch."""
 _TORCH = "site-packages/"
 _MOST_FRAMES = 14
@@ -46,20 +47,27 @@ def _threads(stack: str) -> list[list[Frame]]:
     """Frames of each thread, main thread first: `faulthandler` writes it last."""
     threads: list[list[Frame]] = []
     for line in stack.splitlines():
-        match = _FRAME.match(line)
-        if match is None:
+        frame = _frame(line)
+        if frame is None:
             if "most recent call first" in line:
                 threads.append([])
             continue
         if not threads:
             threads.append([])
-        threads[-1].append((match["name"], _short(match["file"]), match["line"]))
+        threads[-1].append(frame)
     kept = [
         frames
         for at, frames in enumerate(reversed(threads))
-        if at == 0 or not any(file in _SERVANTS for _, file, _ in frames)
+        if at == 0 or _SERVANTS.isdisjoint([file for _, file, _ in frames])
     ]
     return [_above(frames) for frames in kept]
+
+
+@lru_cache(maxsize=4096)
+def _frame(line: str) -> Frame | None:
+    """The frame of a line; a thousand ranks that wait have the same lines."""
+    match = _FRAME.match(line)
+    return match and (match["name"], _short(match["file"]), match["line"])
 
 
 def _above(frames: list[Frame]) -> list[Frame]:
