@@ -401,6 +401,7 @@ def test_a_stale_file_on_one_host(tmp_path: Path) -> None:
 # --- this machine ---
 
 
+@pytest.mark.xdist_group("torch")
 def test_observe_on_this_machine(tmp_path: Path) -> None:
     conf = tmp_path / "nccl.conf"
     conf.write_text("NCCL_IB_TC=106\n")

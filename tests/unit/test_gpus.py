@@ -126,6 +126,7 @@ def test_the_uuid_of_a_gpu_where_torch_does_not_say_it(
     assert said.stdout.strip() == found
 
 
+@pytest.mark.xdist_group("torch")
 @pytest.mark.parametrize(
     ("properties", "found"),
     [

@@ -237,6 +237,7 @@ def test_gather_here() -> None:
     ] == 77
 
 
+@pytest.mark.xdist_group("torch")
 def test_the_options_of_the_command_come_before_those_of_the_environment() -> None:
     given = Rendezvous("c10d", "head", "join_timeout=1200", "--rdzv-conf")
     job = Job(launcher="torchrun", rendezvous=given)
