@@ -173,7 +173,7 @@ def test_the_heat_map_has_its_colours_by_night_too(tab: Tab, pages: Path) -> Non
 def test_the_picture_is_dark_by_night(tab: Tab, pages: Path) -> None:
     tab.call(
         "Emulation.setDeviceMetricsOverride",
-        width=400, height=300, deviceScaleFactor=1, mobile=False,
+        width=200, height=150, deviceScaleFactor=1, mobile=False,
     )  # fmt: skip
     tab.open(pages / "broken.html")
     tab.prefers("light")

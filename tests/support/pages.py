@@ -12,9 +12,9 @@ from nccl_doctor.checks.links import Links
 from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
-from nccl_doctor.registry import installed
 from nccl_doctor.report.formats.html import render
 from tests.support import exchanges, peers
+from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, outcome
 from tests.support.reports import RUN, kind, made_check, through_json
 
@@ -102,7 +102,7 @@ class Page(HTMLParser):
 
 
 def page_of(report: Report) -> Page:
-    html = render(report, installed)
+    html = render(report, lambda: REGISTRY.checks)
     assert html.isascii()
     assert html.startswith("<!doctype html>\n")
     return Page(html.removeprefix("<!doctype html>\n"))

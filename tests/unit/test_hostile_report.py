@@ -76,20 +76,16 @@ def ends(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def spoiled(data: Any, path: tuple[Any, ...], hostile: str) -> Any:
-    """A copy in which that text, or that key, is another."""
-    made = copy.deepcopy(data)
+    """A copy in which that text, or that key, is another; it shares all that is not on the way."""
     *way, last = path
-    if last is None:
+    is_text = last is None
+    if is_text:
         *way, last = way
-        place = made
-        for step in way:
-            place = place[step]
-        place[last] = hostile
-        return made
-    place = made
+    made = place = copy.copy(data)
     for step in way:
+        place[step] = copy.copy(place[step])
         place = place[step]
-    place[hostile] = place.pop(last)
+    place[last if is_text else hostile] = hostile if is_text else place.pop(last)
     return made
 
 
