@@ -19,6 +19,7 @@ from nccl_doctor.gather.control_store import RoundPeers
 from nccl_doctor.toolkit.c10d import keep_alive
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -139,7 +140,7 @@ def test_the_intervals_of_the_rendezvous_are_those_that_were_set() -> None:
     assert keep_alive({"PET_RDZV_CONF": conf}) == (10.0, 40.0)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each_row("seed", range(50))
 def test_a_slow_road_widens_the_bounds_and_invents_nothing(seed: int) -> None:
     chance = random.Random(seed)
     errors = [0.0] + [chance.choice([0.0, 0.0, chance.uniform(-60, 60)]) for _ in range(5)]

@@ -18,6 +18,7 @@ from nccl_doctor.toolkit.mesh import mesh_groups, own_groups
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.findings import judge
 from tests.support.reports import RUN, made_check
+from tests.support.rows import each_row
 
 CHECK = DeviceMesh()
 MESH = (("dp", 2), ("tp", 2))
@@ -179,7 +180,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("counts", "mesh", "words"), PLACES)
+@each_row(("counts", "mesh", "words"), PLACES)
 def test_a_dimension_that_crosses_hosts_without_need_is_a_warning(
     counts: Sequence[int], mesh: Sequence[tuple[str, int]], words: str
 ):

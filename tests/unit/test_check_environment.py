@@ -12,6 +12,7 @@ from nccl_doctor.api import ALONE, Context, Launch, Severity
 from tests.support import findings
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.environments import CHECK, READERS, Env, both, cluster_of, judge, only, told
+from tests.support.rows import each_row
 
 # --- one environment ---
 
@@ -187,7 +188,7 @@ def test_what_is_worth_knowing_and_no_more(env: Env, code: str) -> None:
 MASTER = "node-0.Cluster.example"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("exceptions", "master"),
     [
         ("", MASTER), ("localhost,127.0.0.1", MASTER), ("example.com", MASTER),
@@ -204,7 +205,7 @@ def test_a_proxy_that_stands_before_the_master(exceptions: str, master: str) -> 
     assert judge([env]) == []  # one host speaks to nobody
 
 
-@pytest.mark.parametrize(
+@each_row(
     "env",
     [
         {"no_proxy": "*"}, {"NO_PROXY": "x, .cluster.example"}, {"no_proxy": "cluster.example"},

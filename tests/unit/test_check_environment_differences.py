@@ -10,6 +10,7 @@ from nccl_doctor.api import ALONE, Cluster, Confidence, Severity
 from tests.support import findings
 from tests.support.clusters import change_rank, outcome
 from tests.support.environments import CHECK, Env, cluster_of, judge, only
+from tests.support.rows import each_row
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_the_odd_host_of_four_is_blamed(name: str, value: str, level: str, odd: 
     assert (found.where.hosts, found.fix) == ((f"nd{odd}",), f"export {name}={value}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ({"NCCL_IB_DISABLE": "0"}, {}),

@@ -12,6 +12,7 @@ from tests.support.findings import judge, only
 from tests.support.gpu_facts import facts as seen_by_torch
 from tests.support.gpu_facts import worked
 from tests.support.gpu_states import cluster_of, every, gpu, pairs_of, state, with_backend
+from tests.support.rows import each_row
 from tests.unit.test_check_gpu_state_users import also
 
 CHECK = GpuState()
@@ -98,7 +99,7 @@ def test_boards_for_the_desktop_that_seem_to_reach_each_other_are_named(name: st
     assert found.kind.fix.startswith("export NCCL_P2P_DISABLE=1")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "host",
     [
         desktop("NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),  # there it is supported
@@ -200,7 +201,7 @@ def test_no_spare_rows_and_errors_of_caches_are_told() -> None:
 # Heat ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "words"),
     [
         ({"margin_temperature": -2}, "2 °C above its limit"),

@@ -12,6 +12,7 @@ from nccl_doctor.checks.gpu_work.rates import rates_table
 from nccl_doctor.report.tables import is_table
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import H200, cluster, measured, rates, worked
+from tests.support.rows import each_row
 
 CHECK = GpuWork()
 
@@ -168,7 +169,7 @@ def copied(to_device: float, to_host: float, hosts: int, per_host: int, link: An
     return cluster(made, hosts)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("to_device", "to_host", "link", "is_slow"),
     [
         (18.0, 55.0, (5, 16), True),  # 0.3 x 63 GB/s

@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_iptables, parse_nft
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
+from tests.support.rows import each_row
 
 FOLDER = "proc/sys/net/netfilter"
 HIT = {
@@ -75,7 +76,7 @@ def nft(*rules: str, policy: str = "accept") -> Rules:
     return Rules(True, chains=parse_nft(f"{text}\n{body}\n}}\n}}\n"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rules", "loose", "strict"),
     [
         (nft(), False, False),

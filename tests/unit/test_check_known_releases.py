@@ -14,6 +14,7 @@ from nccl_doctor.toolkit.releases import CONDITIONS, PRODUCTS, known_faults
 from nccl_doctor.toolkit.versions import release
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 CHECK = KnownReleases()
 APART = {"p2p": {"OK": [[0, 1]], "CHIPSET_NOT_SUPPORTED": [[0, 2], [1, 2]]}}
@@ -73,7 +74,7 @@ def test_a_release_with_a_fault_that_this_host_can_meet(
     assert only(CHECK, worked, "nccl-known-bug", hosts=["nd1"], ranks=[2, 3]).level is Severity.INFO
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("version", "seen"),
     [
         ("2.24.3", {"rdma": VERBS}),

@@ -17,6 +17,7 @@ from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.libraries import compiled
+from tests.support.rows import each_row
 from tests.unit.test_check_net_plugin import with_nccl
 
 CHECK = CHECKS["nccl_plugins"]
@@ -73,7 +74,7 @@ def test_where_nccl_looks(value: str, of: PluginType, libraries: list[str]) -> N
     assert list(plugin_candidates(value, of)) == libraries
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nccl", "of", "span"),
     [
         ("2.20.5", TUNER, (1, 1)),

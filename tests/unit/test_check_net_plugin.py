@@ -30,6 +30,7 @@ from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster, outcome
 from tests.support.libraries import compiled
+from tests.support.rows import each_row
 
 CHECK = CHECKS["net_plugin"]
 judge = partial(findings.judge, CHECK)
@@ -223,7 +224,7 @@ def with_nccl(made: Cluster, *versions: str | None) -> Cluster:
 
 
 class TestInterface:
-    @pytest.mark.parametrize(
+    @each_row(
         ("nccl", "versions", "said"),
         [
             ("2.30.7", [4], "v6 to v12"),
@@ -253,7 +254,7 @@ class TestInterface:
         assert found[0].level is Severity.WARN
         assert f"ncclNetPlugin_v{versions[0]}" in found[0].message
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("nccl", "versions"),
         [
             ("2.30.7", [6]),
@@ -400,7 +401,7 @@ class TestCollNet:
         facts = asking(ENABLED, has=[], plugin=plugin)
         assert judge(cluster_of(facts, facts)) == []
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("env", "asked"),
         [
             ({}, []),

@@ -12,6 +12,7 @@ from nccl_doctor.checks.port import Port
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge
 from tests.support.knocks import facts, tried
+from tests.support.rows import each_row
 
 CHECK = Port()
 AGENT = {"server": "agent", "bind_errno": None, "bind_error": ""}
@@ -47,7 +48,7 @@ LINK = Where(links=(("nd1", "nd0"),))
 HERE = Where(hosts=("nd1",))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("last", "code", "where", "words"),
     [
         (tried("refused", errno=errno.ECONNREFUSED), "port-refused", LINK, "refuses"),

@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.c10d import (
 )
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -140,7 +141,7 @@ def test_what_the_configuration_says(conf: str, told: bool | None) -> None:
     assert is_host_of(conf) is told
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "resolved", "own", "canonical", "serves"),
     [
         ("localhost", [], [], "", True),

@@ -28,6 +28,7 @@ from nccl_doctor.checks.shared_memory import SharedMemory
 from nccl_doctor.model.job import Job
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 CHECK = SharedMemory()
 MIB = 1 << 20
@@ -76,7 +77,7 @@ JOINED = {"name": "NVIDIA B200", "nvlinks": [1] * 18, "fabric": {"state": "COMPL
 BRIDGED = {"name": "NVIDIA A100 80GB PCIe", "nvlinks": [1] * 12, "fabric": None}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpus", "severity"),
     [
         ([JOINED] * 8, Severity.WARN),

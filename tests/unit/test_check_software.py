@@ -14,6 +14,7 @@ from nccl_doctor.toolkit.versions import differences
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -70,7 +71,7 @@ def test_the_same_software_everywhere() -> None:
     assert judge(cluster_of()) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "severity", "message"),
     [
         ({"nccl": "2.27.3"}, Severity.FAIL, "NCCL 2.27.3; the others have NCCL 2.28.9"),

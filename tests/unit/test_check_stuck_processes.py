@@ -15,6 +15,7 @@ from tests.support import fabrics
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 from tests.support.observing import observe
+from tests.support.rows import each_row
 
 CHECK = StuckProcesses()
 CONTEXT = Context(launch=Launch(), env={})
@@ -198,7 +199,7 @@ def test_a_host_where_processes_wait_for_a_file_server() -> None:
     assert found.fix.startswith("check /home (nfs4): ")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "wchan", "words"),
     [
         ("python", "uvm_va_space_destroy", "NVIDIA's driver"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity
 from nccl_doctor.checks.environment import Environment
 from nccl_doctor.checks.timeouts import Timeouts
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 from tests.unit.test_waits import facts, of_deepspeed, variables
 
 CHECK = Timeouts()
@@ -82,7 +81,7 @@ ALONE = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "seen", "seconds", "layers"), ALONE)
+@each_row(("backend", "seen", "seconds", "layers"), ALONE)
 def test_below_near_and_above(
     backend: str, seen: dict[str, Any], seconds: int, layers: str
 ) -> None:

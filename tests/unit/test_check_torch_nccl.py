@@ -14,6 +14,7 @@ from nccl_doctor.checks.torch_nccl import NONBLOCKING, USE_NCCL2, process_group
 from tests.support import findings
 from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -33,7 +34,7 @@ def cluster_of(*facts: Mapping[str, Any], backend: str = "nccl") -> Cluster:
     return make_cluster(hosts, 1, check=CHECK.name, by_rank=by_rank, backend=backend)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("torch", "use", "group"),
     [
         ("2.13.0+cu130", None, "nccl-legacy"),

@@ -10,6 +10,7 @@ import pytest
 from nccl_doctor.launch.command_line import JobLineError
 from nccl_doctor.model.job import Rendezvous
 from tests.support.command_lines import job, said, says
+from tests.support.rows import each_row
 
 HOSTS = "worker-0 slots=8\nworker-1 slots=8\n# spare\nworker-2 slots=4\n"
 
@@ -166,7 +167,7 @@ def test_an_elastic_range_needs_its_fewest_hosts():
     assert said(static, "static waits for 4 hosts")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "words"),
     [
         ("torchrun --nnodes 2 --master_addr head t.py", "node rank 0 on every host"),

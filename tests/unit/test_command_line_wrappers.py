@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.support.command_lines import job, said, says
+from tests.support.rows import each_row
 
 LAUNCHED = "--nnodes=2 --node_rank=1 --master_addr=10.0.0.1 --master_port=2222 --nproc_per_node=4"
 SPELLINGS = [
@@ -41,14 +40,14 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@each_row("spelling", SPELLINGS)
 def test_a_launcher_behind_other_programs(spelling: str):
     found = job(spelling.format(LAUNCHED))
     expected = {"nnodes": 2, "node_rank": 1, "nproc_per_node": "4", "launcher": "torchrun"}
     says(found, {**expected, "master_addr": "10.0.0.1", "master_port": 2222})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "words"),
     [
         ("python train.py", None),

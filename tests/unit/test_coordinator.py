@@ -10,12 +10,13 @@ from nccl_doctor.gather.second_look import CALLS_S
 from nccl_doctor.model.cluster import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Finding, Kind, Layer, Where
 from tests.support.clusters import make_cluster
+from tests.support.rows import each_row
 
 KIND = Kind("some-fault", Layer.PORT, "title", "why", "fix")
 CLUSTER = make_cluster(("a", "b", "c"), 2)  # seats 0 1 on a, 2 3 on b, 4 5 on c
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("where", "group", "stopped"),
     [
         (Where(), (0, 1), True),  # everywhere

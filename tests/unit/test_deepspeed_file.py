@@ -15,6 +15,7 @@ from nccl_doctor.checks.deepspeed_config.keys import key_problems
 from nccl_doctor.checks.deepspeed_config.offload import offload_problems
 from nccl_doctor.checks.deepspeed_config.table import KINDS, Settings, table
 from nccl_doctor.cli.job import DsConfigError, read
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -125,7 +126,7 @@ def test_a_usual_configuration_has_nothing_wrong() -> None:
     assert list(batch_problems(given_as, 8, ())) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "code", "severity", "words"),
     [
         ({"train_batchsize": 4}, "unknown-key", "warn", 'did you mean "train_batch_size"?'),
@@ -181,7 +182,7 @@ def zero(**keys: Any) -> dict[str, Any]:
     return {"zero_optimization": {"stage": 3, **keys}}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "severity", "words"),
     [
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "fail", "both enabled"),
@@ -219,7 +220,7 @@ def test_keys_that_contradict_each_other(config: dict[str, Any], severity: str, 
     assert found.fix
 
 
-@pytest.mark.parametrize(
+@each_row(
     "config",
     [
         {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}},

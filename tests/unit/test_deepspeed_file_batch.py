@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nccl_doctor.checks.deepspeed_config.arithmetic import MICRO, STEPS, TRAIN, batch_problems, fits
 from nccl_doctor.checks.deepspeed_config.table import Problem, Settings
 from nccl_doctor.model.findings import Severity
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -26,7 +27,7 @@ def sizes(train: Any = None, micro: Any = None, steps: Any = None, **more: Any) 
     return {name: value for name, value in given.items() if value is not None}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "world", "mesh"),
     [
         (sizes(32, 4, 2), 4, ()),

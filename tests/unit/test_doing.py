@@ -6,14 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from nccl_doctor.model.cluster import Evidence, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.groups.attempts import Attempt
 from nccl_doctor.toolkit.groups.culprits import judge_groups
 from nccl_doctor.toolkit.groups.doing import MOST_ENTRIES, what_they_did
 from nccl_doctor.toolkit.groups.stacks import main_stack, signature
 from tests.support.clusters import make_cluster
+from tests.support.rows import each_row
 
 CRUMBS = (
     {"step": "connect to the store", "at_s": 0.1, "group": "world"},
@@ -208,7 +207,7 @@ def test_what_ras_says_is_said_once() -> None:
     assert found == [{"ranks": "0–3", "count": 4, **ras}]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "fields",
     [
         {"breadcrumbs": ({"step": "all_reduce", "sequence": [1], "group": {"a": 1}},)},

@@ -32,6 +32,7 @@ from tests.support.gpu_facts import facts as seen_by_torch
 from tests.support.gpu_facts import worked
 from tests.support.gpu_states import cluster_of, gpu, lost, state, torch_sees, with_backend
 from tests.support.reports import RUN, through_json
+from tests.support.rows import each_row
 from tests.unit.test_check_amd_gpus import cluster_of as amd_cluster
 from tests.unit.test_check_amd_gpus import gpu as amd_gpu
 from tests.unit.test_check_amd_gpus import state as amd_state
@@ -121,7 +122,7 @@ def test_a_gpu_that_is_slow_to_answer_is_a_failure_and_drains_nothing(
     assert drained(made) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "words"),
     [
         (wedged("killed the process, SIGKILL"), "ended by SIGKILL in nvmlDeviceGetName"),

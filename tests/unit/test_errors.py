@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.toolkit.groups.errors import meaning_of
+from tests.support.rows import each_row
 
 NCCL = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:94, "
 STORE = "DistNetworkError: The client socket has timed out after 60000ms while trying to connect "
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "word"),
     [
         ("DistStoreError: Timed out after 61 seconds waiting for clients. 3/4 clients joined.",
@@ -103,7 +104,7 @@ ASYNC = (
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "means", "ask"),
     [
         (raised("ncclSystemError", "Error: failed to extend /dev/shm/nccl-a1B2c3 to 33030532 "

@@ -21,6 +21,7 @@ from nccl_doctor.toolkit.fabric.hca import HcaList, rdma_admits, rdma_off
 from nccl_doctor.toolkit.fabric.ports import rdma_devices, rdma_ports, roce_mtu
 from nccl_doctor.toolkit.nccl.conf import Setting
 from tests.support import fabrics
+from tests.support.rows import each_row
 
 V2 = GidKind(2, "IPv4")
 
@@ -96,7 +97,7 @@ def test_a_counter_that_moves(tmp_path: Path) -> None:
 # --- NCCL_IB_HCA ---
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "admitted"),
     [
         ("", ["mlx5_0:1", "mlx5_1:1", "mlx5_1:2", "mlx5_10:1"]),

@@ -22,6 +22,7 @@ from tests.support.clusters import change_rank, make_cluster
 from tests.support.gpu_facts import gpu
 from tests.support.pages import Page
 from tests.support.reports import RUN, made_check
+from tests.support.rows import each_row
 from tests.unit.test_check_backend_device import check as backend_device
 from tests.unit.test_check_backend_device import cluster_of, one_host
 
@@ -90,7 +91,7 @@ def test_every_format_has_its_rule():
     assert sorted(SHOWS) == formats()
 
 
-@pytest.mark.parametrize("case", NOT_GREEN)
+@each_row("case", NOT_GREEN)
 def test_it_is_not_green(case: str):
     make, code = NOT_GREEN[case]
     report = make()

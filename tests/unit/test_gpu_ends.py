@@ -8,11 +8,12 @@ import pytest
 
 from nccl_doctor.api import Confidence, Outcome, OutcomeStatus
 from nccl_doctor.toolkit.gpu.ends import certainty, certainty_of, certainty_of_reader, is_gone
+from tests.support.rows import each_row
 
 CERTAIN, LIKELY = Confidence.CERTAIN, Confidence.LIKELY
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("state", "wchan", "sure"),
     [
         ("D", "", CERTAIN),
@@ -41,7 +42,7 @@ def test_one_that_did_not_return(state: str, wchan: str, sure: Confidence | None
     assert certainty_of_reader(stuck) is sure
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("signal", "sure"),
     [
         *((name, CERTAIN) for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE")),

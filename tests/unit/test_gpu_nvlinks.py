@@ -10,6 +10,7 @@ from nccl_doctor.api import Confidence, Severity
 from nccl_doctor.checks.gpu_state import GpuState
 from tests.support.findings import judge, only
 from tests.support.gpu_states import cluster_of, gpu, state, torch_sees, with_backend
+from tests.support.rows import each_row
 
 CHECK = GpuState()
 FINE = 0b10_10_10 << 2 | 0b10 | 1 << 8 | 1 << 12 | 1 << 14  # every bit field says that all is well
@@ -24,7 +25,7 @@ def on_one(**changes: Any) -> dict[str, Any]:
     return state(0, [gpu(0, index, **(changes if index == 5 else {})) for index in range(8)])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("mask", "code", "words"),
     [
         (1 << 4, "nvlink-down", "reports unhealthy routes for this GPU"),

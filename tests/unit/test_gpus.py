@@ -14,9 +14,10 @@ import pytest
 from nccl_doctor.toolkit.gpu import devices
 from nccl_doctor.toolkit.gpu.devices import count_gpus, host_gpus, index_of_own
 from nccl_doctor.toolkit.versions import arch_runs_on
+from tests.support.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arch", "capability", "runs"),
     [
         ("sm_80", (8, 6), True),

@@ -30,6 +30,7 @@ from tests.support.clusters import make_cluster
 from tests.support.findings import only
 from tests.support.gpu_facts import worked
 from tests.support.lazy import Lazy
+from tests.support.rows import each_row
 
 torch = Lazy("torch")
 pytestmark = pytest.mark.xdist_group("torch")
@@ -196,7 +197,7 @@ def test_one_wrong_element_is_named() -> None:
     assert differences("x", product, product) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "words", "healthy"),
     [
         ("CUDA error: system not yet initialized", "fabric", False),

@@ -15,6 +15,7 @@ from nccl_doctor.toolkit.outliers import (
     slow_edges,
     slow_ones,
 )
+from tests.support.rows import each_row
 
 FAST, SLOW = 0.010, 0.080
 
@@ -42,7 +43,7 @@ def test_noise_alone_stands_out_hardly_ever() -> None:
     assert loud <= 15  # 3 %, and what does is measured again
 
 
-@pytest.mark.parametrize("size", range(2, 12))
+@each_row("size", range(2, 12))
 def test_everybody_meets_both_neighbours_and_nobody_two_at_once(size: int) -> None:
     rounds = ring(list(range(10, 10 + size)))
     if size < 3:
@@ -66,7 +67,7 @@ def world(size: int, members: set[int], links: set[frozenset[int]]):
     return {edge: seconds(edge) for one in ring(range(size)) for edge in one}, seconds
 
 
-@pytest.mark.parametrize("size", range(3, 20))
+@each_row("size", range(3, 20))
 def test_one_slow_member_is_named(size: int) -> None:
     for bad in range(size):
         first, seconds = world(size, {bad}, set())
@@ -75,7 +76,7 @@ def test_one_slow_member_is_named(size: int) -> None:
         assert (found.members, found.edges) == ((bad,), ()), (size, bad)
 
 
-@pytest.mark.parametrize("size", range(4, 20))
+@each_row("size", range(4, 20))
 def test_one_slow_link_is_named_and_neither_of_its_ends(size: int) -> None:
     for edge in [edge for one in ring(range(size)) for edge in one]:
         first, seconds = world(size, set(), {frozenset(edge)})

@@ -16,6 +16,7 @@ from tests.support.checks import CHECKS
 from tests.support.clusters import change_rank, make_cluster, outcome, reread
 from tests.support.findings import judge, only
 from tests.support.gpu_facts import worked
+from tests.support.rows import each_row
 
 CHECK = CHECKS["collectives"]
 GOOD = {"steps": ["all_reduce"], "wrong": []}
@@ -71,7 +72,7 @@ def both(took_s: float) -> dict[int, Outcome]:
 # -- deadlines ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cluster", "more_s"),
     [
         (seen(), FIRST_S),  # no group has finished yet

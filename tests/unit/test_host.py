@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_holder
 from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
 from tests.support import fabrics
+from tests.support.rows import each_row
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = """
@@ -215,7 +216,7 @@ def test_the_arguments_of_who_holds_a_port_are_not_told(tmp_path: Path) -> None:
     assert "hunter2" not in str(held)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("words", "told"),
     [
         (["python", "-u", "train.py", "--api-key=hunter2"], "python train.py"),

@@ -21,6 +21,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
 from nccl_doctor.toolkit.nccl.release import NcclRelease
 from nccl_doctor.toolkit.net.interfaces import Interface
 from tests.support import fabrics
+from tests.support.rows import each_row
 
 
 def nic(name: str, *addresses: str, running: bool = True) -> Interface:
@@ -48,7 +49,7 @@ def picked(value: str | None, nics: tuple[Interface, ...] = NICS, **env: str) ->
     return [name for name, _ in nccl_choices(nics, settings)[1].picks]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "names"),
     [
         (None, ["eth0", "eth10"]),
@@ -75,7 +76,7 @@ def test_nccl_names(value: str | None, names: list[str]) -> None:
     assert picked(value) == names
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nics", "names"),
     [
         ((LO, ETH0, IB0), ["ib0"]),
@@ -143,7 +144,7 @@ def rooted(value: str, version: str = "2.30.7", **options: bool) -> tuple[list[s
     return [f"{nic} {address}" for nic, address in bootstrap.picks], bootstrap.problem
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "picks", "problem"),
     [
         ("192.168.99.7:1", ["eth5 192.168.99.1"], ""),  # running or not
@@ -272,7 +273,7 @@ def test_a_list_holds_no_more_than_sixteen_names() -> None:
     assert not Filter.parse(f"={names},eth0").admits("eth0")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "picks", "problem", "names"),
     [
         ("eth0", [("eth0", "192.168.77.1")], "", ()),

@@ -19,6 +19,7 @@ from nccl_doctor.checks.collectives.planner import (
     verdict_so_far,
 )
 from nccl_doctor.model.findings import Confidence
+from tests.support.rows import each_row
 
 
 def hosts_of(count: int, nproc: int = 1) -> list[tuple[int, ...]]:
@@ -29,7 +30,7 @@ def cut(*pairs: tuple[int, int]) -> frozenset[frozenset[int]]:
     return frozenset(map(frozenset, pairs))
 
 
-@pytest.mark.parametrize("count", [*range(2, 34), 61, 127, 128, 129, 251, 255, 256, 257])
+@each_row("count", [*range(2, 34), 61, 127, 128, 129, 251, 255, 256, 257])
 def test_everybody_takes_part_and_nobody_twice_in_a_round(count: int) -> None:
     cluster = MadeUp(hosts_of(count, 2), links=cut((0, count - 1)))
     story = tell(cluster)

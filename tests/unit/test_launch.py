@@ -31,6 +31,7 @@ from tests.support.launches import (
     problem,
     without,
 )
+from tests.support.rows import each_row
 
 
 class TestHealthyLaunchers:
@@ -224,7 +225,7 @@ class TestPerHostLaunchers:
 class TestNoFalseBlame:
     """Everything here is legal, and looks like a contradiction."""
 
-    @pytest.mark.parametrize(
+    @each_row(
         ("environ", "launcher"),
         [
             ({**TORCHRUN, **ONE_PER_NODE}, "torchrun"),  # srun starts one torchrun per host

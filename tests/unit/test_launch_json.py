@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.launch.detect import detect
 from nccl_doctor.model.launch import Launch
+from tests.support.rows import each_row
 
 ENVIRON = {"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "nd0", "MASTER_PORT": "29500"}
 RECORD = json.loads(json.dumps(detect(ENVIRON).to_json()))
@@ -24,7 +25,7 @@ def test_a_record_is_the_same_after_its_way_through_json() -> None:
     assert Launch.from_json({}) == Launch()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "value", "words"),
     [
         ("rank", "0", "launch.rank is a text, not a whole number"),

@@ -8,6 +8,7 @@ import pytest
 
 from nccl_doctor.launch.detect import detect
 from tests.support.launches import MASTER, OPEN_MPI, PLAIN, SRUN, TORCHRUN, codes, problem, without
+from tests.support.rows import each_row
 
 
 class TestDisagreement:
@@ -92,7 +93,7 @@ class TestMissing:
 
 
 class TestBadValues:
-    @pytest.mark.parametrize(
+    @each_row(
         ("name", "value"),
         [
             ("RANK", ""),

@@ -19,19 +19,20 @@ from nccl_doctor.toolkit.masking import (
     masked_data,
     masked_variable,
 )
+from tests.support.rows import each_row
 from tests.support.secrets_planted import HIDDEN, SECRET_TEXTS
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
 
 
-@pytest.mark.parametrize("text", SECRET_TEXTS)
+@each_row("text", SECRET_TEXTS)
 def test_what_is_said_to_be_a_secret_or_looks_like_one_is_masked(text: str) -> None:
     made = masked(text)
     assert MASK in made
     assert [each for each in HIDDEN if each in made] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "made"),
     [
         ("HF_TOKEN=abc, RANK=1", "HF_TOKEN=***, RANK=1"),
@@ -72,12 +73,12 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("text", SAME)
+@each_row("text", SAME)
 def test_what_is_needed_for_judging_stays(text: str) -> None:
     assert masked(text) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "value", "made"),
     [
         ("api_key", "abc", MASK),

@@ -18,6 +18,7 @@ from nccl_doctor.toolkit.mesh import (
     ranks_in_words,
     spans,
 )
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -92,7 +93,7 @@ NEAREST = [
 ]
 
 
-@pytest.mark.parametrize(("sizes", "world", "nearest"), NEAREST)
+@each_row(("sizes", "world", "nearest"), NEAREST)
 def test_nearest_sizes(sizes: str, world: int, nearest: str):
     found = nearest_meshes(mesh_of(*map(int, sizes.split(","))), world)
     told = [",".join(str(size) for _, size in other) for other in found]

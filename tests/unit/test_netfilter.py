@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.firewall.rulesets import (
     parse_nft_rule,
     read_rules,
 )
+from tests.support.rows import each_row
 
 EPHEMERAL = (32768, 60999)
 SYN = Packet(True, "eth0", "192.168.77.1", "192.168.77.2", EPHEMERAL, (45000, 45000))
@@ -44,7 +45,7 @@ def sure(rules: Rules, packet: Packet) -> list[str]:
     return [hit.to_json()["rule"] for hit in rules.hits(packet) if hit.sure]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "syn", "reply"),
     [
         ('iifname "eth0" tcp dport 32768-60999 counter packets 3 bytes 180 drop', True, True),
@@ -201,7 +202,7 @@ COMMIT
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "taken"),
     [
         ("-A INPUT -p tcp -m tcp --dport 32768:60999 -j DROP", True),

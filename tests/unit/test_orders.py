@@ -16,6 +16,7 @@ from nccl_doctor.gather.sign_in import Claimant, SignIn
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import HostPlace
+from tests.support.rows import each_row
 
 HOSTS = {"nd0": ["10.0.0.1"], "nd1": []}
 ROSTER = Roster({0: "a", 12: "b"}, "0123", "gloo", 15.0, HOSTS)
@@ -77,7 +78,7 @@ def test_only_the_participant_of_seat_and_token_is_admitted() -> None:
     assert not PLACES.admits(0, "a"), "it signed in, but not for a host"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "key", "value", "words"),
     [
         ("roster", "tokens", KeyError, 'rank 0: roster has no "tokens"'),
@@ -124,7 +125,7 @@ def test_a_malformed_message_names_its_sender_and_the_place(
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "key", "value", "words"),
     [
         ("finish", "finish", 4, "rank 0: order.finish is 4, outside 0–3"),

@@ -10,6 +10,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.portrules import fits, how_to_let_pass, stopped_by, sure_hit
 from nccl_doctor.toolkit.firewall.portrules import follow as walk
 from nccl_doctor.toolkit.firewall.rulesets import parse_nft
+from tests.support.rows import each_row
 
 ANYBODY, NETWORK, OWN = "0.0.0.0/0", "192.168.77.0/24", "192.168.77.1"
 
@@ -26,7 +27,7 @@ def follow(rule: str, source: str, *, hook: str = "input", policy: str = "accept
     return walk(Rules(True, chains=parse_nft(text)), packets, [NETWORK])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "anybody", "network"),
     [
         ("tcp dport 29500 drop", True, True),

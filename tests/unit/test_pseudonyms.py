@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.report.redaction import Book, Text
 from nccl_doctor.report.redaction.addresses import Addresses
 from nccl_doctor.toolkit.masking import masked
+from tests.support.rows import each_row
 
 
 def addresses(key: bytes = b"a key") -> Addresses:
@@ -34,7 +35,7 @@ def test_networks_of_every_length_are_kept(width):
         assert common_bits(made.ip(one), made.ip(two)) == common_bits(one, two)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("address", "network"),
     [
         ("10.1.2.3", "10.0.0.0/8"),
@@ -60,7 +61,7 @@ def test_a_public_address_stays_public():
         assert ipaddress.ip_address(made.ip(address)).is_global
 
 
-@pytest.mark.parametrize(
+@each_row(
     "address",
     ["127.0.0.1", "127.0.1.1", "0.0.0.0", "255.255.255.0", "224.0.0.1", "::", "::1", "ff02::1"],
 )
@@ -123,7 +124,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize("text", SAME)
+@each_row("text", SAME)
 def test_what_names_nobody_stays(text):
     assert known().replaced(text) == text
 
@@ -198,7 +199,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("text", MADE)
+@each_row("text", MADE)
 def test_what_names_somebody_is_replaced(text):
     assert re.fullmatch(MADE[text], known().replaced(text)), known().replaced(text)
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.model.layout import Claim, HostPlace, agree, backend_of_all, elastic_size, lay_out
+from tests.support.rows import each_row
 
 
 def claims(*told: tuple[int | None, int], nnodes: int | None = None) -> list[Claim]:
@@ -96,7 +97,7 @@ def test_every_rank_has_exactly_one_home(sizes: list[int], random: object) -> No
     assert layout.ranks_here == set(range(sum(sizes)))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("told", "own", "backend"),
     [
         ([("auto", "cpu"), ("auto", "cuda")], "gloo", "nccl"),  # the host that decides lacks GPUs

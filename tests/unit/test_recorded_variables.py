@@ -7,10 +7,11 @@ import pytest
 from nccl_doctor.toolkit.masking import MASK
 from nccl_doctor.toolkit.variables.recorded import FAMILIES, NAMES, allowed
 from nccl_doctor.toolkit.variables.table import table
+from tests.support.rows import each_row
 from tests.support.secrets_planted import HIDDEN, SECRET_TEXTS
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "NCCL_DEBUG",
@@ -40,7 +41,7 @@ def test_allowed(name):
     assert allowed({name: "v"}) == {name: "v"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "name",
     [
         "HOME",

@@ -25,6 +25,7 @@ from tests.support.checks import REGISTRY
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.planted import SECRETS, VERSIONS, leaks, secret_report
 from tests.support.reports import RUN, kind, made_check, through_json, validate
+from tests.support.rows import each_row
 from tests.support.secrets_planted import HIDDEN, SECRET_TEXTS
 
 KEY = b"the key of the test"
@@ -70,7 +71,7 @@ def test_the_secrets_are_there_before():
     assert sorted(leaks(renderer("json")(PLAIN))) == sorted(SECRETS)
 
 
-@pytest.mark.parametrize("form", RENDERED)
+@each_row("form", RENDERED)
 def test_no_secret_in_any_format(form):
     assert leaks(RENDERED[form](REDACTED)) == []
     if form not in ("prometheus", "profile slurm", "profile npd", "profile nagios"):

@@ -20,6 +20,7 @@ from nccl_doctor.registry import Registry
 from nccl_doctor.report.formats import json as json_format
 from tests.support.clusters import change_rank, make_cluster
 from tests.support.reports import RUN, SCHEMA, VALIDATOR, kind, made_check, through_json
+from tests.support.rows import each_row
 
 HOST = kind("low-host", Layer.HOST)
 GROUP = kind("top-group", Layer.GROUP)
@@ -159,7 +160,7 @@ def spoil(path: str, value: object) -> dict:
     return data
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "value", "words"),
     [
         ("schema_version", KeyError, 'report has no "schema_version"'),
@@ -247,7 +248,7 @@ KEYS = {
 }
 
 
-@pytest.mark.parametrize("path", KEYS)
+@each_row("path", KEYS)
 def test_frozen_json_keys(path):
     node = full_report().to_json()
     for part in path.split(".") if path else ():

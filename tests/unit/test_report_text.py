@@ -11,6 +11,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.report import text
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, kind, made_check, through_json
+from tests.support.rows import each_row
 
 SHM = kind("shm-small", Layer.HOST)
 PORT = kind("port-shut", Layer.PORT)
@@ -111,7 +112,7 @@ def test_absent_hosts_are_counted():
     assert "1 of 2 hosts · 2 of 4 ranks" in lines(report_of(absent_nodes=[1]))[-2]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("where", "words"),
     [
         (Where(hosts=("nd1",), ranks=(2, 3)), "ranks 2–3 on nd1"),

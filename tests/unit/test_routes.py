@@ -10,6 +10,7 @@ from nccl_doctor.toolkit.firewall.portrules import whom_to_admit
 from nccl_doctor.toolkit.hosts import likely_address
 from nccl_doctor.toolkit.net.interfaces import is_alone, leads_inside
 from nccl_doctor.toolkit.net.routes import Gateway, gateways, source_of, source_towards
+from tests.support.rows import each_row
 
 ROUTE = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
 wlan0\t00000000\t0102A8C0\t0003\t0\t0\t600\t00000000\t0\t0\t0
@@ -59,7 +60,7 @@ def test_the_own_address_towards_a_peer_needs_no_packet() -> None:
 REAL = ("eth0", ["10.0.0.5"])
 
 
-@pytest.mark.parametrize(
+@each_row(
     "other",
     [
         *("docker0", "br-0123456789ab", "virbr0", "cni0", "flannel.1", "cali01ab", "cilium_host"),

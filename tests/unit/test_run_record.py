@@ -14,6 +14,7 @@ from nccl_doctor.report.formats import json as json_format
 from nccl_doctor.report.text import render
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, read_with
+from tests.support.rows import each_row
 
 CLUSTER = make_cluster()
 REPORT = conclude(CLUSTER, [], run=RUN)
@@ -44,7 +45,7 @@ def test_the_keys_keep_their_order() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("key", "value", "good"),
     [
         ("id", 17, "a"),

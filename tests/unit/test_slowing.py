@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.slowing import BETWEEN, INSIDE, slowing
+from tests.support.rows import each_row
 
 
 def settings(**values: str) -> dict[str, Setting]:
     return {name: Setting(value, "environment") for name, value in values.items()}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "given", "found"),
     [
         (INSIDE, {"NCCL_P2P_DISABLE": "1"}, True),

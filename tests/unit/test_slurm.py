@@ -4,9 +4,10 @@ import pytest
 
 from nccl_doctor.toolkit.slurm import slurm_hosts
 from tests.support.findings import calls
+from tests.support.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "hosts"),
     [
         ("gpu3", "gpu3"),
@@ -23,7 +24,7 @@ def test_a_list_is_spelt_out_in_its_order(text: str, hosts: str) -> None:
     assert slurm_hosts(text) == tuple(hosts.split())
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["", ",", "a,,b", "a,", "n[1-3", "n1-3]", "n[]", "n[3-1]", "n[a-b]", "n[1-]", "n[[1-2]]"],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nccl_doctor.launch.ssh.connection import Ended
 from nccl_doctor.launch.ssh.faults import Failed, findings
 from nccl_doctor.launch.ssh.relay import MARKER
@@ -13,6 +11,7 @@ from nccl_doctor.model.kinds import (
     RUN_INTERRUPTED,
     SSH_FAILED,
 )
+from tests.support.rows import each_row
 
 OWN = ("/opt/python", "-m", "nccl_doctor")
 SSH_SAYS = {
@@ -72,7 +71,7 @@ def failed(host: str = "nd1", **ended) -> Failed:
     return Failed(host, host, f"bob@{host}", Ended(**end))
 
 
-@pytest.mark.parametrize("stderr", SSH_SAYS)
+@each_row("stderr", SSH_SAYS)
 def test_ssh_in_its_own_words_with_the_fix(stderr):
     (found,) = findings([failed(stderr=stderr)], OWN)
     message, fix = SSH_SAYS[stderr]
@@ -150,7 +149,7 @@ BECAME = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BECAME)
+@each_row("name", BECAME)
 def test_what_became_of_the_command(name):
     ended, kind, message, fix = BECAME[name]
     (found,) = findings([failed(**ended)], OWN)

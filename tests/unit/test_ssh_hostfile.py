@@ -14,6 +14,7 @@ from nccl_doctor.launch.ssh.hostfile import (
     ranks_per_host,
     read,
 )
+from tests.support.rows import each_row
 
 
 def hosts(text: str) -> list[tuple[str, int | None]]:
@@ -77,7 +78,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("text", BAD)
+@each_row("text", BAD)
 def test_a_bad_line_is_named_with_what_to_write(text):
     with pytest.raises(HostfileError) as caught:
         parse(text, "my/hosts")

@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.variables.recorded import allowed
 from nccl_doctor.toolkit.variables.table import AUTO, FILES, KINDS, Variable, table
 from nccl_doctor.toolkit.variables.values import as_strtoll, canonical, misread
+from tests.support.rows import each_row
 
 ROWS = table().variables
 RAW = {name: read_table(package.__name__, f"{name}.toml") for name in FILES}
@@ -159,7 +160,7 @@ def test_no_value_of_the_table_escapes_the_mask_of_reports() -> None:
 # --- reading values ---
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "number"),
     [
         ("1", 1), (" 12 ", 12), ("-2", -2), ("0x10", 16), ("010", 8), ("08", 0), ("4M", 4),
@@ -180,7 +181,7 @@ def test_thousands_of_digits_are_no_number(name: str, digit: str) -> None:
     assert canonical(ROWS[name], text) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "says", "meant"),
     [
         ("NCCL_IB_DISABLE", "true", "is read as 0", "1"),
@@ -234,7 +235,7 @@ def test_a_value_that_is_read_as_it_stands(name: str, text: str) -> None:
     assert misread(ROWS[name], text) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text"),
     [
         ("NCCL_IB_DISABLE", "false"),  # read as 0, and that was meant
@@ -406,7 +407,7 @@ def test_names_that_are_no_question(name: str, tmp_path: Path) -> None:
     assert gathered({name: "1"}, tmp_path)["unknown"] == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "meant"),
     [("NCLL_DEBUG", "NCCL_DEBUG"), ("NNCL_ALGO", "NCCL_ALGO"), ("nccl_debug", "NCCL_DEBUG"),
      ("Gloo_Socket_Ifname", "GLOO_SOCKET_IFNAME"), ("RCCL_DEBUG", ""), ("CNCL_DEBUG", ""),
