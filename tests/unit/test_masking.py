@@ -208,7 +208,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("piece", HOSTILE)
+@each_row("piece", HOSTILE)
 def test_the_time_grows_with_a_hostile_text_and_no_faster(piece: str) -> None:
     def took_s(times: int) -> float:
         started = time.process_time()

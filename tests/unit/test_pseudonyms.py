@@ -263,7 +263,7 @@ def test_words_about_secrets_are_no_secrets():
         assert masked(text) in (text, text.replace("the node", "*** node"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "piece",
     [
         *("a.", "1.", "fd00:", "/a", "nd0-", "aa:", "@", "://", "'/", "a@", "0x0"),
@@ -281,5 +281,5 @@ def test_the_time_grows_with_a_hostile_text_and_no_faster(piece: str):
 
     # Four times as long: four times as much, and sixteen times where it starts again at each place.
     # Only what seems to take too long is measured again: something else may have been in the way.
-    short_s = min(took_s(2000) for _ in range(3))
-    assert any(took_s(8000) < 9 * short_s + 0.02 for _ in range(3))
+    short_s = min(took_s(1000) for _ in range(3))
+    assert any(took_s(4000) < 9 * short_s + 0.02 for _ in range(3))
