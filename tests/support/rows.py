@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 
 Test = Callable[..., None]
+_PARAM = type(pytest.param())
 
 
 def each_row(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test], Test]:
     """A test of all rows, in place of `pytest.mark.parametrize`, which makes a test of each."""
     words = tuple(names.replace(",", " ").split()) if isinstance(names, str) else names
-    cases = [(row,) if len(words) == 1 else tuple(row) for row in rows]
-    assert cases, "a test of no row proves nothing"
+    given = list(rows)
+    assert given, "a test of no row proves nothing"
+    assert not any(isinstance(row, _PARAM) for row in given), "such a row has a name of its own"
+    cases = [(row,) if len(words) == 1 else tuple(row) for row in given]
 
     def of_all(test: Test) -> Test:
         @functools.wraps(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support import fabrics
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.observing import observe
+from tests.support.rows import each_row
 
 CHECK = Cpus()
 
@@ -184,8 +186,7 @@ FAST = clock("performance")
 GENERIC = ("acpi-cpufreq", "cppc_cpufreq", "intel_cpufreq", "amd-pstate", "amd_pstate")
 
 
-@pytest.mark.parametrize("driver", GENERIC)
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+@each_row(("driver", "backend"), product(GENERIC, ["nccl", "gloo"]))
 def test_powersave_of_a_generic_driver_holds_cpus_low(driver: str, backend: str) -> None:
     made = clocks(FAST, clock("powersave", driver), FAST, backend=backend)
     found = only(CHECK, made, "cpu-clock-held-low", hosts=["nd1"])

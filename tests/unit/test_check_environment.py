@@ -84,7 +84,7 @@ LOUD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("env", "code", "level", "words"), LOUD, ids=lambda x: str(x)[:60])
+@each_row(("env", "code", "level", "words"), LOUD)
 def test_what_is_wrong_on_all_hosts(env: Env, code: str, level: str, words: str) -> None:
     found = only(judge([env, env]), code)
     assert found.level.value == level
@@ -94,7 +94,7 @@ def test_what_is_wrong_on_all_hosts(env: Env, code: str, level: str, words: str)
     assert found.fix
 
 
-@pytest.mark.parametrize(("env", "code", "level", "words"), LOUD, ids=lambda x: str(x)[:60])
+@each_row(("env", "code", "level", "words"), LOUD)
 def test_what_is_wrong_on_one_host_is_told_of_that_one(
     env: Env, code: str, level: str, words: str
 ) -> None:
@@ -135,7 +135,7 @@ FINE = [
 ]
 
 
-@pytest.mark.parametrize("env", FINE, ids=lambda env: " ".join(env)[:60])
+@each_row("env", FINE)
 def test_a_good_environment(env: Env) -> None:
     assert judge([env, env]) == []
 
@@ -178,7 +178,7 @@ INFO = [
 ]
 
 
-@pytest.mark.parametrize(("env", "code"), INFO, ids=lambda x: str(x)[:60])
+@each_row(("env", "code"), INFO)
 def test_what_is_worth_knowing_and_no_more(env: Env, code: str) -> None:
     assert told(judge([env, env])) == {(code, "info")}
 

@@ -13,24 +13,27 @@ from tests.support.environments import CHECK, Env, cluster_of, judge, only
 from tests.support.rows import each_row
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "level"),
+@each_row(
+    ("name", "value", "level", "odd"),
     [
-        ("NCCL_ALGO", "Ring", "fail"),
-        ("NCCL_IB_DISABLE", "1", "fail"),
-        ("NCCL_NET", "Socket", "fail"),
-        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
-        ("TORCH_DIST_INIT_BARRIER", "1", "fail"),
-        ("NCCL_CROSS_NIC", "0", "warn"),
-        ("NCCL_P2P_DISABLE", "1", "warn"),
-        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "900", "warn"),
-        ("TORCH_DISTRIBUTED_DEBUG", "INFO", "info"),
-        ("NCCL_DEBUG", "INFO", "info"),
-        ("WANDB__SERVICE_WAIT", "300", "info"),
-        ("OMP_NUM_THREADS", "4", "info"),
+        (*row, odd)
+        for row in [
+            ("NCCL_ALGO", "Ring", "fail"),
+            ("NCCL_IB_DISABLE", "1", "fail"),
+            ("NCCL_NET", "Socket", "fail"),
+            ("TORCH_DISTRIBUTED_DEBUG", "DETAIL", "fail"),
+            ("TORCH_DIST_INIT_BARRIER", "1", "fail"),
+            ("NCCL_CROSS_NIC", "0", "warn"),
+            ("NCCL_P2P_DISABLE", "1", "warn"),
+            ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "900", "warn"),
+            ("TORCH_DISTRIBUTED_DEBUG", "INFO", "info"),
+            ("NCCL_DEBUG", "INFO", "info"),
+            ("WANDB__SERVICE_WAIT", "300", "info"),
+            ("OMP_NUM_THREADS", "4", "info"),
+        ]
+        for odd in [0, 1, 3]
     ],
 )
-@pytest.mark.parametrize("odd", [0, 1, 3])
 def test_the_odd_host_of_four_is_blamed(name: str, value: str, level: str, odd: int) -> None:
     envs: list[Env] = [{name: value} if host == odd else {} for host in range(4)]
     (found,) = (each for each in judge(envs) if each.code == "env-differs")

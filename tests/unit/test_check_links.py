@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.api import Confidence, Severity
 from tests.support.exchanges import AGAIN, BOTH, CHECK, FIRST, USUAL, World, both, loud, only
+from tests.support.rows import each_row
 
 # Healthy
 
@@ -88,8 +89,7 @@ def test_the_suspect_meets_again_and_so_do_both_ends_with_good_partners() -> Non
 # A slow host
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 8, 12])
-@pytest.mark.parametrize("way", ["in", "out", "both"])
+@each_row(("count", "way"), product([3, 4, 5, 8, 12], ["in", "out", "both"]))
 def test_a_slow_host_is_named_and_none_of_its_victims(count: int, way: str) -> None:
     world = World(count)
     found = only(world.slow(world.of("nd1", way)).judge(), "host-slow")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.checks import CHECKS
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
 from tests.support.reports import RUN
+from tests.support.rows import each_row
 
 CHECK = CHECKS["nccl_features"]
 LIMIT_S = 20.0
@@ -102,8 +104,7 @@ def names(rounds: Sequence[Round]) -> list[str]:
     return [round_.name for round_ in rounds]
 
 
-@pytest.mark.parametrize("end", [hung(), raised(), died(), wrong()])
-@pytest.mark.parametrize("setting", [NVLS, CUMEM, P2P])
+@each_row(("end", "setting"), product([hung(), raised(), died(), wrong()], [NVLS, CUMEM, P2P]))
 def test_the_feature_without_which_a_host_is_good_is_named(setting: str, end: Outcome) -> None:
     made, rounds = held(failed(end), cured_by(setting, end))
     found = only(CHECK, made, "nccl-feature-broken", hosts=["nd0"], ranks=[0, 1, 2, 3])

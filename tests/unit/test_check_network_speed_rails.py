@@ -28,6 +28,7 @@ from tests.support.gpu_facts import H100
 from tests.support.gpu_facts import facts as by_torch
 from tests.support.gpu_facts import gpu as of_torch
 from tests.support.gpu_states import gpu, state
+from tests.support.rows import each_row
 from tests.support.timed_rounds import BUSY, IDLE, all_reduce, hold
 
 CHECK = CHECKS["network_speed"]
@@ -340,7 +341,7 @@ def test_every_row_says_where_its_numbers_are_from() -> None:
         assert row["least_gbps"] < 0.5 * row["gbps"] / 8
 
 
-@pytest.mark.parametrize(
+@each_row(
     "how",
     [
         {"port": {"gbps": 25.0}},
@@ -358,7 +359,6 @@ def test_every_row_says_where_its_numbers_are_from() -> None:
         {"virtual": True},
         {"name": "NVIDIA GeForce RTX 4090"},
     ],
-    ids=lambda how: next(iter(how)),
 )
 def test_where_something_else_may_limit_there_is_no_floor(how: dict[str, Any]) -> None:
     assert judged(hosts(3, **how), 2.0) == []

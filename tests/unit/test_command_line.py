@@ -104,7 +104,7 @@ TORCHRUN = [
 ]
 
 
-@pytest.mark.parametrize(("line", "expected"), TORCHRUN, ids=[line for line, _ in TORCHRUN])
+@each_row(("line", "expected"), TORCHRUN)
 def test_torchrun(line: str, expected: dict[str, Any]):
     found = job(line)
     assert found.launcher == "torchrun"
@@ -277,7 +277,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[line for line, _ in REFUSED])
+@each_row(("line", "words"), REFUSED)
 def test_a_line_that_cannot_start_its_job(line: str, words: str, cwd: Path):
     with pytest.raises(JobLineError) as error:
         job(line, cwd)
@@ -362,7 +362,7 @@ DEEPSPEED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "expected"), DEEPSPEED, ids=[line for line, _ in DEEPSPEED])
+@each_row(("line", "expected"), DEEPSPEED)
 def test_deepspeed(line: str, expected: dict[str, Any], cwd: Path):
     found = job(line, cwd)
     assert found.launcher == "deepspeed"

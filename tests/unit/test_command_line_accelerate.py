@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.launch.command_line import JobLine, JobLineError, read
+from tests.support.rows import each_row
 from tests.support.unsent import unsent
 
 FILE = """\
@@ -141,7 +142,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "expected"), LINES, ids=[flags for flags, _ in LINES])
+@each_row(("flags", "expected"), LINES)
 def test_accelerate(flags: str, expected: dict[str, Any], cwd: Path):
     found = job(flags, cwd)
     assert found.launcher == "accelerate"
@@ -277,7 +278,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "words"), REFUSED, ids=[flags for flags, _ in REFUSED])
+@each_row(("flags", "words"), REFUSED)
 def test_a_line_that_cannot_start_its_job(flags: str, words: str, cwd: Path):
     with pytest.raises(JobLineError) as error:
         job(flags, cwd)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.launch.command_line import which
+from tests.support.rows import each_row
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_file_that_cannot_run_is_passed_over(cwd: Path):
     assert which(["plain"], {"PATH": f"{cwd}/bin:{cwd}/more"}, cwd) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "words"),
     [
         ("", "no command after --"),

@@ -5,6 +5,7 @@ what else can have made the same fact on a host that is in order.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -329,16 +330,18 @@ def test_a_driver_that_holds_a_process(end: dict[str, Any], drains: bool) -> Non
     assert drained(with_backend(two(asleep), {8: stuck(DRIVER_STEP, **end)})) == ""
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        {"state": "T"},
-        {"state": "D", "wchan": "rpc_wait_bit_killable"},
-        {"status": OutcomeStatus.DIED, "signal": "SIGKILL"},
-        {"status": OutcomeStatus.DIED, "signal": "SIGTERM"},
-    ],
+@each_row(
+    ("end", "step"),
+    product(
+        [
+            {"state": "T"},
+            {"state": "D", "wchan": "rpc_wait_bit_killable"},
+            {"status": OutcomeStatus.DIED, "signal": "SIGKILL"},
+            {"status": OutcomeStatus.DIED, "signal": "SIGTERM"},
+        ],
+        [STEP, DRIVER_STEP, MULTIPLY],
+    ),
 )
-@pytest.mark.parametrize("step", [STEP, DRIVER_STEP, MULTIPLY])
 def test_a_check_that_somebody_ended_blames_no_gpu(step: str, end: dict[str, Any]) -> None:
     if step == STEP:
         made = two(stuck(step, **end))

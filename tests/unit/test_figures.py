@@ -29,6 +29,7 @@ from tests.support.clusters import make_cluster
 from tests.support.gpu_facts import H200, cluster, rates, worked
 from tests.support.pasts import held_against, of, saved
 from tests.support.reports import made_check
+from tests.support.rows import each_row
 from tests.support.timed_rounds import BUSY
 from tests.unit.test_check_group_speed import held, hosts
 
@@ -49,13 +50,12 @@ def named(check: Check, cluster: Cluster) -> dict[str, Figure]:
 SETUP = (Limits(), SharedMemory(), Cpus(), Rdma(), GpuState())
 
 
-@pytest.mark.parametrize(
+@each_row(
     "check",
     [
         *(Links(), SPEED, NetworkSpeed(), GpuWork(), Software(), Environment(), Interfaces()),
         *(NcclLibrary(), *SETUP),
     ],
-    ids=lambda check: check.name,
 )
 def test_without_facts_there_is_nothing(check):
     assert figures(check, make_cluster()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -113,8 +114,7 @@ def test_untested_groups_never_make_it_blame_the_innocent(
     assert sure <= cluster.truth
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("kind", [(1, 0), (0, 1)], ids=["host", "link"])
+@each_row(("seed", "kind"), product(range(12), [(1, 0), (0, 1)]))
 def test_one_fault_among_1024_hosts_is_named_within_the_bar(
     kind: tuple[int, int], seed: int
 ) -> None:

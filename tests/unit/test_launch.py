@@ -293,6 +293,6 @@ def test_detect_never_raises_and_survives_json(environ: dict[str, str]) -> None:
         assert getattr(launch, name) is not None
 
 
-@pytest.mark.parametrize("row", LAUNCHERS, ids=lambda row: str(row.name))
+@each_row("row", LAUNCHERS)
 def test_tables_name_real_fields(row: object) -> None:
     assert set(row.own) <= set(Launch.__dataclass_fields__)  # type: ignore[attr-defined]

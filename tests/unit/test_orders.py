@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -183,8 +184,7 @@ def test_whoever_writes_something_else_is_named_or_nobody(value: Any) -> None:
         assert who.rank is None or who.rank >= 0
 
 
-@pytest.mark.parametrize("data", [None, [], "x", 3])
-@pytest.mark.parametrize("name", READERS)
+@each_row(("data", "name"), product([None, [], "x", 3], READERS))
 def test_what_is_no_object_is_no_message(name: str, data: object) -> None:
     with pytest.raises(ValueError, match="not an object"):
         READERS[name][1](data)

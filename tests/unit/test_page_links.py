@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
 
@@ -16,6 +16,7 @@ from nccl_doctor.report.network import network_of
 from tests.support.clusters import make_cluster, reread
 from tests.support.pages import NOTE, PORT, Page, broken, healthy, measured, page_of, report_of
 from tests.support.reports import kind
+from tests.support.rows import each_row
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +176,7 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:20])
+@each_row("odd", ODD)
 def test_facts_of_another_version_are_not_known(odd):
     def change(check, outcome):
         key = {"firewall": "peers", "links": "sent"}.get(check, "steps")
@@ -187,8 +188,7 @@ def test_facts_of_another_version_are_not_known(odd):
     assert all(cell.has("rn") and cell.has("bn") for cell in cells.values())
 
 
-@pytest.mark.parametrize("key", ["breadcrumbs", "group", "stack", "duration_s", "facts"])
-@pytest.mark.parametrize("odd", ODD, ids=lambda value: str(value)[:20])
+@each_row(("key", "odd"), product(["breadcrumbs", "group", "stack", "duration_s", "facts"], ODD))
 def test_outcomes_of_another_version_are_refused_or_drawn(odd, key):
     data = changed(lambda _, outcome: outcome.update({key: odd}))
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from nccl_doctor.api import Finding, Where
@@ -11,6 +13,7 @@ from nccl_doctor.report.links import lay_out
 from nccl_doctor.toolkit.terminal import safe
 from tests.support.clusters import make_cluster
 from tests.support.pages import NOTE, PORT, SLOW, broken, measured, report_of
+from tests.support.rows import each_row
 
 ONE = Finding(PORT, "shut", Where(links=(("nd1", "nd2"),)))
 
@@ -77,9 +80,10 @@ def test_only_few_hosts(count, lines):
     assert len(matrix(report_of(make_cluster(hosts, 1), link))) == lines
 
 
-@pytest.mark.parametrize("width", [40, 57, 60, 80, 100])
-@pytest.mark.parametrize("count", [3, 12, 16])
-@pytest.mark.parametrize("name", ["n{}", "gpu-node-{}.rack7.cluster.example"])
+@each_row(
+    ("width", "count", "name"),
+    product([40, 57, 60, 80, 100], [3, 12, 16], ["n{}", "gpu-node-{}.rack7.cluster.example"]),
+)
 def test_it_fits_or_is_left_out(width, count, name):
     hosts = tuple(name.format(i) for i in range(count))
     link = Finding(PORT, "shut", Where(links=((hosts[0], hosts[1]),)))

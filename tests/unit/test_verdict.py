@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from nccl_doctor.judge.conclusion import conclude
 from nccl_doctor.model import kinds as engine
 from tests.support.clusters import make_cluster
 from tests.support.reports import RUN, made_check, through_json
+from tests.support.rows import each_row
 from tests.support.verdicts import DEVICE, GROUP, HOST, NAME, NOTE, OK, PORT, RISK, at
 
 # --- judge ---
@@ -66,7 +68,7 @@ EVIDENCE: dict[str, Any] = {
 EVIDENCE["itself"]["loop"] = EVIDENCE["itself"]
 
 
-@pytest.mark.parametrize(("odd", "words"), ODD.values(), ids=ODD)
+@each_row(("odd", "words"), ODD.values())
 def test_a_finding_of_a_wrong_type_costs_nothing_but_itself(odd, words):
     found = [Finding(PORT, "before", at("nd1")), odd, odd, Finding(NAME, "after", at("nd1"))]
     checks = [made_check("odd", finds=found), made_check("good", finds=[Finding(HOST, "m")])]
@@ -172,8 +174,7 @@ def test_worth_knowing_is_no_warning():
     assert (report.verdict, report.root_causes) == ("pass", ())
 
 
-@pytest.mark.parametrize("kind_", engine.ENGINE_KINDS, ids=lambda k: k.code)
-@pytest.mark.parametrize("strict", [False, True])
+@each_row(("kind_", "strict"), product(engine.ENGINE_KINDS, [False, True]))
 def test_an_examination_that_was_not_completed_is_unknown(kind_, strict):
     report = report_of(problems=[Finding(kind_, "m", at("nd1"))], strict=strict)
     assert (report.verdict, report.exit_code) == ("unknown", 3)

@@ -11,6 +11,7 @@ import pytest
 from nccl_doctor.checks.timeouts.gather import gather_timeouts
 from nccl_doctor.model.job import Job, Rendezvous
 from nccl_doctor.toolkit.timeouts.waits import CLOCKS, COLUMNS, Wait, waiters, waits, waits_table
+from tests.support.rows import each_row
 
 LAYERS = [
     "rendezvous",
@@ -154,7 +155,7 @@ EXPECTED: list[tuple[str, dict[str, Any], list[float | None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("backend", "more", "expected"), EXPECTED, ids=lambda x: str(x)[:70])
+@each_row(("backend", "more", "expected"), EXPECTED)
 def test_seconds(backend: str, more: dict[str, Any], expected: list[float | None]) -> None:
     assert seconds(backend, **more) == expected
 
