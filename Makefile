@@ -31,8 +31,8 @@ test: $(VENV)/.dev ## set up and run the tests
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
 	@# Every worker reads all tests: two of them compile them first, each a half.
-	@$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq tests/unit > /dev/null & \
-	$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq --ignore tests/unit tests > /dev/null; wait
+	@$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq tests/unit/test_[a-g]* > /dev/null & \
+	$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq --ignore-glob '*/tests/unit/test_[a-g]*' tests > /dev/null; wait
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --dist loadgroup --no-loadscope-reorder tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)

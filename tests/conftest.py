@@ -146,7 +146,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     find out which characters there are: it keeps that, and else each worker would take seconds.
     """
     if session.config.option.collectonly and any(
-        _place(item.path)[1] == "unit" for item in session.items
+        _place(item.path)[1] == "lab"
+        for item in session.items  # one of those that do so
     ):
 
         @settings(max_examples=1, database=None)

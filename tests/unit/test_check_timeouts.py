@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from nccl_doctor import registry
 from nccl_doctor.api import Cluster, Confidence, Context, Finding, Job, Launch, Severity
 from nccl_doctor.checks.environment import Environment
@@ -219,6 +221,7 @@ def test_the_code_is_of_one_kind() -> None:
 # --- this host ---
 
 
+@pytest.mark.xdist_group("torch")
 def test_this_host_has_a_table() -> None:
     env = {"WANDB__SERVICE_WAIT": "300", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "900", "PATH": "x"}
     ctx = Context(launch=Launch(launcher="srun"), env=env, backend="gloo")

@@ -31,6 +31,7 @@ def test_rank_without_torch_is_named() -> None:
     assert "No module named 'torch'" in found.message
 
 
+@pytest.mark.xdist_group("torch")
 def test_observe_imports_for_real() -> None:
     facts = CHECK.observe(Context(launch=Launch(), env={}))
     assert facts["error"] is None
