@@ -29,9 +29,9 @@ at what NCCL_TOPO_FILE names.
 
 When it is wrong
 ----------------
-On a machine that is busy with other work everything is slow at times; then the finding is only
-information, and says so. With fewer than three hosts, or ranks, there is nothing to compare with.
-Racks joined by slower links make pairs across racks slow by design.
+On a machine that is busy with other work everything is slow at times; where that may be the reason,
+the finding is only information, and says so. With fewer than three hosts, or ranks, there is
+nothing to compare with. Racks joined by slower links make pairs across racks slow by design.
 A floor is about half of what healthy hosts were seen to reach, so it shows large faults only: P2P
 or NVLink that is not used. There is none for GPUs on PCIe or joined by bridges, for models that are
 not in the table, for parts of a GPU (MIG, vGPU), for a GPU that ranks share, for hosts with several
@@ -190,7 +190,8 @@ def _slow_ranks(seen: Measured) -> Iterator[Finding]:
         words = f"{again[seat] * 1e3:.3g} ms to compute what takes the others {usual * 1e3:.3g} ms"
         evidence = {"seconds": {"here": [first[seat], again[seat]], "median": usual}}
         where = Evidence.rank_place(seen.ranks[seat])
-        yield _weighed(seen, Finding(RANK_SLOW, words, where, evidence), [seat])
+        found = Finding(RANK_SLOW, words, where, evidence)
+        yield _weighed(seen, found, [seat], again[seat] / usual)
 
 
 def _slow_hosts(seen: Measured) -> Iterator[Finding]:
@@ -200,13 +201,15 @@ def _slow_hosts(seen: Measured) -> Iterator[Finding]:
         for host in stand_out_again(slow_ones(equal), equal, again):
             seats = seen.hosts[host]
             rate = bus_bandwidth(size, again[host], len(seats))
-            usual = bus_bandwidth(size, statistics.median(equal.values()), len(seats))
+            median = statistics.median(equal.values())
+            usual = bus_bandwidth(size, median, len(seats))
             words = (
                 f"inside the host {rate_text(rate)} bus bandwidth, inside others {rate_text(usual)}"
             )
             where = Where(hosts=(seen.labels[host],))
             evidence = {"seconds": [first[host], again[host]]}
-            yield _weighed(seen, Finding(BANDWIDTH_LOW, words, where, evidence), seats)
+            found = Finding(BANDWIDTH_LOW, words, where, evidence)
+            yield _weighed(seen, found, seats, again[host] / median)
 
 
 def _slow_pairs(seen: Measured) -> Iterator[Finding]:
@@ -215,12 +218,15 @@ def _slow_pairs(seen: Measured) -> Iterator[Finding]:
     for slow in slow_pairs(first, again, lambda seconds: bus_bandwidth(size, seconds, 2)):
         where = between([seen.labels[seen.lead_of[end]] for end in slow.ends])
         evidence = {"pairs": _named(seen, slow.pairs, first, again)}
-        yield _weighed(seen, Finding(BANDWIDTH_LOW, slow.words, where, evidence), slow.ends)
+        found = Finding(BANDWIDTH_LOW, slow.words, where, evidence)
+        yield _weighed(seen, found, slow.ends, slow.times)
 
 
-def _weighed(seen: Measured, found: Finding, seats: Sequence[int]) -> Finding:
-    """The finding on an outlier; only information where the CPU was busy with other work."""
-    if not any(seen.was_busy(seat) for seat in seats):
+def _weighed(seen: Measured, found: Finding, seats: Sequence[int], times: float) -> Finding:
+    """The finding on an outlier, which took so many times as long as usual; only information where
+    that may come from other work of the CPU.
+    """
+    if not seen.is_for_lack_of_cpu(seats, times):
         return found.replaced(confidence=Confidence.LIKELY)
     return found.replaced(
         message=found.message + "; measured while the CPU was busy with other work",

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nccl_doctor.api import Cluster
-from nccl_doctor.toolkit.cpu_wait import was_starved
+from nccl_doctor.toolkit.cpu_wait import ran_share, was_starved
 from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.timed import largest, seconds_of, was_busy
 from nccl_doctor.toolkit.mesh import mesh_groups
-from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, second_try, slow_ones
+from nccl_doctor.toolkit.outliers import TIMES, bus_bandwidth, ring, second_try, slow_ones
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
@@ -158,15 +158,21 @@ class Measured:
 
     # What is known of a second try
 
-    def was_busy(self, seat: int) -> bool:
-        """Whether a rank waited for its CPU in the second try: then its times mean little."""
+    def is_for_lack_of_cpu(self, seats: Iterable[int], times: float) -> bool:
+        """Whether ranks that took so many times as long as usual may have lacked only CPU time.
+
+        The share of the second try in which they ran counts twice, as each pause costs more than
+        itself.
+        """
+        wanted, ran = set(seats), 1.0
         for attempt in self.good(AGAIN):
             for member in attempt.members:
                 facts = member.outcome.facts
                 parts = [*facts.get("all_reduce", ())[-1:], *filter(None, [facts.get("compute")])]
-                if member.rank.seat == seat and any(was_starved(part["cpu"]) for part in parts):
-                    return True
-        return False
+                cpu = [part["cpu"] for part in parts if was_starved(part["cpu"])]
+                if member.rank.seat in wanted and cpu:
+                    ran = min(ran, *map(ran_share, cpu))
+        return ran < 1.0 and times * ran**2 < TIMES
 
 
 def stand_out_again(

@@ -29,9 +29,9 @@ One TCP connection per link, on one interface, for a moment: problems that show 
 of the whole job, on more interfaces, or over InfiniBand are not seen. With two hosts there is no
 other link to compare with: only less than a tenth of the line rate, or a third of the other
 direction, is called slow. If most links are slow, that is taken as normal, and slow links that only
-lead from one rack to another are reported as information. A host that is too busy to measure is
-never blamed; the report says so. Thresholds: a third of the median bandwidth; ten times the median
-round-trip time and 1 ms more; 5 segments and 0.5 % lost, in two tries together.
+lead from one rack to another are reported as information. A host that may be slow
+because it is busy is not blamed; the report says so. Thresholds: a third of the median bandwidth;
+ten times the median round-trip time and 1 ms more; 5 segments and 0.5 % lost, in both tries.
 Not validated on hardware: every rule was tested with real sockets and real faults on virtual links,
 but not with a real NIC, switch or line rate; latency was tested on made-up clusters only.
 

@@ -108,6 +108,21 @@ def test_a_busy_machine_is_told_and_not_blamed() -> None:
     assert "busy" in found.message
 
 
+@pytest.mark.parametrize("place", ["rank", "inside", "pairs"])
+@pytest.mark.parametrize(("slower", "blamed"), [(7, False), (20, True)])
+def test_who_is_slower_than_a_busy_machine_makes_it_is_blamed(
+    place: str, slower: int, blamed: bool
+) -> None:
+    def seconds(round_: Round, group: tuple[int, ...], seat: int) -> float:
+        slow = {"rank": group == (4,), "inside": group == (4, 5), "pairs": "pairs" in round_.name}
+        return 0.01 * slower if slow[place] and 4 in group else 0.01
+
+    half = {**IDLE, "waited_s": 0.5}
+    (found,) = judged(held(hosts(4), seconds, half))
+    assert found.level is (Severity.WARN if blamed else Severity.INFO)
+    assert ("CPU was busy" in found.message) is not blamed
+
+
 def test_every_dimension_of_the_mesh_is_timed() -> None:
     cluster = replace(hosts(2), job=Job(mesh=(("dp", 2), ("tp", 2))))
     rounds = {r.name: r.groups for r in CHECK.plan(cluster)}
