@@ -62,6 +62,11 @@ def _is_alone(item: pytest.Item) -> bool:
     return module in _ALONE or (_SHARE_GPUS and folder == "gpu")
 
 
+def _goes_together(item: pytest.Item) -> bool:
+    """Whether a test goes to one worker with others."""
+    return _place(item.path)[1] in _TOGETHER or item.get_closest_marker("xdist_group") is not None
+
+
 @pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the tests that start ranks and hosts, which wait more than they work, over the rest.
@@ -79,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     rest = [item for item in items if not _is_alone(item)]
     heavy = [item for item in rest if _place(item.path)[1] in _HEAVY]
     light = [item for item in rest if _place(item.path)[1] not in _HEAVY]
-    light.sort(key=lambda item: _place(item.path)[1] not in _TOGETHER)
     modules = [list(group) for _, group in groupby(light, key=lambda item: item.path)]
+    modules.sort(key=lambda items: not any(map(_goes_together, items)))
     items.clear()
     given = 0
     for number, module in enumerate(modules, 1):
