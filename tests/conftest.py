@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.toolkit.errands import leave_by
 from tests.support.huge_pages import fill_holes, use_huge_pages
 from tests.support.lazy import note_slow
 from tests.support.priority import may_go_first
@@ -191,11 +192,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let others run beside a test of a worker, or nobody."""
-    if not hasattr(item.config, "workerinput"):
-        return (yield)
-    with _locked(alone=_is_alone(item)):
-        return (yield)
+    """Let others run beside a test of a worker, or nobody; and forget what it was late for."""
+    try:
+        if not hasattr(item.config, "workerinput"):
+            return (yield)
+        with _locked(alone=_is_alone(item)):
+            return (yield)
+    finally:
+        # A command that a test calls in this process says when it is to be gone: no disk would be
+        # waited for after that.
+        leave_by(float("inf"))
 
 
 @contextmanager

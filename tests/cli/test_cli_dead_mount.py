@@ -66,7 +66,6 @@ def test_a_working_directory_of_a_server_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errands, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(errands._memory, "leave_by", float("inf"))
     with disks.silent(tmp_path) as place, pytest.raises(ConfigError) as caught:
         load(None, place)
     assert str(caught.value) == (
