@@ -33,7 +33,7 @@ ifeq ($(ARGS),)
 	@# Every worker reads all tests: two of them compile them first, each a half.
 	@$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq tests/unit/test_[a-g]* > /dev/null & \
 	$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq --ignore-glob '*/tests/unit/test_[a-g]*' tests > /dev/null; wait
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 6 --dist loadgroup --no-loadscope-reorder tests
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --dist loadgroup --no-loadscope-reorder tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif
