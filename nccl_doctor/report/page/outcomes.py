@@ -13,8 +13,6 @@ from nccl_doctor.model.report import Report
 
 T = TypeVar("T")
 
-MOST_BREADCRUMBS = 40
-"""Of more steps the first ones are lost (`cluster.MAX_BREADCRUMBS`)."""
 _MOST = 4
 """Most names of hosts in a row."""
 

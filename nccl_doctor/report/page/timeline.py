@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.model.cluster import MAX_BREADCRUMBS
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.page.markup import Html, element, fold, together
-from nccl_doctor.report.page.outcomes import MOST_BREADCRUMBS, Seen, Step, number, outcomes_of, who
+from nccl_doctor.report.page.outcomes import Seen, Step, number, outcomes_of, who
 
 _MOST_ROWS = 64
 _MOST_LANES = 60
@@ -187,7 +188,7 @@ def _is_joint(step: Step) -> bool:
 
 def waited(members: Sequence[Seen]) -> Iterator[str]:
     """Sentences about which ranks of one group waited for which; none if that is not known."""
-    if len(members) < 2 or any(len(each.steps) >= MOST_BREADCRUMBS for each in members):
+    if len(members) < 2 or any(len(each.steps) >= MAX_BREADCRUMBS for each in members):
         return
     inside = [_inside(each) for each in members]
     stuck = [i for i, each in enumerate(members) if each.status == "hung" and inside[i]]

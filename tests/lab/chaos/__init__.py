@@ -50,9 +50,9 @@ ROLES = {
 rank; `rank` does the work of one, `child` makes one observation.
 """
 _BIRTHS = {"quick": 44, "standard": 130}
-"""How many processes and threads a host saw in a run, about, when the seed was chosen."""
-_SEEN = {"quick": 44, "standard": 130}
-"""The same today. A strike that is due later misses."""
+"""How many processes and threads a host saw in a run, about, when the seed was chosen. A strike that is
+due later misses.
+"""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Plan:
 
     def births_at(self, level: str) -> int:
         """Moment of the strike in a run of some level: as far into it as at the plan's own one."""
-        return self.births * _SEEN[level] // _BIRTHS[self.level]
+        return self.births * _BIRTHS[level] // _BIRTHS[self.level]
 
     def __str__(self) -> str:
         run = f"{self.launcher}, {self.hosts} × {self.nproc}, {self.level}"
