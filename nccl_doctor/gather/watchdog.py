@@ -49,8 +49,7 @@ class Watchdog:
         # Of all threads only the main one takes them, and only once everything stands.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, forks.SIGNALS)
         try:
-            self._wake, wake_end = os.pipe()
-            os.set_blocking(wake_end, False)
+            self._wake, wake_end = forks.wake_pipe()
             signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         except (OSError, RuntimeError):  # no file or no thread is to be had

@@ -216,8 +216,7 @@ class _Host:
 
 def _listen() -> int:
     """Catch the signals. Returns: the descriptor from which their numbers are read."""
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake_end, False)
+    wake, wake_end = forks.wake_pipe()
     signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
     for number in forks.to_catch():
         signal.signal(number, lambda *_: None)

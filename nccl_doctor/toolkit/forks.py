@@ -43,6 +43,19 @@ def to_catch() -> tuple[signal.Signals, ...]:
     return tuple(number for number in SIGNALS if number != signal.SIGHUP or not nohup)
 
 
+def wake_pipe() -> tuple[int, int]:
+    """The ends of a pipe for `signal.set_wakeup_fd`; writing to it does not wait.
+
+    The kernel keeps the page of a byte that was read (anon_pipe_buf_release in fs/pipe.c). So the
+    first signal finds one where no memory is left, and Python has no error to print.
+    """
+    wake, wake_end = os.pipe()
+    os.write(wake_end, b"\0")
+    os.read(wake, 1)
+    os.set_blocking(wake_end, False)
+    return wake, wake_end
+
+
 def open_streams() -> None:
     """Lead a standard stream that was closed before we started nowhere: the next file that is
     opened would else get its descriptor, and the report be written into that.

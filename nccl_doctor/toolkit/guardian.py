@@ -233,9 +233,8 @@ class _Guardian:
 
     def _listen(self) -> int:
         """Have signals wake this process. Returns: the descriptor that they are read from."""
-        wake, wake_end = os.pipe()
-        for end in (wake, wake_end):
-            os.set_blocking(end, False)
+        wake, wake_end = forks.wake_pipe()
+        os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         for number in self._signals:
             signal.signal(number, lambda *_: None)

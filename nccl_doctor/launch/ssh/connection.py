@@ -22,7 +22,7 @@ from functools import partial
 from typing import IO
 
 from nccl_doctor.toolkit import guardian
-from nccl_doctor.toolkit.forks import to_catch
+from nccl_doctor.toolkit.forks import to_catch, wake_pipe
 from nccl_doctor.toolkit.host import open_descriptors
 from nccl_doctor.toolkit.masking import masked
 
@@ -303,8 +303,7 @@ def _signals_wake(
     selector: selectors.BaseSelector, interrupt: Callable[[int], None]
 ) -> Iterator[None]:
     """Have signals that would end this process wake a selector instead, and be noted."""
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake_end, False)
+    wake, wake_end = wake_pipe()
     before = {number: signal.getsignal(number) for number in to_catch()}
     fd_before = signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
     for number in before:

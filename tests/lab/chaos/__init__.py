@@ -50,8 +50,9 @@ ROLES = {
 rank; `rank` does the work of one, `child` makes one observation.
 """
 _BIRTHS = {"quick": 44, "standard": 130}
-"""How many processes and threads a host saw in a run, about, when the seed was chosen. A strike that is
-due later misses.
+"""How many processes and threads a host saw in a run, about, when the seed was chosen.
+
+A strike that is due later misses.
 """
 
 
