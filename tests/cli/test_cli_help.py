@@ -15,6 +15,7 @@ from nccl_doctor.cli.help import Example, grouped
 from nccl_doctor.report.formats import formats
 from tests.cli.program import program
 from tests.ranks.ranks import free_port
+from tests.support.rows import each_row
 
 
 def commands(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -31,12 +32,8 @@ EXAMPLES = [
     for path, command in COMMANDS.items()
     for example in getattr(command, "examples", ())
 ]
-every_command = pytest.mark.parametrize(
-    "path", COMMANDS, ids=lambda path: "-".join(path) or "itself"
-)
-every_example = pytest.mark.parametrize(
-    ("path", "example"), EXAMPLES, ids=[example.what for _, example in EXAMPLES]
-)
+every_command = each_row("path", COMMANDS)
+every_example = each_row(("path", "example"), EXAMPLES)
 
 
 def words_of(example: Example) -> list[str]:

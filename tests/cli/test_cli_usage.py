@@ -11,6 +11,7 @@ import pytest
 
 from nccl_doctor.cli import cli
 from tests.cli.program import calls_in_one, error_of, program
+from tests.support.rows import each_row
 
 TORCHRUN = {
     "RANK": "2",
@@ -134,7 +135,7 @@ def calls(tmp_path_factory) -> dict[str, tuple[CompletedProcess[str], Path]]:
 
 
 @pytest.mark.xdist_group("usage")
-@pytest.mark.parametrize("arguments", BAD)
+@each_row("arguments", BAD)
 def test_one_clear_line(arguments, calls):
     done, folder = calls[arguments]
     assert BAD[arguments] in error_of(done)

@@ -12,6 +12,7 @@ import pytest
 from nccl_doctor.api import Confidence
 from nccl_doctor.toolkit.groups import binding
 from nccl_doctor.toolkit.groups.binding import Binding, as_observed, binding_advice, binds
+from tests.support.rows import each_row
 
 pytestmark = pytest.mark.xdist_group("torch")
 
@@ -24,7 +25,7 @@ def on_cuda(
     return binds(deepspeed, torch, "nccl", "cuda", world, use_nccl2=use)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("deepspeed", "accelerator", "world", "expected"),
     [
         (None, "cuda", 8, False),
@@ -70,7 +71,7 @@ def test_deepspeed_by_version_accelerator_and_world(
     assert found.why
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("torch", "expected"),
     [
         ("2.1.2+cu121", False),
@@ -102,7 +103,7 @@ def test_deepspeed_by_torch(torch: str, expected: bool | None) -> None:
     assert on_cuda("0.17.3", torch).binds is expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("torch", "backend", "use", "expected"),
     [
         ("2.14.0+cu130", "nccl", None, False),
@@ -193,7 +194,7 @@ def test_what_is_seen_counts_for_more_than_the_table() -> None:
     assert as_observed(on_cuda("x"), True, None).by == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text", ["2.6.0", "2.6.0+cu124", "2.6.0a0", "2.6.0.dev1", "2.6.0.post1", "2.6.0rc1.dev2+x",
              "2.5.9", "2.6.1", "2.7.0a0+1.nv25", "2.7.1rc1", "2.7.1", "2.7.1+a", "2.10", "3"],
 )  # fmt: skip

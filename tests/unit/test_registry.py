@@ -16,6 +16,7 @@ from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.findings import Kind, Layer, Severity, Turn
 from nccl_doctor.toolkit import foreign as foreign_code
 from tests.support.clusters import make_cluster
+from tests.support.rows import each_row
 
 GOOD = '''
 """Is the moon up?
@@ -367,7 +368,7 @@ def test_what_did_not_load_does_not_spoil_a_run_that_did_not_ask_for_it(install)
     assert problem.level is Severity.INFO
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("option", "name", "words"),
     [
         ("select", "rank", 'no check or finding code is named "rank"; did you mean "ranks"?'),
