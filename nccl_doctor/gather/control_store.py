@@ -209,7 +209,7 @@ class ControlStore:
                 time.sleep(_POLL_S)
 
     def raw(self, name: str) -> Any:
-        """A `torch.distributed.PrefixStore` below this mailbox, for a process group."""
+        """A `torch.distributed.PrefixStore` below this store, for a process group."""
         from torch.distributed import PrefixStore
 
         return PrefixStore(f"{self.prefix}{name}", self._store)
@@ -231,35 +231,35 @@ class RoundPeers:
         self._address = (host, port)
         self._seal = seal
         self._prefix, self._group, self._seat = prefix, group, seat
-        self._box: ControlStore | None = None
+        self._opened: ControlStore | None = None
 
     @property
-    def _mailbox(self) -> ControlStore:
-        if self._box is None:
+    def _box(self) -> ControlStore:
+        if self._opened is None:
             host, port = self._address
-            self._box = ControlStore(
+            self._opened = ControlStore(
                 host, port, timeout_s=OPERATION_S, prefix=self._prefix, seal=self._seal
             )
-        return self._box
+        return self._opened
 
     def post(self, tag: str, value: Any) -> None:
         """See `api.Peers`."""
-        self._mailbox.put(f"{tag}/{self._seat}", value)
+        self._box.put(f"{tag}/{self._seat}", value)
 
     def collect(self, tag: str, timeout_s: float) -> dict[int, Any]:
         """See `api.Peers`."""
         keys = {f"{tag}/{seat}": seat for seat in self._group}
-        there = self._mailbox.wait(keys, timeout_s)
+        there = self._box.wait(keys, timeout_s)
         told = {}
         for key, seat in keys.items():
             if key in there:
                 with contextlib.suppress(BadMessage):  # as if it had said nothing
-                    told[seat] = self._mailbox.get(key, OPERATION_S)
+                    told[seat] = self._box.get(key, OPERATION_S)
         return told
 
     def store(self) -> Any:
         """See `api.Peers`."""
-        return self._mailbox.raw("process-group")
+        return self._box.raw("process-group")
 
 
 class _Worker:
@@ -270,7 +270,7 @@ class _Worker:
         self._calls = queue.SimpleQueue()
         self._lost = ""
         try:
-            threading.Thread(target=self._serve, name="mailbox", daemon=True).start()
+            threading.Thread(target=self._serve, name="control-store", daemon=True).start()
         except RuntimeError as error:
             scarce = shortage_of(error)
             raise StoreLost(scarce.words if scarce else str(error)) from error

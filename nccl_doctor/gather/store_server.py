@@ -2,7 +2,7 @@
 
 The port is bound by hand, exactly as the job would (every address, IPv6 and IPv4), so that a
 failure leaves an errno and not a text; the store then runs in a process of its own, because its
-thread does name look-ups and must not be busy when the supervisor forks.
+thread does name look-ups and must not be busy when the participant forks.
 
 For a run of one host it then listens at one address only: that of MASTER_ADDR, where the other
 ranks and check `port` look for it, which is a loopback one unless the user names another.
@@ -77,7 +77,7 @@ def serve(port: int, only_for: str | None = None) -> Door:
         listener.listen(_BACKLOG)
     except OSError as error:
         return Door("self", error)
-    pid = forks.fork_service("doorkeeper", lambda: _keep(listener, address), [listener.fileno()])
+    pid = forks.fork_service("store_server", lambda: _keep(listener, address), [listener.fileno()])
     listener.close()
     return Door("self", pid=pid, address=address)
 

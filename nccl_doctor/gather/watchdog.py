@@ -1,4 +1,4 @@
-"""Watchdog of every supervisor: ends the process at the deadline or at a signal, whatever is stuck.
+"""Watchdog of every participant: ends it at the deadline or at a signal, whatever is stuck.
 
 A thread, because the main thread may sit in C++ code where Python handles no signal. It kills the
 children, has the last words written, and ends the process. Where no thread can be started, an alarm

@@ -51,7 +51,7 @@ def is_this_host(name: str) -> bool:
 def num_gpus(environ: Mapping[str, str]) -> int:
     """GPUs that this process may use, counted without touching CUDA.
 
-    A supervisor must never initialise CUDA: its children could not use it after the fork.
+    A participant must never initialise CUDA: its children could not use it after the fork.
     """
     visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("HIP_VISIBLE_DEVICES"))
     if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):

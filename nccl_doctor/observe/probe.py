@@ -4,14 +4,14 @@ the run.
 One that misses its deadline is first examined as a person would (what was its last step, its Python
 stack, its /proc state, the end of its output), then killed with all it started.
 
-Forking from a supervisor that has imported torch costs some 10 ms; importing torch again would cost
-1–5 s. Jobs that are done in an instant therefore share one child while all goes well, and those
-that are if they are answered another one. The one that is not is left behind in it, and the rest go
-on elsewhere.
+Forking from a participant that has imported torch costs some 10 ms; importing torch again would
+cost 1–5 s. Jobs that are done in an instant therefore share one child while all goes well, and
+those that are if they are answered another one. The one that is not is left behind in it, and the
+rest go on elsewhere.
 
-The supervisor must have no busy thread of its own while it forks: a lock that such a thread holds
+The participant must have no busy thread of its own while it forks: a lock that such a thread holds
 at that moment stays locked in the child for ever (seen with torch's store server, whose thread does
-name look-ups; hence `doorkeeper` runs it in a process of its own).
+name look-ups; hence `store_server` runs it in a process of its own).
 """
 
 from __future__ import annotations

@@ -239,11 +239,11 @@ def test_a_signal_ends_the_run_with_what_is_known(
     tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
     ranks = Ranks(tmp_path, 3, options, start=[0, 1])
-    probe_child(ranks.processes[0].pid, "doorkeeper")
+    probe_child(ranks.processes[0].pid, "store_server")
     assert handles(supervisor(ranks.processes[1].pid), number)
     time.sleep(1.0)  # both are about to wait for rank 2, or wait already
     below = [p for process in ranks.processes.values() for p in descendants(process.pid)]
-    assert below, "the doorkeeper at least"
+    assert below, "the store at least"
     signalled = time.monotonic()
     for process in ranks.processes.values():
         process.send_signal(number)

@@ -38,12 +38,12 @@ from tests.support.huge_pages import use_huge_pages
 
 
 @functools.cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The one of this test run."""
-    return Nursery()
+    return ForkServer()
 
 
-class Nursery:
+class ForkServer:
     """The process that they come from, and what it is asked for, one line each way.
 
     All workers of a test run share it: importing torch costs seconds. It ends with the last of
@@ -64,7 +64,7 @@ class Nursery:
 @functools.cache
 def quick_python_path() -> str:
     """Path of a `python` for launchers and scripts that has torch imported as it starts."""
-    return str(nursery().ask(python=True))
+    return str(fork_server().ask(python=True))
 
 
 _PR_SET_PDEATHSIG = 1
@@ -150,8 +150,8 @@ class Forked:
         Without root `pid` is that of a process that waits for it there, and ends as it does.
         """
         self.returncode: int | None = None
-        self._nursery = nursery()
-        self.pid: int = self._nursery.ask(
+        self._server = fork_server()
+        self.pid: int = self._server.ask(
             arguments=arguments,
             env=env,
             folder=str(folder),
@@ -170,7 +170,7 @@ class Forked:
 
     def _code(self, timeout: float | None) -> int | None:
         if self.returncode is None and self._end.poll(timeout and timeout * 1000):
-            self.returncode = self._nursery.ask(poll=self.pid)
+            self.returncode = self._server.ask(poll=self.pid)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -14,7 +14,7 @@ OWN = [
     seen(11, 10),
     seen(12, 11),
     seen(13, 11),
-    seen(14, 12, "ncd:doorkeeper"),
+    seen(14, 12, "ncd:store_serve"),
     seen(15, 13, "ncd:links"),
     seen(16, 11, "ncd:memory"),
 ]

@@ -1,6 +1,6 @@
 """Last report of a probe child about its own collectives, shortly before it misses its deadline.
 
-The supervisor sees a stuck child from outside: its stack, its /proc state, its output. Only the
+The participant sees a stuck child from outside: its stack, its /proc state, its output. Only the
 child itself can report what torch and NCCL keep in its memory, and only from another thread.
 """
 

@@ -17,7 +17,7 @@ from tests.lab.chaos.strikes import Scene
 from tests.lab.chaos.warden import Warden, Watch
 from tests.lab.lab import Lab
 from tests.lab.run import Run
-from tests.support.forkserver import nursery
+from tests.support.forkserver import fork_server
 
 JOIN_S = 15.0
 COLLECTIVE_S = 8.0
@@ -45,7 +45,7 @@ def run(
     """
     level = "quick" if short else plan.level
     limit_s = LIMIT_S if short else LIMIT_S * patience
-    nursery().ask(python=True)  # it stands before anything has a time limit
+    fork_server().ask(python=True)  # it stands before anything has a time limit
     possible = Path("/proc/self/ns/time").exists()
     clocks = {plan.victim: plan.amount} if plan.strike == "clock" and possible else {}
     with Lab(plan.names, clocks=clocks) as lab:
