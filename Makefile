@@ -30,10 +30,8 @@ test: $(VENV)/.dev ## set up and run the tests
 	@scripts/lab_tools.sh
 	@scripts/browser_tools.sh
 ifeq ($(ARGS),)
-	@# Every worker reads all tests: two of them compile them first, each a half.
-	@$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq tests/unit/test_[a-g]* > /dev/null & \
-	$(TEST_ENV) $(BIN)/python -m pytest --collect-only -qq --ignore-glob '*/tests/unit/test_[a-g]*' tests > /dev/null; wait
-	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 5 --dist loadgroup --no-loadscope-reorder tests
+	@$(TEST_ENV) $(BIN)/python -m compileall -q -j 0 nccl_doctor checks tests/support
+	$(TEST_ENV) $(BIN)/python -m pytest -m "not wide" -n 6 --dist loadgroup --no-loadscope-reorder tests
 else
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 endif

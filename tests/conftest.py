@@ -9,8 +9,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from itertools import count, groupby
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,39 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """
     gc.disable()
     try:
+        if hasattr(session.config, "workerinput") and session.config.args == ["tests"]:
+            _compile_a_share(session.config)
         return (yield)
     finally:
         gc.enable()
         _make_forks_cheap()
         note_slow(session.config)
+
+
+def _compile_a_share(config: pytest.Config) -> None:
+    """Import some of the test modules. Every worker reads all of them, and whoever reads one first
+    rewrites its asserts, which takes ten times as long as to read what that one kept.
+    """
+    worker = vars(config)["workerinput"]
+    place, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+    if place == 0:
+        _find_all_characters()
+    for path in sorted(config.rootpath.glob("tests/**/test_*.py"))[place::workers]:
+        with suppress(Exception, pytest.skip.Exception):  # whoever collects it says so
+            import_module(".".join(path.relative_to(config.rootpath).with_suffix("").parts))
+
+
+def _find_all_characters() -> None:
+    """Let hypothesis find out which characters there are: it keeps that, and else each worker would
+    take seconds.
+    """
+
+    @settings(max_examples=1, database=None)
+    @given(st.text())
+    def a_property(_text: str) -> None:
+        pass
+
+    a_property()
 
 
 def _make_forks_cheap() -> None:
@@ -145,23 +174,6 @@ def pytest_runtest_teardown() -> None:
     if new or next(_run) % _AGAIN == 0:
         _settled.update(new)
         _make_forks_cheap()
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Where tests are only collected, as `make test` does it before workers start, let hypothesis
-    find out which characters there are: it keeps that, and else each worker would take seconds.
-    """
-    if session.config.option.collectonly and any(
-        _place(item.path)[1] == "lab"
-        for item in session.items  # one of those that do so
-    ):
-
-        @settings(max_examples=1, database=None)
-        @given(st.text())
-        def a_property(_text: str) -> None:
-            pass
-
-        a_property()
 
 
 @pytest.hookimpl(wrapper=True)

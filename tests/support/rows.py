@@ -1,6 +1,6 @@
 """A table of cases as one test, which names every row that fails.
 
-Each test costs a run of five workers some 5 ms of CPU, whatever it does. Not for tests with
+Each test costs a run of six workers some 5 ms of CPU, whatever it does. Not for tests with
 fixtures that a row changes: all rows share them.
 """
 
