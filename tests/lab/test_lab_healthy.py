@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.lab.lab import PATIENT, Lab
 from tests.lab.reading import check_healthy
 
@@ -28,8 +30,14 @@ def test_four_hosts_from_plain_variables(make_lab: Callable[..., Lab]) -> None:
 
 
 def test_two_runs_of_one_cluster_do_not_disturb_each_other(lab: Lab) -> None:
-    for lab.fresh in (True, False):  # as a user starts it, and as most tests do
+    for _ in range(2):
         check_healthy(lab.plain_doctor(*PATIENT, nproc=1), ranks=2)
+
+
+@pytest.mark.wide
+def test_two_hosts_as_a_user_starts_them(lab: Lab) -> None:
+    lab.fresh = True  # torch is imported by each process; in other tests, by none
+    check_healthy(lab.plain_doctor(*PATIENT, nproc=1), ranks=2)
 
 
 def test_hosts_with_addresses_that_stand_alone(lab: Lab) -> None:
