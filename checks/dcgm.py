@@ -57,13 +57,15 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.gpu.dcgm import (
     UNWATCHED,
     Incident,
-    ask_dcgmi,
     find_dcgmi,
     incidents_of,
+    is_unreachable,
     json_in,
     overall_health,
+    refusal,
 )
 from nccl_doctor.toolkit.gpu.kinds import DCGM_UNHEALTHY, GPU_THROTTLED, NVLINK_DOWN, NVLINK_ERRORS
+from nccl_doctor.toolkit.programs import run_program
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY, PCIE_ERRORS
 
 _RESERVE_S = 5.0
@@ -103,17 +105,17 @@ class Dcgm(Check):
             raise Skip("dcgmi is not installed here")
         ctx.breadcrumb("asking DCGM", call="dcgmi health -c -j")
         limit_s = max(1.0, min(_LIMIT_S, ctx.left() - _RESERVE_S))
-        said = ask_dcgmi(program, ("health", "-c", "-j"), ctx.env, limit_s)
+        said = run_program(program, ("health", "-c", "-j"), ctx.env, limit_s)
         if said.problem:
             raise Untested(said.problem)
-        if said.is_unreachable:
+        if is_unreachable(said):
             raise Skip(f"no DCGM host engine answers here: {said.first_line}")
         if UNWATCHED in said.text.lower():
             raise Skip("DCGM watches no GPU here (dcgmi health -s a, by the administrator)")
         answer = json_in(said.text)
         overall = overall_health(answer) if answer is not None else None
-        if answer is None and said.refusal:
-            raise Skip(f"DCGM does not answer the question here: {said.refusal}")
+        if answer is None and (why := refusal(said)):
+            raise Skip(f"DCGM does not answer the question here: {why}")
         if answer is None or overall is None:
             end = f"ended with {said.code}" if said.code else "ended"
             raise Untested(f"dcgmi health -c -j {end} and said: {said.first_line}")

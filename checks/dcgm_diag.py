@@ -57,13 +57,13 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.gpu.dcgm import (
     DiagResult,
-    ask_dcgmi,
     find_dcgmi,
     json_in,
     results_of,
     runtime_error,
 )
 from nccl_doctor.toolkit.gpu.kinds import DCGM_UNHEALTHY
+from nccl_doctor.toolkit.programs import run_program
 from nccl_doctor.toolkit.shared_kinds import GPU_UNHEALTHY
 
 DIAGNOSE = "diagnose"
@@ -125,7 +125,7 @@ class DcgmDiag(Check):
                 f"{max(0.0, limit_s):.0f} s left for it: give a longer --timeout"
             )
         ctx.breadcrumb("running DCGM's diagnosis", call=f"dcgmi diag -r {level} -j")
-        said = ask_dcgmi(program, ("diag", "-r", str(level), "-j"), ctx.env, limit_s)
+        said = run_program(program, ("diag", "-r", str(level), "-j"), ctx.env, limit_s)
         if said.problem:
             raise Untested(said.problem)
         answer = json_in(said.text)

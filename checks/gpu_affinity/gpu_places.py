@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from nccl_doctor.toolkit.host import cpu_list
+
 from .nic_places import HOW_NEAR
 
 MOST_NICS = 64
@@ -73,7 +75,7 @@ def place_on_host(address: str, root: Path = Path("/")) -> dict[str, Any]:
     ]
     far = len(HOW_NEAR)
     nics.sort(key=lambda nic: (far if nic["near"] is None else nic["near"], nic["name"]))
-    return {"numa": numa, "cpus": _cpus(folder / "local_cpulist"), "nics": nics[:MOST_NICS]}
+    return {"numa": numa, "cpus": cpu_list(folder / "local_cpulist"), "nics": nics[:MOST_NICS]}
 
 
 def _nics(root: Path) -> Iterable[tuple[str, Path]]:
@@ -119,18 +121,3 @@ def _number(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return None if number < 0 else number
-
-
-def _cpus(path: Path) -> list[int]:
-    """The numbers of `0-31,64-95`."""
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
-        return []
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        if not (first.isdigit() and (last or first).isdigit()):
-            return []
-        found |= set(range(int(first), int(last or first) + 1))
-    return sorted(found)

@@ -7,14 +7,15 @@ neighbouring hosts, all ranks of a host at once, each pair in a group of its own
 memory are off (NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_MNNVL_ENABLE=0), so that nothing but
 the network is between two ranks. The bus bandwidth, as nccl-tests defines it, is shown as a figure:
 of each pair of ranks, and of all those of two hosts together. Hosts that use InfiniBand or RoCE
-then try each NIC by itself (NCCL_IB_HCA names it alone), by a rank whose GPU is beside it, with the
-NIC of the same number on the neighbours; all NICs at once, if there are enough ranks. Hosts, paths
-and NICs are outliers as in check `group_speed`: slow ones are measured again, beside hosts that
-were good, and only those that are slow again are named. With two hosts the NICs are compared among
-themselves. NICs that are all equally slow are compared with what their rate gives at the least, by
-a table. Inside a host `group_speed` measures the other part, by NVLink or PCIe alone. The check
-runs after the collectives of all ranks gave right results, and not where all hosts are in one
-NVLink domain (MNNVL), as NCCL then uses no network.
+then try each NIC by itself with the NIC of the same number on the neighbours; all NICs at once, if
+there are enough ranks. Where both hosts have `ib_write_bw` (package perftest), it writes by RDMA,
+one way and then the other, from memory of the host; else NCCL, by a rank whose GPU is beside the
+NIC (NCCL_IB_HCA names it alone). Hosts, paths and NICs are outliers as in check `group_speed`: slow
+ones are measured again, beside hosts that were good, and only those that are slow again are named.
+With two hosts the NICs are compared among themselves. NICs that are all equally slow are compared
+with what their rate gives at the least, by a table. Inside a host `group_speed` measures the other
+part, by NVLink or PCIe alone. The check runs after the collectives of all ranks gave right results,
+and not where all hosts are in one NVLink domain (MNNVL), as NCCL then uses no network.
 
 Why it matters
 --------------
@@ -41,19 +42,21 @@ it one NIC for all ranks, the ranks share it. Four to ten rounds take a minute o
 A floor is about half of what healthy NICs were seen to reach, and less where the PCIe link of NIC
 or GPU carries less. There is none for other rates than 100, 200 and 400 Gb/s, for other drivers
 than mlx5, for virtual functions and in virtual machines (a cloud may limit them), with EFA,
-plug-ins or sockets, without GPUDirect RDMA, where no GPU of a rank is beside the NIC, and without
-the facts of checks `fabric_ports`, `gpu_affinity`, `gpu_direct` and `gpu_state`. Where a setting
-slows NCCL down on purpose, the finding is only information and names it. A fabric with less than
-half of its capacity between switches is below the floor by design. Another job on the same NICs or
-switches makes them slow, too.
-Not validated on hardware: the measuring has run with gloo only, the rules on made-up clusters; the
-floors are from published measurements.
+plug-ins or sockets; with NCCL without GPUDirect RDMA, or where no GPU of a rank is beside the NIC;
+and without the facts of checks `fabric_ports`, `gpu_affinity`, `gpu_direct` and `gpu_state`. Where
+a setting slows NCCL down on purpose, the finding is only information and names it. A fabric with
+less than half of its capacity between switches is below the floor by design. Another job on the
+same NICs or switches makes them slow, too.
+`ib_write_bw` opens a TCP port on every address of the host, for some seconds. It is used with IPv4
+only, and not where a NIC carries less than some 8 Gb/s; NCCL is then.
+Not validated on hardware: the measuring has run with gloo, and with a program that speaks as
+`ib_write_bw` does; the rules on made-up clusters. The floors are from published measurements.
 
 References
 ----------
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md; NCCL user guide, environment
-variables (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_HCA, NCCL_NET); the sources in
-checks/network_speed/floors.toml.
+variables (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_HCA, NCCL_NET); linux-rdma/perftest,
+src/write_bw.c; the sources in checks/network_speed/floors.toml.
 """
 
 from __future__ import annotations
@@ -92,6 +95,7 @@ from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 from .floors import judge_floors, low_lanes
 from .lanes import Lane, Lanes, quiet, rates_of, together
 from .rails import RAIL_SLOW, RAILS, Rails
+from .verbs import PROGRAM, written_both_ways
 
 NETWORK_ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
 """Variables of NCCL with which only the network is left."""
@@ -160,11 +164,12 @@ class NetworkSpeed(Check):
         ]
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Form the group with the network alone, or with one NIC of it, and time it.
+        """Form the group with the network alone, or with one NIC of it, and time it; through one
+        NIC time RDMA writes instead, where both ends can.
 
         Returns: `all_reduce` as `Stopwatch.all_reduce`, with `algbw` and `busbw` of each size;
         `slowing`: the settings of `slowing`; of a round with one NIC, `nic`, and `rail`: its number
-        in NCCL's order.
+        in NCCL's order; of RDMA writes `by`: the program, and `gbps`: of each direction.
 
         Raises:
             Untested: the NIC is gone.
@@ -178,6 +183,9 @@ class NetworkSpeed(Check):
             if rail >= len(rails):
                 raise Untested("the NICs of this host are not those that check rails saw")
             facts |= {"rail": rail, "nic": rails[rail]["name"]}
+            if written := written_both_ways(ctx, rails[rail]["name"], settings):
+                seen = {"by": PROGRAM, "gbps": written.pop("gbps"), "slowing": {}}
+                return {TIMED: with_rates([written], len(ctx.group)), **facts, **seen}
             # NCCL_NET, so that it fails where it cannot use this NIC, and takes no other network.
             os.environ.update({HCA: f"={rails[rail]['name']}", "NCCL_NET": "IB"})
         device = form_world(ctx)
@@ -197,10 +205,11 @@ class NetworkSpeed(Check):
             what = f"all-reduce over the network alone, {len(here)} pairs of ranks at once"
             yield _figure(f"{what}, {size_text(size)}", where, list(here.values()))
         for seen in Rails(cluster, lanes).measured(RAILS).values():
-            for edge, (lane, nics, _) in seen.items():
+            for edge, (lane, nics, _, by) in seen.items():
                 where = lanes.where(sorted(edge, key=lanes.labels.__getitem__))
                 where |= Where(interfaces=tuple(sorted(set(nics.values()))))
                 what = f"all-reduce through one NIC alone, {size_text(lane.bytes)}"
+                what = f"RDMA writes through one NIC alone, {by}" if by else what
                 yield _figure(what, where, [lane])
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:

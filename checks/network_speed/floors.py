@@ -6,6 +6,7 @@ NICs that are all equally slow do not stand out. The rows are in floors.toml.
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from nccl_doctor.toolkit.outliers import Edge
 from nccl_doctor.toolkit.shared_kinds import BELOW_FLOOR
 from nccl_doctor.toolkit.tables import read_table
 
-from .rails import AGAIN, RAILS, Measured, RailLane, Rails
+from .rails import RAILS, Measured, RailLane, Rails
 
 _OF_PCIE = 0.5
 """Share of a PCIe link that a NIC and a GPU beside it reach at the least."""
@@ -31,6 +32,10 @@ _FIX = (
     "ib_write_bw between two of the hosts shows whether NCCL or the fabric is slow; then PCIe slot "
     "of the NIC (lspci -vv: LnkSta), GPUDirect RDMA (check gpu_direct), switch ports, and for RoCE "
     "priority flow control"
+)
+_FIX_WRITES = (
+    "no GPU and no NCCL took part: PCIe slot of the NIC (lspci -vv: LnkSta), its cable, switch "
+    "ports, and for RoCE priority flow control"
 )
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5}
 """Speed of a PCIe link in GT/s → generation."""
@@ -76,28 +81,33 @@ def judge_floors(
     """
     limits = _Limits(cluster, rails)
     lanes = _lanes_of(rails.best())
-    again = _lanes_of(rails.measured(AGAIN))
-    alike: dict[Floor, list[Nic]] = defaultdict(list)
+    again = _lanes_of(rails.again())
+    alike: dict[tuple[Floor, str], list[Nic]] = defaultdict(list)
     for nic, mine in lanes.items():
         floor = floor_of((rails.ports.get(nic) or {}).get("gbps"))
         low = all(limits.is_below(lane) for lane in mine) and len(again.get(nic, ())) >= len(mine)
         if floor and low and nic not in blamed:
-            alike[floor].append(nic)
-    for floor, nics in alike.items():
-        rates = {nic: max(lane.lane.busbw for lane in lanes[nic]) for nic in nics}
+            alike[floor, mine[0].by].append(nic)
+    for (floor, by), nics in alike.items():
+        rates = {
+            (rails.lanes.labels[host], nic): max(lane.lane.busbw for lane in lanes[host, nic])
+            for host, nic in nics
+        }
         least = max(limits.least(lane) or 0.0 for nic in nics for lane in lanes[nic])
-        yield _finding(floor, rates, least, rails.lanes.labels, _slowing(cluster, check))
+        slowing = {} if by else _slowing(cluster, check)
+        yield _finding(floor, by, rates, least, slowing)
 
 
 def _finding(
     floor: Floor,
-    rates: Mapping[Nic, float],
+    by: str,
+    rates: Mapping[tuple[str, str], float],
     least: float,
-    labels: Mapping[int, str],
     slowing: Mapping[str, str],
 ) -> Finding:
+    what = f"RDMA writes ({by})" if by else "all-reduce"
     said = (
-        f"all-reduce through one NIC of {floor.gbps:g} Gb/s alone: at most "
+        f"{what} through one NIC of {floor.gbps:g} Gb/s alone: at most "
         f"{rate_text(max(rates.values()))} bus bandwidth, measured twice; such a NIC gives at "
         f"least {rate_text(least)} here"
     )
@@ -107,18 +117,17 @@ def _finding(
         BELOW_FLOOR,
         said,
         Where(
-            hosts=tuple(dict.fromkeys(labels[host] for host, _ in rates)),
+            hosts=tuple(dict.fromkeys(host for host, _ in rates)),
             interfaces=tuple(sorted({nic for _, nic in rates})),
         ),
         {
             "measured": [
-                {"host": labels[host], "nic": nic, "busbw": rate}
-                for (host, nic), rate in rates.items()
+                {"host": host, "nic": nic, "busbw": rate} for (host, nic), rate in rates.items()
             ],
             "usual": floor.usual,
             "source": floor.source,
         },
-        fix=_FIX,
+        fix=_FIX_WRITES if by else _FIX,
         severity=Severity.INFO if slowing else None,
         confidence=Confidence.POSSIBLE if slowing else Confidence.LIKELY,
     )
@@ -147,32 +156,40 @@ class _Limits:
         """Bytes per second that a lane gives at the least, the smaller one of its ends; None where
         that of an end is not known.
         """
-        ends = [self._of_end(host, nic, lane.local) for host, nic in lane.nics.items()]
+        ends = [self._of_end(host, nic, lane) for host, nic in lane.nics.items()]
         known = [least for least in ends if least is not None]
         return min(known) if len(known) == len(ends) else None
 
-    def _of_end(self, host: int, nic: str, local: int) -> float | None:
+    def _of_end(self, host: int, nic: str, lane: RailLane) -> float | None:
         rails = self._rails
-        port, near = rails.ports.get((host, nic)), rails.near.get((host, local))
-        gpu = self._own.get(rails.lanes.seats[host][local])
-        if gpu is None or not port or not near or not self._reaches_memory(host, gpu):
+        port = rails.ports.get((host, nic))
+        if not port or (direct := self._direct.get(host)) is None or direct["virtual"]:
             return None
         floor, device = floor_of(port["gbps"]), port["device"]
         if floor is None or device["driver"] != _DRIVER:
             return None
-        if near["near"] not in _NEAR or nic not in near["names"]:
-            return None
-        pci, state = device["pci"], gpu.state
+        pci = device["pci"]
         of_nic = pcie_rate(_GENERATIONS.get(pci["speed"] or 0.0), _whole(pci["width"]))
-        of_gpu = pcie_rate(state.get("max_pcie_generation"), state.get("max_pcie_width"))
+        of_gpu = math.inf if lane.by else self._of_gpu(host, nic, lane.local)
         if of_nic is None or of_gpu is None:  # a virtual function, for one
             return None
         return min(floor.least, _OF_PCIE * of_nic / _sharing(rails, host, pci), _OF_PCIE * of_gpu)
 
+    def _of_gpu(self, host: int, nic: str, local: int) -> float | None:
+        """Bytes per second of the PCIe link of the GPU beside a NIC; None where NCCL's data may go
+        another way.
+        """
+        near = self._rails.near.get((host, local))
+        gpu = self._own.get(self._rails.lanes.seats[host][local])
+        if gpu is None or not near or not self._reaches_memory(host, gpu):
+            return None
+        if near["near"] not in _NEAR or nic not in near["names"]:
+            return None
+        return pcie_rate(gpu.state.get("max_pcie_generation"), gpu.state.get("max_pcie_width"))
+
     def _reaches_memory(self, host: int, gpu: OwnGpu) -> bool:
         """Whether NICs reach the memory of a GPU directly, and by the PCIe of the host itself."""
-        direct = self._direct.get(host)
-        if direct is None or direct["road"] == "none" or direct["virtual"]:
+        if self._direct[host]["road"] == "none":
             return False
         return not gpu.is_passed_through and _TOYS not in gpu.model
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where
@@ -38,11 +38,15 @@ _LEAST_HOSTS = 3
 
 
 class RailLane(NamedTuple):
-    """A lane through one NIC of each end: what was measured, and host → NIC, local rank."""
+    """A lane through one NIC of each end: what was measured, host → NIC, local rank.
+
+    `by`: the program that wrote without NCCL; empty where NCCL was timed.
+    """
 
     lane: Lane
     nics: Mapping[int, str]
     local: int
+    by: str = ""
 
 
 Measured = dict[int, dict[Edge, RailLane]]
@@ -179,14 +183,26 @@ class Rails:
             facts = {m.host.id: m.outcome.facts for m in attempt.members}
             rail = int(next(iter(facts.values()))["rail"])
             nics = {host: str(each["nic"]) for host, each in facts.items()}
-            new = RailLane(lane_of(attempt), nics, local)
+            by = str(next(iter(facts.values())).get("by", ""))
+            new = RailLane(lane_of(attempt), nics, local, by)
             old = found[rail].get(edge, new)
             found[rail][edge] = max(old, new, key=lambda each: each.lane.busbw)
         return found
 
+    def again(self) -> Measured:
+        """The lanes of the second try that were measured in the way that was usual in the first."""
+        ways = {
+            rail: Counter(lane.by for lane in here.values()).most_common(1)[0][0]
+            for rail, here in self.measured(RAILS).items()
+        }
+        return {
+            rail: {edge: lane for edge, lane in here.items() if lane.by == ways.get(rail)}
+            for rail, here in self.measured(AGAIN).items()
+        }
+
     def best(self) -> Measured:
         """The better of both tries, of lanes that were tried at all."""
-        best, again = self.measured(RAILS), self.measured(AGAIN)
+        best, again = self.measured(RAILS), self.again()
         for rail, here in best.items():
             for edge, lane in here.items():
                 other = again.get(rail, {}).get(edge, lane)
@@ -223,8 +239,8 @@ class Rails:
         return {rail for alike in kinds.values() for rail in slow_ones(alike)}
 
     def _kind(self, lane: RailLane) -> str:
-        """The limits of a lane by design, at both of its ends: rate and link layer of the NIC, the
-        model of the GPU, and how near they are.
+        """How a lane was measured, and its limits by design, at both of its ends: rate and link
+        layer of the NIC, the model of the GPU, and how near they are.
         """
         ends = []
         for host, nic in lane.nics.items():
@@ -233,7 +249,7 @@ class Rails:
             beside = near.get("near") if nic in (near.get("names") or ()) else None
             model = self._models.get(self.lanes.seats[host][lane.local])
             ends.append(repr((port.get("gbps"), port.get("link"), model, beside)))
-        return str(sorted(ends))
+        return f"{lane.by} {sorted(ends)}"
 
     # Judging
 
@@ -241,7 +257,7 @@ class Rails:
         """Findings on NICs of one host, on paths between two, then on rails that are slow at all
         hosts.
         """
-        first, again = self.alike(self.measured(RAILS)), self.measured(AGAIN)
+        first, again = self.alike(self.measured(RAILS)), self.again()
         hosts: dict[tuple[int, ...], list[tuple[str, list[str], list[Lane]]]] = defaultdict(list)
         named = set()
         for rail, here in sorted(first.items()):
@@ -256,13 +272,14 @@ class Rails:
                     if end in edge
                 ]
                 lanes = [repeated[pair].lane for pair in each.pairs if pair in repeated]
-                hosts[each.ends].append((each.words, list(dict.fromkeys(nics)), lanes))
+                words = f"{_alone(here.values())}: {each.words}"
+                hosts[each.ends].append((words, list(dict.fromkeys(nics)), lanes))
         for ends, found in hosts.items():
             nics = [nic for _, names, _ in found for nic in names]
             yield quiet(
                 Finding(
                     RAIL_SLOW,
-                    f"{', '.join(dict.fromkeys(nics))} alone: {found[0][0]}",
+                    f"{', '.join(dict.fromkeys(nics))} {found[0][0]}",
                     self.lanes.where(ends) | Where(interfaces=tuple(sorted(set(nics)))),
                     confidence=Confidence.LIKELY,
                 ),
@@ -271,7 +288,7 @@ class Rails:
         yield from self._judge_everywhere(named)
 
     def _judge_everywhere(self, named: Collection[int]) -> Iterator[Finding]:
-        best, again = self.alike(self.best()), self.measured(AGAIN)
+        best, again = self.alike(self.best()), self.again()
         slow = self._slow_rails(best) & self._slow_rails(self.measured(RAILS))
         for rail in sorted(slow - set(named)):
             here, repeated = best[rail], again.get(rail, {})
@@ -288,7 +305,8 @@ class Rails:
             nics = {nic for lane in here.values() for nic in lane.nics.values()}
             ends = sorted({host for edge in here for host in edge})
             few = len(self.of) < _LEAST_HOSTS
-            text = f"{', '.join(sorted(nics))} alone: {rate_text(rate)} bus bandwidth"
+            text = f"{', '.join(sorted(nics))} {_alone(here.values())}: "
+            text += f"{rate_text(rate)} bus bandwidth"
             text += " between the two hosts" if few else f" between all {len(ends)} hosts"
             text += f", measured twice; other NICs: {rate_text(statistics.median(alike))}"
             where = self.lanes.where(ends) if few else Where(hosts=tuple(self._names(ends)))
@@ -309,6 +327,12 @@ class Rails:
 def _seconds(lanes: Mapping[Edge, RailLane]) -> dict[Edge, float]:
     """Pair of hosts → seconds for one byte."""
     return {edge: 1 / each.lane.busbw for edge, each in lanes.items() if each.lane.busbw}
+
+
+def _alone(lanes: Iterable[RailLane]) -> str:
+    """How NICs were tried; of one kind, and so in one way."""
+    by = next(iter(lanes)).by
+    return f"alone, by {by}" if by else "alone"
 
 
 def _as_text(taken: Mapping[int, int]) -> dict[str, int]:

@@ -205,6 +205,21 @@ def _prefix(netmask: str | None) -> int | None:
     return int(ipaddress.ip_address(netmask.partition("%")[0])).bit_count()
 
 
+def cpu_list(path: Path) -> list[int]:
+    """The numbers of a file with `0-31,64-95`; none where it cannot be read."""
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return []
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdigit() and (last or first).isdigit()):
+            return []
+        found |= set(range(int(first), int(last or first) + 1))
+    return sorted(found)
+
+
 # Sockets ------------------------------------------------------------------------------------------
 
 

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.toolkit.host import addresses
+from nccl_doctor.toolkit.net.interfaces import is_loopback
 from tests.support import fabrics
 from tests.support.forkserver import Forked
+from tests.support.perftest import install_perftest
 
 WORLD = 2
 LIMIT_S = 60
@@ -21,7 +24,8 @@ import torch.distributed as dist
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.network_speed import NetworkSpeed
 
-seat, world, folder, params = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+seat, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+params, path, master, limit_s = sys.argv[4:]
 real, at_init = dist.init_process_group, {}
 
 def init_process_group(*args, **kwargs):
@@ -34,10 +38,22 @@ class OnFile:
     def store(self):
         return dist.FileStore(str(folder / "store"), world)
 
+    def post(self, tag, value):
+        (folder / f".{tag}-{seat}").write_text(json.dumps(value))
+        (folder / f".{tag}-{seat}").rename(folder / f"{tag}-{seat}")
+
+    def collect(self, tag, timeout_s):
+        end = time.monotonic() + timeout_s
+        files = {each: folder / f"{tag}-{each}" for each in range(world)}
+        while time.monotonic() < end and not all(file.exists() for file in files.values()):
+            time.sleep(0.01)
+        return {each: json.loads(file.read_text()) for each, file in files.items() if file.exists()}
+
 facts = NetworkSpeed().observe(Context(
-    launch=Launch(local_rank=1), env={"NCCL_CONF_FILE": "/nonexistent", "NCCL_ALGO": "Ring"},
-    deadline=time.monotonic() + 6, round="network-0", seat=seat, group=tuple(range(world)),
-    params=json.loads(params), root=folder, peers=OnFile(),
+    launch=Launch(local_rank=1, master_addr=master),
+    env={"NCCL_CONF_FILE": "/nonexistent", "NCCL_ALGO": "Ring", "PATH": path},
+    deadline=time.monotonic() + float(limit_s), round="network-0", seat=seat,
+    group=tuple(range(world)), params=json.loads(params), root=folder, peers=OnFile(),
 ))
 print(json.dumps({**facts, "at_init": at_init}), flush=True)
 os._exit(0)  # as probe children leave: gloo's threads may want the GIL once it is gone, and abort
@@ -46,12 +62,19 @@ ALONE = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": 
 """What leaves nothing but the network."""
 
 
-def observed(folder: Path, **params: Any) -> list[dict[str, Any]]:
+def observed(
+    folder: Path,
+    *,
+    path: str = "/nonexistent",
+    master: str = "127.0.0.1",
+    limit_s: int = 6,
+    **params: Any,
+) -> list[dict[str, Any]]:
     """Facts of each rank, with NCCL's variables `at_init`: when it entered the group."""
     outputs = [folder / f"{seat}.out" for seat in range(WORLD)]
     ranks = [
         Forked(
-            [str(seat), str(WORLD), str(folder), json.dumps(params)],
+            [str(seat), str(WORLD), str(folder), json.dumps(params), path, master, str(limit_s)],
             {name: value for name, value in os.environ.items() if "NCCL" not in name},
             folder=folder,
             out=out,
@@ -88,4 +111,44 @@ def test_one_nic_is_named_to_nccl_and_no_other_network_is_left(tmp_path: Path) -
         wanted = {**ALONE, "NCCL_IB_HCA": "=mlx5_2:1", "NCCL_NET": "IB"}
         assert wanted.items() <= facts["at_init"].items()
         assert (facts["rail"], facts["nic"]) == (2, "mlx5_2:1")
+        assert facts["all_reduce"]
+        assert "by" not in facts
+
+
+# --- RDMA writes in place of NCCL ---
+
+
+@pytest.fixture
+def own_address() -> str:
+    """An address of this machine by which another one could call it."""
+    found = [each.address for each in addresses()]
+    usable = [each for each in found if ":" not in each and not is_loopback(each)]
+    return usable[0] if usable else pytest.skip("this machine has no IPv4 address but loopback")
+
+
+def test_rdma_writes_go_both_ways_in_place_of_nccl(tmp_path: Path, own_address: str) -> None:
+    fabrics.connectx7(tmp_path, 4)
+    path = install_perftest(tmp_path / "bin", gbps=366.5)
+    for facts in observed(tmp_path, path=str(path), master=own_address, limit_s=16, rails={"1": 2}):
+        assert (facts["by"], facts["nic"], facts["gbps"]) == (
+            "ib_write_bw",
+            "mlx5_2:1",
+            [366.5, 366.5],
+        )
+        (timed,) = facts["all_reduce"]
+        assert timed["busbw"] == pytest.approx(366.5 * 125e6)
+        assert facts["at_init"] == {}, "no group was formed"
+        assert facts["slowing"] == {}, "nothing of NCCL slows it down"
+    calls = [json.loads(line) for line in (path / "calls").read_text().splitlines()]
+    assert [call["server"] for call in calls].count(None) == 2
+    assert [call["server"] for call in calls].count(own_address) == 2
+    assert {(call["d"], call["i"], call["x"]) for call in calls} == {("mlx5_2", "1", None)}
+
+
+def test_where_writes_fail_nccl_is_asked(tmp_path: Path, own_address: str) -> None:
+    fabrics.connectx7(tmp_path, 4)
+    path = install_perftest(tmp_path / "bin", broken=["mlx5_2"])
+    for facts in observed(tmp_path, path=str(path), master=own_address, limit_s=16, rails={"1": 2}):
+        assert "by" not in facts
+        assert facts["at_init"]["NCCL_IB_HCA"] == "=mlx5_2:1"
         assert facts["all_reduce"]

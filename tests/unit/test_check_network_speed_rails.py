@@ -110,6 +110,7 @@ def held(
     *,
     size: int = LARGE,
     cpu: Mapping[str, Any] = IDLE,
+    by: Callable[[Round, tuple[int, ...], int], str] = lambda *_: "",
     **more: Any,
 ) -> tuple[Cluster, list[Round]]:
     locals_ = {rank.seat: str(rank.local_rank) for rank in cluster.ranks}
@@ -118,6 +119,7 @@ def held(
         rail = round_.params.get("rails", {}).get(locals_[seat], -1)
         busbw = rate(round_, group, rail) if callable(rate) else rate
         seen = {"rail": rail, "nic": nic(rail)} if rail >= 0 else {}
+        seen |= {"by": program} if (program := by(round_, group, rail)) else {}
         return {**all_reduce(size, size / busbw / 1e9, cpu), **seen, **more}
 
     return hold(CHECK, cluster, facts)
@@ -193,6 +195,37 @@ def test_a_slow_nic_is_named_with_its_host(count: int) -> None:
         "mlx5_2:1 alone: with its neighbours 3 GB/s bus bandwidth, measured twice; other pairs: "
         "46 GB/s"
     )
+
+
+def written_by_some(*nodes: int) -> Callable[[Round, tuple[int, ...], int], str]:
+    """Pairs of these hosts write by RDMA; the others have no program for it, and ask NCCL."""
+    return lambda _, group, rail: (
+        "ib_write_bw" if rail >= 0 and all(seat // 4 in nodes for seat in group) else ""
+    )
+
+
+def test_a_nic_that_is_slow_by_rdma_writes_is_named_with_the_program() -> None:
+    (found,) = judged(hosts(4), slow_at(1, 2), by=written_by_some(0, 1, 2, 3))
+    assert (found.where.hosts, found.where.interfaces) == (("nd1",), (nic(2),))
+    assert found.message.startswith("mlx5_2:1 alone, by ib_write_bw: with its neighbours 3 GB/s")
+
+
+def test_writes_are_not_compared_with_nccl() -> None:
+    by = written_by_some(0, 1, 2)
+
+    def rate(round_: Round, group: tuple[int, ...], rail: int) -> float:
+        return 2 * FAST if by(round_, group, rail) else 2 * FAST / 3
+
+    assert judged(hosts(4), rate, by=by) == []
+
+
+def test_a_second_try_in_another_way_confirms_nothing() -> None:
+    writes = written_by_some(0, 1, 2, 3)
+
+    def by(round_: Round, group: tuple[int, ...], rail: int) -> str:
+        return "" if round_.name.startswith("again") else writes(round_, group, rail)
+
+    assert judged(hosts(4), slow_at(1, 2), by=by) == []
 
 
 def test_all_slow_nics_of_a_host_are_one_finding_and_explain_its_slow_network() -> None:
@@ -339,6 +372,20 @@ def test_every_row_says_where_its_numbers_are_from() -> None:
         assert row["source"]
         assert row["seen"].year >= 2026
         assert row["least_gbps"] < 0.5 * row["gbps"] / 8
+
+
+WITHOUT_GPU = ({"direct": "none"}, {"near": 3}, {"name": "NVIDIA GeForce RTX 4090"})
+
+
+@each_row("how", WITHOUT_GPU)
+def test_the_floor_of_rdma_writes_asks_for_no_gpu(how: dict[str, Any]) -> None:
+    assert judged(hosts(2, **how), SLOW) == []
+    (found,) = judged(hosts(2, **how), SLOW, by=written_by_some(0, 1))
+    assert (found.code, found.where.hosts) == ("bandwidth-below-floor", ("nd0", "nd1"))
+    assert found.where.interfaces == tuple(nic(n) for n in range(4))
+    assert found.message.startswith("RDMA writes (ib_write_bw) through one NIC of 400 Gb/s alone")
+    assert "no GPU and no NCCL took part" in (found.fix or "")
+    assert judged(hosts(2, virtual=True, **how), SLOW, by=written_by_some(0, 1)) == []
 
 
 @each_row(

@@ -8,19 +8,12 @@ names a GPU by `gpu_ids`, `gpu_id`, then `entity_id`, and a warning is a text in
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
-LARGEST = 4 << 20
-_LOOK_S = 0.05
-_GOODBYE_S = 3.0
-"""Time for `dcgmi` to stop a diagnosis on the host engine, which it does on SIGTERM."""
+from nccl_doctor.toolkit.programs import Said, find_program
+
 _MOST_WORDS = 400
 _UNREACHABLE = (
     "unable to establish a connection",
@@ -53,96 +46,20 @@ class DiagResult(TypedDict):
     words: str
 
 
-@dataclass(frozen=True)
-class Said:
-    """The end of one `dcgmi`.
+def refusal(said: Said) -> str:
+    """The line in which `dcgmi` says why it has no answer; empty if it does not."""
+    lines = (line.strip() for line in said.text.splitlines())
+    return next((line[:_MOST_WORDS] for line in lines if line.startswith("Error")), "")
 
-    Attributes:
-        text: what it printed.
-        code: exit code; that of a signal is negative; None where it was stopped.
-        problem: why there is no answer; empty where it ended by itself.
-    """
 
-    text: str
-    code: int | None
-    problem: str = ""
-
-    @property
-    def first_line(self) -> str:
-        """The first line that says something, for a reason."""
-        lines = [line.strip() for line in self.text.splitlines() if line.strip(" +-|=")]
-        return lines[0][:_MOST_WORDS] if lines else "nothing"
-
-    @property
-    def refusal(self) -> str:
-        """The line in which `dcgmi` says why it has no answer; empty if it does not."""
-        lines = (line.strip() for line in self.text.splitlines())
-        return next((line[:_MOST_WORDS] for line in lines if line.startswith("Error")), "")
-
-    @property
-    def is_unreachable(self) -> bool:
-        """Whether no host engine answers."""
-        return any(words in self.text.lower() for words in _UNREACHABLE)
+def is_unreachable(said: Said) -> bool:
+    """Whether no host engine answers."""
+    return any(words in said.text.lower() for words in _UNREACHABLE)
 
 
 def find_dcgmi(env: Mapping[str, str]) -> str | None:
     """Path of `dcgmi`, as this process would start it."""
-    return shutil.which("dcgmi", path=env.get("PATH", ""))
-
-
-def ask_dcgmi(
-    program: str,
-    words: Sequence[str],
-    env: Mapping[str, str],
-    limit_s: float,
-    tick: Callable[[], None] = lambda: None,
-) -> Said:
-    """Run `dcgmi` with these words, for at most `limit_s` seconds.
-
-    Its output goes to a file, so that it never waits for its reader. It stays in the process group
-    of the probe child, and ends with that at the latest.
-
-    Args:
-        program: its path.
-        words: its arguments.
-        env: its environment.
-        limit_s: seconds after which it gets SIGTERM, and a little later SIGKILL.
-        tick: called now and then while it runs.
-    """
-    import subprocess
-
-    until = time.monotonic() + limit_s
-    with os.fdopen(os.memfd_create("dcgmi"), "w+b") as output:
-        try:
-            process = subprocess.Popen(
-                [program, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**env, "LC_ALL": "C"},
-            )
-        except OSError as error:
-            return Said("", None, f"dcgmi cannot be started: {error.strerror}")
-        problem = ""
-        while process.poll() is None and not problem:
-            if time.monotonic() > until:
-                problem = f"dcgmi {words[0]} did not end within {limit_s:.0f} s"
-            elif output.seek(0, 2) > LARGEST:
-                problem = f"dcgmi {words[0]} printed more than {LARGEST >> 20} MiB"
-            else:
-                tick()
-                time.sleep(_LOOK_S)
-        if problem:
-            process.terminate()
-            try:
-                process.wait(_GOODBYE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel keeps it
-                    process.wait(_GOODBYE_S)
-        output.seek(0)
-        text = output.read(LARGEST).decode("utf-8", "replace")
-        return Said(text, None if problem else process.returncode, problem)
+    return find_program("dcgmi", env)
 
 
 def json_in(text: str) -> dict[str, Any] | None:
