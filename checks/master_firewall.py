@@ -47,11 +47,13 @@ from nccl_doctor.api import (
     likely_address,
 )
 from nccl_doctor.toolkit.firewall.portrules import (
+    ShutDoor,
     explains_knock,
     how_to_let_pass,
     rules_for_calls_in,
     shut_doors,
     stopped_by,
+    was_let_in,
 )
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.names import look_up
@@ -105,7 +107,7 @@ class MasterFirewall(Check):
         """Findings only if a host is missing, or reports that this port gave no answer."""
         for door in shut_doors(cluster):
             host, facts, hit = door.rank.host.label, door.facts, door.hit
-            victims = _kept_out(cluster, facts)
+            victims = _kept_out(cluster, door)
             if not (victims or _somebody_did_not_knock(cluster, facts)):
                 continue
             words = f"connections to {facts['address']}:{facts['port']} are blocked by "
@@ -121,15 +123,20 @@ class MasterFirewall(Check):
             )
 
 
-def _kept_out(cluster: Cluster, theirs: Mapping[str, Any]) -> tuple[Rank, ...]:
+def _kept_out(cluster: Cluster, door: ShutDoor) -> tuple[Rank, ...]:
     """Ranks (check `port`) that MASTER_PORT answered as the rules of its host explain.
 
-    These are ranks that never signed in, and the host that serves, which its own rule may drop.
+    These are ranks that never signed in, and the host that serves, which its own rule may drop. A
+    rule that came during the run explains also who got an answer before it came.
     """
     return tuple(
         rank
         for rank, facts in cluster.facts("port")
-        if (facts["server"] == "self" or not rank.host.joined) and explains_knock(theirs, facts)
+        if (facts["server"] == "self" or not rank.host.joined)
+        and (
+            explains_knock(door.facts, facts)
+            or (door.came_later and not rank.host.joined and was_let_in(door.facts, facts))
+        )
     )
 
 

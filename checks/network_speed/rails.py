@@ -239,8 +239,8 @@ class Rails:
         return {rail for alike in kinds.values() for rail in slow_ones(alike)}
 
     def _kind(self, lane: RailLane) -> str:
-        """How a lane was measured, and its limits by design, at both of its ends: rate and link
-        layer of the NIC, the model of the GPU, and how near they are.
+        """The way in which a lane was measured, and its limits by design, at both of its ends: rate
+        and link layer of the NIC, the model of the GPU, and how near they are.
         """
         ends = []
         for host, nic in lane.nics.items():
@@ -330,7 +330,7 @@ def _seconds(lanes: Mapping[Edge, RailLane]) -> dict[Edge, float]:
 
 
 def _alone(lanes: Iterable[RailLane]) -> str:
-    """How NICs were tried; of one kind, and so in one way."""
+    """Words for the way in which NICs of one kind were tried."""
     by = next(iter(lanes)).by
     return f"alone, by {by}" if by else "alone"
 

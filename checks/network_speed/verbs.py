@@ -41,7 +41,7 @@ _RESULT = re.compile(r"^ *(\d+) +(\d+) +(?:[\d.]+|inf) +([\d.]+)", re.MULTILINE)
 def written_both_ways(
     ctx: Context, nic: str, settings: Mapping[str, Setting]
 ) -> dict[str, Any] | None:
-    """Let the two members of this round write to each other, one after the other.
+    """Writes of the two members of this round to each other, one after the other.
 
     Args:
         ctx: of a round with two members.
@@ -143,7 +143,7 @@ def _listens(port: int) -> bool:
 
 @contextlib.contextmanager
 def _beside(device: str, root: Path) -> Iterator[None]:
-    """Run on the CPUs next to a NIC, as far as this process may: a program that it starts does too.
+    """Time on the CPUs next to a NIC, if this process may: a program that it starts runs there too.
 
     Memory of another NUMA node would make a NIC look slow.
     """

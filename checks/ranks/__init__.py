@@ -37,6 +37,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
+    AFTER_LOSS,
     Check,
     Cluster,
     Confidence,
@@ -347,17 +348,26 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
 
     What keeps such a host out is on the path to rank 0's host, so that is the place, and a failure
     of a lower layer there explains it. A host that reached the store came too late, or left too
-    early; one that had not tried yet was ended before: then the host is the place.
+    early; one that had not tried yet was ended before: then the host is the place, unless it lived
+    to say that it lost the store again.
     """
     master = master_host(cluster)
     if master is None or not master.joined:
         return  # rank 0 did not wait for anybody
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
     examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
+    lost_it = {
+        rank.host.id
+        for rank, facts in cluster.observed()
+        if any(AFTER_LOSS in rounds for rounds in facts.values())
+    }
     for host in (host for host in cluster.present_hosts if not host.joined):
         ranks = [rank for rank in cluster.ranks if rank.host.id == host.id]
         where = place_of(ranks) | Where(hosts=(host.label,))
-        if host.id in found:
+        if host.id in found & lost_it:
+            seen = "reached the store, then lost the connection before it was signed in"
+            where = road_to_master(cluster, host)
+        elif host.id in found:
             seen = "reached the store, but was not signed in when rank 0 counted the hosts"
         elif host.id not in examined:
             seen = "began, and ended or hung before it tried to sign in"

@@ -37,7 +37,9 @@ _LARGEST = 64 << 20
 Opened: TypeAlias = Callable[[], AbstractContextManager[int]]
 """Opens a folder: its descriptor for the time of a block."""
 STAMP = "folder"
-"""Key in `run` of a partial report: when its process began, and which run it knows."""
+"""Key in `run` of a partial report: when its process began, which run it knows, and whether it has
+given up.
+"""
 
 
 class Redaction(Protocol):
@@ -67,9 +69,14 @@ class PartialReports:
         # Hosts may have started earlier than this one, but not by more than they would wait.
         self._oldest = self._began - join_timeout_s
 
-    def write(self, node_rank: int | None, report: Report) -> str:
+    def write(self, node_rank: int | None, report: Report, *, last: bool = False) -> str:
         """Write the partial report of a host for the coordinator, as `node<K>.json`; as
         `node<K>.<host>.json` if another host has the same node rank in this run.
+
+        Args:
+            node_rank: of the host; without one nothing is written.
+            report: as far as it is known.
+            last: the host has given up, and nothing will be added.
 
         Returns: what went wrong, or the empty string.
         """
@@ -78,7 +85,7 @@ class PartialReports:
         opened = self._opened(self._folder)
         name = self._name(opened, node_rank, report)
         try:
-            text = _text(self._stamped(report))
+            text = _text(self._stamped(report, last=last))
             if self._redaction is None:
                 write_whole(self._folder / name, text)
             else:
@@ -96,7 +103,7 @@ class PartialReports:
         if folder is None or node_rank is None:
             return ""
         if self._redaction is None:
-            return self.write(node_rank, report)
+            return self.write(node_rank, report, last=True)
         try:
             seen, save_map = self._redaction.of(report, folder)
             name = self._name(partial(folders.opened, folder), node_rank, seen)
@@ -112,8 +119,7 @@ class PartialReports:
         return ""
 
     def of(self, nodes: Collection[int], patience_s: float) -> list[Report]:
-        """Partial reports of these nodes, in order; waits for nodes that have so far only written
-        that they started.
+        """Partial reports of these nodes, in order; waits for nodes that have not given up yet.
 
         Files of earlier runs, and what is no report, are left out.
         """
@@ -123,9 +129,7 @@ class PartialReports:
             if self._folder is not None:
                 read = self._read(nodes, self._opened(self._folder), self._began)
                 found = {node: each for node, each in read.items() if self._is_of_this_run(each)}
-            there = [
-                each for each in found.values() if any(host.facts for host in each.cluster.hosts)
-            ]
+            there = [each for each in found.values() if _stamp_of(each).get("last")]
             if len(there) == len(nodes) or time.monotonic() > until or self._folder is None:
                 self._forget(found)
                 return [found[node] for node in sorted(found)]
@@ -135,15 +139,15 @@ class PartialReports:
         """Opens the folder where hosts hear each other."""
         return partial(folders.opened_private if self._redaction else folders.opened, folder)
 
-    def _stamped(self, report: Report) -> Report:
-        """The report with what tells its run from others."""
-        stamp = {"began": self._began, "run": self.run_id}
+    def _stamped(self, report: Report, *, last: bool) -> Report:
+        """The report with what tells its run from others, and whether more will follow."""
+        stamp = {"began": self._began, "run": self.run_id, "last": last}
         return replace(report, run=replace(report.run, extra={**report.run.extra, STAMP: stamp}))
 
     def _is_of_this_run(self, report: Report) -> bool:
         """True if a host may have left it in this run, also one that does not know the run yet."""
-        stamp = report.run.extra.get(STAMP)
-        if not isinstance(stamp, Mapping):
+        stamp = _stamp_of(report)
+        if not stamp:
             return True
         began = stamp.get("began")
         late = not isinstance(began, (int, float)) or began >= self._oldest
@@ -184,6 +188,11 @@ class PartialReports:
             with contextlib.suppress(OSError):
                 return float(send(folder, lambda: _stamp(opened)))
         return time.time()
+
+
+def _stamp_of(report: Report) -> Mapping[str, object]:
+    stamp = report.run.extra.get(STAMP)
+    return stamp if isinstance(stamp, Mapping) else {}
 
 
 def _text(report: Report) -> str:

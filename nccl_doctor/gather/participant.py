@@ -253,6 +253,8 @@ class Participant:
         cause = road.code if road else None
         extra = [Finding(kind, message, here, explained_by=cause)] if kind else []
         report = make_report(self._run, self._evidence, complete=False, extra=extra)
+        if self._speaks_in_folder():  # at once: rank 0 waits for it
+            self._views.write(self._run.launch.node_rank, report, last=True)
         return ParticipantResult(report.exit_code, report, aside=self._is_aside())
 
     def _leave_view(self) -> None:

@@ -131,6 +131,34 @@ def test_a_rule_that_came_later_keeps_out_who_was_not_in_yet() -> None:
         assert roots(cluster) == [("port-blocked", ("nd0",))]
 
 
+def lost_the_store(cluster: Cluster, name: str) -> Cluster:
+    """The same cluster, in which a host looked again, alone, as it had lost the store."""
+    (host,) = (each for each in cluster.hosts if each.name == name)
+    again = reread({"uplink": {AFTER_LOSS: outcome({"calls": []})}})
+    changed = replace(host, facts={**host.facts, **again})
+    hosts = tuple(changed if each.id == host.id else each for each in cluster.hosts)
+    ranks = [replace(r, host=changed) if r.host.id == host.id else r for r in cluster.ranks]
+    return replace(cluster, hosts=hosts, ranks=tuple(ranks))
+
+
+def test_a_rule_that_came_later_explains_who_had_got_an_answer_before() -> None:
+    before = lost_the_store(world(rules(), out=("nd2",), became="connected"), "nd2")
+    cluster = look_again(before, rules(hit()))
+    found = only(CHECK, cluster, "port-blocked", hosts=["nd0"])
+    assert found.evidence["could not get in"] == ["nd2"]
+    assert roots(cluster) == [("port-blocked", ("nd0",))]
+
+
+def test_a_host_that_lost_the_store_before_it_was_signed_in_is_not_the_place() -> None:
+    reached = world(rules(), out=("nd2",), became="connected")
+    (found,) = judge(Ranks(), lost_the_store(reached, "nd2"))
+    assert (found.code, found.where.hosts) == ("host-absent", ())
+    assert found.where.links == (("nd2", "nd0"),)
+    assert "then lost the connection" in found.message
+    (found,) = judge(Ranks(), reached)
+    assert (found.where.hosts, found.where.links) == (("nd2",), ()), "it came too late, or left"
+
+
 def test_a_rule_that_is_gone_again_is_still_the_cause() -> None:
     gone = look_again(world(rules(hit()), absent_nodes=(2,)), rules())
     assert "came during the run" not in only(CHECK, gone, "port-blocked", hosts=["nd0"]).message

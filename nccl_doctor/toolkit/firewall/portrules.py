@@ -157,6 +157,12 @@ def explains_knock(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     return bool(same and knock and fits(theirs["rules"], knock["last"]))
 
 
+def was_let_in(theirs: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether another host got an answer at the port that the host serves; see `explains_knock`."""
+    last = (facts.get("knock") or {}).get("last") or {}
+    return bool(facts["port"] == theirs["port"] and last.get("answer") == "store")
+
+
 def stopped_by(hit: Mapping[str, Any]) -> str:
     """The rule in words: `nft inet filter input: tcp dport 29500 drop (incoming, first packet)`."""
     way = "incoming" if hit["incoming"] else "outgoing"
