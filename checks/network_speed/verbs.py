@@ -124,7 +124,7 @@ class _Direction:
         self._ctx.peers.post(f"{self._tag}-{what}", value)
 
     def _exchange(self, what: str, value: Any) -> Any:
-        """What the other one posts; None if it does not in time."""
+        """Value that the other one posts; None if it does not in time."""
         assert self._ctx.peers is not None
         self._post(what, value)
         told = self._ctx.peers.collect(f"{self._tag}-{what}", self._limit_s + _MEET_S)
