@@ -21,7 +21,8 @@ When it is wrong
 ----------------
 Only variables are read: a script that takes its rank from elsewhere may not need them. If launchers
 are nested (torchrun within srun), the inner one counts, and the outer one's variables are compared
-with it only where both mean the same. A program that takes its backend from elsewhere does not
+with it only where both mean the same. Several launchers that each run for one host are taken for
+independent runs, which is information. A program that takes its backend from elsewhere does not
 depend on --backend.
 
 References
@@ -106,6 +107,17 @@ NOT_SET = Kind(
     "MASTER_PORT, before srun; mpirun -x MASTER_ADDR -x MASTER_PORT",
     Severity.INFO,
 )
+INDEPENDENT = Kind(
+    "launch-runs-independent",
+    Layer.LAUNCH,
+    "Each task of srun or mpirun is a run of its own",
+    "Right for independent runs of one host (torchrun --standalone): they never wait for each "
+    "other, and each is examined by itself, though they share the host. It is also what a torchrun "
+    "without --nnodes does.",
+    "Nothing, if that is meant; for one job of all hosts: srun --ntasks-per-node=1 torchrun "
+    "--nnodes=$SLURM_NNODES …",
+    Severity.INFO,
+)
 BACKEND = Kind(
     "backend-option-differs",
     Layer.LAUNCH,
@@ -133,6 +145,7 @@ class LaunchRecord(Check):
         RUN_ID,
         BACKEND,
         NOT_SET,
+        INDEPENDENT,
     )
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
@@ -162,13 +175,15 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
     kinds = {kind.code: kind for kind in LaunchRecord.kinds}
     for rank in cluster.present:
         for problem in rank.launch.problems if rank.launch else ():
+            kind = kinds.get(problem.code, BAD_VALUE)
+            severity = Severity.FAIL if problem.fatal else Severity.WARN
             yield Finding(
-                kinds.get(problem.code, BAD_VALUE),
+                kind,
                 problem.message,
                 Evidence.rank_place(rank),
                 evidence={"variables": dict(problem.variables)},
                 fix=problem.fix,
-                severity=Severity.FAIL if problem.fatal else Severity.WARN,
+                severity=None if kind.severity is Severity.INFO else severity,
             )
 
 

@@ -172,16 +172,25 @@ class _Reading:
         if outer is None or nnodes is None or self.launcher.name == "env":
             return
         tasks, here = outer.own_number(self.environ, "world_size"), self._tasks_here(outer)
-        if tasks is not None and here is not None and here > 1 and tasks != nnodes:
+        if tasks is None or tasks == nnodes:
+            return
+        names = (*outer.own["world_size"][:1], *self.launcher.own["nnodes"])
+        on_host = f", {here} on this host" if here is not None else ""
+        said = f"{outer.name} started {tasks} tasks{on_host}, and each ran {self.launcher.name} for"
+        once = "start the launcher once per host: " + (
+            "`srun --ntasks-per-node=1 …`" if outer is SRUN else "one process per host in mpirun"
+        )
+        if nnodes == 1:  # each of them is whole: `torchrun --standalone`, once for each task
             self.problem(
-                "launch-sources-disagree",
-                f"{outer.name} started {tasks} tasks, {here} on this host, and each ran "
-                f"{self.launcher.name} for {nnodes} nodes",
-                (*outer.own["world_size"][:1], *self.launcher.own["nnodes"]),
-                "start the launcher once per host: `srun --ntasks-per-node=1 …`"
-                if outer is SRUN
-                else "start the launcher once per host: one process per host in mpirun",
-                fatal=True,
+                "launch-runs-independent",
+                f"{said} one host",
+                names,
+                f"nothing, if that is meant; for one job of all tasks, {once}, with all hosts",
+                fatal=False,
+            )
+        elif here is not None and here > 1:
+            self.problem(
+                "launch-sources-disagree", f"{said} {nnodes} nodes", names, once, fatal=True
             )
 
     def _tasks_here(self, outer: Launcher) -> int | None:

@@ -22,6 +22,15 @@ TORCHRUN = {
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
 }
+STANDALONE = {  # rank 1 of a run of 4 on one host
+    **TORCHRUN,
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_RANK": "1",
+    "ROLE_WORLD_SIZE": "4",
+}
 DEEPSPEED = {
     **MASTER,
     "RANK": "5",

@@ -81,6 +81,13 @@ class TestLaunchProblems:
             Severity.WARN
         )
 
+    def test_independent_runs_are_information(self) -> None:
+        problems = (self.problem("launch-runs-independent", fatal=False),)
+        cluster = change_rank(make_cluster(["nd1"]), 1, launch={"problems": problems})
+        assert only(cluster, "launch-runs-independent", hosts=["nd1"], ranks=[1]).level is (
+            Severity.INFO
+        )
+
     def test_every_code_of_detect_has_its_kind(self) -> None:
         codes = {
             problem.code

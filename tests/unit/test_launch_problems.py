@@ -7,7 +7,19 @@ from collections.abc import Mapping
 import pytest
 
 from nccl_doctor.launch.detect import detect
-from tests.support.launches import MASTER, OPEN_MPI, PLAIN, SRUN, TORCHRUN, codes, problem, without
+from tests.support.launches import (
+    BATCH,
+    MASTER,
+    ONE_PER_NODE,
+    OPEN_MPI,
+    PLAIN,
+    SRUN,
+    STANDALONE,
+    TORCHRUN,
+    codes,
+    problem,
+    without,
+)
 from tests.support.rows import each_row
 
 
@@ -51,6 +63,25 @@ class TestDisagreement:
     def test_a_torchrun_per_mpi_task(self) -> None:
         found = problem({**TORCHRUN, **OPEN_MPI}, "launch-sources-disagree")
         assert "mpirun started 8 tasks" in found.message
+
+    @each_row(
+        ("outer", "said"),
+        [
+            (SRUN, "srun started 8 tasks, 4 on this host, and each ran torchrun for one host"),
+            (ONE_PER_NODE, "srun started 2 tasks, 1 on this host, and each ran"),
+            (OPEN_MPI, "mpirun started 8 tasks, 4 on this host, and each ran"),
+        ],
+    )
+    def test_independent_runs_on_one_allocation(self, outer: Mapping[str, str], said: str) -> None:
+        """`srun --ntasks-per-node=4 torchrun --standalone …`: nothing contradicts anything."""
+        found = problem({**STANDALONE, **outer}, "launch-runs-independent")
+        assert found.message.startswith(said)
+        assert not found.fatal
+        assert "once per host" in found.fix
+
+    @each_row("outer", [BATCH, {**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, {}])
+    def test_one_torchrun_is_no_set_of_runs(self, outer: Mapping[str, str]) -> None:
+        assert detect({**STANDALONE, **outer}).problems == ()
 
     def test_world_smaller_than_its_hosts(self) -> None:
         environ = {**PLAIN, "RANK": "1", "WORLD_SIZE": "4", "NNODES": "2", "NODE_RANK": "0"}
