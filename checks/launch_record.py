@@ -6,7 +6,9 @@ The launcher's variables on each rank: missing, malformed, out of range, or cont
 launcher; several ranks on one host without LOCAL_RANK; whether all hosts belong to one torchrun
 job; and whether --backend is the same on all hosts. srun and mpirun set no MASTER_ADDR and
 MASTER_PORT: if nothing else sets them, the ranks of the examination meet on the first host of
-Slurm's list, or of mpirun's, at a port made from the job number, and a note reports this.
+Slurm's list, or of mpirun's, at a port made from the job number, and a note reports this. If they
+do not meet there, the note is a warning: mpirun may run where no rank does, as in the launcher pod
+of an MPIJob.
 
 Why it matters
 --------------
@@ -49,9 +51,12 @@ from nccl_doctor.api import (
     Layer,
     Scope,
     Severity,
+    likely_address,
+    master_host,
     place_of,
 )
 from nccl_doctor.toolkit.gpu.devices import see_other_gpus
+from nccl_doctor.toolkit.hosts import MASTER_NOT_SET, everybody_came_in
 from nccl_doctor.toolkit.versions import disagreement
 
 MISSING_VARIABLE = Kind(
@@ -97,7 +102,7 @@ RUN_ID = Kind(
     "Give every host the same --rdzv-id.",
 )
 NOT_SET = Kind(
-    "master-not-set",
+    MASTER_NOT_SET,
     Layer.LAUNCH,
     "MASTER_ADDR or MASTER_PORT is not set: the examination derived it from the scheduler's "
     "variables",
@@ -136,6 +141,7 @@ class LaunchRecord(Check):
     name = "launch_record"
     layer = Layer.LAUNCH
     scope = Scope.RANK
+    reads = ("master_addr",)
     kinds = (
         MISSING_VARIABLE,
         BAD_VALUE,
@@ -190,6 +196,8 @@ def _problems(cluster: Cluster) -> Iterator[Finding]:
 def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
     """Notes on derived master addresses and ports, one for all ranks that met at the same one."""
     places: dict[tuple[str, ...], dict[str, str]] = {}
+    by_mpirun = any(rank.launch and rank.launch.launcher == "mpirun" for rank in cluster.present)
+    better = _better_place(cluster)
     for rank in cluster.present:
         launch = rank.launch
         if launch is None or None in (launch.master_addr, launch.master_port):
@@ -203,12 +211,38 @@ def _met_by_a_rule(cluster: Cluster) -> Iterator[Finding]:
             places[str(launch.master_addr), str(launch.master_port)] = guessed
     for (address, port), guessed in places.items():
         values = {"MASTER_ADDR": address, "MASTER_PORT": port}
+        told = {**values, **better}
+        exports = [f"{name}={told[name]}" for name in guessed]
+        said = [f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()]
+        if better:
+            said.append("not all ranks met there")
+        fix = f"mpirun -x {' -x '.join(exports)} …" if by_mpirun else "export " + " ".join(exports)
         yield Finding(
             NOT_SET,
-            "; ".join(f"{name} not set, {values[name]} by {by}" for name, by in guessed.items()),
+            "; ".join(said),
             evidence={"derived_from": guessed},
-            fix="export " + " ".join(f"{name}={values[name]}" for name in guessed),
+            fix=fix,
         )
+
+
+def _better_place(cluster: Cluster) -> Mapping[str, str]:
+    """MASTER_ADDR and MASTER_PORT to set if not all ranks met at the derived ones; else empty.
+
+    The address is that of rank 0's host; the derived one is left out if it is known to be that.
+    """
+    if everybody_came_in(cluster):
+        return {}
+    master = master_host(cluster)
+    seen = {rank.host.id: facts for rank, facts in cluster.facts("master_addr")}
+    facts = seen.get(master.id) if master else None
+    better = {"MASTER_ADDR": "<host name of rank 0>", "MASTER_PORT": "29500"}
+    if master is None or facts is None:
+        return better
+    if set(facts["master"]["answers"]) & set(master.addresses):
+        del better["MASTER_ADDR"]
+    elif likely := likely_address(facts["interfaces"], facts.get("source", "")):
+        better["MASTER_ADDR"] = likely[1]
+    return better
 
 
 def _backends(cluster: Cluster) -> Iterator[Finding]:

@@ -25,7 +25,9 @@ When it is wrong
 Behind address translation, a floating address or a service name, no host has the address; if all
 hosts signed in through it this is only a note. A name that appears later is reported as missing
 only if check `port`, which retries until `--join-timeout`, was deselected. One slow look-up is not
-reported: only one that is slow again when repeated.
+reported: only one that is slow again when repeated. Where nobody sets MASTER_ADDR, nccl-doctor
+derives one from the variables of srun or mpirun: what is wrong with that is a warning, and a run
+whose ranks did not meet there is unknown, not failed (`master-not-set`).
 
 References
 ----------
@@ -38,7 +40,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -57,7 +59,7 @@ from nccl_doctor.api import (
     odd_ones_out,
     spans_machines,
 )
-from nccl_doctor.toolkit.hosts import everybody_came_in
+from nccl_doctor.toolkit.hosts import everybody_came_in, excuse_of
 from nccl_doctor.toolkit.net.dial import has_route
 from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import SLOW_S, LookUp, look_up
@@ -104,6 +106,17 @@ ALL_S = 4.7
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
+class MasterAddrFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    master_addr: str
+    master: dict[str, Any]
+    reverse: list[dict[str, Any]]
+    source: str
+    no_route: list[str]
+    interfaces: list[list[Any]]
+
+
 class MasterAddr(Check):
     """Resolves MASTER_ADDR on every host and compares the answers."""
 
@@ -122,7 +135,7 @@ class MasterAddr(Check):
     )
     reads = ("own_name", "port")
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> MasterAddrFacts:
         """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""
         master = ctx.launch.master_addr
         if not master:
@@ -153,7 +166,14 @@ class MasterAddr(Check):
             }
 
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
-        """Findings on each host's look-ups, then on where MASTER_ADDR leads."""
+        """Findings on each host's look-ups, then on where MASTER_ADDR leads; those on an address
+        that nobody gave are excused.
+        """
+        excuse = excuse_of(cluster)
+        for finding in self._found(cluster):
+            yield finding if finding.kind is DNS_SLOW else finding.replaced(excused_by=excuse)
+
+    def _found(self, cluster: Cluster) -> Iterator[Finding]:
         late = {r.seat: f["knock"]["name"] for r, f in cluster.facts("port") if _has_name(f)}
         views = [
             _View(cluster, rank, facts, late.get(rank.seat))

@@ -50,6 +50,7 @@ from nccl_doctor.api import (
     master_host,
     spans_machines,
 )
+from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.nccl.interface_choice import subnet_prefixes
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
@@ -135,6 +136,7 @@ class MasterNetwork(Check):
             f"export MASTER_ADDR={address} on every host (deepspeed --master_addr={address})",
             confidence=Confidence.LIKELY,
             shuts_out=True,
+            excused_by=excuse_of(cluster),
         )
 
 

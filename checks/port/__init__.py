@@ -67,6 +67,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.c10d import read_timeout
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
+from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.net.ports import (
     PortHolder,
     ephemeral_range,
@@ -76,6 +77,7 @@ from nccl_doctor.toolkit.net.ports import (
 )
 from nccl_doctor.toolkit.shared_kinds import PORT_BLOCKED
 
+from .reasons import excuse_for, reason_of
 from .rejections import forbidden_here, rejected_by, turned_back_by
 from .road import Knocks, knock
 
@@ -222,12 +224,16 @@ class Port(Check):
     def judge(self, cluster: Cluster) -> Iterator[Finding]:
         """Findings on the port of the host that serves, and on hosts that could not connect."""
         theirs = [facts for _, facts in cluster.facts("master_firewall")]
+        excuses = excuse_of(cluster), excuse_of(cluster, "master_port")
+        master = master_host(cluster)
         unserved: dict[int, str] = {}
         for rank, facts in cluster.facts(self.name):
             for finding in _own_port(rank, facts) if facts["server"] == "self" else ():
                 if finding.level is Severity.FAIL:
                     unserved[facts["port"]] = finding.code
-                yield finding
+                if excuses[1] and finding.kind is PORT_EPHEMERAL:  # the job has another port
+                    finding = finding.replaced(severity=Severity.INFO)
+                yield finding.replaced(excused_by=excuses[1])
         for rank, facts in cluster.facts(self.name):
             if "knock" in facts and (facts["knock"]["last"] or {}).get("answer") == "store":
                 yield from _hidden(_Seen(rank, facts, _far_end(cluster, rank, facts)), facts)
@@ -236,26 +242,10 @@ class Port(Check):
             left_out = facts["server"] == "self" or not rank.host.joined
             # Check master_firewall reports the rule, on the host that has it.
             if left_out and "knock" in facts and not any(explains_knock(t, facts) for t in theirs):
-                reason = _reason(cluster, rank, facts, unserved)
+                reason = reason_of(cluster, rank, facts, unserved)
                 for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
-                    yield finding.replaced(explained_by=reason)
-
-
-def _reason(
-    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], unserved: Mapping[int, str]
-) -> str | None:
-    """Code of a finding that explains why this host can reach no store, if there is one.
-
-    A port other than rank 0's, a port that rank 0 could not serve, or an address that is not its.
-    """
-    master = next((each for each in cluster.present if each.rank == 0), None)
-    if master is None or master.launch is None or master.host is rank.host:
-        return None
-    if master.launch.master_port != facts["port"]:
-        return "master-port-differs"
-    last = facts["knock"]["last"]
-    elsewhere = last and last["address"] not in master.host.addresses
-    return unserved.get(facts["port"]) or ("addr-not-on-master" if elsewhere else None)
+                    excuse = excuse_for(facts["knock"]["last"], master, *excuses)
+                    yield finding.replaced(explained_by=reason, excused_by=excuse)
 
 
 def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nccl_doctor import __version__
 from nccl_doctor.judge.causes import explain, fold, root_causes
 from nccl_doctor.judge.checks import judge_all
+from nccl_doctor.judge.excuses import excuse
 from nccl_doctor.judge.sentence import summary
 from nccl_doctor.judge.status import check_results
 from nccl_doctor.model.check import Check
@@ -50,7 +51,7 @@ def conclude(
     kept = [
         finding for finding in (*problems, *_silent_ranks(cluster), *judged) if wanted(finding.code)
     ]
-    findings = fold(explain(kept, cluster))
+    findings = fold(excuse(explain(kept, cluster)))
     results = check_results(cluster, checks, findings, skipped=skipped, broken=broken)
     results = sorted([*results, *others], key=lambda result: (result.layer.order, result.name))
     heard = run.alone or (cluster.complete and len(cluster.present) >= cluster.world_size)

@@ -39,6 +39,7 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "check": _TEXT,
     "shuts_out": (bool,),
     "drains": (bool,),
+    "excused_by": _TEXT,
 }
 _WHERE: Mapping[str, type] = {
     "hosts": str,

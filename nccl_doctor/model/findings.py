@@ -184,7 +184,8 @@ class Finding:
     another finding of the same check is the cause and the layers cannot show that. `shuts_out`
     marks a fault on the host of rank 0 that stops all other hosts from signing in: it then explains
     every absent host. Without `drains`, the host stays in service whatever its kind says: the fact
-    is certain, and a setting or a program on the host can have made it.
+    is certain, and a setting or a program on the host can have made it. `excused_by` is the code of
+    a note on what the program had to choose itself: what is wrong with that choice is no failure.
     """
 
     kind: Kind
@@ -198,6 +199,7 @@ class Finding:
     check: str = ""
     shuts_out: bool = False
     drains: bool = True
+    excused_by: str = ""
 
     @property
     def code(self) -> str:

@@ -8,6 +8,9 @@ from nccl_doctor.model.cluster import Cluster, Host, OutcomeStatus
 from nccl_doctor.model.findings import Where
 from nccl_doctor.toolkit.net.interfaces import is_link_local, is_virtual, leads_inside
 
+MASTER_NOT_SET = "master-not-set"
+"""Code of the note on a MASTER_ADDR and MASTER_PORT that nobody gave."""
+
 
 def everybody_came_in(cluster: Cluster) -> bool:
     """Whether every host that is expected reached the coordinator."""
@@ -38,6 +41,16 @@ def collectives_worked(cluster: Cluster, host: Host) -> bool:
     """Whether the collectives of all ranks, by check `collectives`, worked on a host."""
     seen = [each for each in cluster.evidence("collectives", "world") if each.host.id == host.id]
     return bool(seen) and all(each.outcome.status is OutcomeStatus.OK for each in seen)
+
+
+def excuse_of(cluster: Cluster, name: str = "master_addr") -> str:
+    """Code of the note that excuses what is wrong with MASTER_ADDR, or with MASTER_PORT
+    (`master_port`): nobody gave it to a rank, so that the program derived it; else empty.
+    """
+    launches = [rank.launch for rank in cluster.present if rank.launch is not None]
+    derived = any(getattr(launch, name) is not None for launch in launches)
+    told = any(launch.given(name) is not None for launch in launches)
+    return MASTER_NOT_SET if derived and not told else ""
 
 
 def road_to_master(cluster: Cluster, host: Host) -> Where:

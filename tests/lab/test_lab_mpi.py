@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.lab import sshd
-from tests.lab.lab import HEALTHY_S, MEET, PATIENT, Lab
+from tests.lab.lab import HEALTHY_S, JOIN_S, MEET, PATIENT, Lab
 from tests.lab.processes import PATH
-from tests.lab.reading import check_healthy
+from tests.lab.reading import check_healthy, validate
 from tests.lab.run import Run
 from tests.lab.sshd import Ssh
 
@@ -78,3 +78,25 @@ def test_one_host(make_lab: Callable[..., Lab]) -> None:
     assert report["verdict"] == "pass", str(run)
     assert identities(report) == [("nd0", rank, rank) for rank in range(2)]
     assert report["ranks"][1]["launch"]["master_addr"] == "127.0.0.1"
+
+
+@pytest.mark.wide
+def test_no_rank_runs_where_mpirun_does(make_lab: Callable[..., Lab]) -> None:
+    """As in the launcher pod of an MPIJob: the address that it gives is nobody's failure."""
+    lab = make_lab("nd0", "nd1", "nd2")
+    ssh = Ssh(lab)
+    ssh.serve("nd1", "nd2")
+    options = ("--level", "quick", "--select", "launch_record,master_addr,port,ranks")
+    options += ("--join-timeout", f"{JOIN_S:g}")
+    run = mpirun(lab, ["-np", "2", "--host", "nd1:1,nd2:1"], options, str(ssh.home))
+    reports = [report for report in (run.report, *run.partial.values()) if report is not None]
+    assert run.codes == [3], str(run)
+    assert reports, str(run)
+    for report in reports:
+        validate(report)
+        assert (report["verdict"], report["exit_code"]) == ("unknown", 3), str(run)
+        assert [one["code"] for one in report["findings"] if one["severity"] == "fail"] == []
+        (note,) = [one for one in report["findings"] if one["code"] == "master-not-set"]
+        assert note["severity"] == "warn", str(run)
+        assert note["fix"].startswith("mpirun -x MASTER_ADDR="), str(run)
+        assert lab["nd0"].address not in note["fix"]

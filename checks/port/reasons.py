@@ -1,0 +1,35 @@
+"""Explanations and excuses of a host that reached no store. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nccl_doctor.api import Cluster, Host, Rank
+
+
+def reason_of(
+    cluster: Cluster, rank: Rank, facts: Mapping[str, Any], unserved: Mapping[int, str]
+) -> str | None:
+    """Code of a finding that explains why this host can reach no store, if there is one.
+
+    A port other than rank 0's, a port that rank 0 could not serve, or an address that is not its.
+    """
+    master = next((each for each in cluster.present if each.rank == 0), None)
+    if master is None or master.launch is None or master.host is rank.host:
+        return None
+    if master.launch.master_port != facts["port"]:
+        return "master-port-differs"
+    last = facts["knock"]["last"]
+    elsewhere = last and last["address"] not in master.host.addresses
+    return unserved.get(facts["port"]) or ("addr-not-on-master" if elsewhere else None)
+
+
+def excuse_for(last: Mapping[str, Any], master: Host | None, of_address: str, of_port: str) -> str:
+    """Code of the note that excuses a failed call, or empty.
+
+    It is excused if nobody gave the address, and it is not known to be one of rank 0's host; or if
+    nobody gave the port, and another service answers there.
+    """
+    is_right = master is not None and last["address"] in master.addresses
+    return (of_port if last["answer"] else "") or ("" if is_right else of_address)
