@@ -143,7 +143,7 @@ class Clock(Check):
             "exchanges": exchanges,
             "synchronized": clock_is_synchronized(),
             "c10d": _uses_c10d(ctx),
-            "keep_alive": list(keep_alive({"PET_RDZV_CONF": rendezvous_of(ctx.job, ctx.env).conf})),
+            "keep_alive": list(keep_alive(rendezvous_of(ctx.job, ctx.env))),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

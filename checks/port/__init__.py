@@ -65,7 +65,7 @@ from nccl_doctor.api import (
     Where,
     master_host,
 )
-from nccl_doctor.toolkit.c10d import read_timeout
+from nccl_doctor.toolkit.c10d import read_timeout, rendezvous_of
 from nccl_doctor.toolkit.firewall.portrules import explains_knock, fits, how_to_let_pass, stopped_by
 from nccl_doctor.toolkit.hosts import excuse_of
 from nccl_doctor.toolkit.net.ports import (
@@ -213,11 +213,12 @@ class Port(Check):
         if road["last"] is None:
             error, tried_s = road["name"]["error"], road["seconds"]
             raise Untested(f"MASTER_ADDR {master} does not resolve in {tried_s:.0f} s: {error}")
+        limit_s = read_timeout(rendezvous_of(ctx.job, ctx.env))
         return {
             **facts,
             "mesh": mesh_proxy(ctx.env, ctx.root),
             # Under an agent this is past: its own store has the job's time-out.
-            "store_timeout_s": None if ctx.launch.agent_store else read_timeout(ctx.env),
+            "store_timeout_s": None if ctx.launch.agent_store else limit_s,
             "knock": road,
         }
 

@@ -23,7 +23,6 @@ class Rendezvous:
     conf: str = ""
     conf_from: str = ""
     local_addr: str = ""
-    max_restarts: str = ""
 
 
 @dataclass(frozen=True)

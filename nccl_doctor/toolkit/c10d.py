@@ -80,16 +80,16 @@ def in_a_file(conf: str) -> bool:
     return _pairs(conf).get("store_type", "tcp").lower() == "file"
 
 
-def read_timeout(env: Mapping[str, str]) -> float | None:
+def read_timeout(given: Rendezvous) -> float | None:
     """Seconds in which torchrun's c10d rendezvous must be connected; None without c10d."""
-    if env.get("PET_RDZV_BACKEND", "").lower() != "c10d":
+    if given.backend.lower() != "c10d":
         return None
-    return _number(_pairs(env.get("PET_RDZV_CONF", "")), "read_timeout", _READ_TIMEOUT_S)
+    return _number(_pairs(given.conf), "read_timeout", _READ_TIMEOUT_S)
 
 
-def keep_alive(env: Mapping[str, str]) -> tuple[float, float]:
+def keep_alive(given: Rendezvous) -> tuple[float, float]:
     """(seconds between two signs of life of a host, seconds after which it is taken for dead)."""
-    conf = _pairs(env.get("PET_RDZV_CONF", ""))
+    conf = _pairs(given.conf)
     every = _number(conf, "keep_alive_interval", KEEP_ALIVE[0])
     return every, every * _number(conf, "keep_alive_max_attempt", _ATTEMPTS)
 

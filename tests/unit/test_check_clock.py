@@ -16,6 +16,7 @@ from nccl_doctor.checks import clock
 from nccl_doctor.checks.clock import Clock
 from nccl_doctor.checks.clock.clocks import clock_offsets
 from nccl_doctor.gather.control_store import RoundPeers
+from nccl_doctor.model.job import Rendezvous
 from nccl_doctor.toolkit.c10d import keep_alive
 from tests.support.clusters import change_rank, make_cluster, outcome
 from tests.support.findings import judge, only
@@ -135,9 +136,9 @@ def test_the_intervals_of_the_rendezvous_are_those_that_were_set() -> None:
     quick = cluster([0, 2.0, 0], delay_s=0.01, c10d=True, keep_alive=[1.0, 3.0])
     assert only(CHECK, quick, "clock-skew", hosts=["nd1"]).level is Severity.FAIL
     assert judge(CHECK, cluster([0, 0.9, 0], 0.01, c10d=True, keep_alive=[1.0, 3.0])) == []
-    assert keep_alive({}) == (5.0, 15.0)
+    assert keep_alive(Rendezvous()) == (5.0, 15.0)
     conf = "keep_alive_interval=10, keep_alive_max_attempt=4"
-    assert keep_alive({"PET_RDZV_CONF": conf}) == (10.0, 40.0)
+    assert keep_alive(Rendezvous("c10d", conf=conf)) == (10.0, 40.0)
 
 
 @each_row("seed", range(50))

@@ -22,6 +22,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Context, Finding, Launch, Skip, Untested, Where
 from nccl_doctor.checks.port import Port
+from nccl_doctor.model.job import Job, Rendezvous
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge
 from tests.support.forkserver import Forked
@@ -158,8 +159,10 @@ def test_a_store_that_comes_late_is_waited_for():
 
 def test_a_closed_port_is_refused_until_just_before_the_deadline():
     port = free_port()
-    found, took = observed(context(port))
+    c10d = Rendezvous("c10d", "head:29400", "read_timeout=200", "--rdzv-conf")
+    found, took = observed(context(port, job=Job(rendezvous=c10d)))
     last = found["knock"]["last"]
+    assert found["store_timeout_s"] == 200.0, "of the job's command, not only of PET_RDZV_CONF"
     assert (last["outcome"], last["answer"]) == ("refused", "")
     assert found["knock"]["knocks"] > 2
     assert 1.0 < took < 3.0

@@ -19,6 +19,7 @@ from nccl_doctor.toolkit.c10d import (
     matches_machine,
     read_timeout,
     recognise,
+    rendezvous_of,
 )
 from tests.support.clusters import make_cluster
 from tests.support.findings import judge, only
@@ -219,4 +220,4 @@ def test_without_c10d_there_is_nothing_to_ask(env: dict[str, str]) -> None:
 def test_how_long_a_c10d_rendezvous_may_take_to_connect(
     env: dict[str, str], seconds: float | None
 ) -> None:
-    assert read_timeout(env) == seconds
+    assert read_timeout(rendezvous_of(Job(), env)) == seconds

@@ -127,10 +127,10 @@ def test_each_value_says_what_told_it():
 
 
 def test_the_rendezvous_of_torchrun_is_kept_for_the_checks():
-    line = "torchrun --nnodes 2 --rdzv-backend=c10d --rdzv-endpoint head:29400 --max-restarts=3 "
+    line = "torchrun --nnodes 2 --rdzv-backend=c10d --rdzv-endpoint head:29400 "
     given = job(line + "--rdzv-conf join_timeout=900 --local-addr 10.0.0.2 t.py").rendezvous
     conf = "join_timeout=900"
-    assert given == Rendezvous("c10d", "head:29400", conf, "--rdzv-conf", "10.0.0.2", "3")
+    assert given == Rendezvous("c10d", "head:29400", conf, "--rdzv-conf", "10.0.0.2")
     assert job("torchrun --standalone t.py").rendezvous == Rendezvous("c10d", "localhost:0")
     assert job("torchrun t.py").rendezvous == Rendezvous("static")
     assert job("python t.py").rendezvous == Rendezvous()

@@ -42,7 +42,6 @@ _LOCAL = "localhost"
 _WORDS = ("auto", "cpu", "gpu")
 _FROM_VARIABLES = (
     *("nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "local_addr"),
-    "max_restarts",
     *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"),
 )
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
@@ -103,13 +102,13 @@ def resolve(launcher: str, flags: GivenFlags, notes: tuple[str, ...] = ()) -> Jo
 def _rendezvous(flags: GivenFlags) -> Rendezvous:
     """Options of the rendezvous; --standalone sets some of them, as torchrun does."""
     conf = flags.get("rdzv_conf", Said("", ""))
-    told = {name: flags[name].text for name in ("local_addr", "max_restarts") if name in flags}
     if "standalone" in flags:
         backend, endpoint = "c10d", f"{_LOCAL}:0"
     else:
         backend = flags["rdzv_backend"].text if "rdzv_backend" in flags else "static"
         endpoint = flags["rdzv_endpoint"].text if "rdzv_endpoint" in flags else ""
-    return Rendezvous(backend, endpoint, conf.text, conf.source, **told)
+    local_addr = flags.get("local_addr", Said("", "")).text
+    return Rendezvous(backend, endpoint, conf.text, conf.source, local_addr)
 
 
 def _nnodes(said: Said) -> tuple[int, int]:
