@@ -254,6 +254,8 @@ REFUSED = [
     ("nice -n 10", "no program after nice"),
     ("deepspeed --num_gpus=x t.py", "--num_gpus 'x' is not a whole number"),
     ("deepspeed --num_nodes=2 t.py", "--num_nodes 2 needs a --hostfile"),
+    ("deepspeed --min_elastic_nodes t.py", "no training script"),
+    ("deepspeed --min_elastic_nodes=x t.py", "--min_elastic_nodes 'x' is not a whole number"),
     ("deepspeed --hostfile=absent t.py", "absent: no such file"),
     ("deepspeed --include localhost:0 --exclude localhost:1 t.py", "exclude each other"),
     ("deepspeed --include localhost:0 --num_gpus 2 t.py", "--include and --num_gpus exclude"),
@@ -359,6 +361,8 @@ DEEPSPEED = [
         {**HERE, "hostfile": "one", "nproc_per_node": "2", "master_addr": None},
     ),
     ("deepspeed --hostfile one --force_multi t.py", {"nnodes": 1, "starts_remote": True}),
+    ("deepspeed --elastic_training --min_elastic_nodes 1 --max_elastic_nodes 2 t.py", HERE),
+    ("deepspeed --min_elastic_nodes 1 t.py --max_elastic_nodes x", HERE),
 ]
 
 
@@ -386,5 +390,7 @@ def test_the_hosts_that_the_filters_leave(flags: str, hosts: dict[str, int], cwd
 
 
 def test_deepspeed_notes(cwd: Path):
+    elastic = "deepspeed -H hosts --elastic_training --min_elastic_nodes 1 --master_addr a t.py"
+    assert said(job(elastic, cwd), "all hosts are examined")
     assert said(job("deepspeed --master_addr 10.0.0.1 t.py", cwd), "not used without a hostfile")
     assert said(job("deepspeed --autotuning run t.py", cwd), "--autotuning")

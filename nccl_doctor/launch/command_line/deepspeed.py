@@ -38,6 +38,12 @@ FLAGS = FlagTable(
     """,
     dashes=False,
 )
+OLDER = FlagTable(
+    f"{FLAGS.values} --min_elastic_nodes --max_elastic_nodes",
+    f"{FLAGS.switches} --elastic_training",
+    dashes=False,
+)
+"""With those of elastic training, which DeepSpeed had from 0.7 on and 0.19.8 has no more."""
 
 HOSTFILE = "/job/hostfile"
 """Default hostfile, read if it exists."""
@@ -53,7 +59,7 @@ def read(words: Sequence[str], cwd: Path) -> JobLine:
     Raises:
         JobLineError: deepspeed would refuse the line, or would leave out hosts in silence.
     """
-    given = read_flags(FLAGS, words)
+    given = read_flags(OLDER, words)
     return resolve("deepspeed", given.flags, cwd, given.notes)
 
 
@@ -67,6 +73,14 @@ def resolve(launcher: str, flags: GivenFlags, cwd: Path, notes: tuple[str, ...] 
     _refuse_contradictions(flags)
     port = flags.get("master_port", Said(_PORT, DEFAULT))
     draft.put("master_port", number(port, 1, MAX_PORT), port.source)
+    for name in ("min_elastic_nodes", "max_elastic_nodes"):
+        if name in flags:
+            number(flags[name], -1)
+    if "elastic_training" in flags:
+        draft.note(
+            f"{flags['elastic_training'].source}: all hosts are examined, though fewer could start "
+            "the job; newer DeepSpeed has no such flag"
+        )
     if "autotuning" in flags:
         draft.note(f"{flags['autotuning'].source} starts many short jobs; one is examined")
     named = flags.get("hostfile", Said(HOSTFILE, DEFAULT))
