@@ -53,3 +53,15 @@ def test_hosts_with_addresses_that_stand_alone(lab: Lab) -> None:
     assert run.report is not None
     shown = run.report["hosts"][0]["facts"]["interfaces"]
     assert "192.168.77.254" in str(shown), str(run)
+
+
+@pytest.mark.wide
+def test_hosts_with_ipv6_only(lab: Lab) -> None:
+    """No IPv4 address but loopback's, and names that lead to IPv6 addresses."""
+    addresses = {host.name: f"fd77::{host.index + 1}" for host in lab.hosts}
+    for host in lab.hosts:
+        host.call("ip", "addr", "flush", "dev", "eth0")
+        host.call("ip", "addr", "add", f"{addresses[host.name]}/64", "dev", "eth0", "nodad")
+        host.set_hosts(lab.names_text(**addresses))
+    run = lab.plain_doctor(*PATIENT, nproc=1)
+    check_healthy(run, ranks=2)

@@ -136,6 +136,29 @@ class TestWhereRanksMeet:
     def test_a_step_on_other_hosts_of_the_job(self) -> None:
         assert detect({**SRUN, "SLURM_STEP_NODELIST": "nd[4-5]"}).master_addr == "nd4"
 
+    def test_a_step_of_a_heterogeneous_job(self) -> None:
+        """`srun --het-group=0,1`: Slurm counts through all components, and lists all hosts, in the
+        variables of the step (env_array_for_step in src/common/env.c).
+        """
+        environ = {
+            **SRUN,
+            "SLURM_HET_SIZE": "2",
+            "SLURM_NODEID": "2",
+            "SLURM_PROCID": "6",
+            "SLURM_STEP_NODELIST": "cpu7,gpu[1-2]",
+            "SLURM_STEP_NUM_NODES": "3",
+            "SLURM_STEP_NUM_TASKS": "9",
+            "SLURM_STEP_TASKS_PER_NODE": "1,4(x2)",
+        }
+        launch = detect(environ)
+        assert launch.problems == ()
+        assert (launch.rank, launch.world_size) == (6, 9)
+        assert (launch.local_rank, launch.local_world_size) == (1, 4)
+        assert (launch.node_rank, launch.nnodes, launch.master_addr) == (2, 3, "cpu7")
+        first = detect({**environ, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+        assert (first.local_world_size, first.master_addr) == (1, "cpu7")
+        assert first.master_port == launch.master_port
+
     def test_what_is_exported_is_stronger(self) -> None:
         launch = detect({**SRUN, "MASTER_ADDR": "ib0.nd0"})
         assert (launch.master_addr, launch.master_port) == ("ib0.nd0", 19711)
