@@ -30,15 +30,19 @@ def _can_run() -> None:
         pytest.skip(reason)
 
 
-def mpirun(lab: Lab, words: Sequence[str], options: Sequence[str], home: str) -> Run:
-    """`mpirun … python -m nccl_doctor run` on the first host, and what it left.
+def mpirun(
+    lab: Lab, words: Sequence[str], options: Sequence[str], home: str, front: Sequence[str] = ()
+) -> Run:
+    """`mpirun … python -m nccl_doctor run` on the first host, and what it left; `front` are the
+    words behind `python`.
 
     Ranks on other hosts get no variable of the lab, so all are given the same.
     """
     folder = lab.new_folder()
     variables = {**lab.env, "TMPDIR": str(folder / "tmp"), "HOME": home}
     doctor = ["env", *(f"{name}={value}" for name, value in variables.items())]
-    doctor += [lab.python, "-m", "nccl_doctor", "run", "--json", str(folder / "report.json")]
+    doctor += [lab.python, *front, "-m", "nccl_doctor", "run"]
+    doctor += ["--json", str(folder / "report.json")]
     doctor += ["--backend", "gloo", *PATIENT, *options]
     env = {
         "HOME": home,
@@ -78,6 +82,21 @@ def test_one_host(make_lab: Callable[..., Lab]) -> None:
     assert report["verdict"] == "pass", str(run)
     assert identities(report) == [("nd0", rank, rank) for rank in range(2)]
     assert report["ranks"][1]["launch"]["master_addr"] == "127.0.0.1"
+
+
+@pytest.mark.wide
+def test_a_torchrun_of_its_own_for_each_task(make_lab: Callable[..., Lab]) -> None:
+    lab = make_lab("nd0")
+    options = ("--level", "quick", "--select", "launch_record,ranks")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1")
+    run = mpirun(lab, ["-np", "2", "--oversubscribe"], options, "/root", torchrun)
+    report: Mapping[str, Any] = run.report or {}
+    assert run.codes == [0], str(run)
+    assert (report["verdict"], report["run"]["world_size"]) == ("pass", 1), str(run)
+    assert run.done[0].stdout.count("nccl-doctor: PASS") == 2, "of each run"
+    (note,) = report["findings"]
+    assert (note["code"], note["severity"]) == ("launch-runs-independent", "info")
+    assert "mpirun started 2 tasks, 2 on this host, and each ran torchrun" in note["message"]
 
 
 @pytest.mark.wide
