@@ -66,6 +66,26 @@ def test_gpus_as_the_kernel_shows_them(tmp_path: Path, text: str, driver: str | 
     assert host_gpus(tmp_path)["nouveau"] == 2
 
 
+def test_an_mi300x_is_one_gpu_though_it_has_eight_render_nodes(tmp_path: Path) -> None:
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/kfd").touch()
+    for minor in range(128, 144):
+        (tmp_path / f"dev/dri/renderD{minor}").touch()
+    for node, minor in enumerate((0, 0, 128, 136)):  # two CPUs, two GPUs
+        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
+        folder.mkdir(parents=True)
+        text = f"simd_count {304 * 4 * bool(minor)}\ndrm_render_minor {minor}\nhive_id 1\n"
+        (folder / "properties").write_text(text)
+    assert host_gpus(tmp_path)["kfd"] == 2
+    (tmp_path / "dev/dri/renderD136").unlink()  # a container that was given the other one
+    assert host_gpus(tmp_path)["kfd"] == 1
+    for minor in range(129, 136):  # divided into eight
+        folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{minor}"
+        folder.mkdir()
+        (folder / "properties").write_text(f"drm_render_minor {minor}\n")
+    assert host_gpus(tmp_path)["kfd"] == 8
+
+
 @pytest.mark.parametrize(
     ("seen", "number"),
     [((2, 8, 0), 2), ((0, 8, 0), 8), ((0, 0, 4), 4), ((0, 0, 0), 0)],

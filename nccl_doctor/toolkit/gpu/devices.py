@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from nccl_doctor.toolkit.host import text_of
+
 EXCLUSIVE_PROCESS = 3
 """CUcomputemode of a GPU on which one process at a time may have a context."""
 _COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
@@ -77,20 +79,35 @@ def host_gpus(root: Path = Path("/")) -> HostGpus:
     """The GPUs that the kernel shows, without waking the driver.
 
     Returns: `nodes` = number of /dev/nvidia<N> (in a container: those it was given), `proc` =
-    GPUs in /proc/driver/nvidia/gpus (those of the machine), `kfd` = AMD render nodes if /dev/kfd
-    exists, `driver` = version of the NVIDIA kernel module or None, `nouveau` = devices that the
-    kernel's own driver has instead.
+    GPUs in /proc/driver/nvidia/gpus (those of the machine), `kfd` = AMD's (in a container: those
+    that it was given), `driver` = version of the NVIDIA kernel module or None, `nouveau` = devices
+    that the kernel's own driver has instead.
     """
     dev, proc = root / "dev", root / "proc/driver/nvidia"
     nodes = [path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    has_kfd = (dev / "kfd").exists()
     return {
         "nodes": len(nodes),
         "proc": len(list(proc.glob("gpus/*"))),
-        "kfd": len(list(dev.glob("dri/renderD*"))) if has_kfd else 0,
+        "kfd": _amd_gpus(root),
         "driver": _kernel_driver(proc / "version"),
         "nouveau": len(list(root.glob("sys/bus/pci/drivers/nouveau/*:*:*.*"))),
     }
+
+
+def _amd_gpus(root: Path) -> int:
+    """Number of AMD's GPUs for computing whose render node is here.
+
+    An MI300 or later has eight render nodes, one for each part that it can be divided into, whether
+    it is divided or not: the kernel's list says which of them stand for a GPU or a part.
+    Source: drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+    """
+    if not (root / "dev/kfd").exists():
+        return 0
+    nodes = {path.name for path in (root / "dev/dri").glob("renderD*")}
+    listed = (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")
+    minors = [re.search(r"^drm_render_minor (\d+)$", text_of(path), re.M) for path in listed]
+    known = sum(found is not None and f"renderD{found.group(1)}" in nodes for found in minors)
+    return known or len(nodes)  # a list without them is of an old kernel
 
 
 def count_gpus(gpus: Mapping[str, Any]) -> int:
