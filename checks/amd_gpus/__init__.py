@@ -91,17 +91,25 @@ class AmdGpus(Check):
     deadline_s = 45.0  # as check gpu_state
 
     def observe(self, ctx: Context) -> AmdGpuStates:
-        """The facts of `gather_amd`. Every call to the driver leaves a breadcrumb.
+        """The state of the GPUs; see `look`.
 
         Raises:
             Skip: torch is not built for ROCm, or there is no AMD GPU.
-            Untested: with these facts, the process that read a GPU was stopped or killed, or was
-                refused; or there is nothing to read GPUs by.
         """
         ctx.breadcrumb("importing torch")
         build = torch_build()
         if not build["rocm"]:
             raise Skip(f"torch {build['torch']} is not built for ROCm")
+        return self.look(ctx)
+
+    def look(self, ctx: Context) -> AmdGpuStates:
+        """The facts of `gather_amd`. Every call to the driver leaves a breadcrumb.
+
+        Raises:
+            Skip: there is no AMD GPU.
+            Untested: with these facts, the process that read a GPU was stopped or killed, or was
+                refused; or there is nothing to read GPUs by.
+        """
         rocm = ctx.env.get("ROCM_PATH") or "/opt/rocm"
         folders = [os.path.join(rocm, name) for name in ("lib", "lib64")]
         found = gather_amd(ctx.breadcrumb, ctx.root, ctx.left, folders)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit.net.interfaces import Interface
+from tests.amdsmi import stand_in as amd_stand_in
 from tests.nvml import stand_in
 from tests.support import fabrics
 
@@ -17,13 +18,14 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the job sees it."""
+    """A GPU as the job sees it; `arch` is the name of AMD's architecture."""
 
     slot: str
     name: str
     uuid: str
     capability: tuple[int, int] = (9, 0)
     memory: int = 80 * GIB
+    arch: str = ""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Host:
             it sees.
         gone: UUIDs of GPUs that no rank can use any more.
         nvml: what NVML answers there; empty where there is none.
+        amdsmi: what AMD's management library answers there; where it does, torch is one for ROCm.
         nics: interfaces of IP, in the order of getifaddrs.
         libraries: files that programs find by their names there.
         in_shm: name → bytes of the files there.
@@ -57,6 +60,7 @@ class Host:
     parts: dict[int, tuple[Gpu, str, int]] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     nvml: stand_in.Machine = field(default_factory=dict)
+    amdsmi: amd_stand_in.Machine = field(default_factory=dict)
     nics: list[Interface] = field(default_factory=list)
     libraries: list[str] = field(default_factory=list)
     shm_mib: int = 0
@@ -190,6 +194,46 @@ def add_gpu(
     fabrics.link(host.root, f"{folder}/driver", "sys/bus/pci/drivers/nvidia")
     host.write(f"proc/driver/nvidia/gpus/{gpu.slot}/information", f"Model: \t\t {gpu.name}")
     host.write(f"dev/nvidia{number}", "")
+
+
+def add_amd_gpu(
+    host: Host, gpu: Gpu, *, below: Sequence[str], numa: int, cpus: str, **how: Any
+) -> None:
+    """A GPU of AMD on the bus, with its node of the KFD, and the render nodes of the eight
+    partitions that it may have; what amdsmi says of it is another matter."""
+    number = len(host.gpus)
+    host.gpus.append(gpu)
+    folder = pci(
+        host, gpu.slot, "0x120000", vendor="0x1002", below=below, numa=numa, cpus=cpus, **how
+    )
+    fabrics.link(host.root, f"{folder}/driver", "sys/bus/pci/drivers/amdgpu")
+    host.write(f"{folder}/unique_id", _unique(host, number))
+    first = 128 + 8 * number
+    host.write(f"{folder}/drm/renderD{first}/dev", f"226:{first}")
+    for minor in range(first, first + 8):
+        host.write(f"dev/dri/renderD{minor}", "")
+    node = f"sys/class/kfd/kfd/topology/nodes/{number + 2}"  # the first ones are CPUs
+    host.write(f"{node}/properties", f"simd_count 1216\ndrm_render_minor {first}")
+
+
+def _unique(host: Host, index: int) -> str:
+    return f"{0x1BADCAFE00000000 + 16 * host.node + index:016x}"
+
+
+def hip_uuid(host: Host, index: int) -> str:
+    """As torch writes HIP's UUID, whose bytes are the digits of the unique id."""
+    digits = _unique(host, index).encode().hex()
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def by_amdsmi(host: Host) -> None:
+    """Let amdsmi describe the GPUs of the host, as those of a healthy machine."""
+    host.amdsmi = amd_stand_in.mi300x(len(host.gpus))
+    for index, gpu in enumerate(host.gpus):
+        mine = host.amdsmi[str(index)]
+        mine |= {"bdf": gpu.slot, "name": gpu.name, "memory_total": gpu.memory}
+        mine["uuid"] = mine["uuid"].replace("-8000-", f"-80{host.node:02x}-")
+    host.nvml = {"-": {"nvmlInitWithFlags": "!DRIVER_NOT_LOADED"}}
 
 
 def running(host: Host, name: str, pid: int = 4242, *, flags: int = 0) -> None:

@@ -44,6 +44,7 @@ class Task:
     own: Sequence[tuple[str, str] | None]
     cpus: int
     nvml: Path | None
+    amdsmi: Path | None
     libraries: Sequence[str]
     shm_mib: int
     in_shm: Mapping[str, int]
@@ -114,6 +115,7 @@ def _called(result: int) -> None:
 
 def _read(task: Task) -> list[dict[str, dict[str, Any]]]:
     os.environ["NVML_STAND_IN"] = str(task.nvml or "")
+    os.environ["AMDSMI_STAND_IN"] = str(task.amdsmi or "")
     found: list[dict[str, dict[str, Any]]] = [{} for _ in task.ranks]
     first: list[tuple[int, Any]] = []
     for local in range(len(task.ranks)):
@@ -140,6 +142,8 @@ def _run(task: Task, wanted: Sequence[tuple[int, Any]], found: list[dict[str, An
             job = replace(
                 job, work=functools.partial(_look, task, local, check, context), shared=True
             )
+        elif check.name == "amd_gpus":  # but for asking torch what it is built for
+            job = replace(job, work=functools.partial(_look_at_amd, check, context, until))
         jobs.append(replace(job, work=functools.partial(_with_libraries, task, job.work)))
     for (local, check), outcome in zip(wanted, probe.run(jobs), strict=True):
         found[local][check.name] = outcome.to_json()
@@ -158,6 +162,11 @@ def _look(task: Task, local: int, check: Any, context: Context, line: probe.Line
     if own is None:
         raise Untested("torch sees no GPU")
     return check.look(*own, set(range(task.cpus)), context)
+
+
+def _look_at_amd(check: Any, context: Context, until: float, line: probe.Line) -> Any:
+    inside = replace(context, breadcrumb=line.breadcrumb, witness=line.witness, deadline=until)
+    return check.look(inside)
 
 
 def outcomes(seen: Mapping[str, Any]) -> dict[str, Outcome]:

@@ -31,6 +31,7 @@ from nccl_doctor.model.options import Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.registry import Registry
 from nccl_doctor.toolkit.variables.recorded import allowed
+from tests.amdsmi import stand_in as amd_stand_in
 from tests.machines import recorded
 from tests.machines.host import Host
 from tests.machines.observing import AT_THE_END, Task, observe, outcomes
@@ -38,6 +39,8 @@ from tests.machines.tools import Tools
 from tests.nvml import stand_in
 
 HOSTS = 2
+NVML, AMDSMI = "nvml", "amdsmi"
+"""Files of a host that say what the vendors' libraries answer."""
 PORT = 29500
 
 
@@ -132,8 +135,8 @@ class Gallery:
             for environ in [_environ(machine, host, local)]
         ]
         told = [recorded.alone(host, local, machine.ranks) for local in range(machine.ranks)]
-        has_nvml = bool(host.nvml)
-        libraries = [str(self._tools.nvml)] if has_nvml else []
+        has_nvml, has_amdsmi = bool(host.nvml), bool(host.amdsmi)
+        libraries = [str(self._tools.nvml)] * has_nvml + [str(self._tools.amdsmi)] * has_amdsmi
         libraries += (
             [str(self._tools.verbs)] if (host.root / "sys/class/infiniband").exists() else []
         )
@@ -146,7 +149,8 @@ class Gallery:
                 for gpus in [recorded.visible(host, local)]
             ],
             cpus=host.cpus,
-            nvml=stand_in.write(host.nvml, host.root / "nvml") if has_nvml else None,
+            nvml=stand_in.write(host.nvml, host.root / NVML) if has_nvml else None,
+            amdsmi=amd_stand_in.write(host.amdsmi, host.root / AMDSMI) if has_amdsmi else None,
             libraries=(*libraries, *(str(self._tools.named[name]) for name in host.libraries)),
             shm_mib=host.shm_mib,
             in_shm=host.in_shm,
@@ -193,7 +197,7 @@ def _fingerprint(host: Host, ranks: Sequence[tuple[Launch, Mapping[str, str]]]) 
     for folder, folders, names in os.walk(host.root):
         at = os.path.relpath(folder, host.root)
         for name in names:
-            if name != "nvml":
+            if name not in (NVML, AMDSMI):
                 path = os.path.join(folder, name)
                 files[at, name] = _content(path)
             for name in folders:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nccl_doctor.api import Outcome, OutcomeStatus
 from nccl_doctor.model.findings import Round
@@ -22,7 +22,18 @@ from tests.machines.host import Gpu, Host
 from tests.support import gpu_facts
 from tests.support.timed_rounds import IDLE
 
-TORCH, CUDA, NCCL = "2.13.0+cu130", "13.0", "2.28.9"
+
+class Build(NamedTuple):
+    """A build of torch: its version, and of CUDA, ROCm and NCCL (or RCCL)."""
+
+    torch: str
+    cuda: str | None
+    rocm: str | None
+    nccl: str
+
+
+_FOR_NVIDIA = Build("2.13.0+cu130", "13.0", None, "2.28.9")
+_FOR_AMD = Build("2.13.0+rocm7.2", None, "7.2.26015", "2.27.7")
 _PREFIX = 24
 Facts = Mapping[str, Any]
 
@@ -57,6 +68,11 @@ OVER = ("cpus", "environment", "limits", "numa_calls")
 """Checks that are observed too: only some of their facts are those of the process that asks."""
 
 
+def build_of(host: Host) -> Build:
+    """The torch of a host."""
+    return _FOR_AMD if host.amdsmi else _FOR_NVIDIA
+
+
 def visible(host: Host, local: int) -> list[Gpu]:
     """The GPUs that a local rank sees."""
     if host.parts:
@@ -80,8 +96,8 @@ def _devices(host: Host, local: int) -> list[dict[str, Any]]:
             "uuid": gpu.uuid,
             "memory_bytes": gpu.memory,
             "capability": list(gpu.capability),
-            "arch": None,
-            "compute_mode": 0,
+            "arch": gpu.arch or None,
+            "compute_mode": None if gpu.arch else 0,
             "bus_id": gpu.slot,
         }
         for index, gpu in enumerate(visible(host, local))
@@ -90,7 +106,7 @@ def _devices(host: Host, local: int) -> list[dict[str, Any]]:
 
 def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
     """Check → facts of a rank, or of its host; over what is observed where that is observed too."""
-    devices = _devices(host, local)
+    devices, build = _devices(host, local), build_of(host)
     own = index_of_own(local, len(devices))
     gpu = visible(host, local)[own] if devices else None
     on_host = host_gpus(host.root)
@@ -100,10 +116,7 @@ def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
     limits = {"files": 1 << 20, "files_hard": 1 << 20, "locked": None, "processes": None}
     made: dict[str, Any] = {
         "software": {
-            "torch": TORCH,
-            "cuda": CUDA,
-            "rocm": None,
-            "nccl": NCCL,
+            **build._asdict(),
             "torch_git": "0" * 40,
             "deepspeed": None,
             "accelerate": None,
@@ -112,30 +125,42 @@ def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
             "driver": driver,
         },
         "torch_nccl": {
-            "torch": TORCH,
+            "torch": build.torch,
             "TORCH_DIST_USE_NCCL2": None,
             "TORCH_NCCL_USE_COMM_NONBLOCKING": None,
             "process_group": "nccl-legacy",
         },
-        "nccl_library": {"built": NCCL, "cuda": CUDA, "wheels": [], "loaded": None, "in_front": []},
+        "nccl_library": {
+            "built": build.nccl,
+            "cuda": build.cuda,
+            "wheels": [],
+            "loaded": None,
+            "in_front": [],
+        },
         "driver_libraries": {"kernel": driver, "loaded": {"columns": columns, "rows": []}},
-        "amd_gpus": Outcome(OutcomeStatus.SKIPPED, reason=f"torch {TORCH} is not built for ROCm"),
         "backend_device": gpu_facts.facts(
             host.node,
             local,
             devices=devices,
             device=own if devices else None,
-            nccl=NCCL,
-            driver_cuda="13.0",
+            **build._asdict(),
+            driver_cuda=build.cuda,
+            arch_list=["gfx90a", "gfx942", "gfx950"] if build.rocm else gpu_facts.ARCHS,
             host_gpus=on_host,
             visible={k: v for k, v in host.env_of_rank(local).items() if k.endswith("_DEVICES")},
         ),
-        "environment": {"torch": TORCH, "nccl": NCCL, "rocm": None, "deepspeed": False},
+        "environment": {
+            **{name: getattr(build, name) for name in ("torch", "nccl", "rocm")},
+            "deepspeed": False,
+        },
         "cpus": {**cpus, "quota": None, "machine": "x86_64"},
         "limits": {**limits, "tasks": None, "addresses": None, "stack": 8 << 20},
         "numa_calls": {"refused": None},
         "interfaces": _interfaces(host),
     }
+    other, why = ("gpu_affinity", "without CUDA") if build.rocm else ("amd_gpus", "without ROCm")
+    words = f"torch {build.torch} is built {why}"
+    made[other] = Outcome(OutcomeStatus.SKIPPED, reason=words)
     if gpu is not None and gpu.uuid in host.gone:
         none = Outcome(OutcomeStatus.UNTESTED, reason="the GPU driver does not start")
         made |= {"gpu_work": none, "seeds": none}
@@ -143,7 +168,7 @@ def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
         made["gpu_work"] = gpu_facts.worked(0, device=own, model=gpu.name, uuid=gpu.uuid)
         is_ = {"exact": "0" * 16, "normal": "0" * 16}
         made["seeds"] = {
-            "torch": TORCH,
+            "torch": build.torch,
             "cpu": {"is": "AVX512", **is_},
             "gpu": {"is": gpu.name, **is_},
         }
@@ -155,7 +180,8 @@ def alone(host: Host, local: int, ranks: int) -> dict[str, Facts | Outcome]:
 
 def _interfaces(host: Host) -> dict[str, Any]:
     """As `survey` has it, of the interfaces that the machine is said to have."""
-    release = NcclRelease.parse(NCCL)
+    build = build_of(host)
+    release = NcclRelease.parse(build.nccl, rccl=build.rocm is not None)
     settings = nccl_settings(host.env, root=host.root, release=release)
     prefixes = {address: _PREFIX for nic in host.nics for address in nic.addresses}
     ports = rdma_ports(host.root / "sys/class/infiniband")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.amdsmi import stand_in as amd_stand_in
 from tests.nvml import stand_in
 from tests.support import fabrics
 from tests.support.libraries import compiled
@@ -22,6 +23,7 @@ class Tools:
     """Name by which a program looks for a library → the stand-in."""
 
     nvml: Path
+    amdsmi: Path
     verbs: Path
     named: dict[str, Path]
 
@@ -31,6 +33,7 @@ def build(folder: Path) -> Tools:
     mtus = dict.fromkeys(_DEVICES, 5)
     return Tools(
         nvml=stand_in.build(folder),
+        amdsmi=amd_stand_in.build(folder),
         verbs=compiled(folder / "libibverbs.so.1", fabrics.verbs_source(**mtus)),
         named={"libnccl-net.so": compiled(folder / "libnccl-net.so", _NET_PLUGIN)},
     )
