@@ -6,10 +6,10 @@ The RDMA ports that the kernel of each host shows (/sys/class/infiniband), their
 network NCCL would use there: verbs, sockets or a plug-in, from NCCL_IB_DISABLE, NCCL_IB_HCA,
 NCCL_NET and NCCL_NET_PLUGIN in the environment and NCCL's configuration files. If there is a port:
 whether libibverbs and a network plug-in can be loaded, and whether this process may open the device
-(/dev/infiniband/uverbs*; the MTU of its ports is read for check `fabric_ports`, and the device is
-closed again). Hosts are compared; nothing is sent. What NCCL would probably use on each host, and
-why, is shown as a table (`-v`). EFA counts as a network of its own, which needs a plug-in: check
-`net_plugin` reports whether it loads.
+(/dev/infiniband/uverbs*, of EFA too; the MTU of its ports is read for check `fabric_ports`, and the
+device is closed again). Hosts are compared; nothing is sent. What NCCL would probably use on each
+host, and why, is shown as a table (`-v`). EFA counts as a network of its own, which needs a
+plug-in: check `net_plugin` reports whether it loads.
 
 Why it matters
 --------------
@@ -25,8 +25,8 @@ How to fix
 Bring the port up (cable, switch, subnet manager: `ibstat`). INIT or ARMED with LinkUp: `sminfo`
 queries the subnet manager; start it on the switch that has one, or opensm on one host. Give the
 container its devices: docker run --device=/dev/infiniband --ulimit memlock=-1, in Kubernetes the
-RDMA device plug-in; install libibverbs1 (rdma-core) in the image. Or use sockets everywhere: export
-NCCL_IB_DISABLE=1 on every host, which is much slower.
+RDMA or EFA device plug-in; install libibverbs1 (rdma-core) in the image. Or use sockets everywhere:
+export NCCL_IB_DISABLE=1 on every host, which is much slower.
 
 When it is wrong
 ----------------
@@ -45,7 +45,7 @@ References
 NCCL user guide, environment variables (NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_NET, NCCL_NET_PLUGIN);
 NCCL src/plugin/net.cc and src/transport/net_ib/init.cc; kernel documentation,
 ABI/stable/sysfs-class-infiniband; opensm(8), sminfo(8); NVIDIA/nccl issues 234, 451 and 2428;
-aws/aws-ofi-nccl issue 663.
+aws/aws-ofi-nccl issues 663 and 1020.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ from nccl_doctor.api import (
     Finding,
     Kind,
     Layer,
-    Outcome,
-    OutcomeStatus,
     Setup,
     Severity,
     Skip,
@@ -73,17 +71,19 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.fabric.down import PortDown, ports_down, seen_by_rdma
 from nccl_doctor.toolkit.fabric.hca import HCA, rdma_off
-from nccl_doctor.toolkit.fabric.ports import rdma_ports
+from nccl_doctor.toolkit.fabric.ports import rdma_ports, speaks_verbs
 from nccl_doctor.toolkit.fabric.road import (
     Access,
     admitted,
     choose_road,
+    efa_ports,
     needs_plugin_alone,
     port_name,
 )
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.plugin import first_plugin
 
+from .efa import EFA_BLOCKED, EFA_FIX, maybe_blocked
 from .picks import table_of_picks
 from .verbs import IBVERBS, active_mtus, barred_devices, ibverbs_error
 
@@ -125,20 +125,9 @@ RDMA_UNUSABLE = Kind(
     "plug-in",
     severity=Severity.WARN,
 )
-EFA_BLOCKED = Kind(
-    code="efa-maybe-blocked",
-    layer=Layer.ROUTE,
-    title="EFA needs a security group that allows traffic from and to itself",
-    why="EFA is not TCP: a security group that allows the hosts' TCP may still drop it, and then "
-    "the first collective hangs without an error message.",
-    fix="in the security group of the EFA interfaces: all traffic from the group itself (inbound), "
-    "and all traffic to the group itself (outbound); all hosts in one availability zone",
-    severity=Severity.INFO,
-)
 _VARIABLES = ("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET", "NCCL_NET_PLUGIN")
-_EFA_ERROR = "unable to insert remote address"
-"""Error of the plug-in if it cannot reach the EFA of another host."""
 _LIBRARY_FIX = "install libibverbs1 (rdma-core) in the image of every host"
+_SHOWN = 4
 
 
 class RdmaFacts(TypedDict):
@@ -180,12 +169,15 @@ class Rdma(Check):
         plugin, net = (values.get(name, ("",))[0] for name in ("NCCL_NET_PLUGIN", "NCCL_NET"))
         active = [port for port in ports if port["state"] == "ACTIVE"]
         verbs = [port["device"] for port in active if port["wanted"] and not rdma_off(settings)]
+        efa = [port["device"] for port in efa_ports(settings, ports)]
         library, barred, mtus, loads = "", {}, {}, None
         if verbs:
             ctx.breadcrumb(f"load {self.libraries[0]}")
             library = ibverbs_error(self.libraries)
+        if verbs or efa:
             ctx.breadcrumb("open /dev/infiniband/uverbs*")
-            barred = barred_devices(verbs, ctx.root)
+            barred = barred_devices([*verbs, *efa], ctx.root)
+        if verbs:
             ctx.breadcrumb("ask the ports for their MTU")
             named = [port_name(port) for port in active if port["device"] in {*verbs} - {*barred}]
             mtus = active_mtus(named, self.libraries)
@@ -238,7 +230,7 @@ class Rdma(Check):
         shut = {f.where.hosts[0]: f.code for f in alone if f.level is Severity.FAIL}
         yield from _mixed(seen, no_plugin, shut)
         yield from (_down(each) for each in down if not each.unconfigured)
-        yield from _efa(cluster, seen)
+        yield from maybe_blocked(cluster, seen)
 
 
 def _unconfigured(
@@ -265,42 +257,43 @@ def _unconfigured(
 
 
 def _unusable(seen: Mapping[str, Mapping[str, Any]], waiting: Collection[str]) -> Iterator[Finding]:
-    """Hosts that cannot use RDMA; the severity depends on the other hosts.
+    """Hosts that cannot use RDMA, or not all of it; the severity depends on the other hosts.
 
     `waiting`: hosts with ports that a subnet manager would make usable.
     """
     usable = {host: len(facts.get("uses", ())) for host, facts in seen.items()}
-    by_verbs = [host for host, facts in seen.items() if facts["road"] == "infiniband"]
-    usual = Counter(usable[host] for host in by_verbs).most_common(1)
+    roads = {host: facts["road"] for host, facts in seen.items()}
+    fabrics = {"infiniband", "efa"}.intersection(roads.values())
     for host, facts in seen.items():
         library, barred = facts.get("library", ""), facts.get("barred", {})
         # If NCCL_IB_HCA leaves no port, check ib_hca reports it.
-        stuck = facts["road"] == "none" and HCA not in facts["settings"] and host not in waiting
+        road = roads[host]
+        stuck = road == "none" and HCA not in facts["settings"] and host not in waiting
         if not (library or barred or stuck):
             continue
-        names = tuple(
-            port_name(port)
-            for port in facts["ports"]
-            if port["wanted"]
-            and port["state"] == "ACTIVE"
-            and (library or port["device"] in barred)
-        )
-        said = library or "; ".join(f"{device}: {why}" for device, why in sorted(barred.items()))
-        said = said or facts["reason"]
-        if facts["road"] == "infiniband":
-            fewer = usable[host] < usual[0][0]
+        active = [port for port in facts["ports"] if port["state"] == "ACTIVE"]
+        verbs = [p for p in active if p["wanted"] and (library or p["device"] in barred)]
+        efa = [p for p in active if not speaks_verbs(p) and p["device"] in barred]
+        each_said = [f"{device}: {why}" for device, why in sorted(barred.items())]
+        if len(each_said) > _SHOWN:
+            each_said[_SHOWN:] = [f"{len(each_said) - _SHOWN} more like these"]
+        said = library or "; ".join(each_said) or facts["reason"]
+        if road == "infiniband" or (road == "efa" and not (verbs and "infiniband" in fabrics)):
+            counts = Counter(usable[each] for each in seen if roads[each] == road)
+            usual = max(counts, key=lambda left: (counts[left], left))
+            fewer = usable[host] < usual
             severity = Severity.WARN if fewer else Severity.INFO  # a share of the NICs, as pods get
-            then = f"{usable[host]} ports are left" + (f", {usual[0][0]} on other hosts" * fewer)
+            then = f"{usable[host]} ports are left" + (f", {usual} on other hosts" * fewer)
         else:
-            fails = bool(by_verbs) or facts["road"] == "none"
+            fails = bool(fabrics) or road == "none"
             severity = Severity.FAIL if fails else Severity.WARN
-            then = f"NCCL would use {facts['road']}" if facts["road"] != "none" else "NCCL fails"
+            then = f"NCCL would use {road}" if road != "none" else "NCCL fails"
         yield Finding(
             RDMA_UNUSABLE,
             f"{said}; {then}",
-            Where(hosts=(host,), interfaces=names),
+            Where(hosts=(host,), interfaces=tuple(map(port_name, [*verbs, *efa]))),
             {"barred": barred, "library": library},
-            fix=_LIBRARY_FIX if library else "",
+            fix=_LIBRARY_FIX if library else EFA_FIX if efa else "",
             severity=severity,
         )
 
@@ -320,8 +313,9 @@ def _mixed(
         return
     counts = [(len(_of(roads, road)), road) for road in sorted(set(roads.values()))]
     shown = [f"{road} on {count} host{'s' * (count > 1)}" for count, road in counts]
-    # Of as many hosts with their ports up as down, those with them down are named.
-    places = (odd.tie and [host for host in odd.places if _is_down(seen[host])]) or odd.places
+    # Of as many hosts that can as cannot, or with their ports up as down, the latter are named.
+    cannot = [host for host in odd.places if host in shut or _is_down(seen[host])]
+    places = (odd.tie and cannot) or odd.places
     reasons = {host: _reason(seen[host]) for host in places}
     others = {road for host, road in roads.items() if host not in shut}
     yield Finding(
@@ -363,30 +357,3 @@ def _down(down: PortDown) -> Finding:
         # Half of the hosts have it down: that may be intended.
         confidence=Confidence.POSSIBLE if down.tie else Confidence.CERTAIN,
     )
-
-
-def _efa(cluster: Cluster, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """A possible cause that no host can see, if all hosts use EFA and collectives do not work."""
-    if len(seen) < 2 or any(facts["road"] != "efa" for facts in seen.values()):
-        return
-    outcomes = [each.outcome for each in cluster.evidence("collectives", "world")]
-    said = ""
-    if any(each.status is OutcomeStatus.RAISED and _refused(each) for each in outcomes):
-        said = "a rank could not reach the EFA device of another rank, and no other check tests "
-        "EFA"
-    elif any(each.status is OutcomeStatus.HUNG for each in outcomes):
-        said = (
-            "the collective of all ranks hung, and all hosts use EFA, whose traffic no other "
-            "check tests"
-        )
-    if said:
-        yield Finding(
-            EFA_BLOCKED,
-            said,
-            Where(hosts=tuple(sorted(seen))),
-            confidence=Confidence.POSSIBLE,
-        )
-
-
-def _refused(outcome: Outcome) -> bool:
-    return any(_EFA_ERROR in text.lower() for text in (outcome.reason, outcome.log_tail))

@@ -39,7 +39,7 @@ def table_of_picks(
         other = [port for port in ports if port_name(port) not in road.ports]
         rows.append(["ports", _names(mine), _rates(mine)])
         if other:
-            rows.append(["ports left out", _names(other), _reasons(other)])
+            rows.append(["ports left out", _names(other), _reasons(road, other)])
         rows.append(["GPUDirect RDMA", *gpu_direct_road(read_gpu_direct(root), settings)])
     else:
         rows.append(["interfaces for data", _nics(sockets.picks), sockets.reason])
@@ -56,17 +56,17 @@ def _rates(ports: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{count} of {what}" for what, count in sorted(counts.items()))
 
 
-def _reasons(ports: Sequence[Mapping[str, Any]]) -> str:
-    counts = Counter(map(_reason, ports))
+def _reasons(road: Road, ports: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(_reason(road, port) for port in ports)
     return ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
-def _reason(port: Mapping[str, Any]) -> str:
+def _reason(road: Road, port: Mapping[str, Any]) -> str:
     if port["state"] != "ACTIVE":
         return str(port["state"] or "unknown")
-    if not speaks_verbs(port):
-        return f"link layer {port['link']}"
-    return "cannot be opened" if port["wanted"] else f"not in {HCA}"
+    if speaks_verbs(port) == (road.name == "efa"):
+        return "not EFA" if speaks_verbs(port) else f"link layer {port['link']}"
+    return "cannot be opened" if port["wanted"] or road.name == "efa" else f"not in {HCA}"
 
 
 def _nics(picks: Sequence[tuple[str, str]]) -> str:

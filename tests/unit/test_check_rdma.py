@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,8 @@ def test_a_tie_between_a_host_that_cannot_and_one_that_can(tmp_path: Path) -> No
     fabrics.connectx7(tmp_path, 1)
     good, bad = look(tmp_path), look(tmp_path, ("libibverbs-not-here.so",))
     only(CHECK, cluster(good, bad), "rdma-unusable", hosts=["nd1"], interfaces=["mlx5_0:1"])
+    places = {found.code: found.where.hosts for found in judge(CHECK, cluster(good, bad))}
+    assert places == {"rdma-unusable": ("nd1",), "rdma-mixed": ("nd1",)}
 
 
 def test_a_report_of_an_earlier_version_can_still_be_judged() -> None:
@@ -288,6 +291,71 @@ def test_efa_is_no_verbs_port_for_nccl(tmp_path: Path) -> None:
     ]
     without = look(root, NCCL_NET_PLUGIN="/nonexistent.so")
     assert (without["road"], without["lacks"]) == ("sockets", "plugin")
+
+
+class TestEfaDevices:
+    """EFA in sysfs, and device files that a container was given, or not."""
+
+    @pytest.fixture
+    def see(self, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+        plugin = compiled(tmp_path / "libnccl-net-ofi.so", "int ncclNetPlugin_v9;")
+
+        def see(given: int, **env: str) -> dict[str, Any]:
+            root = fabrics.efa(tmp_path / "-".join([str(given), *env.values()]))
+            for number in range(given, 4):
+                (root / f"dev/infiniband/uverbs{number}").unlink()
+            return look(root, NCCL_NET_PLUGIN=str(plugin), **env)
+
+        return see
+
+    def test_none_on_one_host(self, see: Callable[..., dict[str, Any]]) -> None:
+        good, bad = see(4), see(0)
+        assert judge(CHECK, cluster(good, good)) == []
+        assert (good["barred"], bad["road"], bad["lacks"]) == ({}, "sockets", "access")
+        names = [f"rdmap{number}s0:1" for number in range(4)]
+        for hosts, odd in (((good, bad), "nd1"), ((bad, good, good), "nd0")):
+            said = judge(CHECK, cluster(*hosts))
+            assert {each.where.hosts for each in said} == {(odd,)}
+            codes = {each.code: each.explained_by for each in said}
+            assert codes == {"rdma-unusable": None, "rdma-mixed": "rdma-unusable"}
+            found = only(CHECK, cluster(*hosts), "rdma-unusable", hosts=[odd], interfaces=names)
+            assert found.level is Severity.FAIL
+            assert "rdmap0s0: /dev/infiniband/uverbs0: No such file or directory" in found.message
+            assert found.message.endswith("; NCCL would use sockets")
+            assert "vpc.amazonaws.com/efa" in found.fix
+
+    def test_none_on_any_host(self, see: Callable[..., dict[str, Any]]) -> None:
+        """The job runs, by sockets; where NCCL_NET asks for libfabric it does not start."""
+        for env, level in (({}, Severity.WARN), ({"NCCL_NET": "Libfabric"}, Severity.FAIL)):
+            bad = see(0, **env)
+            said = judge(CHECK, cluster(bad, bad))
+            assert {(each.code, each.level) for each in said} == {("rdma-unusable", level)}
+        assert judge(CHECK, cluster(see(0, NCCL_NET="Socket"))) == []
+
+    def test_a_part_of_them(self, see: Callable[..., dict[str, Any]]) -> None:
+        """Pods that share a host are each given some: that is fine where all have as many."""
+        good, share = see(4), see(1)
+        alike = judge(CHECK, cluster(share, share))
+        assert {(each.code, each.level) for each in alike} == {("rdma-unusable", Severity.INFO)}
+        for hosts, odd in (((good, share), "nd1"), ((share, good), "nd0")):
+            names = [f"rdmap{number}s0:1" for number in (1, 2, 3)]
+            found = only(CHECK, cluster(*hosts), "rdma-unusable", hosts=[odd], interfaces=names)
+            assert (found.level, share["road"]) == (Severity.WARN, "efa")
+            assert found.message.endswith("; 1 ports are left, 4 on other hosts")
+
+    def test_beside_infiniband_that_was_not_given(self, tmp_path: Path) -> None:
+        """Hosts with EFA and a few ConnectX: their pods get the EFA devices alone."""
+        root = fabrics.efa(tmp_path / "host")
+        fabrics.add_device(root, "mlx5_0", opens=False)
+        plugin = compiled(tmp_path / "libnccl-net-ofi.so", "int ncclNetPlugin_v9;")
+        pod = look(root, NCCL_NET_PLUGIN=str(plugin))
+        assert (pod["road"], [*pod["barred"]]) == ("efa", ["mlx5_0"])
+        said = judge(CHECK, cluster(pod, pod))
+        assert {(each.code, each.level) for each in said} == {("rdma-unusable", Severity.INFO)}
+        # Where another host would go by its ConnectX, that matters.
+        said = judge(CHECK, cluster(look(fabrics.connectx7(tmp_path / "other", 1)), pod))
+        levels = {each.code: each.level for each in said}
+        assert levels == {"rdma-unusable": Severity.FAIL, "rdma-mixed": Severity.FAIL}
 
 
 def test_a_security_group_may_stop_efa() -> None:

@@ -74,7 +74,8 @@ def test_what_a_process_may_not_use(
         ({}, "", "sockets"),
         ({"NCCL_NET_PLUGIN": "none"}, None, "sockets"),
         ({"NCCL_NET": "Socket"}, None, "sockets"),
-        ({"NCCL_NET": "AWS Libfabric"}, None, "plugin"),
+        ({"NCCL_NET": "AWS Libfabric"}, None, "efa"),
+        ({"NCCL_NET": "UCX"}, None, "plugin"),
         ({"NCCL_NET": "IB"}, None, "none"),
     ],
 )
@@ -86,6 +87,30 @@ def test_efa_needs_a_plug_in(
     assert found.name == road
     assert bool(found.ports) == (road == "efa")
     assert table_of_picks(told(**settings), found, have, tmp_path)["rows"][0][1] == road
+
+
+@pytest.mark.parametrize(
+    ("net", "barred", "road", "reason"),
+    [
+        ("", 4, "sockets", "no EFA device can be opened (rdmap0s0: why)"),
+        ("Libfabric", 4, "none", "NCCL_NET=Libfabric, and no EFA device"),
+        ("", 3, "efa", "EFA, if its plug-in loads"),
+        ("AWS Libfabric", 3, "efa", "NCCL_NET=AWS Libfabric"),
+    ],
+)
+def test_devices_of_efa_that_a_container_was_not_given(
+    tmp_path: Path, net: str, barred: int, road: str, reason: str
+) -> None:
+    settings = {"NCCL_NET": net} if net else {}
+    have = ports(fabrics.efa(tmp_path), **settings)
+    shut = {f"rdmap{number}s0": "why" for number in range(barred)}
+    found = choose_road(told(**settings), have, Access(barred=shut))
+    assert (found.name, found.lacks) == (road, "" if road == "efa" else "access")
+    assert found.reason.startswith(reason)
+    assert found.ports == (("rdmap3s0:1",) if road == "efa" else ())
+    rows = table_of_picks(told(**settings), found, have, tmp_path)["rows"]
+    left_out = [row[2] for row in rows if row[0] == "ports left out"]
+    assert left_out == ["3 cannot be opened"] * (road == "efa")
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ class Road:
     """The network that carries data between hosts.
 
     `name` is `infiniband` (RoCE too), `sockets`, `plugin`, `efa` (through a plug-in), or `none`
-    where NCCL_NET=IB asks for verbs and there is no port for it. `ports` are those of verbs or EFA
-    that would be used. `lacks` says what alone keeps ports of this host from being used: `library`,
-    `access` or `plugin`; else it is empty.
+    where NCCL_NET asks for verbs or libfabric and there is no port for it. `ports` are those of
+    verbs or EFA that would be used. `lacks` says what alone keeps ports of this host from being
+    used: `library`, `access` or `plugin`; else it is empty.
     """
 
     name: str
@@ -35,6 +35,8 @@ class Road:
     lacks: str = ""
 
 
+_LIBFABRIC = "libfabric"
+"""How the names end that aws-ofi-nccl has for NCCL_NET: `AWS Libfabric`, `Libfabric`."""
 _BESIDE_VERBS = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX")
 """How names of settings begin of plug-ins that need no verbs device: Google's TCPXO and TCPX."""
 
@@ -80,6 +82,17 @@ def needs_plugin_alone(settings: Mapping[str, Setting]) -> str:
     return min((name for name in settings if name.startswith(_BESIDE_VERBS)), default="")
 
 
+def efa_ports(
+    settings: Mapping[str, Setting], ports: Iterable[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """The active ports of EFA, if a plug-in may use them: verbs alone cannot."""
+    net = settings.get("NCCL_NET", _NOBODY).value.lower()
+    free = not net and settings.get("NCCL_NET_PLUGIN", _NOBODY).value.lower() != _NO_PLUGIN
+    if not (free or net.endswith(_LIBFABRIC)):
+        return []
+    return [port for port in ports if port["state"] == "ACTIVE" and not speaks_verbs(port)]
+
+
 def choose_road(
     settings: Mapping[str, Setting],
     ports: Sequence[Mapping[str, Any]],
@@ -99,25 +112,39 @@ def choose_road(
     net = settings.get("NCCL_NET", _NOBODY).value
     if net.lower() == "socket":
         return Road("sockets", f"NCCL_NET={net}")
+    efa = efa_ports(settings, ports)
     if net and net.lower() != "ib":
-        return Road("plugin", f"NCCL_NET={net}")
+        return _by_efa(net, efa, access) if efa else Road("plugin", f"NCCL_NET={net}")
     active = [port for port in ports if port["state"] == "ACTIVE"]
-    efa = tuple(port_name(port) for port in active if not speaks_verbs(port))
     free = not net and settings.get("NCCL_NET_PLUGIN", _NOBODY).value.lower() != _NO_PLUGIN
     verbs = _by_verbs(settings, [port for port in active if port["wanted"]], access)
     alone = needs_plugin_alone(settings)
     if verbs.name == "sockets" and free and not efa and alone and access.plugin:
         return Road("plugin", f"{alone} is set, and {access.plugin} can be loaded")
-    if verbs.name == "infiniband" or not (efa and free):
+    if verbs.name == "infiniband" or not efa:
         if net.lower() == "ib" and verbs.name == "sockets":
             return Road("none", f"NCCL_NET={net}, and {verbs.reason}", lacks=verbs.lacks)
         return verbs
+    return _by_efa(net, efa, access)
+
+
+def _by_efa(net: str, efa: Sequence[Mapping[str, Any]], access: Access) -> Road:
+    barred = access.barred or {}
     if access.plugin == "":
         return Road("sockets", "EFA needs a plug-in, but none can be loaded", lacks="plugin")
-    said = (
-        f"EFA, and {access.plugin} can be loaded" if access.plugin else "EFA, if its plug-in loads"
-    )
-    return Road("efa", said, efa)
+    usable = tuple(port_name(port) for port in efa if port["device"] not in barred)
+    if not usable:
+        first = efa[0]["device"]
+        said = f"no EFA device can be opened ({first}: {barred[first]})"
+        if net:
+            return Road("none", f"NCCL_NET={net}, and {said}", lacks="access")
+        return Road("sockets", said, lacks="access")
+    said = "EFA, if its plug-in loads"
+    if net:
+        said = f"NCCL_NET={net}"
+    elif access.plugin:
+        said = f"EFA, and {access.plugin} can be loaded"
+    return Road("efa", said, usable)
 
 
 def _by_verbs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from tests.machines.host import (
     Gpu,
     Host,
@@ -21,6 +23,11 @@ CPUS = ("0-47,96-143", "48-95,144-191")
 PLUGIN = "libnccl-net.so"
 
 
+def card(bus: str, number: int) -> str:
+    """The name of an EFA device beside the GPU on this bus."""
+    return f"rdmap{int(bus, 16) - 4 + number}s0"
+
+
 def build(host: Host) -> None:
     kernel(host, cpus=192, modules=("nvidia_uvm", "efa", "ib_uverbs", "gdrdrv"), virtual=True)
     for index, bus in enumerate(GPUS):
@@ -28,17 +35,19 @@ def build(host: Host) -> None:
         at = {"below": (f"pci0000:{int(bus, 16) - 0xB:02x}", f"0000:{int(bus, 16) - 0xB:02x}:01.0")}
         at |= {"numa": numa, "cpus": CPUS[numa]}
         add_gpu(host, Gpu(f"0000:{bus}:00.0", MODEL, uuid_of(host, index)), **at)
-        for card in range(4):
-            slot = f"0000:{int(bus, 16) - 4 + card:02x}:00.0"
+        for number in range(4):
+            slot = f"0000:{int(bus, 16) - 4 + number:02x}:00.0"
             add_nic(
                 host,
-                f"rdmap{int(bus, 16) - 4 + card}s0",
+                card(bus, number),
                 slot,
                 layer="Unknown",
                 rate="100 Gb/sec (4X EDR)",
                 driver="efa",
                 firmware="0.0.0.0",
-                gids={0: (f"fe80:0000:0000:0000:{host.node:04x}:{index:04x}:{card:04x}:0001", "")},
+                gids={
+                    0: (f"fe80:0000:0000:0000:{host.node:04x}:{index:04x}:{number:04x}:0001", "")
+                },
                 counters=False,
                 board="",
                 vendor="0x1d0f",
@@ -46,7 +55,7 @@ def build(host: Host) -> None:
                 **at,
             )
             for counter in ("rdma_read_wr_err", "rdma_write_wr_err", "unresponsive_remote_events"):
-                at_port = f"sys/class/infiniband/rdmap{int(bus, 16) - 4 + card}s0/ports/1"
+                at_port = f"sys/class/infiniband/{card(bus, number)}/ports/1"
                 host.write(f"{at_port}/hw_counters/{counter}", "0")
     for switch in range(4):
         host.write(f"dev/nvidia-nvswitch{switch}", "")
@@ -63,6 +72,11 @@ def build(host: Host) -> None:
 
 def no_plugin(host: Host) -> None:
     host.libraries.remove(PLUGIN)
+
+
+def no_devices(host: Host) -> None:
+    """The container sees EFA in /sys, and was started without `--device=/dev/infiniband`."""
+    shutil.rmtree(host.root / "dev/infiniband")
 
 
 def two_links_down(host: Host) -> None:
@@ -83,6 +97,13 @@ MACHINE = Machine(
             "The image of one host lacks aws-ofi-nccl",
             "net-plugin-missing",
             no_plugin,
+            severity=Severity.FAIL,
+        ),
+        Fault(
+            "One container was not given the EFA devices",
+            "rdma-unusable",
+            no_devices,
+            interfaces=tuple(sorted(f"{card(bus, n)}:1" for bus in GPUS for n in range(4))),
             severity=Severity.FAIL,
         ),
         Fault(
