@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.api import Confidence, Severity, Where, place_of
@@ -61,7 +61,26 @@ def _meanings(seen: Seen, row: Variable) -> dict[int, str]:
         return {seat: _SET if v.is_set(row.name) else _UNSET for seat, v in views.items()}
     if any(view.is_set(row.name) and view.text(row.name) is None for view in views.values()):
         return {}  # masked
+    if row.rails:
+        return _rails({seat: _names(view, row.name) for seat, view in views.items()})
     return {seat: view.meaning(row.name) or _UNSET for seat, view in views.items()}
+
+
+def _names(view: View, name: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, (view.text(name) or "").split(","))))
+
+
+def _rails(lists: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
+    """Seat → what must be alike of its cards, one for each rail: their number. Where hosts have
+    names in common, the list too: one name at two places is two rails.
+    """
+    counts = Counter(lists.values())
+    said = {}
+    for mine in counts:
+        related = [other for other in counts if {*mine} & {*other}]
+        usual = max(related, key=lambda each: (counts[each], len(each), each), default=mine)
+        said[mine] = str(len(mine)) if mine == usual else ",".join(mine)
+    return {seat: said[mine] for seat, mine in lists.items()}
 
 
 def _level(row: Variable, whole: bool, meanings: set[str], views: Sequence[View]) -> Severity:
@@ -116,9 +135,12 @@ def _sides(seen: Seen, name: str, whole: bool) -> dict[str, list[str]]:
     """Setting of a variable as text → hosts or ranks that have it."""
     phrases: dict[str, str] = {}
     sides: dict[str, list[str]] = {}
-    for rank, view in seen.values():
-        meaning = _meanings({0: (rank, view)}, table().variables[name])[0]
-        phrase = phrases.setdefault(meaning, _phrase(view, name))
+    row = table().variables[name]
+    meanings = _meanings(seen, row)
+    for seat, (rank, view) in seen.items():
+        phrase = _phrase(view, name)
+        if not row.rails:  # whose names may be others, and mean the same
+            phrase = phrases.setdefault(meanings[seat], phrase)
         label = rank.host.label if whole else f"rank {rank.rank}"
         if label not in sides.setdefault(phrase, []):
             sides[phrase].append(label)
@@ -138,6 +160,9 @@ def _and(names: Sequence[str]) -> str:
 
 def _as_elsewhere(odd: View, good: View, name: str) -> str:
     text = good.text(name)
+    mine, other = {*_names(odd, name)}, {*_names(good, name)}
+    if table().variables[name].rails and mine and other and not mine & other:
+        return f"name as many cards in {name} on every host, rail by rail"
     return odd.put(name, text) if text is not None else odd.drop(name)
 
 

@@ -69,6 +69,50 @@ def test_differences_that_are_none(one: Env, other: Env) -> None:
     assert judge([one, other, other]) == []
 
 
+RAILS = ",".join(f"eth{number}" for number in range(1, 9))
+OTHER_IMAGE = ",".join(f"enp{bus}s0" for bus in (6, 7, 13, 14, 134, 135, 141, 142))
+
+
+@each_row(
+    ("odd", "elsewhere", "fix"),
+    [
+        ("eth1,eth2", [RAILS, RAILS], f"export {{name}}={RAILS}"),
+        ("eth2,eth1" + RAILS[9:], [RAILS, RAILS], f"export {{name}}={RAILS}"),  # other rails
+        ("eth0," + RAILS[:-5], [RAILS, RAILS], f"export {{name}}={RAILS}"),
+        ("eth1,eth2", [RAILS, OTHER_IMAGE], f"export {{name}}={RAILS}"),
+        (
+            "enp6s0,enp7s0",
+            [RAILS, RAILS],
+            "name as many cards in {name} on every host, rail by rail",
+        ),
+        (None, [RAILS, RAILS], f"export {{name}}={RAILS}"),
+        ("eth1, eth2", ["eth1,eth2,eth3", "eth1,eth2,eth3"], "export {name}=eth1,eth2,eth3"),
+    ],
+)
+def test_each_rail_of_googles_plug_ins_needs_a_card_on_every_host(
+    odd: str | None, elsewhere: list[str], fix: str
+) -> None:
+    for name in ("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME"):
+        envs: list[Env] = [{name: elsewhere[0]}, {} if odd is None else {name: odd}]
+        envs.append({name: elsewhere[1]})
+        found = only(judge(envs), "env-differs")
+        assert (found.level, found.where.hosts) == (Severity.WARN, ("nd1",))
+        here = f"{name} not set" if odd is None else f"{name}={odd}"
+        assert found.message == f"{here}; elsewhere {name}={elsewhere[0]}"
+        assert found.fix == fix.format(name=name)
+        values = found.evidence["values"][name]
+        assert values[here] == ["nd1"]
+        assert values[f"{name}={elsewhere[1]}"][-1] == "nd2"
+
+
+def test_cards_of_another_image_have_other_names() -> None:
+    name = "NCCL_FASTRAK_IFNAME"
+    assert judge([{name: RAILS}, {name: OTHER_IMAGE}, {name: RAILS}]) == []
+    assert judge([{name: "eth1,eth2"}, {name: "eth1, eth2"}]) == []
+    tie = only(judge([{name: RAILS}, {name: "eth1"}]), "env-differs")
+    assert (tie.where.hosts, tie.confidence) == (("nd0", "nd1"), Confidence.POSSIBLE)
+
+
 def test_a_tie_is_said_to_be_a_tie() -> None:
     found = only(judge([{"NCCL_NET": "IB"}, {"NCCL_NET": "Socket"}]), "env-differs")
     assert found.where.hosts == ("nd0", "nd1")

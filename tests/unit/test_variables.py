@@ -121,7 +121,7 @@ def test_every_section_speaks_of_variables_that_are_there(library: str) -> None:
     for part in ("inside", "only"):
         mentioned += raw["differs"].get(part, {})
     reading = raw.get("reading", {})
-    for part in ("cased", "whole", "always", "mixed", "raises"):
+    for part in ("cased", "whole", "always", "mixed", "rails", "raises"):
         mentioned += reading.get(part, [])
     assert set(mentioned) <= names
     assert set(raw) <= {

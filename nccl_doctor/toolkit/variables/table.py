@@ -78,6 +78,7 @@ class Variable:
         whole: the number must be all of the value.
         always: read also where the backend is not NCCL, whatever the name says.
         mixed: whether it matters only where a host has GPUs of several models.
+        rails: whether it lists cards, one for each rail: hosts may have other names for them.
         in_files: whether NCCL's configuration files reach it.
     """
 
@@ -96,6 +97,7 @@ class Variable:
     whole: bool = False
     always: bool = False
     mixed: bool = False
+    rails: bool = False
     raises: str = ""
     differs: str = "warn"
     inside: str = "warn"
@@ -200,6 +202,7 @@ def _variable(
         whole=name in reading.get("whole", ()),
         always=name in reading.get("always", ()),
         mixed=name in reading.get("mixed", ()),
+        rails=name in reading.get("rails", ()),
         raises=reading.get("raises", {}).get(name, "0" if raised else ""),
         differs=severity,
         inside=differs.get("inside", {}).get(key, severity),
