@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tests.machines.gallery.gh200 import grace
+from tests.machines.gallery.hgx_b200 import blackwell
 from tests.machines.host import (
     GIB,
     Gpu,
     Host,
     add_gpu,
     add_nic,
-    by_nvml,
     interface,
     kernel,
     running,
@@ -45,24 +45,14 @@ def build(host: Host) -> None:
         add_gpu(host, gpu, below=(f"pci{slot[:4]}:00", f"{slot[:4]}:00:00.0"), **at)
         bridge = f"{nic_slot[:4]}:00:00.0"
         add_nic(host, name, nic_slot, below=(f"pci{nic_slot[:4]}:00", bridge), **at)
-    by_nvml(
+    blackwell(
         host,
+        milliwatts=1_200_000,
+        mhz=2062,
         fabric="3 0 0 1 171",
         nvmlDeviceGetPlatformInfo="1821024190001",
-        nvmlDeviceGetPowerManagementLimit=1200000,
-        nvmlDeviceGetPowerManagementDefaultLimit=1200000,
-        nvmlDeviceGetMaxClockInfo__1=2062,
-        nvmlDeviceGetMaxClockInfo__2=3996,
-        nvmlDeviceGetClockInfo__1=2062,
-        nvmlDeviceGetApplicationsClock__1="!NOT_SUPPORTED",
-        nvmlDeviceGetApplicationsClock__2="!NOT_SUPPORTED",
-        nvmlDeviceGetDefaultApplicationsClock__1="!NOT_SUPPORTED",
-        nvmlDeviceGetDefaultApplicationsClock__2="!NOT_SUPPORTED",
     )
     for index in range(len(TRAY)):
-        gpu_ = host.nvml[str(index)]
-        for call in [call for call in gpu_ if "NvLinkErrorCounter" in call]:
-            gpu_[call] = "!NOT_SUPPORTED"  # NVLink 5 counts by field values
         grace(host, index)
     host.write(CHANNEL, "")
     running(host, "nvidia-imex", IMEX)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.machines.gallery import dgx_h100
 from tests.machines.host import (
     GIB,
@@ -18,6 +20,25 @@ from tests.machines.host import (
 from tests.machines.program import Fault, Machine, Severity
 
 MODEL = "NVIDIA B200"
+NOT_THERE = "!NOT_SUPPORTED"
+
+
+def blackwell(host: Host, *, milliwatts: int, mhz: int, **more: Any) -> None:
+    """What NVML says of GPUs of this generation: NVLink 5 counts errors by field values, and clocks
+    for applications are no more."""
+    kinds = ("Applications", "DefaultApplications")
+    by_nvml(
+        host,
+        nvmlDeviceGetPowerManagementLimit=milliwatts,
+        nvmlDeviceGetPowerManagementDefaultLimit=milliwatts,
+        nvmlDeviceGetMaxClockInfo__1=mhz,
+        nvmlDeviceGetMaxClockInfo__2=3996,
+        nvmlDeviceGetClockInfo__1=mhz,
+        **{f"nvmlDeviceGet{kind}Clock__{clock}": NOT_THERE for kind in kinds for clock in (1, 2)},
+        **more,
+    )
+    for gpu in host.nvml.values():
+        gpu |= dict.fromkeys([call for call in gpu if "NvLinkErrorCounter" in call], NOT_THERE)
 
 
 def build(host: Host) -> None:
@@ -28,21 +49,7 @@ def build(host: Host) -> None:
         add_gpu(host, Gpu(slot, MODEL, uuid_of(host, index), (10, 0), 180 * GIB), **at)
         add_nic(host, f"mlx5_{index}", nic_slot, **at)
     running(host, "nv-fabricmanage")
-    by_nvml(
-        host,
-        nvmlDeviceGetPowerManagementLimit=1000000,
-        nvmlDeviceGetPowerManagementDefaultLimit=1000000,
-        nvmlDeviceGetMaxClockInfo__1=1965,
-        nvmlDeviceGetMaxClockInfo__2=3996,
-        nvmlDeviceGetClockInfo__1=1965,
-        nvmlDeviceGetApplicationsClock__1="!NOT_SUPPORTED",
-        nvmlDeviceGetApplicationsClock__2="!NOT_SUPPORTED",
-        nvmlDeviceGetDefaultApplicationsClock__1="!NOT_SUPPORTED",
-        nvmlDeviceGetDefaultApplicationsClock__2="!NOT_SUPPORTED",
-    )
-    for gpu in host.nvml.values():
-        for call in [call for call in gpu if "NvLinkErrorCounter" in call]:
-            gpu[call] = "!NOT_SUPPORTED"  # NVLink 5 counts by field values
+    blackwell(host, milliwatts=1_000_000, mhz=1965)
     host.nics = [interface("eno1", f"10.0.0.{host.node + 1}"), interface("lo", "127.0.0.1")]
 
 
