@@ -295,8 +295,14 @@ class Cluster:
 
     def first_on(self, host: Host) -> Rank | None:
         """Participant that represents a host: the lowest local rank, then the lowest seat."""
-        ranks = self._by_host.get(host.id, ())
-        return min(ranks, key=lambda r: (r.local_rank or 0, r.seat)) if ranks else None
+        return self._first.get(host.id)
+
+    @cached_property
+    def _first(self) -> Mapping[int, Rank]:
+        return {
+            host: min(ranks, key=lambda r: (r.local_rank or 0, r.seat))
+            for host, ranks in self._by_host.items()
+        }
 
     @cached_property
     def _by_host(self) -> Mapping[int, tuple[Rank, ...]]:

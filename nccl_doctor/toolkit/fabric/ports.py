@@ -6,6 +6,7 @@ documentation; `iboe_get_mtu` in include/rdma/ib_addr.h.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,7 +122,10 @@ def _netdev(device: Path, port: Path) -> str:
 
 def _target(link: Path) -> str:
     """Name of the target of a link: a PCI address, or a driver."""
-    return link.resolve().name if link.is_symlink() else ""
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return ""
 
 
 def _number(text: str) -> float | None:
