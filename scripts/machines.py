@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -12,13 +11,13 @@ sys.path.insert(0, str(ROOT))
 from tests.machines.gallery import machines  # noqa: E402
 from tests.machines.page import page  # noqa: E402
 from tests.machines.program import Gallery  # noqa: E402
-from tests.machines.tools import build  # noqa: E402
+from tests.machines.tools import build, folders  # noqa: E402
 
 
 def main() -> None:
     """Write the page."""
-    with tempfile.TemporaryDirectory() as folder:
-        gallery = Gallery(Path(folder), build(Path(folder)))
+    with folders() as (hosts, shm):
+        gallery = Gallery(hosts, build(hosts), shm)
         (ROOT / "docs/machines.md").write_text(page(gallery, machines()), encoding="utf-8")
 
 

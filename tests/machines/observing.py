@@ -20,6 +20,7 @@ from nccl_doctor import registry
 from nccl_doctor.api import Context, Launch, Scope, Untested
 from nccl_doctor.model.cluster import Outcome
 from nccl_doctor.observe import probe
+from nccl_doctor.toolkit.variables.table import table
 
 DEADLINE_S = 120.0
 """Nothing hangs here, and a busy machine must not look like a lost GPU."""
@@ -71,6 +72,7 @@ def _start() -> None:
     # What torch would say is given; and a fork of a process that has it costs ten times as much.
     sys.meta_path.insert(0, _NoTorch())
     _checks()
+    table()  # else every child that needs it reads it
     gc.collect()
     gc.freeze()  # else every child goes through all that is imported, and so copies it
     gc.disable()

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,13 @@ class Machine:
 class Gallery:
     """Runs machines below one folder; a host that is not broken is observed once."""
 
-    def __init__(self, folder: Path, tools: Tools) -> None:
-        self._folder, self._tools = folder, tools
+    def __init__(self, folder: Path, tools: Tools, shm: Path | None = None) -> None:
+        """`shm`: what lies at /dev/shm of every host whose machine does not say how large it is."""
+        self._folder, self._tools, self._shm = folder, tools, shm
         self._healthy: dict[tuple[str, int], tuple[Host, list[SignIn], Seen]] = {}
         self._broken: dict[str, Host] = {}
         self._reports: dict[str, Report] = {}
-        self._read: dict[tuple[str, int], tuple[Any, list[dict[str, Any]]]] = {}
+        self._read: dict[tuple[str, int], _Read] = {}
         self._count = 0
         self.registry: Registry = registry.load(ignore=recorded.NOT_HERE)
 
@@ -128,6 +130,9 @@ class Gallery:
         machine.build(host)
         if fault is not None:
             fault.breaks(host)
+        if self._shm and not host.shm_mib:
+            (host.root / "dev/shm").rmdir()
+            (host.root / "dev/shm").symlink_to(self._shm)
         scopes = {check.name for check in self.registry.checks}
         ranks = [
             (detect(environ), environ)
@@ -160,15 +165,15 @@ class Gallery:
                 | recorded.NOT_HERE.keys()
             ),
         )
-        inputs = _fingerprint(host, ranks), task.own
         before = self._read.get((machine.title, node)) if fault else None
-        if before is not None and before[0] == inputs:  # only the GPUs' driver says something else
+        if before is not None and before.inputs == _inputs(host, task):
+            # Only the GPUs' driver says something else.
             task = replace(task, skip=frozenset(scopes) - BY_DRIVER, again=False)
-            raw = [{**old, **new} for old, new in zip(before[1], observe(task), strict=True)]
+            raw = [{**old, **new} for old, new in zip(before.raw, observe(task), strict=True)]
         else:
             raw = observe(task)
         if fault is None:
-            self._read[machine.title, node] = (inputs, raw)
+            self._read[machine.title, node] = _Read(host, task, raw)
         found = [outcomes(seen) for seen in raw]
         signed = []
         end = {}
@@ -191,27 +196,34 @@ BY_DRIVER = frozenset({"gpu_state", "amd_gpus"})
 """Checks that ask the driver of GPUs; the others see files and variables alone."""
 
 
-def _fingerprint(host: Host, ranks: Sequence[tuple[Launch, Mapping[str, str]]]) -> Any:
-    """Files, variables and libraries of a host: all that other checks see."""
+@dataclass
+class _Read:
+    """A host in order, and what was observed there."""
+
+    host: Host
+    task: Task
+    raw: list[dict[str, Any]]
+
+    @cached_property
+    def inputs(self) -> Any:
+        """Nothing changes its files after it was read, but `Host.later`."""
+        return _inputs(self.host, self.task)
+
+
+def _inputs(host: Host, task: Task) -> Any:
+    """Files, variables and libraries of a host: all that checks see but for the GPUs' driver."""
     files = {}
     for folder, folders, names in os.walk(host.root):
         at = os.path.relpath(folder, host.root)
         for name in names:
             if name not in (NVML, AMDSMI):
-                path = os.path.join(folder, name)
-                files[at, name] = _content(path)
-            for name in folders:
-                path = os.path.join(folder, name)
-                if os.path.islink(path):
-                    files[at, name] = os.path.relpath(os.readlink(path), host.root).encode()
-    return (
-        files,
-        [environ for _, environ in ranks],
-        host.libraries,
-        host.later,
-        host.shm_mib,
-        host.in_shm,
-    )
+                files[at, name] = _content(os.path.join(folder, name))
+        for name in folders:
+            path = os.path.join(folder, name)
+            if os.path.islink(path):
+                files[at, name] = os.path.relpath(os.readlink(path), host.root).encode()
+    environs = [environ for _, environ in task.ranks]
+    return files, environs, task.own, host.libraries, host.later, host.shm_mib, host.in_shm
 
 
 def _content(path: str) -> bytes:
@@ -324,12 +336,13 @@ def _hold(
 ) -> None:
     """Every round that the check plans, as the coordinator holds them; told or read before."""
     held: set[str] = set()
-    while rounds := [
-        each for each in _planned(check, evidence.cluster(options, "nccl")) if each.name not in held
-    ]:
+    while True:
+        cluster = evidence.cluster(options, "nccl")
+        rounds = [each for each in _planned(check, cluster) if each.name not in held]
+        if not rounds:
+            return
         for round_ in rounds:
             held.add(round_.name)
-            cluster = evidence.cluster(options, "nccl")
             for group in round_.groups:
                 blocker = next((f for f in blocking if touches(f, cluster, group)), None)
                 for seat in group:

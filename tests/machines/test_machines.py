@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from nccl_doctor.api import Severity
 from tests.machines import gallery
 from tests.machines.page import page
 from tests.machines.program import Fault, Gallery, Machine, loud
-from tests.machines.tools import build
+from tests.machines.tools import build, folders
 from tests.support.reports import through_json
 
 pytestmark = pytest.mark.xdist_group("machines")
@@ -22,14 +20,10 @@ MACHINES = gallery.machines()
 FAULTS = [(machine, fault) for machine in MACHINES for fault in machine.faults]
 
 
-_IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Where a file costs a tenth of what it costs on a disk: a host has some 400."""
-
-
 @pytest.fixture(scope="module")
 def tried() -> Iterator[Gallery]:
-    with tempfile.TemporaryDirectory(prefix="machines-", dir=_IN_MEMORY) as folder:
-        yield Gallery(Path(folder), build(Path(folder)))
+    with folders() as (hosts, shm):
+        yield Gallery(hosts, build(hosts), shm)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.title)
