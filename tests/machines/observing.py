@@ -26,6 +26,9 @@ DEADLINE_S = 120.0
 """Nothing hangs here, and a busy machine must not look like a lost GPU."""
 AT_THE_END = ("hardware_errors", "memory_kills", "rdma_errors")
 """Checks that read the machine once more, after the others."""
+_LOADS = frozenset({"amd_gpus", "gpu_state", "nccl_plugins", "net_plugin"})
+"""Checks with a child of their own, as what they load may crash. The others may hang on a host, and
+never do here: they share one."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +144,11 @@ def _run(task: Task, wanted: Sequence[tuple[int, Any]], found: list[dict[str, An
         context = Context(launch=launch, env=env, backend="nccl", root=task.root)
         job = probe.job_of(check, context, until)
         if check.name == "gpu_affinity":  # but for asking CUDA which GPU this is
-            job = replace(
-                job, work=functools.partial(_look, task, local, check, context), shared=True
-            )
+            job = replace(job, work=functools.partial(_look, task, local, check, context))
         elif check.name == "amd_gpus":  # but for asking torch what it is built for
             job = replace(job, work=functools.partial(_look_at_amd, check, context, until))
+        if check.name not in _LOADS:
+            job = replace(job, shared="instant")
         jobs.append(replace(job, work=functools.partial(_with_libraries, task, job.work)))
     for (local, check), outcome in zip(wanted, probe.run(jobs), strict=True):
         found[local][check.name] = outcome.to_json()
