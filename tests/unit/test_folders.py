@@ -13,8 +13,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -275,17 +273,6 @@ def test_a_file_that_others_may_have_written_is_not_read(tmp_path: Path, spoil, 
     spoil(path)
     with pytest.raises(OSError, match=words):
         read_own(path, 1024)
-
-
-def test_who_has_not_given_up_is_waited_for(tmp_path: Path) -> None:
-    views = PartialReports(str(tmp_path), 10)
-    assert views.write(1, view("nd1")) == ""
-    threading.Timer(0.3, lambda: views.write(1, view("nd1"), last=True)).start()
-    began = time.monotonic()
-    assert len(views.of([1], 20.0)) == 1
-    assert 0.3 <= time.monotonic() - began < 20.0
-    assert views.write(2, view("nd2")) == ""
-    assert len(views.of([1, 2], 0.5)) == 2, "one that died says no last word"
 
 
 @as_root

@@ -85,13 +85,14 @@ def test_a_host_that_still_leaves_the_run_before_does_not_count(tmp_path: Path) 
     assert len(reader.of([1], 0.0)) == 1
 
 
-def test_a_host_that_has_only_started_is_waited_for(tmp_path: Path) -> None:
+def test_a_host_that_has_not_given_up_is_waited_for(tmp_path: Path) -> None:
     views = PartialReports(str(tmp_path), 10)
-    views.write(1, view("nd1", facts=False))
-    began = time.monotonic()
-    assert len(views.of([1], 0.3)) == 1
-    assert time.monotonic() - began >= 0.3
-    views.write(1, view("nd1"))
+    for seen in (view("nd1", facts=False), view("nd1")):
+        views.write(1, seen)
+        began = time.monotonic()
+        assert len(views.of([1], 0.3)) == 1, "one that died says no last word"
+        assert time.monotonic() - began >= 0.3
+    views.write(1, view("nd1"), last=True)
     began = time.monotonic()
     assert len(views.of([1], 60.0)) == 1
     assert time.monotonic() - began < 30.0  # it does not wait at all
