@@ -28,6 +28,7 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,7 +44,13 @@ from nccl_doctor.api import (
     Untested,
     Where,
 )
-from nccl_doctor.toolkit.cgroup import MemoryKills, cgroup_limits, memory_kills
+from nccl_doctor.toolkit.cgroup import (
+    MemoryKills,
+    MemoryThrottling,
+    cgroup_limits,
+    memory_kills,
+    memory_throttling,
+)
 from nccl_doctor.toolkit.host import available_memory
 
 MEMORY_LIMIT_LOW = Kind(
@@ -70,6 +77,8 @@ class MemoryFacts(MemoryKills):
     group: dict[str, Any] | None
     available: int | None
     local_ranks: int
+    at_s: float
+    throttling: list[MemoryThrottling]
 
 
 class Memory(Check):
@@ -81,7 +90,8 @@ class Memory(Check):
 
     def observe(self, ctx: Context) -> MemoryFacts:
         """Sizes in bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on
-        the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`.
+        the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`; `throttling`: see
+        `memory_throttling`, read at `at_s`, for check `throttling`.
         """
         limits = cgroup_limits(ctx.root)
         available = available_memory(ctx.root)
@@ -92,6 +102,8 @@ class Memory(Check):
             **memory_kills(ctx.root),
             "available": available,
             "local_ranks": ctx.launch.local_world_size or 1,
+            "at_s": time.monotonic(),
+            "throttling": memory_throttling(ctx.root),
         }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:

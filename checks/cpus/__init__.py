@@ -53,7 +53,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -71,7 +71,7 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
-from nccl_doctor.toolkit.cgroup import cgroup_limits
+from nccl_doctor.toolkit.cgroup import CpuThrottling, cgroup_limits, cpu_throttling
 from nccl_doctor.toolkit.versions import disagreement, release
 
 from .governors import holds_low, read_governors
@@ -128,6 +128,19 @@ _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "HygonGenuine": "Hyg
 _FIRST_LINES = 40
 
 
+class CpusFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    affinity: str
+    count: int
+    allowed: int
+    quota: float | None
+    machine: str
+    vendor: str | None
+    clock: dict[str, Any] | None
+    throttling: list[CpuThrottling]
+
+
 class Cpus(Check):
     """CPUs of every rank, judged host by host."""
 
@@ -137,13 +150,13 @@ class Cpus(Check):
     kinds = (CPU_LIMIT_LOW, CPU_DIFFERS, CPU_HELD_LOW, GOVERNOR_DIFFERS)
     reads = ("nccl_library",)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> CpusFacts:
         """Read the CPUs of this rank and their limits.
 
         Returns: `affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them;
         `allowed`: CPUs of the control group; `quota`: CPU time in CPUs, or None; `machine`: the
         architecture, as uname has it; `vendor` of the CPUs, None where the kernel names none;
-        `clock`: from `read_governors`.
+        `clock`: from `read_governors`; `throttling`: from `cpu_throttling`, for check `throttling`.
         """
         mine = sorted(os.sched_getaffinity(0))
         limits = cgroup_limits(ctx.root)
@@ -155,6 +168,7 @@ class Cpus(Check):
             "machine": os.uname().machine,
             "vendor": _vendor(ctx.root),
             "clock": read_governors(mine, ctx.root),
+            "throttling": cpu_throttling(ctx.root),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

@@ -1,4 +1,6 @@
-"""Limits of control groups, version 1 or 2, on this process, and how much of them is used."""
+"""Limits of control groups, version 1 or 2, on this process: how much of them is used, and whether
+the kernel stops or slows its processes for them.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +58,56 @@ def kills_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     return 0
 
 
+class CpuThrottling(TypedDict):
+    """A limit of CPU time, and what it did since the group was made; times in microseconds.
+
+    `file` of the limit, below /sys/fs/cgroup. `periods` of `period_us` in which the group ran, in
+    each of which it may use `quota_us`; `throttled`: those in which that was used up;
+    `throttled_us`: how long it was stopped then, added up over the CPUs that it ran on; `used_us`:
+    CPU time, None if that is not counted here.
+    """
+
+    file: str
+    quota_us: int
+    period_us: int
+    periods: int
+    throttled: int
+    throttled_us: int
+    used_us: int | None
+
+
+def cpu_throttling(root: Path = Path("/")) -> list[CpuThrottling]:
+    """The groups with a limit of CPU time: of this process, and those above it that are visible."""
+    groups = _Groups(root)
+    found = (groups.cpu_throttling(folder) for folder in groups.folders("cpu"))
+    return [each for each in found if each is not None]
+
+
+class MemoryThrottling(TypedDict):
+    """A `memory.high`: beyond that many bytes, the kernel slows the processes of a group down.
+
+    `file` of the limit, below /sys/fs/cgroup. `used`: bytes, without page cache and slab that the
+    kernel can reclaim. `events`: how often the group was beyond it; `stalled_us`: how long a
+    process of it waited for memory, None where the kernel does not count that (pressure stall
+    information).
+    """
+
+    file: str
+    high: int
+    used: int
+    events: int
+    stalled_us: int | None
+
+
+def memory_throttling(root: Path = Path("/")) -> list[MemoryThrottling]:
+    """The groups with a `memory.high`: of this process, and those above it that are visible.
+    Version 1 has no such limit.
+    """
+    groups = _Groups(root)
+    found = (groups.memory_throttling(folder) for folder in groups.folders("memory"))
+    return [each for each in found if each is not None]
+
+
 class _Groups:
     """The folders of this process's control groups."""
 
@@ -67,10 +119,11 @@ class _Groups:
             controllers, _, path = rest.partition(":")
             for controller in controllers.split(","):
                 self._paths[controller] = path
+        self._unified = (self._mount / "cgroup.controllers").exists()
 
     def folders(self, controller: str) -> Iterator[Path]:
         """The group of this process, then those above it."""
-        unified = (self._mount / "cgroup.controllers").exists()
+        unified = self._unified
         mount = self._mount if unified else self._mount / controller
         inside = self._paths.get("" if unified else controller, "/").strip("/")
         folder = mount / inside
@@ -80,6 +133,43 @@ class _Groups:
         while folder != mount:
             folder = folder.parent
             yield folder
+
+    def cpu_throttling(self, folder: Path) -> CpuThrottling | None:
+        limit, stat = _cpu_limit(folder), _table(folder / "cpu.stat")
+        if limit is None or "nr_throttled" not in stat:
+            return None
+        name = "cpu.max" if self._unified else "cpu.cfs_quota_us"
+        return {
+            "file": str((folder / name).relative_to(self._mount)),
+            "quota_us": limit[0],
+            "period_us": limit[1],
+            "periods": stat.get("nr_periods", 0),
+            "throttled": stat["nr_throttled"],
+            # Version 1 counts nanoseconds.
+            "throttled_us": stat.get("throttled_usec", stat.get("throttled_time", 0) // 1000),
+            "used_us": stat.get("usage_usec", self._used_us(folder)),
+        }
+
+    def _used_us(self, folder: Path) -> int | None:
+        """CPU time of a group of version 1, which a controller of its own counts."""
+        if self._unified or self._paths.get("cpu") != self._paths.get("cpuacct"):
+            return None
+        inside = folder.relative_to(self._mount / "cpu")
+        used = _number(self._mount / "cpuacct" / inside / "cpuacct.usage")
+        return None if used is None else used // 1000
+
+    def memory_throttling(self, folder: Path) -> MemoryThrottling | None:
+        high, used = _number(folder / "memory.high"), _memory_used(folder)
+        events = _table(folder / "memory.events").get("high")
+        if high is None or used is None or events is None:
+            return None
+        return {
+            "file": str((folder / "memory.high").relative_to(self._mount)),
+            "high": high,
+            "used": used,
+            "events": events,
+            "stalled_us": _stalled_us(text_of(folder / "memory.pressure")),
+        }
 
 
 Usage = dict[str, int]
@@ -91,19 +181,31 @@ def _tightest(usages: Iterator[Usage | None]) -> Usage | None:
 
 
 def _memory(folder: Path) -> Usage | None:
-    for limit, used, caches in (
-        ("memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
-        (
-            "memory.limit_in_bytes",
-            "memory.usage_in_bytes",
-            ("total_inactive_file", "total_active_file"),
-        ),
+    limits = map(_number, (folder / "memory.max", folder / "memory.limit_in_bytes"))
+    most, used = next((each for each in limits if each is not None), None), _memory_used(folder)
+    return None if most is None or used is None else {"limit": most, "used": used}
+
+
+def _memory_used(folder: Path) -> int | None:
+    """Bytes that the kernel cannot reclaim."""
+    for name, caches in (
+        ("memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+        ("memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
     ):
-        most, now = _number(folder / limit), _number(folder / used)
-        if most is not None and now is not None:
+        if (now := _number(folder / name)) is not None:
             stat = _table(folder / "memory.stat")
             spare = sum(stat.get(cache, 0) for cache in caches)  # tmpfs is in none of them
-            return {"limit": most, "used": max(0, now - spare)}
+            return max(0, now - spare)
+    return None
+
+
+def _stalled_us(pressure: str) -> int | None:
+    """Microseconds in which at least one process waited: `some avg10=0.00 … total=5`."""
+    for line in pressure.splitlines():
+        name, _, rest = line.partition(" ")
+        total = rest.rpartition("total=")[2]
+        if name == "some" and total.isdecimal():
+            return int(total)
     return None
 
 
@@ -120,13 +222,19 @@ def _oom_kills(folder: Path) -> int | None:
 
 
 def _quota(folder: Path) -> float | None:
+    limit = _cpu_limit(folder)
+    return None if limit is None else round(limit[0] / limit[1], 2)
+
+
+def _cpu_limit(folder: Path) -> tuple[int, int] | None:
+    """(microseconds of CPU time, in each period of so many microseconds)."""
     words = text_of(folder / "cpu.max").split()
     if len(words) == 2:
         quota, period = (int(word) if word.isdigit() else None for word in words)
     else:
         quota = _number(folder / "cpu.cfs_quota_us")
         period = _number(folder / "cpu.cfs_period_us")
-    return round(quota / period, 2) if quota and period else None
+    return (quota, period) if quota and period else None
 
 
 def _cpuset(folder: Path) -> int | None:

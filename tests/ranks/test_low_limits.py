@@ -16,7 +16,7 @@ import pytest
 from tests.cli.program import CLEAN
 from tests.ranks.ranks import MAIN, Ended, Ranks
 from tests.support.forkserver import Forked
-from tests.support.limited import few_files, few_processes, tasks_of
+from tests.support.limited import few_files, few_processes, group, little_cpu_time, tasks_of
 from tests.support.reports import validate
 
 TIMEOUT_S = 60.0
@@ -41,10 +41,11 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def own(folder: Path, before: str) -> tuple[int, str, dict[str, Any]]:
+def own(folder: Path, before: str, *more: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, stderr and report of a run of one host without a launcher."""
     out, err = folder / "out", folder / "err"
     arguments = ["run", "--backend=gloo", "--json", str(folder / "report.json"), *OPTIONS]
+    arguments += more
     env = {**CLEAN, "CUDA_VISIBLE_DEVICES": ""}
     code = f"{before}\n{MAIN}"
     process = Forked(arguments, env, folder=folder, out=out, err=err, code=code)
@@ -122,3 +123,27 @@ def test_hardly_a_file_of_one_rank(folder: Path) -> None:
     unknown = [each["reason"] for each in report["checks"] if each["status"] == "unknown"]
     assert all("RLIMIT_NOFILE is 9 (rank 1)" in reason for reason in unknown)
     assert (report["verdict"], ended[0].code, ended[1].code) == ("unknown", 3, 3)
+
+
+# CPU time -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow() -> Iterator[Path]:
+    """A control group with a tenth of a CPU."""
+    try:
+        with little_cpu_time(10) as made:
+            yield made
+    except OSError as error:
+        pytest.skip(f"nobody can limit CPU time here: {error}")
+
+
+def test_ranks_that_stand_still_most_of_the_time(folder: Path, slow: Path) -> None:
+    select = ("--select", "cpus,memory,ranks,collectives,throttling")
+    code, _, report = own(folder, group(slow), *select)
+    assert causes(report) == [("cpu-throttled", [])]
+    (found,) = report["root_causes"]
+    assert found["where"]["hosts"] == [socket.gethostname()]
+    assert found["message"].startswith("limit of 0.1 CPUs: its CPU time was used up in ")
+    assert str(slow) in found["fix"]
+    assert (code, report["verdict"]) == (0, "warn")

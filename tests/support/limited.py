@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_KEEPCAPS = 8
 _VERSION_3 = 0x20080522
 DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
@@ -21,6 +25,36 @@ def few_files(number: int) -> str:
 def few_processes(number: int, user: int) -> str:
     """Code that does what `ulimit -u NUMBER` does for a user who has no process yet; needs root."""
     return f"from tests.support import limited; limited.limit_processes({number}, {user})"
+
+
+def group(folder: Path) -> str:
+    """Code that puts a process, and all that it starts, into a control group."""
+    return f"import pathlib; pathlib.Path({str(folder)!r}, 'cgroup.procs').write_text('0')"
+
+
+@contextmanager
+def little_cpu_time(percent: int) -> Iterator[Path]:
+    """A control group of so many hundredths of the time of one CPU.
+
+    Raises:
+        OSError: this user, or this machine, can make none.
+    """
+    old = (_CGROUPS / "cpu/cpu.cfs_quota_us").exists()
+    folder = _CGROUPS / ("cpu" if old else "") / f"nccl-doctor-test-{os.getpid()}"
+    folder.mkdir()
+    try:
+        if old:
+            (folder / "cpu.cfs_quota_us").write_text(str(percent * 1000))
+        else:  # the file is there if the groups below the root have the controller
+            with (folder / "cpu.max").open("r+") as file:
+                file.write(f"{percent * 1000} 100000")
+        yield folder
+    finally:
+        end = time.monotonic() + 5
+        while folder.exists() and time.monotonic() < end:  # until nothing is in it any more
+            with suppress(OSError):
+                folder.rmdir()
+            time.sleep(0.02)
 
 
 def limit_files(number: int) -> None:

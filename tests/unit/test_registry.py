@@ -96,7 +96,8 @@ def test_a_plug_in_has_its_turn_in_its_layer(install, turn):
     )
     install(source + f"    turn = Turn.{turn.name}\n", f"moon_{turn.value}")
     names = [check.name for check in registry.load().checks if check.layer is Layer.SPEED]
-    first, last = ["links"], ["hardware_errors", "memory_kills", "rdma_errors"]
+    first = ["links"]
+    last = ["hardware_errors", "memory_kills", "rdma_errors", "throttling"]
     where = {Turn.FIRST: 1, Turn.ANY: 2, Turn.LAST: 5}[turn]
     expected = [*first, "group_speed", "network_speed", *last]
     assert names == [*expected[:where], "moon", *expected[where:]]
@@ -455,6 +456,7 @@ CODES = """
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
     deepspeed-config-conflict offload-path-unusable offload-memory-low
     offload-operator-unavailable
+    cpu-throttled memory-throttled
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
     bandwidth-below-floor rail-slow
     """
