@@ -2,19 +2,22 @@
 
 What it checks
 --------------
-The memory limit of the control group (container, pod, Slurm job; version 1 or 2) minus the memory
-that is in use and cannot be reclaimed, and what the kernel reports as available on the machine. And
-how many processes of this group were killed for lack of memory before.
+The memory limit of the control group (container, pod, Slurm job; version 1 or 2), and `memory.high`
+of version 2, minus the memory that is in use and cannot be reclaimed, and what the kernel reports
+as available on the machine. And how many processes of this group were killed for lack of memory
+before.
 
 Why it matters
 --------------
 The kernel kills a process that exceeds the limit, without an error message (exit code -9 or 137);
 the other ranks then wait for it until their time-out, and their messages do not mention memory.
+Beyond memory.high it kills nobody, but lets every process of the group that asks for memory sleep:
+the job nearly stands still.
 
 How to fix
 ----------
-docker run --memory, resources.limits.memory in Kubernetes, srun --mem; fewer DataLoader workers;
-fewer ranks on a host.
+docker run --memory, resources.limits.memory in Kubernetes, srun --mem; MemoryHigh=infinity of a
+systemd unit; fewer DataLoader workers; fewer ranks on a host.
 
 When it is wrong
 ----------------
@@ -29,7 +32,7 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nccl_doctor.api import (
@@ -57,8 +60,8 @@ MEMORY_LIMIT_LOW = Kind(
     code="memory-limit-low",
     layer=Layer.HOST,
     title="Too little memory for the ranks of this host",
-    why="The kernel kills the rank that exceeds the limit (exit code -9), and all others wait for "
-    "it.",
+    why="The kernel kills the rank that exceeds the limit (exit code -9), or slows it down beyond "
+    "memory.high, and all others wait for it.",
     fix="docker run --memory=…, resources.limits.memory, srun --mem=…, or fewer ranks on the host",
     severity=Severity.WARN,
 )
@@ -117,6 +120,9 @@ class Memory(Check):
             if group is not None:
                 left = max(0, group["limit"] - group["used"])
                 rooms.append((left, f"left of the control group's limit {_mib(group['limit'])}"))
+            slows = _least_high(facts.get("throttling") or ())
+            if slows is not None and all(slows[0] < room for room, _ in rooms):
+                rooms.append(slows)  # elsewhere the group's own limit is met first
             left, words = min(rooms)
             low = left < ranks * _WANTED[backend]
             kills = kills if group is not None else 0
@@ -135,6 +141,14 @@ class Memory(Check):
                 severity=severity,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _least_high(limits: Iterable[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """The least that is left below a memory.high, with words; None without such a limit."""
+    rooms = [(max(0, each["high"] - each["used"]), each["high"]) for each in limits]
+    left, high = min(rooms, default=(0, 0))
+    words = f"left of memory.high {_mib(high)}, beyond which the kernel slows processes down"
+    return (left, words) if high else None
 
 
 def _mib(size: int) -> str:

@@ -54,6 +54,26 @@ def test_kills_before_make_it_a_risk() -> None:
     assert found.level is Severity.INFO
 
 
+def high(limit: int, used: int = 0) -> list[dict[str, Any]]:
+    return [{"file": "memory.high", "high": limit, "used": used, "events": 0, "stalled_us": None}]
+
+
+def test_a_limit_that_slows_down_counts_as_one_that_kills() -> None:
+    made = cluster(throttling=[*high(64 * GIB), *high(8 * GIB, GIB)], group=group(16 * GIB, GIB))
+    found = only(CHECK, made, "memory-limit-low", hosts=["nd1"])
+    assert found.level is Severity.WARN
+    assert found.message == (
+        "7168 MiB left of memory.high 8192 MiB, beyond which the kernel slows processes down, for "
+        "4 ranks"
+    )
+    assert judge(CHECK, cluster(throttling=high(32 * GIB, GIB))) == []
+    # Slurm sets both to the memory of the step: the one that kills is said.
+    both = cluster(throttling=high(8 * GIB, GIB), group=group(8 * GIB, GIB))
+    assert "limit 8192 MiB" in only(CHECK, both, "memory-limit-low", hosts=["nd1"]).message
+    # Nobody is killed for it, so that even very little is no failure.
+    assert [found.level for found in judge(CHECK, cluster(throttling=high(MIB)))] == [Severity.WARN]
+
+
 def test_a_limit_that_holds_not_even_the_start_fails() -> None:
     made = cluster("gloo", group=group(500 * MIB, 100 * MIB))
     assert only(CHECK, made, "memory-limit-low", hosts=["nd1"]).level is Severity.FAIL
