@@ -13,9 +13,12 @@ machine that spoke last.
 
 How to fix
 ----------
-Give one of the two another address. Where every host has this address by design (a private network
-behind address translation inside each virtual machine), keep the job off it:
-NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
+Give one of the two another address. Containers behind a bridge of their own machine (Docker's
+172.17.0.2, Podman's 10.88.0.2, slirp4netns' 10.0.2.100) all have the same addresses, which no other
+machine reaches, whatever ports are published: start them with --network=host, or on a network that
+spans the machines (docker network create -d overlay, in a swarm; a CNI in Kubernetes). Where every
+host has this address by design (a private network behind address translation inside each virtual
+machine), keep the job off it: NCCL_SOCKET_IFNAME==eth1 and GLOO_SOCKET_IFNAME=eth1.
 
 When it is wrong
 ----------------
@@ -47,6 +50,7 @@ from nccl_doctor.api import (
     Where,
     likely_address,
 )
+from nccl_doctor.toolkit.containers import container_of, is_handed_in
 from nccl_doctor.toolkit.net.interfaces import (
     interfaces,
     is_link_local,
@@ -75,7 +79,9 @@ class DuplicateAddress(Check):
     kinds = (ADDRESS_DUPLICATE,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """The address that peers most likely use, and the others of this host."""
+        """The address that peers most likely use, and the others of this host. `container`: the
+        runtime of this host's container, if the interface of that address is one that it made.
+        """
         nics = [(nic.name, list(nic.addresses)) for nic in interfaces() if nic.running]
         usable = [
             (nic, addresses)
@@ -89,36 +95,58 @@ class DuplicateAddress(Check):
             for address in addresses
             if likely and address != likely[1] and not is_link_local(address)
         ]
-        return {"likely": list(likely) if likely else None, "others": others}
+        made = likely is not None and is_handed_in(likely[0], ctx.root)
+        return {
+            "likely": list(likely) if likely else None,
+            "others": others,
+            "container": container_of(ctx.root, ctx.env) if made else "",
+        }
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on hosts with the same likely address; node ranks of one machine share all."""
-        owners: dict[str, list[tuple[Host, str, tuple[str, ...]]]] = {}
+        owners: dict[str, list[tuple[Host, Mapping[str, Any]]]] = {}
         for rank, facts in cluster.facts(self.name):
             if facts["likely"]:
-                nic, address = facts["likely"]
-                owners.setdefault(address, []).append((rank.host, nic, tuple(facts["others"])))
+                owners.setdefault(facts["likely"][1], []).append((rank.host, facts))
         for address, hosts in owners.items():
-            machines = {(host.name, host.addresses) for host, _, _ in hosts}
+            machines = {(host.name, host.addresses) for host, _ in hosts}
             if len(hosts) < 2 or len(machines) < 2:
                 continue
             # Hosts that signed in and each have another address used that one: no conflict.
-            apart = all(host.joined and others for host, _, others in hosts)
+            apart = all(host.joined and facts["others"] for host, facts in hosts)
+            runtimes = {facts.get("container", "") for _, facts in hosts}
+            bridged = "" if apart or "" in runtimes else min(runtimes)
+            where = ", each in a container behind a bridge of its own machine" if bridged else ""
+            interfaces = {host.label: facts["likely"][0] for host, facts in hosts}
             yield Finding(
                 ADDRESS_DUPLICATE,
-                f"{address} is the address of {len(hosts)} hosts",
+                f"{address} is the address of {len(hosts)} hosts{where}",
                 Where(
-                    hosts=tuple(sorted(host.label for host, _, _ in hosts)),
-                    interfaces=tuple(sorted({nic for _, nic, _ in hosts})),
+                    hosts=tuple(sorted(host.label for host, _ in hosts)),
+                    interfaces=tuple(sorted({facts["likely"][0] for _, facts in hosts})),
                 ),
-                {"interfaces": {host.label: nic for host, nic, _ in hosts}},
-                fix="keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
-                if apart
-                else f"give all but one of them another address (arping -D {address} shows who "
-                "answers)",
+                {"interfaces": interfaces},
+                fix=_fix(address, bridged, apart=apart),
                 severity=Severity.INFO if apart else None,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _fix(address: str, bridged: str, *, apart: bool) -> str:
+    """The command; `bridged` is the runtime of containers behind bridges, else empty."""
+    if apart:
+        return "keep the job off it: export NCCL_SOCKET_IFNAME==<nic> GLOO_SOCKET_IFNAME=<nic>"
+    if bridged == "kubernetes":
+        return (
+            "hostNetwork: true in the spec of every pod, or a network plug-in (CNI) that spans the "
+            "nodes"
+        )
+    if bridged:
+        return (
+            f"{bridged} run --network=host on every machine, or a network that spans them (docker "
+            "network create -d overlay --attachable NAME, in a swarm)"
+        )
+    return f"give all but one of them another address (arping -D {address} shows who answers)"
 
 
 def _loops(addresses: list[str]) -> bool:

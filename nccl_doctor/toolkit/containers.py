@@ -1,10 +1,12 @@
-"""The runtime of this process's container, by the marks that it leaves."""
+"""The container of this process: its runtime, and the interfaces that it gives."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from nccl_doctor.toolkit.host import text_of
 
 
 def container_of(root: Path, env: Mapping[str, str]) -> str:
@@ -17,3 +19,16 @@ def container_of(root: Path, env: Mapping[str, str]) -> str:
     if os.path.exists(root / "run/.containerenv"):
         return "podman"
     return "docker" if os.path.exists(root / ".dockerenv") else ""
+
+
+def is_handed_in(interface: str, root: Path) -> bool:
+    """Whether an interface is one end of a pair (veth) or a tap, as runtimes make for a container.
+
+    The address there is the runtime's choice. An interface of the machine has a device; MACVLAN,
+    IPVLAN and VLAN name their type.
+    """
+    folder = root / "sys/class/net" / interface
+    if os.path.exists(folder / "device") or "DEVTYPE=" in text_of(folder / "uevent"):
+        return False
+    pair = text_of(folder / "iflink"), text_of(folder / "ifindex")
+    return os.path.exists(folder / "tun_flags") or (all(pair) and pair[0] != pair[1])

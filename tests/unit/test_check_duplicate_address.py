@@ -10,6 +10,7 @@ from nccl_doctor.api import Cluster, Context, Launch, Severity
 from nccl_doctor.checks.duplicate_address import DuplicateAddress
 from tests.support.clusters import make_cluster, shut_out
 from tests.support.findings import judge, only
+from tests.support.rows import each_row
 
 CHECK = DuplicateAddress()
 
@@ -46,6 +47,33 @@ def test_hosts_that_met_by_another_address_are_only_told() -> None:
     assert found.level is Severity.INFO
     (found,) = judge(CHECK, shut_out(made, "nd1"))
     assert found.level is Severity.FAIL
+
+
+@each_row(
+    ("runtimes", "fix"),
+    [
+        (("docker", "docker"), "docker run --network=host on every machine"),
+        (("podman", "podman"), "podman run --network=host on every machine"),
+        (("docker", "podman"), "docker run --network=host on every machine"),
+        (("kubernetes", "kubernetes"), "hostNetwork: true in the spec of every pod"),
+        (("docker", ""), "give all but one of them another address"),
+    ],
+)
+def test_containers_behind_bridges_of_their_own(runtimes: tuple[str, str], fix: str) -> None:
+    """They met at a published port, and publish an address that leads each to itself."""
+    a, b = ({**host("172.17.0.2"), "container": name} for name in runtimes)
+    made = cluster(a, b, host("192.168.77.3"))
+    for seen in (made, shut_out(made, "nd1")):
+        found = only(CHECK, seen, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"])
+        assert found.level is Severity.FAIL
+        assert found.fix.startswith(fix)
+        assert ("behind a bridge" in found.message) is all(runtimes)
+
+
+def test_a_container_with_a_network_of_the_job_beside_the_bridge() -> None:
+    a, b = ({**host("172.17.0.2", f"10.0.0.{i}"), "container": "docker"} for i in (1, 2))
+    (found,) = judge(CHECK, cluster(a, b))
+    assert (found.level, found.fix[:19]) == (Severity.INFO, "keep the job off it")
 
 
 def test_two_node_ranks_on_one_machine_have_one_address() -> None:
