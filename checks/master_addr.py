@@ -65,6 +65,7 @@ from nccl_doctor.toolkit.net.interfaces import interfaces, is_loopback
 from nccl_doctor.toolkit.net.names import SLOW_S, LookUp, look_up
 from nccl_doctor.toolkit.net.routes import source_of
 from nccl_doctor.toolkit.shared_kinds import ADDR_DIGITS_ONLY, ADDR_LOOPBACK, ADDR_UNRESOLVABLE
+from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
 ADDR_DIFFERS = Kind(
     code="addr-differs",
@@ -261,6 +262,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
         )
     elif not view.answers:
         fix = f"add rank 0's host to /etc/hosts here: ADDRESS {name}"
+        if name in slurm_hosts(view.rank.env.get("SLURM_JOB_NODELIST", "")):
+            fix = f"export MASTER_ADDR={address_of(name)} (by which Slurm reaches it)"
         if "/" in name or name.count(":") == 1:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         for address in (a for other in views for a in other.answers if not is_loopback(a)):

@@ -13,6 +13,8 @@ a login node: no rank runs there to serve the store, and all ranks wait for thei
 How to fix
 ----------
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+If that name does not resolve on every host, which is tried before it is recommended, use the
+address by which Slurm reaches the node: scontrol show node NAME shows it as NodeAddr.
 
 When it is wrong
 ----------------
@@ -27,14 +29,15 @@ sbatch(1), srun(1): output environment variables; scontrol(1): show hostnames.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nccl_doctor.api import Check, Cluster, Confidence, Context, Finding, Kind, Layer, Skip, Where
 from nccl_doctor.toolkit.c10d import endpoint_host, rendezvous_of
 from nccl_doctor.toolkit.hosts import everybody_came_in
 from nccl_doctor.toolkit.net.interfaces import is_loopback
-from nccl_doctor.toolkit.net.names import look_up
-from nccl_doctor.toolkit.slurm import slurm_hosts
+from nccl_doctor.toolkit.net.names import LookUp, look_up
+from nccl_doctor.toolkit.slurm import address_of, slurm_hosts
 
 MASTER_OUTSIDE_ALLOCATION = Kind(
     code="master-outside-allocation",
@@ -54,7 +57,9 @@ class SlurmAllocation(Check):
     kinds = (MASTER_OUTSIDE_ALLOCATION,)
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
-        """Slurm's hosts, and the addresses of the master."""
+        """Slurm's hosts, and the addresses of the master; `first`: those of the first of Slurm's
+        hosts, None if the master is one of them.
+        """
         hosts = slurm_hosts(ctx.env.get("SLURM_JOB_NODELIST", ""))
         if not hosts:
             raise Skip("not in a Slurm allocation")
@@ -62,11 +67,16 @@ class SlurmAllocation(Check):
         given = rendezvous_of(ctx.job, ctx.env)
         if given.endpoint and given.backend.lower() == "c10d":
             master = endpoint_host(given.endpoint)
-        answers = look_up(master, LOOK_UP_S).answers if master else ()
+        listed = {_short(host) for host in hosts}
+        asked = [master] if master else []
+        asked += [hosts[0]] if master and _short(master) not in listed else []  # what to use then
+        with ThreadPoolExecutor(2) as pool:
+            found = [list(each.answers) for each in pool.map(_look_up, asked)]
         return {
             "hosts": list(hosts),
             "master": master,
-            "answers": list(answers),
+            "answers": found[0] if found else [],
+            "first": found[1] if len(found) > 1 else None,
             "launch_node": ctx.env.get("SLURM_LAUNCH_NODE_IPADDR", ""),
         }
 
@@ -88,6 +98,12 @@ class SlurmAllocation(Check):
             if is_number and not (launch and len(cluster.present_hosts) >= len(hosts)):
                 continue
             said.add(master)
+            first = facts["hosts"][0]
+            fix = f"export MASTER_ADDR={first} on every host, or "
+            fix += MASTER_OUTSIDE_ALLOCATION.fix.removeprefix("export ")
+            if any(other.get("first") == [] for _, other in cluster.facts(self.name)):
+                fix = f"export MASTER_ADDR={address_of(first)} on every host (the name {first} "
+                fix += "does not resolve on all of them)"
             known = ", SLURM_LAUNCH_NODE_IPADDR" if launch else ""
             yield Finding(
                 MASTER_OUTSIDE_ALLOCATION,
@@ -95,10 +111,13 @@ class SlurmAllocation(Check):
                 f"{facts['hosts'][0]} to {facts['hosts'][-1]}",
                 Where(hosts=tuple(sorted({r.host.label for r, _ in cluster.facts(self.name)}))),
                 {"answers": facts["answers"], "launch_node": facts["launch_node"]},
-                fix=f"export MASTER_ADDR={facts['hosts'][0]} on every host, or "
-                f"{MASTER_OUTSIDE_ALLOCATION.fix.removeprefix('export ')}",
+                fix=fix,
                 confidence=Confidence.LIKELY,
             )
+
+
+def _look_up(name: str) -> LookUp:
+    return look_up(name, LOOK_UP_S)
 
 
 def _short(name: str) -> str:

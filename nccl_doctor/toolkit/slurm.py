@@ -1,9 +1,10 @@
-"""Slurm's host list syntax, as in SLURM_JOB_NODELIST: `node[01-04,07],gpu3`. Pure."""
+"""Slurm's host lists, as in SLURM_JOB_NODELIST: `node[01-04,07],gpu3`; and its nodes. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Iterator
 
 MAX_HOSTS = 100_000
@@ -25,6 +26,15 @@ def slurm_hosts(text: str, most: int = MAX_HOSTS) -> tuple[str, ...]:
     except ValueError:
         return ()
     return hosts if len(hosts) <= most else ()
+
+
+def address_of(node: str) -> str:
+    """Shell substitution for the address by which Slurm itself reaches a node.
+
+    Where the name of a node does not resolve (NodeName is what slurm.conf says), its NodeAddr leads
+    there.
+    """
+    return f"$(scontrol show node {shlex.quote(node)} | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)"
 
 
 def _hosts(text: str, most: int) -> Iterator[str]:

@@ -115,6 +115,18 @@ def test_unresolvable_on_one_host_blames_that_host_and_knows_the_line_to_add():
     assert f"{ND0} nd0" in merged.fix
 
 
+def test_slurm_reaches_a_node_whose_name_does_not_resolve():
+    seen = facts("nd1", master=look("nd0"), reverse=[])
+    env = {rank: {"SLURM_JOB_NODELIST": "nd[0-1]"} for rank in (2, 3)}
+    alone = only(view_of_nd1(seen, env=env))
+    assert place(alone) == ("addr-unresolvable", ("nd1",))
+    assert alone.fix.startswith("export MASTER_ADDR=$(scontrol show node nd0 | grep ")
+    merged = cluster_of({"nd0": facts("nd0"), "nd1": seen}, complete=False, env=env)
+    assert f"{ND0} nd0" in only(merged).fix  # an address that another host knows is better
+    others = {rank: {"SLURM_JOB_NODELIST": "nd[1-3]"} for rank in (2, 3)}
+    assert "scontrol" not in only(view_of_nd1(seen, env=others)).fix
+
+
 def test_a_name_that_came_late_only_warns():
     seen = facts("nd1", master=look("nd0"), reverse=[])
     found = only(cluster_of({"nd0": facts("nd0"), "nd1": seen}))

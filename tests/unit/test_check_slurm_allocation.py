@@ -46,6 +46,18 @@ def test_a_login_node_by_address() -> None:
     only(CHECK, cluster(seen, "nd1"), "master-outside-allocation", hosts=["nd0", "nd1"])
 
 
+def test_a_name_that_does_not_resolve_is_not_recommended() -> None:
+    known, unknown = ({**view("login1", "10.1.1.1"), "first": a} for a in (["10.0.0.1"], []))
+    for other, resolves in ((known, True), (unknown, False)):
+        by_host = {"nd0": known, "nd1": other}
+        made = make_cluster(tuple(by_host), check="slurm_allocation", by_host=by_host)
+        found = only(
+            CHECK, shut_out(made, "nd1"), "master-outside-allocation", hosts=["nd0", "nd1"]
+        )
+        assert found.fix.startswith("export MASTER_ADDR=nd0 ") is resolves
+        assert ("scontrol show node nd0 | grep -o 'NodeAddr=[^ ]*'" in found.fix) is not resolves
+
+
 @pytest.mark.parametrize(
     "seen",
     [
@@ -78,6 +90,13 @@ def test_what_is_read() -> None:
     found = CHECK.observe(Context(launch=launch, env=env))
     assert found["hosts"] == ["nd0", "nd1"]
     assert (found["master"], found["answers"]) == ("127.0.0.1", ["127.0.0.1"])
+    assert found["first"] == []  # nobody knows that name here
+    listed = {**env, "SLURM_JOB_NODELIST": "localhost,nd1"}
+    assert (
+        CHECK.observe(Context(launch=Launch("srun", master_addr="nd1"), env=listed))["first"]
+        is None
+    )
+    assert CHECK.observe(Context(launch=launch, env=listed))["first"]
     c10d = {**env, "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "127.0.0.2:29400"}
     assert CHECK.observe(Context(launch=launch, env=c10d))["master"] == "127.0.0.2"
     with pytest.raises(Skip):
