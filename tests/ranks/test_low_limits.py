@@ -1,4 +1,4 @@
-"""Few processes or files allowed: the limit is named, nobody else is blamed, a report is there."""
+"""Little allowed (processes, files, CPU time, netlink): that is named, nobody else is blamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ import pytest
 from tests.cli.program import CLEAN
 from tests.ranks.ranks import MAIN, Ended, Ranks
 from tests.support.forkserver import Forked
-from tests.support.limited import few_files, few_processes, group, little_cpu_time, tasks_of
+from tests.support.limited import (
+    HAS_NETLINK_FILTER,
+    NO_NETLINK,
+    few_files,
+    few_processes,
+    group,
+    little_cpu_time,
+    tasks_of,
+)
 from tests.support.reports import validate
 
 TIMEOUT_S = 60.0
@@ -147,3 +155,22 @@ def test_ranks_that_stand_still_most_of_the_time(folder: Path, slow: Path) -> No
     assert found["message"].startswith("limit of 0.1 CPUs: its CPU time was used up in ")
     assert str(slow) in found["fix"]
     assert (code, report["verdict"]) == (0, "warn")
+
+
+# Calls --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not HAS_NETLINK_FILTER, reason="the filter has not this machine's numbers")
+def test_without_netlink_no_group_can_be_formed(folder: Path) -> None:
+    select = ("--select", "kernel_access,interfaces,ranks,collectives")
+    code, _, report = own(folder, NO_NETLINK, *select)
+    assert causes(report) == [("netlink-refused", [])]
+    (found,) = report["root_causes"]
+    assert found["where"]["hosts"] == [socket.gethostname()]
+    assert found["message"].startswith("getifaddrs: EACCES (netlink EACCES, ")
+    assert "guards: seccomp, no_new_privs" in found["message"]
+    assert "seccomp" in found["fix"]
+    (failed,) = [each for each in report["findings"] if each["code"] == "group-init-failed"]
+    assert failed["explained_by"] == "netlink-refused"
+    assert "Permission denied" in failed["message"]
+    assert (code, report["verdict"]) == (1, "fail")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +14,11 @@ from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _PR_SET_KEEPCAPS = 8
+_NO_NEW_PRIVS, _SECCOMP, _AF_NETLINK = 38, 22, 16
+_ERROR, _ALLOW = 0x00050000, 0x7FFF0000
+HAS_NETLINK_FILTER = os.uname().machine in ("x86_64", "aarch64")
+NO_NETLINK = "from tests.support import limited; limited.forbid_netlink()"
+"""Code that forbids netlink to a process and all that it starts."""
 _VERSION_3 = 0x20080522
 DAC_OVERRIDE, DAC_READ_SEARCH = 1, 2
 """Rights of root: to open every file, and to read it."""
@@ -55,6 +62,26 @@ def little_cpu_time(percent: int) -> Iterator[Path]:
             with suppress(OSError):
                 folder.rmdir()
             time.sleep(0.02)
+
+
+def forbid_netlink() -> None:
+    """Let no socket of netlink be made from now on, as security modules and sandboxes may: EACCES.
+
+    For x86-64 and arm64, whose numbers of the call `socket` it has.
+    """
+    call = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+    load, equal, give = 0x20, 0x15, 0x06
+    steps = [
+        *((load, 0, 0, 0), (equal, 0, 3, call), (load, 0, 0, 16), (equal, 0, 1, _AF_NETLINK)),
+        *((give, 0, 0, _ERROR | errno.EACCES), (give, 0, 0, _ALLOW)),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+    )
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(_SECCOMP, 2, program):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def limit_files(number: int) -> None:

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 import socket
@@ -22,6 +21,7 @@ from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_holder
 from nccl_doctor.toolkit.privileges import NET_BIND_SERVICE, has_capability
 from tests.support import fabrics
+from tests.support.limited import HAS_NETLINK_FILTER
 from tests.support.rows import each_row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,22 +50,16 @@ print(json.dumps([[nic.to_json() for nic in interfaces()], subnet_prefixes()]))
 
 
 NO_NETLINK = """
-import ctypes, json, platform, struct
+import json
 from nccl_doctor.launch.identity import host_addresses
 from nccl_doctor.toolkit.host import addresses, interface_names
+from tests.support import limited
 
 def look():
     return [sorted(addresses()), sorted(interface_names()), sorted(host_addresses())]
 
 before = look()
-# seccomp: socket(AF_NETLINK, ...) gives EACCES, everything else is allowed.
-call = {"x86_64": 41, "aarch64": 198}[platform.machine()]
-steps = [(0x20, 0, 0, 0), (0x15, 0, 3, call), (0x20, 0, 0, 16), (0x15, 0, 1, 16),
-         (0x06, 0, 0, 0x00050000 | 13), (0x06, 0, 0, 0x7FFF0000)]
-code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, ctypes.get_errno()
+limited.forbid_netlink()
 import socket
 try:
     socket.if_nameindex()
@@ -74,9 +68,7 @@ except OSError:
 """
 
 
-@pytest.mark.skipif(
-    platform.machine() not in ("x86_64", "aarch64"), reason="the filter has these call numbers"
-)
+@pytest.mark.skipif(not HAS_NETLINK_FILTER, reason="the filter has not this machine's numbers")
 def test_without_netlink_the_addresses_are_the_same() -> None:
     """SELinux, AppArmor and seccomp may forbid it: that must not end the run."""
     asks = [sys.executable, "-c", NO_NETLINK]

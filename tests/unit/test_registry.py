@@ -456,7 +456,7 @@ CODES = """
     deepspeed-config-unknown-key deepspeed-config-deprecated-key deepspeed-config-bad-value
     deepspeed-config-conflict offload-path-unusable offload-memory-low
     offload-operator-unavailable
-    cpu-throttled memory-throttled
+    cpu-throttled memory-throttled netlink-refused process-access-refused
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
     bandwidth-below-floor rail-slow
     """
