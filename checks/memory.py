@@ -31,7 +31,6 @@ Kernel documentation, admin-guide/cgroup-v2 (memory.max, memory.events); NVIDIA/
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -80,7 +79,6 @@ class MemoryFacts(MemoryKills):
     group: dict[str, Any] | None
     available: int | None
     local_ranks: int
-    at_s: float
     throttling: list[MemoryThrottling]
 
 
@@ -94,7 +92,7 @@ class Memory(Check):
     def observe(self, ctx: Context) -> MemoryFacts:
         """Sizes in bytes. `group`: {`limit`, `used`} of the control group or None; `available`: on
         the machine, or None; `oom_kills`, `machine_kills`: see `memory_kills`; `throttling`: see
-        `memory_throttling`, read at `at_s`, for check `throttling`.
+        `memory_throttling`.
         """
         limits = cgroup_limits(ctx.root)
         available = available_memory(ctx.root)
@@ -105,7 +103,6 @@ class Memory(Check):
             **memory_kills(ctx.root),
             "available": available,
             "local_ranks": ctx.launch.local_world_size or 1,
-            "at_s": time.monotonic(),
             "throttling": memory_throttling(ctx.root),
         }
 

@@ -3,9 +3,9 @@
 What it checks
 --------------
 The counts of every control group of this host's ranks that has a limit of CPU time (cpu.max,
-cpu.cfs_quota_us of version 1) or a `memory.high`, at the end of the examination and at its start,
-which checks `cpus` and `memory` read: periods in which the CPU time was used up, how long the group
-was stopped then, and how long processes beyond memory.high waited (memory.pressure).
+cpu.cfs_quota_us of version 1) or a `memory.high`, when all ranks have signed in, and again after
+all other checks: periods in which the CPU time was used up, how long the group was stopped then,
+and how long processes beyond memory.high waited (memory.pressure).
 
 Why it matters
 --------------
@@ -44,6 +44,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from nccl_doctor.api import (
+    BEFORE,
     Check,
     Cluster,
     Confidence,
@@ -104,7 +105,7 @@ _UNIT = re.compile(r"[\w:.@\\-]+\.(?:service|scope|slice)")
 
 
 class Throttling(Check):
-    """Reads the counts after all other checks, and compares them with those of the start."""
+    """Reads the counts before and after all other checks in which ranks work together."""
 
     name = "throttling"
     layer = Layer.SPEED
@@ -115,18 +116,17 @@ class Throttling(Check):
     turn = Turn.LAST
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """One round: every host with such a limit, by itself."""
+        """Two rounds: every host with such a limit, by itself."""
         limited = {
-            rank.host.id
-            for name in (_CPUS, _MEMORY)
-            for rank, facts in cluster.facts(name)
-            if facts.get("throttling")
+            *(r.host.id for r, facts in cluster.facts(_CPUS) if facts.get("quota") is not None),
+            *(r.host.id for r, facts in cluster.facts(_MEMORY) if facts.get("throttling")),
         }
         first = [cluster.first_on(host) for host in cluster.present_hosts if host.id in limited]
         groups = tuple((rank.seat,) for rank in first if rank is not None)
         if not groups:
-            raise Skip("checks cpus and memory saw no limit that stops or slows processes")
-        return (Round(_ROUND, groups, 10.0),)
+            raise Skip("no limit that stops or slows processes, by checks cpus and memory")
+        # Dozens of checks at once, before the sign-in, are not what a job does.
+        return (Round(BEFORE, groups, 10.0), Round(_ROUND, groups, 10.0))
 
     def observe(self, ctx: Context) -> Mapping[str, Any]:
         """`cpu`: from `cpu_throttling`; `memory`: from `memory_throttling`, read at `at_s`;
@@ -141,20 +141,27 @@ class Throttling(Check):
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on each host whose counts rose: of the group that was held back most."""
-        cpus = {rank.seat: facts for rank, facts in cluster.facts(_CPUS)}
-        memory = {rank.host.id: facts for rank, facts in cluster.facts(_MEMORY)}
+        cpus = {rank.seat: facts["count"] for rank, facts in cluster.facts(_CPUS)}
+        first = {rank.host.id: facts for rank, facts in cluster.facts(self.name, BEFORE)}
         for rank, late in cluster.facts(self.name, _ROUND):
-            yield from _cpu(cluster, rank, cpus.get(rank.seat, {}), late)
-            yield from _memory(rank, memory.get(rank.host.id, {}), late)
+            early = first.get(rank.host.id)
+            if early is not None:
+                yield from _cpu(cluster, rank, early, late, cpus.get(rank.seat))
+                yield from _memory(rank, early, late)
 
 
 # CPU time -----------------------------------------------------------------------------------------
 
 
 def _cpu(
-    cluster: Cluster, rank: Rank, early: Mapping[str, Any], late: Mapping[str, Any]
+    cluster: Cluster,
+    rank: Rank,
+    early: Mapping[str, Any],
+    late: Mapping[str, Any],
+    most: int | None,
 ) -> Iterator[Finding]:
-    pairs = _pairs(early, late["cpu"])
+    """One finding or none; `most`: the CPUs that the rank may run on."""
+    pairs = _pairs(early["cpu"], late["cpu"])
     rises = [(each, _rise(before, each)) for before, each in pairs]
     shown = [(each, rise) for each, rise in rises if (rise["throttled"] or 0) >= _LEAST_PERIODS]
     if not shown:
@@ -172,7 +179,7 @@ def _cpu(
         f"{times:.2g} times as long",
         Where(hosts=(rank.host.label,)),
         {"limit": dict(limit), "rise": rise, "times": round(times, 2)},
-        fix=_more_cpu(limit["file"], min(wanted, early.get("count", wanted)), rank, late),
+        fix=_more_cpu(limit["file"], min(wanted, most or wanted), rank, late),
         severity=None if times >= _SLOW_TIMES else Severity.INFO,
         # The same limit, by what it did: it is no second cause.
         explained_by="cpu-limit-low" if cpus < ranks else None,
@@ -203,7 +210,7 @@ def _more_cpu(file: str, cpus: int, rank: Rank, late: Mapping[str, Any]) -> str:
 
 
 def _memory(rank: Rank, early: Mapping[str, Any], late: Mapping[str, Any]) -> Iterator[Finding]:
-    for before, limit in _pairs(early, late["memory"]):
+    for before, limit in _pairs(early["memory"], late["memory"]):
         rise = _rise(before, limit)
         if not rise["events"]:
             continue
@@ -242,10 +249,10 @@ def _more_memory(file: str, high: int, container: str) -> str:
 
 
 def _pairs(
-    early: Mapping[str, Any], late: Iterable[Mapping[str, Any]]
+    early: Iterable[Mapping[str, Any]], late: Iterable[Mapping[str, Any]]
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """The limits of both times, the same file each."""
-    known = {each["file"]: each for each in early.get("throttling") or ()}
+    known = {each["file"]: each for each in early}
     return ((known[each["file"]], each) for each in late if each["file"] in known)
 
 

@@ -23,6 +23,7 @@ from nccl_doctor.model.check import Skip as Skip
 from nccl_doctor.model.check import Untested as Untested
 from nccl_doctor.model.cluster import AFTER_LOSS as AFTER_LOSS
 from nccl_doctor.model.cluster import ALONE as ALONE
+from nccl_doctor.model.cluster import BEFORE as BEFORE
 from nccl_doctor.model.cluster import Cluster as Cluster
 from nccl_doctor.model.cluster import Evidence as Evidence
 from nccl_doctor.model.cluster import Host as Host

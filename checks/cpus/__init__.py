@@ -71,7 +71,7 @@ from nccl_doctor.api import (
     number_range,
     place_of,
 )
-from nccl_doctor.toolkit.cgroup import CpuThrottling, cgroup_limits, cpu_throttling
+from nccl_doctor.toolkit.cgroup import cgroup_limits
 from nccl_doctor.toolkit.versions import disagreement, release
 
 from .governors import holds_low, read_governors
@@ -138,7 +138,6 @@ class CpusFacts(TypedDict):
     machine: str
     vendor: str | None
     clock: dict[str, Any] | None
-    throttling: list[CpuThrottling]
 
 
 class Cpus(Check):
@@ -156,7 +155,7 @@ class Cpus(Check):
         Returns: `affinity`: numbers of the CPUs, as text (`0–3, 8`), and `count` of them;
         `allowed`: CPUs of the control group; `quota`: CPU time in CPUs, or None; `machine`: the
         architecture, as uname has it; `vendor` of the CPUs, None where the kernel names none;
-        `clock`: from `read_governors`; `throttling`: from `cpu_throttling`, for check `throttling`.
+        `clock`: from `read_governors`.
         """
         mine = sorted(os.sched_getaffinity(0))
         limits = cgroup_limits(ctx.root)
@@ -168,7 +167,6 @@ class Cpus(Check):
             "machine": os.uname().machine,
             "vendor": _vendor(ctx.root),
             "clock": read_governors(mine, ctx.root),
-            "throttling": cpu_throttling(ctx.root),
         }
 
     def figures(self, cluster: Cluster) -> Iterator[Figure]:

@@ -24,9 +24,9 @@ from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
-from nccl_doctor.model.cluster import AFTER_LOSS, Cluster, Outcome, OutcomeStatus
+from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
 from nccl_doctor.model.cluster_json import outcome_from_json
-from nccl_doctor.model.findings import Finding, Round, Severity, Where
+from nccl_doctor.model.findings import Finding, Round, Severity, Turn, Where
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
 from nccl_doctor.model.report import ParticipantResult
@@ -76,9 +76,13 @@ class Coordinator:
         roll.call()
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
-        for check in run.registry.checks:
-            if check.together and check.level.order <= run.options.level.order:
-                self._observe_together(check)
+        level = run.options.level.order
+        checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
+        for check in checks:
+            if check.turn is Turn.LAST:
+                self._observe_together(check, before=True)
+        for check in checks:
+            self._observe_together(check)
         self._late = roll.latecomers()
         for seat in self._late:
             self._box.put(f"late/{seat}", True)
@@ -98,9 +102,13 @@ class Coordinator:
 
     # -- rounds ---------------------------------------------------------------------------------
 
-    def _observe_together(self, check: Check) -> None:
+    def _observe_together(self, check: Check, *, before: bool = False) -> None:
+        """Hold the rounds of a check: of one that looks back `before`, or else the others."""
+        early = {BEFORE} if check.turn is Turn.LAST else set[str]()
         held: set[str] = set()
-        while rounds := [r for r in self._planned(check) if r.name not in held]:
+        while rounds := [
+            r for r in self._planned(check) if r.name not in held and (r.name in early) is before
+        ]:
             for round_ in rounds:
                 held.add(round_.name)
                 self._hold(check, round_)

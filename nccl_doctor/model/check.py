@@ -155,7 +155,9 @@ class Check:
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
-        turn: `FIRST` or `LAST` among the checks of its layer; the others go by name.
+        turn: `FIRST` or `LAST` among the checks of its layer; the others go by name. A round of a
+            check that is `LAST`, called `BEFORE`, is held before those of all other checks: what it
+            reads there is what the others started from.
         looks_again: True if a check that observes alone is to do so once more, in round
             `AFTER_LOSS`, when somebody was lost. `Context.params` then has `hosts`: name →
             addresses of hosts of the job, those that were lost and some that are left.

@@ -14,6 +14,8 @@ from nccl_doctor.model.launch import Launch
 
 ALONE = "alone"
 """Name of the one round of a check that observes without peers."""
+BEFORE = "before"
+"""Name of the round that a check that looks back (`Turn.LAST`) holds before all others do."""
 AFTER_LOSS = "after-loss"
 """Name of the round in which it looks again, if somebody was lost (`Check.looks_again`)."""
 

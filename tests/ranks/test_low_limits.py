@@ -155,6 +155,11 @@ def test_ranks_that_stand_still_most_of_the_time(folder: Path, slow: Path) -> No
     assert found["message"].startswith("limit of 0.1 CPUs: its CPU time was used up in ")
     assert str(slow) in found["fix"]
     assert (code, report["verdict"]) == (0, "warn")
+    (first, *_) = report["hosts"]
+    seen = {**first["facts"], **report["ranks"][0]["facts"]}
+    times = [seen["throttling"][name]["facts"]["at_s"] for name in ("before", "late")]
+    took = max(each["duration_s"] for each in seen["collectives"].values())
+    assert times[1] - times[0] > took  # the collectives were in between
 
 
 # Calls --------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nccl_doctor.api import ALONE, Cluster, Confidence, Finding, Severity, Skip, Where
+from nccl_doctor.api import ALONE, BEFORE, Cluster, Confidence, Finding, Severity, Skip, Where
 from nccl_doctor.checks.cpus import Cpus
 from nccl_doctor.checks.memory import Memory
 from nccl_doctor.checks.throttling import Throttling
@@ -52,23 +53,26 @@ def high(events: int, stalled_s: float | None, used: int = 500, **other: Any) ->
     return {**found, **other}
 
 
-BEFORE = cpu(0, 0, 0, periods=800)
-BEFORE_MEMORY = high(0, 0)
+START = cpu(0, 0, 0, periods=800)
+START_MEMORY = high(0, 0)
 
 
 def late(*cpus: Facts, memory: tuple[Facts, ...] = (), container: str = "") -> Facts:
     return {"cpu": list(cpus), "memory": list(memory), "at_s": 120.0, "container": container}
 
 
-def cluster(*hosts: Facts, before: Facts = BEFORE, memory: Facts = BEFORE_MEMORY) -> Cluster:
-    """Hosts of two ranks, examined for 20 s, and what was read at the end."""
+def cluster(
+    *hosts: Facts, before: Sequence[Facts] = (START,), memory: Facts = START_MEMORY
+) -> Cluster:
+    """Hosts of two ranks that worked together for 20 s, and what was read at the end."""
     made = make_cluster([f"nd{i}" for i in range(len(hosts))], nproc=2)
+    first = {**late(*before, memory=(memory,)), "at_s": 100.0}
     ranks = []
     for rank in made.ranks:
-        facts = {"cpus": {ALONE: outcome({"count": 64, "throttling": [before]})}}
+        facts = {"cpus": {ALONE: outcome({"count": 64, "quota": 2.0})}}
         if not rank.local_rank:
-            facts["memory"] = {ALONE: outcome({"at_s": 100.0, "throttling": [memory]})}
-            facts["throttling"] = {"late": outcome(hosts[rank.host.id])}
+            seen = {BEFORE: outcome(first), "late": outcome(hosts[rank.host.id])}
+            facts["throttling"] = seen
         ranks.append(replace(rank, facts=facts))
     return replace(made, ranks=tuple(ranks))
 
@@ -111,16 +115,14 @@ def test_what_is_only_slower_is_information() -> None:
 
 
 def test_cpu_time_that_is_not_counted_was_at_most_the_limit() -> None:
-    made = cluster(CALM, late(cpu(150, 120, None)), before=cpu(0, 0, None, periods=800))
+    made = cluster(CALM, late(cpu(150, 120, None)), before=[cpu(0, 0, None, periods=800)])
     (found,) = judge(CHECK, made)
     assert "about 4 times as long" in found.message
 
 
 def test_of_several_groups_the_one_that_was_stopped_most() -> None:
-    slice_ = cpu(150, 90, 30, file="a.slice/cpu.max")
-    made = cluster(late(cpu(150, 30, 30), slice_))
-    for rank in made.ranks:
-        rank.facts["cpus"][ALONE].facts["throttling"].append({**BEFORE, "file": "a.slice/cpu.max"})
+    limits = cpu(150, 30, 30), cpu(150, 90, 30, file="a.slice/cpu.max")
+    made = cluster(late(*limits), before=(START, {**START, "file": "a.slice/cpu.max"}))
     (found,) = judge(CHECK, made)
     assert found.evidence["limit"]["file"] == "a.slice/cpu.max"
     assert found.fix.startswith("as root: systemctl set-property --runtime a.slice CPUQuota=")
@@ -147,7 +149,7 @@ def test_of_several_groups_the_one_that_was_stopped_most() -> None:
 )
 def test_the_fix_is_for_whoever_set_the_limit(file: str, container: str, fix: str) -> None:
     limit = cpu(150, 90, 30, file=file)
-    made = cluster(CALM, late(limit, container=container), before={**BEFORE, "file": file})
+    made = cluster(CALM, late(limit, container=container), before=[{**START, "file": file}])
     found = only(CHECK, made, "cpu-throttled", hosts=["nd1"])
     assert fix in found.fix
 
@@ -162,7 +164,7 @@ def test_docker_names_a_host_by_the_id_of_its_container() -> None:
 
 def test_less_than_one_cpu_for_each_rank_is_the_cause() -> None:
     one = {"quota_us": 100_000}
-    made = cluster(CALM, late(cpu(150, 90, 20, **one)), before={**BEFORE, **one})
+    made = cluster(CALM, late(cpu(150, 90, 20, **one)), before=[{**START, **one}])
     (found,) = judge(CHECK, made)
     assert found.explained_by == "cpu-limit-low"
     (alone,) = explain([found], made)  # as with gloo, where that is only information
@@ -262,18 +264,16 @@ def tree(root: Path, throttled: int, stalled_us: int) -> Path:
 
 def test_what_is_read_before_and_after(tmp_path: Path) -> None:
     root = tree(tmp_path, 10, 5)
-    early = observe(Cpus, root=root), observe(Memory, root=root)
-    again = observe(
-        Throttling, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, root=tree(root, 110, 10**9)
-    )
-    assert again["container"] == "kubernetes"
+    alone = {"cpus": observe(Cpus, root=root), "memory": observe(Memory, root=root)}
+    first = observe(Throttling, root=root)
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    again = observe(Throttling, pod, root=tree(root, 110, 10**9))
+    assert (first["container"], again["container"]) == ("", "kubernetes")
     made = make_cluster(["nd0"], nproc=1)
-    facts = {
-        "cpus": {ALONE: outcome(early[0])},
-        "memory": {ALONE: outcome(early[1])},
-        "throttling": {"late": outcome(again)},
-    }
+    facts = {name: {ALONE: outcome(seen)} for name, seen in alone.items()}
+    facts["throttling"] = {BEFORE: outcome(first), "late": outcome(again)}
     made = replace(made, ranks=(replace(made.ranks[0], facts=facts),))
+    assert len(CHECK.plan(made)) == 2
     assert [(f.code, f.level) for f in judge(CHECK, made)] == [
         ("cpu-throttled", Severity.WARN),
         ("memory-throttled", Severity.WARN),
@@ -282,14 +282,30 @@ def test_what_is_read_before_and_after(tmp_path: Path) -> None:
     assert "in 100 of 100 periods" in judge(CHECK, made)[0].message
 
 
-def test_only_hosts_with_a_limit_look_again() -> None:
-    made = make_cluster(["nd0", "nd1"], nproc=2)
-    seen = {2: outcome({"throttling": [BEFORE]}), 3: outcome({"throttling": [BEFORE]})}
-    free = outcome({"throttling": []})
-    ranks = [
-        replace(rank, facts={"cpus": {ALONE: seen.get(rank.seat, free)}}) for rank in made.ranks
-    ]
-    (one,) = CHECK.plan(replace(made, ranks=tuple(ranks)))
-    assert one.groups == ((2,),)
+def test_only_hosts_with_a_limit_are_read() -> None:
+    quotas = [None, None, 2.0, 2.0, None, None]
+    made = make_cluster(
+        ["nd0", "nd1", "nd2"],
+        2,
+        check="cpus",
+        by_rank={i: {"quota": q} for i, q in enumerate(quotas)},
+    )
+    memory = {"memory": {ALONE: outcome({"throttling": [START_MEMORY]})}}
+    last = replace(made.hosts[2], facts=memory)
+    ranks = tuple(replace(r, host=last) if r.host.id == last.id else r for r in made.ranks)
+    both = replace(made, hosts=(*made.hosts[:2], last), ranks=ranks)
+    for seen, groups in ((made, ((2,),)), (both, ((2,), (4,)))):
+        assert [(r.name, r.groups) for r in CHECK.plan(seen)] == [
+            (BEFORE, groups),
+            ("late", groups),
+        ]
     with pytest.raises(Skip, match="no limit"):
-        CHECK.plan(made)
+        CHECK.plan(make_cluster(check="cpus", by_rank={0: {"quota": None}}))
+
+
+def test_what_is_not_known_at_both_times_says_nothing() -> None:
+    made = cluster(late(cpu(150, 90, 30)))
+    for rank in made.ranks[:1]:
+        only_late = {**rank.facts, "throttling": {"late": rank.facts["throttling"]["late"]}}
+        made = replace(made, ranks=(replace(rank, facts=only_late), *made.ranks[1:]))
+    assert judge(CHECK, made) == []
