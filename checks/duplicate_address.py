@@ -35,7 +35,7 @@ RFC 5227 (IPv4 address conflict detection); arping(8).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from nccl_doctor.api import (
     Check,
@@ -71,6 +71,14 @@ ADDRESS_DUPLICATE = Kind(
 LOOK_UP_S = 2.0
 
 
+class DuplicateAddressFacts(TypedDict):
+    """Facts that `observe` returns; other checks read them."""
+
+    likely: list[str] | None
+    others: list[str]
+    container: str
+
+
 class DuplicateAddress(Check):
     """The addresses that peers would use, compared."""
 
@@ -78,7 +86,7 @@ class DuplicateAddress(Check):
     layer = Layer.ROUTE
     kinds = (ADDRESS_DUPLICATE,)
 
-    def observe(self, ctx: Context) -> Mapping[str, Any]:
+    def observe(self, ctx: Context) -> DuplicateAddressFacts:
         """The address that peers most likely use, and the others of this host. `container`: the
         runtime of this host's container, if the interface of that address is one that it made.
         """

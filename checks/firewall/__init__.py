@@ -179,7 +179,7 @@ class Firewall(Check):
         MTU_BLACKHOLE,
         INTERFACE_UNROUTABLE,
     )
-    reads = ("interfaces",)
+    reads = ("duplicate_address", "interfaces")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The rounds: the matrix of all hosts; then the rules at both ends of failed calls."""
@@ -265,6 +265,12 @@ class _Matrix:
             if not (nic["up"] and nic["running"])
         }
         self.rules = {rank.seat: facts for rank, facts in cluster.facts(Firewall.name, "rules")}
+        self.likely = {
+            facts["likely"][1]
+            for _, facts in cluster.facts("duplicate_address")
+            if facts.get("likely")
+        }
+        """Addresses that check `duplicate_address` compares."""
 
     def is_down(self, call: PeerCall) -> bool:
         """Whether the interface that was called is down on its own host."""
@@ -349,6 +355,10 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
         hosts, confidence = unroutable_hosts(group, matrix.calls)
+        # Check `interfaces` or `duplicate_address` reports it, and that is the reason.
+        reason = "interface-down" if all(map(matrix.is_down, group)) else None
+        if all(call.outcome == "own-address" and call.address in matrix.likely for call in group):
+            reason = "address-duplicate"
         yield Finding(
             INTERFACE_UNROUTABLE,
             f"{', '.join(sorted({c.address for c in group})[:8])}: {', '.join(words)}",
@@ -361,6 +371,5 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
             fix=f"export {'NCCL_SOCKET_IFNAME==' if nccl else 'GLOO_SOCKET_IFNAME='}{good}",
             severity=Severity.FAIL if job else Severity.INFO,
             confidence=confidence,
-            # Check `interfaces` reports it, and that is the reason.
-            explained_by="interface-down" if all(map(matrix.is_down, group)) else None,
+            explained_by=reason,
         )

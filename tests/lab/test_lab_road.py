@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import nccl_doctor
+from nccl_doctor.toolkit.containers import container_of
 from tests.lab import faults
 from tests.lab.lab import MASTER_PORT, MEET, PATIENT, Lab
 from tests.lab.reading import SIGN_IN_S, check_cause, check_clean, loud, view_of
@@ -164,6 +165,54 @@ def test_two_hosts_with_one_address(lab: Lab) -> None:
     check_absent(run)
     merged = check_merged(run, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"])
     assert lab["nd0"].address in merged["message"], str(run)
+
+
+_BRIDGED = """
+mount --make-rprivate / && mount -t tmpfs tmpfs /run && mkdir /run/netns
+ip netns add box
+ip link add inside type veth peer name eth0 netns box
+ip addr add 172.17.0.1/16 dev inside
+ip link set inside up
+ip -n box addr add 172.17.0.2/16 dev eth0
+ip -n box link set eth0 up
+ip -n box link set lo up
+ip -n box route add default via 172.17.0.1
+echo 1 > /proc/sys/net/ipv4/ip_forward
+nft -f - <<END
+table ip nat {
+    chain pre {
+        type nat hook prerouting priority -100
+        fib daddr type local tcp dport PORT dnat to 172.17.0.2
+    }
+    chain post {
+        type nat hook postrouting priority 100
+        oifname eth0 masquerade
+        ip saddr 172.17.0.2 ip daddr 172.17.0.2 masquerade
+    }
+}
+END
+"""
+"""What Docker's default bridge and `docker run -p PORT:PORT` make of a machine."""
+
+
+def test_containers_behind_a_bridge_of_each_machine(lab: Lab) -> None:
+    """They meet at the published port, and then publish an address that is each one's own."""
+    for host in lab.hosts:
+        host.call("sh", "-ec", _BRIDGED.replace("PORT", str(MASTER_PORT)))
+        host.set_hosts(f"127.0.0.1 localhost\n172.17.0.2 {host.name}\n")
+    run = lab.own_doctor(
+        *PATIENT,
+        nproc=1,
+        wrap={name: ["ip", "netns", "exec", "box"] for name in lab.names},
+        per_host={name: ["--master-addr", lab["nd0"].address] for name in lab.names},
+    )
+    check_clean(run)
+    root = check_cause(
+        run, run.report, "address-duplicate", hosts=["nd0", "nd1"], interfaces=["eth0"]
+    )
+    assert root["message"].startswith("172.17.0.2 is the address of 2 hosts")
+    assert ("--network=host" in root["fix"]) is bool(container_of(Path("/"), os.environ))
+    assert run.codes == [1, 1], str(run)
 
 
 _WHO = """

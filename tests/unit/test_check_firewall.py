@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.api import (
+    ALONE,
     Confidence,
     Context,
     Launch,
@@ -21,7 +22,7 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.checks.firewall import Firewall
 from nccl_doctor.toolkit.peers.echo import Listeners
-from tests.support.clusters import make_cluster
+from tests.support.clusters import make_cluster, outcome
 from tests.support.peers import (
     DROPPED,
     NO_ROUTE,
@@ -148,6 +149,25 @@ def test_docker_on_both_hosts(backend: str, level: Severity) -> None:
     assert found.level is level
     assert found.where.interfaces == ("docker0",)
     assert found.fix == "export NCCL_SOCKET_IFNAME==eth0"
+
+
+def test_an_address_that_two_hosts_have_is_no_fault_of_its_interface() -> None:
+    """Check `duplicate_address` reports those that peers use, and not those of bridges."""
+    world = World(2)
+    world.fail(pairs(world), OWN)
+    made = world.cluster()
+    for likely, reason in ((True, "address-duplicate"), (False, None)):
+        hosts = []
+        for host in made.hosts:
+            mine = [
+                "eth0" if likely else "docker0",
+                world.address(host.label) if likely else "172.17.0.1",
+            ]
+            seen = {"duplicate_address": {ALONE: outcome({"likely": mine})}}
+            hosts.append(replace(host, facts={**host.facts, **seen}))
+        ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
+        found = list(CHECK.judge(replace(made, hosts=tuple(hosts), ranks=ranks)))
+        assert [(f.code, f.explained_by) for f in found] == [("interface-unroutable", reason)]
 
 
 def test_infiniband_carries_the_data_so_a_second_socket_does_not_matter() -> None:
