@@ -349,13 +349,14 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
     What keeps such a host out is on the path to rank 0's host, so that is the place, and a failure
     of a lower layer there explains it. A host that reached the store came too late, or left too
     early; one that had not tried yet was ended before: then the host is the place, unless it lived
-    to say that it lost the store again.
+    to say that it lost the store again, or a rule on rank 0's host came in between.
     """
     master = master_host(cluster)
     if master is None or not master.joined:
         return  # rank 0 did not wait for anybody
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
     examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
+    closed = any(door.came_later and door.hit.get("anyone") for door in shut_doors(cluster))
     lost_it = {
         rank.host.id
         for rank, facts in cluster.observed()
@@ -373,6 +374,7 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             seen = "began, and ended or hung before it tried to sign in"
         else:
             seen, where = "could not reach rank 0", road_to_master(cluster, host)
+        shut_out = PORT_BLOCKED.code if closed and host.id in found else None
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
         lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
         yield Finding(
@@ -382,7 +384,7 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             fix=f"start it within {cluster.join_timeout_s:g} s of the others (--join-timeout), and "
             "read its own report",
             confidence=Confidence.LIKELY,
-            explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), None),
+            explained_by=next((spare[rank.seat] for rank in ranks if rank.seat in spare), shut_out),
         )
 
 

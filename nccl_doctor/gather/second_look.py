@@ -70,6 +70,8 @@ def look_together(
         return None
     left: dict[int, int] = {}
     lost: list[Host] = []
+    in_doubt: list[Host] = []
+    """Hosts with a silent rank: the others were not asked since, and may be lost as well."""
     for host in cluster.present_hosts:
         seats = [rank.seat for rank in cluster.ranks_on(host)]
         answering = [seat for seat in seats if seat not in silent]
@@ -77,17 +79,20 @@ def look_together(
             left[host.id] = own_seat
         elif answering:
             left[host.id] = answering[0]
+            in_doubt += [host] if len(answering) < len(seats) else []
         else:
             lost.append(host)
-    if not lost and len(stuck) > 1:
+    if not (lost or in_doubt) and len(stuck) > 1:
         some = stuck[:_MOST_LOST]
         hosts = {host.label: list(host.addresses) for host in some}
         groups = tuple((left[host.id],) for host in some)
         return Round(AFTER_LOSS, groups, LOOK_S, {"hosts": hosts}, may_shrink=True)
-    if not lost:
+    if not (lost or in_doubt):
         return Round(AFTER_LOSS, ((own_seat,),), LOOK_S, {"hosts": {}}, may_shrink=True)
-    in_order = sorted(left, key=lambda number: left[number] != own_seat)[:WITNESSES]
-    called = [*lost[:_MOST_LOST], *(h for h in cluster.present_hosts if h.id in in_order)]
+    doubtful = {host.id for host in in_doubt}
+    in_order = sorted(left, key=lambda i: (left[i] != own_seat, i not in doubtful))[:WITNESSES]
+    witnesses = [h for h in cluster.present_hosts if h.id in in_order and h.id not in doubtful]
+    called = [*[*lost, *in_doubt][:_MOST_LOST], *witnesses]
     hosts = {host.label: list(host.addresses) for host in called}
     groups = tuple((left[number],) for number in in_order)
     return Round(AFTER_LOSS, groups, LOOK_S, {"hosts": hosts}, may_shrink=True)

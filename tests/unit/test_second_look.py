@@ -29,11 +29,17 @@ def test_who_is_left_calls_who_was_lost_and_each_other() -> None:
     }
 
 
-def test_a_host_with_a_rank_that_answers_was_not_lost() -> None:
-    for silent in ({2}, {1}):
-        round_ = look_together(make_cluster(THREE), silent, 0)
-        assert round_ is not None
-        assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
+def test_a_host_whose_other_ranks_were_not_asked_since_may_be_lost() -> None:
+    round_ = look_together(make_cluster(THREE), {2}, 0)
+    assert round_ is not None
+    assert round_.groups == ((0,), (3,), (4,))
+    assert list(round_.params["hosts"]) == ["nd1", "nd0", "nd2"]
+
+
+def test_a_silent_rank_beside_the_coordinator_is_no_loss_of_a_host() -> None:
+    round_ = look_together(make_cluster(THREE), {1}, 0)
+    assert round_ is not None
+    assert (round_.groups, round_.params) == (((0,),), {"hosts": {}})
 
 
 def test_hosts_that_never_came_cannot_be_called() -> None:
