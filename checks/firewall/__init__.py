@@ -7,7 +7,7 @@ On each address that NCCL (bootstrap, and data over sockets) and gloo would choo
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
 bytes and then 1 MiB must come back unchanged. What fails is tried twice. Where something failed,
 the firewall rules of both ends are read (nft, iptables; needs root) and the packet is followed
-through them.
+through them; and the kernels are asked by netlink how they route it.
 
 Why it matters
 --------------
@@ -69,7 +69,14 @@ from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
 from nccl_doctor.toolkit.peers.echo import Listeners, scoped
-from nccl_doctor.toolkit.peers.matrix import PeerCall, read_calls, sort_calls, unroutable_hosts
+from nccl_doctor.toolkit.peers.matrix import (
+    SILENT,
+    PeerCall,
+    filtered_ways,
+    read_calls,
+    sort_calls,
+    unroutable_hosts,
+)
 
 from .culprits import (
     Suspects,
@@ -80,6 +87,7 @@ from .culprits import (
     what_rules_say,
 )
 from .shown import links_of
+from .ways import ways_of_pairs
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -162,6 +170,7 @@ class RulesFacts(TypedDict):
     managers: list[str]
     drops: list[str]
     hits: list[dict[str, Any]]
+    ways: list[dict[str, Any]]
 
 
 class Firewall(Check):
@@ -182,7 +191,7 @@ class Firewall(Check):
     reads = ("duplicate_address", "interfaces")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
-        """The rounds: the matrix of all hosts; then the rules at both ends of failed calls."""
+        """The matrix of all hosts; then the rules and routes at both ends of failed calls."""
         if max(cluster.nnodes, len(cluster.hosts)) < 2:
             raise Skip("only one host: no peers")
         first = [cluster.first_on(host) for host in cluster.present_hosts]
@@ -191,7 +200,7 @@ class Firewall(Check):
             return ()
         given = {"nccl": other_answers(cluster)}
         rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), given, may_shrink=True)]
-        pairs = sample_for_rules(_Matrix(cluster).sorted.failed)
+        pairs = sample_for_rules(_Matrix(cluster).unanswered)
         ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
         if ends:
             groups = tuple((seat,) for seat in ends)
@@ -235,13 +244,14 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
 def _observe_rules(ctx: Context) -> RulesFacts:
     ctx.breadcrumb("reading the firewall rules of this host")
     rules = read_rules(root=ctx.root)
-    pairs = ctx.params.get("pairs", ())
+    pairs, nics = ctx.params.get("pairs", ()), interfaces()
     return {
         "readable": rules.readable,
         "reason": rules.reason,
         "managers": list(rules.managers),
         "drops": rules.dropping(),
-        "hits": follow_pairs(rules, pairs, ctx.seat, interfaces(), port_range(ctx.root)),
+        "hits": follow_pairs(rules, pairs, ctx.seat, nics, port_range(ctx.root)),
+        "ways": ways_of_pairs(pairs, ctx.seat, nics, ctx.root),
     }
 
 
@@ -271,10 +281,22 @@ class _Matrix:
             if facts.get("likely")
         }
         """Addresses that check `duplicate_address` compares."""
+        rules = cluster.facts(Firewall.name, "rules")
+        self.filtered = {(rank.seat, way["own"]) for rank, way in filtered_ways(rules)}
+
+    @property
+    def unanswered(self) -> tuple[PeerCall, ...]:
+        """Every call that a filter or a route of a host may explain."""
+        lost = (call for call in self.sorted.unroutable if call.outcome in SILENT)
+        return (*self.sorted.failed, *lost)
 
     def is_down(self, call: PeerCall) -> bool:
         """Whether the interface that was called is down on its own host."""
         return (call.listener, call.interface) in self.down
+
+    def is_filtered(self, call: PeerCall) -> bool:
+        """Whether the reverse path filter of the host that was called drops such calls."""
+        return (call.listener, call.address) in self.filtered
 
     def names(self, seats: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted(self.labels[seat] for seat in seats))
@@ -355,8 +377,10 @@ def _unroutable(matrix: _Matrix) -> Iterator[Finding]:
         nccl = ("nccl" in matrix.backend) == job
         words = sorted({call.words for call in group})
         hosts, confidence = unroutable_hosts(group, matrix.calls)
-        # Check `interfaces` or `duplicate_address` reports it, and that is the reason.
-        reason = "interface-down" if all(map(matrix.is_down, group)) else None
+        # Another check reports it, and that is the reason.
+        reason = "rp-filter-strict" if all(map(matrix.is_filtered, group)) else None
+        if all(map(matrix.is_down, group)):
+            reason = "interface-down"
         if all(call.outcome == "own-address" and call.address in matrix.likely for call in group):
             reason = "address-duplicate"
         yield Finding(

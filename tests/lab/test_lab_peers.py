@@ -75,3 +75,26 @@ def test_interface_that_does_not_exist(lab: Lab) -> None:
     root = check_cause(run, run.report, "interface-missing", hosts=["nd1"], interfaces=["ib7"])
     assert "GLOO_SOCKET_IFNAME" in root["message"] + root["fix"], str(run)
     assert run.codes == [1, 1], str(run)
+
+
+@pytest.mark.wide
+def test_a_filter_that_drops_what_it_would_answer_elsewhere(lab: Lab) -> None:
+    """No firewall: nd1 is called at eth1, and its way back is eth0."""
+    host, port = lab["nd1"], "q1"
+    ends = ("type", "veth", "peer", "name", "eth1", "netns", str(host.init))
+    lab.in_switch("ip", "link", "add", port, *ends)
+    lab.in_switch("ip", "link", "set", port, "master", "br0", "up")
+    host.call("ip", "addr", "add", "10.88.0.2/24", "dev", "eth1")
+    host.call("ip", "link", "set", "eth1", "up")
+    settings = "for each in all/rp_filter all/arp_ignore; do echo 1 > $each; done"
+    host.call("sh", "-ec", f"cd /proc/sys/net/ipv4/conf; {settings}")
+    lab["nd0"].call("ip", "route", "add", "10.88.0.0/24", "dev", "eth0")
+    run = lab.plain_doctor(per_host={"nd1": {"GLOO_SOCKET_IFNAME": "eth1"}})
+    check_clean(run, PEERS_S)
+    # That the hosts chose two networks is explained by the calls, and these by the filter.
+    codes = ("rp-filter-strict", "interface-unroutable")
+    root = check_cause(run, run.report, codes, hosts=["nd1"], interfaces=["eth1"])
+    assert root["code"] == "rp-filter-strict", str(run)
+    assert "packets from 192.168.77.1 are dropped on arrival" in root["message"], str(run)
+    assert "leave by eth0" in root["message"], str(run)
+    assert run.codes == [1, 1], str(run)

@@ -319,3 +319,22 @@ def test_reading_rules_leaves_a_reason_or_rules() -> None:
     facts = CHECK.observe(ctx)
     assert facts["readable"] or facts["reason"]
     assert facts["hits"] == []
+
+
+def test_the_rules_come_with_the_way_of_each_packet() -> None:
+    call = {"source": "127.0.0.1", "target": "127.0.0.2", "port": 9, "kind": "connect"}
+    pair = {**call, "caller": 0, "listener": 2}
+    facts = CHECK.observe(replace(context((0,), None, pairs=[pair]), round="rules"))
+    (way,) = json.loads(json.dumps(facts["ways"])) or pytest.skip("netlink is forbidden here")
+    ends = {"caller": 0, "listener": 2, "own": "127.0.0.1", "peer": "127.0.0.2", "interface": "lo"}
+    assert {key: way[key] for key in ends} == ends
+    assert (set(way) - set(ends), way["leaves"]) == ({"taken", "filter", "leaves"}, "lo")
+
+
+def test_an_address_that_alone_gives_no_answer_is_asked_about() -> None:
+    world = World(2).extra("nd0", "nd1", "eth1", DROPPED, "nccl-sockets")
+    world.facts["nd0"]["peers"][str(world.seat("nd1"))][-1]["source"] = "10.0.9.1"
+    _, rules = CHECK.plan(world.cluster())
+    assert [(each["source"], each["target"]) for each in rules.params["pairs"]] == [
+        ("10.0.9.1", "10.0.0.2")
+    ]

@@ -1,4 +1,4 @@
-"""Routes of this host: gateways, as /proc lists them, and the own address for a peer."""
+"""Routes of this host: gateways and filters as in /proc, and the own address for a peer."""
 
 from __future__ import annotations
 
@@ -54,6 +54,19 @@ def source_towards(name: str | None, limit_s: float) -> str:
         if source and not is_loopback(source):
             return source
     return ""
+
+
+def reverse_path_filter(interface: str, root: Path = ROOT) -> int:
+    """The reverse path filter of an interface, IPv4 only: 1 is strict, 2 loose, 0 none."""
+    # The kernel takes the greater of the two (`IN_DEV_RPFILTER`).
+    return max(_setting("all", root), _setting(interface, root))
+
+
+def _setting(interface: str, root: Path) -> int:
+    try:
+        return int((root / f"proc/sys/net/ipv4/conf/{interface}/rp_filter").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _ipv4(root: Path) -> list[Gateway]:

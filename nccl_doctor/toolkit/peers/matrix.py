@@ -17,6 +17,10 @@ from nccl_doctor.toolkit.blame import LinkBlame, blame_links
 Pair = tuple[int, int]
 """Seats of (caller, listener)."""
 
+SILENT = ("dropped", "no-neighbour")
+"""Outcomes of calls whose packets a host may have dropped; a filter drops ARP requests too."""
+STRICT = 1
+"""Value of rp_filter: packets count only if an answer would leave where they came in."""
 _TWICE = 2
 _NO_ROUTE = ("unreachable", "turned-back")
 _ARRIVES = ("ok", "mtu")
@@ -136,6 +140,24 @@ def read_calls(reports: Iterable[tuple[Rank, Mapping[str, Any]]], backend: str) 
                 if call.outcome != "untested":
                     calls.append(call)
     return calls
+
+
+def filtered_ways(
+    reports: Iterable[tuple[Rank, Mapping[str, Any]]],
+) -> list[tuple[Rank, Mapping[str, Any]]]:
+    """(host, way) of packets that the reverse path filter of a host drops, by its own kernel: the
+    answer would leave by another interface. Without any way back, no filter is to blame.
+
+    Args:
+        reports: (observer, facts) of round `rules` of check `firewall`.
+    """
+    return [
+        (rank, way)
+        for rank, facts in reports
+        for way in facts.get("ways", ())
+        if way["filter"] == STRICT and not way["taken"]
+        if way["leaves"] not in ("", way["interface"])
+    ]
 
 
 def job_roles(backend: str, sockets: bool) -> set[str]:

@@ -1,0 +1,102 @@
+"""What the kernel itself says of packets, in a network namespace with rules by source address."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+
+ROOT = Path(__file__).resolve().parents[2]
+NETWORK = """
+for nic in one two; do
+    ip link add $nic type veth peer name ${nic}p
+    ip link set $nic up
+    ip link set ${nic}p up
+    echo 1 > /proc/sys/net/ipv4/conf/$nic/rp_filter
+done
+ip link set lo up
+ip addr add 10.0.0.1/24 dev one
+ip addr add 10.0.0.2/24 dev two
+ip addr add fd00::1/64 dev two nodad
+# No second interface of a network: an address that stands alone, and an alias.
+ip addr add 10.5.5.5/32 dev one
+ip addr add 10.5.5.5/32 dev two
+ip addr add 10.6.0.1/24 dev one label one:1
+ip addr add 10.6.0.2/24 dev one
+ip route add default via 10.0.0.254 dev one
+ip route add 10.8.0.0/16 via 10.0.0.253 dev two mtu 1400
+ip route add unreachable 10.9.0.0/16
+"""
+RULES = "ip rule add from 10.0.0.2 lookup 7; ip route add 10.0.0.0/24 dev two table 7"
+LOOK = """
+import json, subprocess, sys
+from nccl_doctor.api import Context, Launch
+from nccl_doctor.checks.rp_filter import RpFilter
+from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+
+def look():
+    return {
+        "in": [way_in(f"10.0.0.{n}", "10.0.0.77", nic) for n, nic in ((1, "one"), (2, "two"))],
+        "back": [way_to("10.0.0.77", f"10.0.0.{n}") for n in (1, 2)],
+        "shared": RpFilter().observe(Context(launch=Launch(), env={}))["shared"],
+    }
+
+seen = {
+    "plain": look(),
+    "ways": [way_to(each) for each in ("10.7.7.7", "10.8.8.8", "10.9.9.9", "fd00::7", "fd99::1")],
+}
+subprocess.run(["sh", "-ec", sys.argv[1]], check=True)
+print(json.dumps({**seen, "ruled": look()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    unshare = ["unshare", "--net"]
+    may = shutil.which("unshare") and shutil.which("ip")
+    if not may or subprocess.run([*unshare, "true"], check=False).returncode != 0:
+        pytest.skip("network namespaces cannot be made")
+    script = f'set -e\n{NETWORK}\nexec "$0" -c "$1" "$2"'
+    command = [*unshare, "sh", "-c", script, sys.executable, LOOK, RULES]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_a_strict_filter_drops_what_would_be_answered_elsewhere(said: Any) -> None:
+    first, second = said["plain"]["in"]
+    assert (first[4], second[4] != 0) == (0, True)
+    assert [way[0] for way in said["plain"]["back"]] == ["one", "one"]
+    assert said["plain"]["shared"] == {
+        "10.0.0.0/24": [["one", "10.0.0.1", 1, True], ["two", "10.0.0.2", 1, False]]
+    }
+
+
+def test_and_not_where_rules_by_source_address_lead_back(said: Any) -> None:
+    assert [way[4] for way in said["ruled"]["in"]] == [0, 0]
+    assert [way[0] for way in said["ruled"]["back"]] == ["one", "two"]
+    assert [entry[3] for entry in said["ruled"]["shared"]["10.0.0.0/24"]] == [True, True]
+
+
+def test_gateway_source_and_mtu_of_a_way(said: Any) -> None:
+    by_default, by_route, refused, beside, nowhere = said["ways"]
+    assert by_default == ["one", "10.0.0.254", "10.0.0.1", None, 0]
+    assert by_route == ["two", "10.0.0.253", "10.0.0.2", 1400, 0]
+    assert beside[:2] == ["two", ""]
+    assert refused[4]
+    assert nowhere[4]
+    assert not refused[0]
+
+
+def test_a_question_that_makes_no_sense_has_no_answer() -> None:
+    assert way_to("a name") is None
+    assert way_in("127.0.0.1", "127.0.0.2", "no-such-nic") is None
