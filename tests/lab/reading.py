@@ -26,7 +26,7 @@ ELSEWHERE = (
     "rail_reach", "pcie_errors", "memory_errors", "hardware_errors", "known_releases",
     "gdrcopy", "preload", "nccl_plugins", "partition_keys", "mps",
     "nccl_diagnostics", "network_speed",
-    "amd_gpus", "dcgm", "dcgm_diag", "throttling",
+    "amd_gpus", "dcgm", "dcgm_diag", "throttling", "bonds",
 )  # fmt: skip
 """Checks of what the lab has not, or not always: torchrun's c10d rendezvous, Slurm, connection
 tracking, mostly NCCL, a job with a side group, a kernel that counts errors of its hardware, and

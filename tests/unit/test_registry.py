@@ -434,7 +434,7 @@ CODES = """
     rail-unreachable rail-mtu-blackhole rails-apart gdrcopy-missing
     rdma-mixed rdma-port-down rdma-port-unconfigured rp-filter-strict address-duplicate
     peer-no-route mtu-differs mtu-blackhole peer-blocked peer-one-way peer-intercepted
-    host-cut-off link-flapped
+    host-cut-off link-flapped bond-member-down bond-split bond-speeds-differ
     host-absent rank-absent rank-late node-rank-duplicate rank-duplicate nnodes-differs
     world-size-differs nproc-differs local-rank-duplicate machine-id-duplicate host-shared-by-nodes
     backend-device-mismatch nccl-unavailable gpu-missing gpu-hidden gpu-shared-by-ranks
