@@ -7,7 +7,9 @@ a few of them if there are more than 16 and the level is not `full`), never with
 round-trip time of 64 bytes, the bandwidth of one TCP connection in each direction for a tenth of a
 second, and the segments lost while there was almost no traffic. Each value is compared with those
 of the other links. Outliers are measured again, and each of their ends with a partner that was
-good; only what is an outlier again is blamed.
+good; only what is an outlier again is blamed. Meanwhile each host counts the packets that arrived
+damaged (rx_crc_errors, rx_frame_errors), and those that it dropped itself (rx_missed_errors,
+rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat).
 
 Why it matters
 --------------
@@ -22,6 +24,8 @@ narrow PCIe slot, another driver, a rate limit, and work that keeps the CPU busy
 link-slow, latency-high: the path between these two hosts (routes, VPN, switch uplink, rate limit).
 link-lossy: cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for
 counters that grow in `ethtool -S <nic>`, `nstat -az TcpRetransSegs`, and on the switch.
+nic-errors-rising: cable, transceiver or switch port of the interface that is named.
+packets-dropped: a longer ring (`ethtool -G <nic> rx`), a longer backlog, interrupts on more CPUs.
 
 When it is wrong
 ----------------
@@ -32,6 +36,8 @@ direction, is called slow. If most links are slow, that is taken as normal, and 
 lead from one rack to another are reported as information. A host that may be slow
 because it is busy is not blamed; the report says so. Thresholds: a third of the median bandwidth;
 ten times the median round-trip time and 1 ms more; 5 segments and 0.5 % lost, in both tries.
+Packets that a host drops are named only where a link to it is slow or lossy, from 20 packets and
+0.1 % on: other traffic may fill a queue too. A switch that drops leaves no trace in a host.
 Not validated on hardware: every rule was tested with real sockets and real faults on virtual links,
 but not with a real NIC, switch or line rate; latency was tested on made-up clusters only.
 
@@ -75,10 +81,12 @@ from nccl_doctor.toolkit.peers.echo import scoped
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
+from .drops import DAMAGED, DROPPED, grown, judge_drops, read_counts
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
 from .timetable import in_slots, tournament
 from .wire import Gate
+from .words import WAYS, milliseconds, span, speed
 
 _SLOWEST = "a collective is as slow as its slowest link, so the whole job waits at each step"
 
@@ -142,7 +150,7 @@ class Links(Check):
     layer = Layer.SPEED
     scope = Scope.HOST
     cost = "seconds"
-    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH)
+    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH, DAMAGED, DROPPED)
     level = Level.STANDARD
     together = True
     turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
@@ -189,6 +197,7 @@ class Links(Check):
             ctx.breadcrumb("waiting for the other hosts to listen")
             doors = ctx.peers.collect("gate", min(_LISTEN_S, ctx.left()))
             ctx.breadcrumb("exchanging with the other hosts", partners=len(slots))
+            before = read_counts(mine["interface"], ctx.root)
             sent = hold_meetings(
                 slots,
                 ctx.seat,
@@ -206,6 +215,7 @@ class Links(Check):
             "nic_mbps": nic_speed(mine["interface"], ctx.root),
             "carries_data": "nccl" not in ctx.backend or sockets,
             "load": load_average(),
+            "drops": grown(before, read_counts(mine["interface"], ctx.root)),
             "sent": {str(seat): each for seat, each in sent.items()},
         }
 
@@ -278,6 +288,7 @@ class _Judge:
         self.labels = host_labels(cluster)
         self.first = read_measures(reports)
         self.second = read_measures(cluster.facts(Links.name, _AGAIN))
+        self.reports = [*reports, *cluster.facts(Links.name, _AGAIN)]
         self.result: Confirmed = confirm(self.first, self.second, _nics(reports))
         # Where InfiniBand carries the data, this interface carries the bootstrap alone.
         carries = all(facts["carries_data"] for facts in self.facts.values())
@@ -285,13 +296,15 @@ class _Judge:
 
     def findings(self) -> Iterator[Finding]:
         found = self.result
+        bad = {pair for cause in (*found.lossy, *found.slow) for pair in cause.pairs}
+        yield from judge_drops(self.reports, {receiver for _, receiver in bad})
         for cause in found.lossy:
             yield self.finding(LINK_LOSSY, cause, self.loss(cause), Severity.WARN)
         for cause in found.late:
-            words = f"{_span(self.values(cause, 'rtt_us'), _milliseconds)}; {self.usual('rtt_us')}"
+            words = f"{span(self.values(cause, 'rtt_us'), milliseconds)}; {self.usual('rtt_us')}"
             yield self.finding(LATENCY_HIGH, cause, words, self.speed)
         for cause in found.slow:
-            words = f"{_span(self.values(cause, 'rate'), _speed)} {_WAYS[cause.way]}"
+            words = f"{span(self.values(cause, 'rate'), speed)} {WAYS[cause.way]}"
             yield self.finding(
                 HOST_SLOW if cause.is_host else LINK_SLOW,
                 cause,
@@ -354,15 +367,15 @@ class _Judge:
         bad = {p for cause in (*found.slow, *found.late, *found.lossy) for p in cause.pairs}
         values = [getattr(m, name) for pair, m in found.best.items() if pair not in bad]
         good = sorted(value for value in values if value is not None)
-        show = _speed if name == "rate" else _milliseconds
-        return f"the other links: {_span(good, show)}" if good else "there is no other link"
+        show = speed if name == "rate" else milliseconds
+        return f"the other links: {span(good, show)}" if good else "there is no other link"
 
     def lines(self) -> str:
         """Line rates, if there are only two hosts to compare."""
         known = [facts["nic_mbps"] for facts in self.facts.values()]
         if len(known) != 2 or None in known:
             return ""
-        return f"; line rate {_span(sorted(each * 125_000.0 for each in known), _speed)}"
+        return f"; line rate {span(sorted(each * 125_000.0 for each in known), speed)}"
 
     def evidence(self, pairs: Iterable[tuple[int, int]]) -> dict[str, Any]:
         def shown(measure: Measure | None) -> dict[str, Any] | None:
@@ -386,22 +399,3 @@ class _Judge:
                 for seat in sorted({end for pair in pairs for end in pair})
             },
         }
-
-
-_WAYS = {"out": "sending", "in": "receiving", "both": "both ways", "one": "one way"}
-
-
-def _span(values: Sequence[float], show: Any) -> str:
-    """Sorted values as text: one value, or the smallest and the largest."""
-    texts = list(dict.fromkeys(show(value) for value in (values[0], values[-1])))
-    return " to ".join(texts)
-
-
-def _speed(rate: float) -> str:
-    """Bytes per second as bits per second, the unit in which links are sold."""
-    mbit = rate * 8 / 1e6
-    return f"{mbit / 1000:.3g} Gbit/s" if mbit >= 1000 else f"{mbit:.3g} Mbit/s"
-
-
-def _milliseconds(microseconds: float) -> str:
-    return f"{microseconds / 1000:.3g} ms"

@@ -458,6 +458,7 @@ CODES = """
     offload-operator-unavailable
     cpu-throttled memory-throttled netlink-refused process-access-refused
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
+    nic-errors-rising packets-dropped
     bandwidth-below-floor rail-slow
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
