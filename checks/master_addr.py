@@ -6,14 +6,15 @@ Every host resolves MASTER_ADDR, as torch will, and lists the addresses of its i
 answers are compared: whether there is one at all, whether it is loopback although the job spans
 hosts, whether all hosts get the same, whether rank 0's host has the address (and if not, which host
 has it), whether IPv6 answers can be used, and whether look-ups in both directions are fast.
-Look-ups go to the resolver of the host; no packet goes to the master.
+Look-ups go to the resolver of the host; no packet goes to the master. With several hosts, rank 0's
+host also looks up the names of the addresses that call its store (up to 16, in check `firewall`).
 
 Why it matters
 --------------
 Every rank meets the others at MASTER_ADDR. If it does not resolve, or leads to the wrong machine or
 back to the host itself, that rank waits for its whole time-out and the others wait for it. torch
 looks up the name of every peer for its log, so a name server that does not answer costs seconds for
-each connection.
+each connection; the store does so for one rank after the other, and serves nobody meanwhile.
 
 How to fix
 ----------
@@ -32,7 +33,7 @@ whose ranks did not meet there is unknown, not failed (`master-not-set`).
 References
 ----------
 PyTorch: torch.distributed.TCPStore, environment variable initialization; getaddrinfo(3), hosts(5),
-resolv.conf(5); RFC 6724 (order of addresses).
+resolv.conf(5); RFC 6724 (order of addresses); pytorch/pytorch issue 159007.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ DNS_SLOW = Kind(
 LOOK_UP_S = 4.0  # just under the resolver's own first time-out of 5 s: the answer would be late
 PATIENCE_S = 2.5  # the name of a pod that starts with the job comes seconds after it
 ALL_S = 4.7
+_SHOWN = 4
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
@@ -134,7 +136,7 @@ class MasterAddr(Check):
         ADDR_DIGITS_ONLY,
         DNS_SLOW,
     )
-    reads = ("own_name", "port")
+    reads = ("firewall", "own_name", "port")
 
     def observe(self, ctx: Context) -> MasterAddrFacts:
         """Answers of the look-ups in both directions, within 5 s whatever the resolver does."""
@@ -181,9 +183,10 @@ class MasterAddr(Check):
             for rank, facts in cluster.facts(self.name)
         ]
         own = {rank.seat: facts["own"] for rank, facts in cluster.facts("own_name")}
+        called = {r.seat: f.get("clients", ()) for r, f in cluster.facts("firewall", "matrix")}
         for view in views:
             yield from _unusable(view, views)
-            yield from _slow(view, own.get(view.rank.seat))
+            yield from _slow(view, own.get(view.rank.seat), called.get(view.rank.seat, ()))
         if spans_machines(cluster):
             yield from _loopback(cluster, views)
             yield from _not_on_master(cluster, views)
@@ -392,20 +395,34 @@ def _differing(views: Sequence[_View]) -> Iterator[Finding]:
         )
 
 
-def _slow(view: _View, own: Mapping[str, Any] | None) -> Iterator[Finding]:
-    """Findings on slow look-ups; `own` is that of the own host name by check own_name, if any."""
+def _slow(
+    view: _View, own: Mapping[str, Any] | None, called: Sequence[Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Findings on slow look-ups.
+
+    Args:
+        view: of a host.
+        own: its look-up of its own name by check own_name, if any.
+        called: those of the addresses that call the store, if it serves it.
+    """
+    clients = [found for found in map(LookUp.from_json, called) if found.slow]
     others = [LookUp.from_json(data) for data in ([own] if own else []) + view.facts["reverse"]]
     # A master's name that never resolved has its own finding.
     slow = [found for found in ([view.found] if view.found.answers else []) + others if found.slow]
+    slow += clients
     if slow:
         spent = {found: f"{max(found.took_s[:2]):.0f} s" for found in slow}
-        shown = ", ".join(
+        shown = [
             f"{found.query} {'gave no answer in ' if found.timed_out else ''}{spent[found]}"
             for found in slow
-        )
+        ]
+        more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
+        turn = "; torch's store looks up each client, one after the other" if clients else ""
+        if clients and not any(found.answers for found in clients):
+            turn += " (since 2.9 until one is not found)"
         yield Finding(
             DNS_SLOW,
-            f"slow twice in a row: {shown}",
+            f"slow twice in a row: {', '.join(shown[:_SHOWN])}{more}{turn}",
             view.where,
             {"took_s": {found.query: list(found.took_s) for found in slow}},
         )

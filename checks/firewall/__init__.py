@@ -7,7 +7,8 @@ On each address that NCCL (bootstrap, and data over sockets) and gloo would choo
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
 bytes and then 1 MiB must come back unchanged. What fails is tried twice. Where something failed,
 the firewall rules of both ends are read (nft, iptables; needs root) and the packet is followed
-through them; and the kernels are asked by netlink how they route it.
+through them; and the kernels are asked by netlink how they route it. Meanwhile rank 0's host looks
+up the names of the addresses that call its store, for check `master_addr`.
 
 Why it matters
 --------------
@@ -78,6 +79,7 @@ from nccl_doctor.toolkit.peers.matrix import (
     unroutable_hosts,
 )
 
+from .clients import clients_of_store, looked_up
 from .culprits import (
     Suspects,
     follow_pairs,
@@ -160,6 +162,7 @@ class MatrixFacts(TypedDict):
     port_range: list[int]
     peers: dict[str, Any]
     not_bound: dict[str, str]
+    clients: list[dict[str, Any]]
 
 
 class RulesFacts(TypedDict):
@@ -188,7 +191,7 @@ class Firewall(Check):
         MTU_BLACKHOLE,
         INTERFACE_UNROUTABLE,
     )
-    reads = ("duplicate_address", "interfaces")
+    reads = ("duplicate_address", "interfaces", "own_name")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """The matrix of all hosts; then the rules and routes at both ends of failed calls."""
@@ -198,7 +201,7 @@ class Firewall(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        given = {"nccl": other_answers(cluster)}
+        given = {"nccl": other_answers(cluster), **clients_of_store(cluster)}
         rounds = [Round("matrix", (seats,), calls_deadline(len(seats)), given, may_shrink=True)]
         pairs = sample_for_rules(_Matrix(cluster).unanswered)
         ends = sorted({pair[end] for pair in pairs for end in ("caller", "listener")})
@@ -231,13 +234,16 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
     choice = survey(ctx.env, root=ctx.root, ask=lambda: answer)
     doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
     ctx.breadcrumb("listening", addresses=list(doors))
-    with Listeners(list(doors)) as listeners:
+    serves = ctx.params.get("store") == ctx.seat
+    names = looked_up(ctx.params["clients"] if serves else ())
+    with names as clients, Listeners(list(doors)) as listeners:
         peers = hold_calls(ctx, listeners, doors, call_others)
     return {
         "nccl_data": choice["nccl_data"],
         "port_range": list(port_range(ctx.root)),
         "peers": peers,
         "not_bound": listeners.failed,
+        "clients": clients,
     }
 
 

@@ -216,6 +216,16 @@ def test_no_second_round_where_all_is_well() -> None:
     assert [each.name for each in CHECK.plan(World(3).cluster())] == ["matrix"]
 
 
+def test_rank_0s_host_looks_up_who_calls_its_store() -> None:
+    own = {f"nd{n}": {"source": f"192.168.77.{n}" if n != 2 else ""} for n in range(4)}
+    (matrix,) = CHECK.plan(make_cluster(list(own), check="own_name", by_host=own))
+    assert matrix.params["store"] == 0
+    assert matrix.params["clients"] == ["192.168.77.1", "192.168.77.3"]
+    many = {f"nd{n}": {"source": f"192.168.77.{n}"} for n in range(99)}
+    (matrix,) = CHECK.plan(make_cluster(list(many), check="own_name", by_host=many))
+    assert len(matrix.params["clients"]) == 16
+
+
 def test_the_second_round_is_for_the_ends_of_failed_pairs() -> None:
     world = World(4).fail([("nd1", "nd3")], DROPPED)
     _, rules = CHECK.plan(world.cluster())
@@ -272,7 +282,8 @@ def test_observing_calls_the_other_host() -> None:
         entry = {"address": "127.0.0.2", "interface": "eth0", "roles": ["gloo"]}
         doors = [{**entry, **door.to_json()} for door in listeners.doors]
         peers = OtherHost({"listen": {4: doors}, "done": {4: True}})
-        facts = CHECK.observe(context((0, 4), peers))
+        facts = CHECK.observe(context((0, 4), peers, store=0, clients=["127.0.0.1"]))
+    assert [each["query"] for each in facts["clients"]] == ["127.0.0.1"]
     (result,) = facts["peers"]["4"]
     assert [each["outcome"] for each in result["attempts"]] == ["ok"]
     assert peers.posted["done"] is True
@@ -286,7 +297,9 @@ def test_observing_calls_a_closed_port_twice() -> None:
         entry = {"address": "127.0.0.2", "interface": "eth0", "roles": ["gloo"]}
         doors = [{**entry, **door.to_json()} for door in listeners.doors]
     peers = OtherHost({"listen": {4: doors}, "done": {4: True}})
-    (result,) = CHECK.observe(context((0, 4), peers))["peers"]["4"]
+    facts = CHECK.observe(context((0, 4), peers, store=4, clients=["127.0.0.1"]))
+    assert facts["clients"] == []  # the other host serves the store
+    (result,) = facts["peers"]["4"]
     assert [each["outcome"] for each in result["attempts"]] == ["refused", "refused"]
     assert result["source"]
 

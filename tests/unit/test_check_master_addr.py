@@ -297,6 +297,22 @@ def test_a_slow_look_up_of_the_own_name_counts_too():
     assert "nd1 4 s" in found.message
 
 
+def test_clients_whose_names_are_slow_on_the_host_that_serves_the_store():
+    """/etc/hosts has rank 0's name, and the name server has none of the others."""
+    made = cluster_of({name: facts(name) for name in NAMES})
+    clients = [look(ND1, took=(4.0, 3.0)), look(ND2, "nd2", took=(0.1,))]
+    slow = {"firewall": {"matrix": outcome({"clients": clients, "peers": {}})}}
+    nd0 = replace(made.hosts[0], facts={**made.hosts[0].facts, **slow})
+    ranks = [replace(rank, host=nd0) if rank.host.id == 0 else rank for rank in made.ranks]
+    found = only(replace(made, hosts=(nd0, *made.hosts[1:]), ranks=tuple(ranks)))
+    assert (place(found), found.level) == (("dns-slow", ("nd0",)), Severity.WARN)
+    assert found.message == (
+        f"slow twice in a row: {ND1} 4 s; torch's store looks up each client, one after the other "
+        "(since 2.9 until one is not found)"
+    )
+    assert found.kind.delays
+
+
 def test_a_look_up_that_was_slow_once_is_no_finding():
     reverse = [look(ND0, "nd0", took=(5.0, 0.01))]
     assert judged(cluster_of({"nd0": facts("nd0"), "nd1": facts("nd1", reverse=reverse)})) == []
