@@ -36,7 +36,6 @@ drivers/net/bonding/bond_procfs.c; IEEE 802.1AX.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from nccl_doctor.api import (
@@ -54,6 +53,7 @@ from nccl_doctor.api import (
     Where,
 )
 from nccl_doctor.toolkit.host import text_of
+from nccl_doctor.toolkit.net.interfaces import interfaces_above
 
 _LESS = "The bond goes on with less bandwidth, and every collective waits for this host."
 
@@ -108,10 +108,12 @@ class Bonds(Check):
             files = []
         if not files:
             raise Skip("this host has no bonded interfaces")
-        nics = ctx.root / "sys/class/net"
         return {
             "bonds": {
-                each.name: {**read_bond(text_of(each)), "above": sorted(_above(nics, each.name))}
+                each.name: {
+                    **read_bond(text_of(each)),
+                    "above": sorted(interfaces_above(each.name, ctx.root)),
+                }
                 for each in files
             }
         }
@@ -259,21 +261,6 @@ def _used(cluster: Cluster) -> dict[int, set[str]]:
         names = {port["netdev"] for port in ports if port["wanted"]}
         used.setdefault(rank.host.id, set()).update(names)
     return used
-
-
-def _above(nics: Path, name: str) -> set[str]:
-    """Interfaces that are made of this one, directly or not."""
-    found: set[str] = set()
-    left = [name]
-    while left:
-        try:
-            entries = [each.name for each in (nics / left.pop()).iterdir()]
-        except OSError:
-            continue
-        uppers = {each.removeprefix("upper_") for each in entries if each.startswith("upper_")}
-        left += uppers - found
-        found |= uppers
-    return found
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
-from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
 from nccl_doctor.toolkit.peers.echo import Listeners, scoped
@@ -232,7 +232,13 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
     ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
     answer = given_answer(ctx)
     choice = survey(ctx.env, root=ctx.root, ask=lambda: answer)
-    doors = {scoped(each["address"], each["interface"]): each for each in choice["listen"]}
+    doors = {
+        scoped(each["address"], each["interface"]): {
+            **each,
+            "mac": hardware_address(each["interface"], ctx.root),
+        }
+        for each in choice["listen"]
+    }
     ctx.breadcrumb("listening", addresses=list(doors))
     serves = ctx.params.get("store") == ctx.seat
     names = looked_up(ctx.params["clients"] if serves else ())

@@ -53,7 +53,7 @@ NO_NETLINK = """
 import json
 from nccl_doctor.launch.identity import host_addresses
 from nccl_doctor.toolkit.host import addresses, interface_names
-from nccl_doctor.toolkit.net.rtnetlink import way_to
+from nccl_doctor.toolkit.net.rtnetlink import neighbours, way_to
 from tests.support import limited
 
 def look():
@@ -65,7 +65,7 @@ import socket
 try:
     socket.if_nameindex()
 except OSError:
-    print(json.dumps([before, look(), way_to("127.0.0.1")]))
+    print(json.dumps([before, look(), way_to("127.0.0.1"), neighbours()]))
 """
 
 
@@ -75,10 +75,10 @@ def test_without_netlink_the_addresses_are_the_same() -> None:
     asks = [sys.executable, "-c", NO_NETLINK]
     done = subprocess.run(asks, check=False, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    before, after, way = json.loads(done.stdout)
+    before, after, way, known = json.loads(done.stdout)
     assert after == before
     assert after[1]
-    assert way is None
+    assert (way, known) == (None, {})
 
 
 def test_nothing_else_imports_psutil() -> None:

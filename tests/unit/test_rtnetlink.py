@@ -33,13 +33,18 @@ ip addr add 10.6.0.2/24 dev one
 ip route add default via 10.0.0.254 dev one
 ip route add 10.8.0.0/16 via 10.0.0.253 dev two mtu 1400
 ip route add unreachable 10.9.0.0/16
+ip neigh add 10.0.0.7 lladdr 02:00:00:00:00:07 dev one nud reachable
+ip neigh add fd00::7 lladdr 02:00:00:00:00:17 dev two nud stale
+ip neigh add 10.0.0.8 dev one nud failed
+ip route add unreachable 10.0.0.7
 """
 RULES = "ip rule add from 10.0.0.2 lookup 7; ip route add 10.0.0.0/24 dev two table 7"
 LOOK = """
 import json, subprocess, sys
 from nccl_doctor.api import Context, Launch
 from nccl_doctor.checks.rp_filter import RpFilter
-from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+from nccl_doctor.toolkit.net.rtnetlink import neighbours, way_in, way_to
+from nccl_doctor.toolkit.peers.calls import call_others
 
 def look():
     return {
@@ -52,8 +57,14 @@ seen = {
     "plain": look(),
     "ways": [way_to(each) for each in ("10.7.7.7", "10.8.8.8", "10.9.9.9", "fd00::7", "fd99::1")],
 }
+entry = {"address": "10.0.0.7", "interface": "eth0", "roles": [], "port": 9}
+entries = [
+    (seat, {**entry, "token": "t", "answer": "a", "mac": f"02:00:00:00:00:0{seat}"})
+    for seat in (7, 8)
+]
+seen["called"] = call_others(entries, 5.0)
 subprocess.run(["sh", "-ec", sys.argv[1]], check=True)
-print(json.dumps({**seen, "ruled": look()}))
+print(json.dumps({**seen, "ruled": look(), "neighbours": neighbours()}))
 """
 
 
@@ -95,6 +106,19 @@ def test_gateway_source_and_mtu_of_a_way(said: Any) -> None:
     assert refused[4]
     assert nowhere[4]
     assert not refused[0]
+
+
+def test_neighbours_are_those_that_answered(said: Any) -> None:
+    assert said["neighbours"] == {
+        "10.0.0.7": "02:00:00:00:00:07",
+        "fd00::7": "02:00:00:00:00:17",
+    }
+
+
+def test_who_answers_is_told_where_it_is_not_whom_was_called(said: Any) -> None:
+    (right,), (wrong,) = said["called"]["7"], said["called"]["8"]
+    assert "answers" not in right
+    assert wrong["answers"] == "02:00:00:00:00:07"
 
 
 def test_a_question_that_makes_no_sense_has_no_answer() -> None:

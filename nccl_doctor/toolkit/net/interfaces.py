@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from nccl_doctor.toolkit import host
@@ -68,6 +69,27 @@ def _interface(name: str, addresses: Iterable[str]) -> Interface:
         loopback=bool(flags & host.IFF_LOOPBACK) or name == "lo",
         mtu=host.interface_mtu(name),
     )
+
+
+def hardware_address(name: str, root: Path = host.ROOT) -> str:
+    """MAC address of an interface; empty where it has none."""
+    text = host.text_of(root / "sys/class/net" / name.partition(":")[0] / "address").lower()
+    return text if text.strip("0:") else ""
+
+
+def interfaces_above(name: str, root: Path = host.ROOT) -> set[str]:
+    """Interfaces that are made of this one, directly or not: bonds, bridges, VLANs."""
+    found: set[str] = set()
+    left = [name]
+    while left:
+        try:
+            entries = [each.name for each in (root / "sys/class/net" / left.pop()).iterdir()]
+        except OSError:
+            continue
+        uppers = {each.removeprefix("upper_") for each in entries if each.startswith("upper_")}
+        left += uppers - found
+        found |= uppers
+    return found
 
 
 def leads_inside(name: str) -> bool:

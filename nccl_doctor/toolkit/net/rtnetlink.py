@@ -1,8 +1,8 @@
-"""Questions to the kernel's routing over netlink, as `ip route get` asks them; they send no packet.
+"""Questions to the kernel over netlink, as `ip route get` and `ip neigh` ask; no packet is sent.
 
 The kernel itself answers, so its rules (`ip rule`), VRFs, marks and filters count as they are. No
-program `ip` and no privilege is needed; where netlink is forbidden, there is no answer. Source:
-rtnetlink(7), `inet_rtm_getroute` in net/ipv4/route.c.
+program `ip` and no privilege is needed; where netlink is forbidden, there is no answer. Sources:
+rtnetlink(7), `inet_rtm_getroute` in net/ipv4/route.c, `neigh_dump_info` in net/core/neighbour.c.
 """
 
 from __future__ import annotations
@@ -20,12 +20,21 @@ _ROUTE = struct.Struct("=8BI")
 """struct rtmsg of linux/rtnetlink.h."""
 _PART = struct.Struct("=HH")
 """struct rtattr."""
-_ERROR, _GET_ROUTE, _NEW_ROUTE, _REQUEST = 2, 26, 24, 1
+_NEIGHBOUR = struct.Struct("=B3xiHBB")
+"""struct ndmsg of linux/neighbour.h."""
+_ERROR, _DONE, _REQUEST, _DUMP = 2, 3, 0x1, 0x300
+_GET_ROUTE, _NEW_ROUTE, _GET_NEIGHBOUR, _NEW_NEIGHBOUR = 26, 24, 30, 28
 _DST, _SRC, _IIF, _OIF, _GATEWAY, _PREFSRC, _METRICS = 1, 2, 3, 4, 5, 7, 8
 _MTU = 2
 """RTAX_MTU, within _METRICS."""
 _WAIT_S = 1.0
 _LARGEST = 1 << 16
+_MOST_PARTS = 256
+"""Each has some hundred neighbours: more than any table holds."""
+_LINK_ADDRESS = 2
+"""NDA_LLADDR; NDA_DST is 1, as RTA_DST."""
+_KNOWN = 0x02 | 0x04 | 0x08 | 0x10
+"""NUD_REACHABLE, _STALE, _DELAY, _PROBE: some machine answered."""
 _NO_ANSWER = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -66,6 +75,45 @@ def way_in(address: str, source: str, interface: str) -> Way | None:
         interface: on which it arrives.
     """
     return _ask(address, source, interface)
+
+
+def neighbours() -> dict[str, str]:
+    """Address → hardware address that answered for it, of all neighbours that the kernel knows.
+
+    Empty where it may not be asked.
+    """
+    body = _NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+    head = _HEADER.pack(_HEADER.size + len(body), _GET_NEIGHBOUR, _REQUEST | _DUMP, 1, 0)
+    found: dict[str, str] = {}
+    with (
+        suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock,
+    ):
+        sock.settimeout(_WAIT_S)
+        sock.sendto(head + body, (0, 0))
+        for _ in range(_MOST_PARTS):
+            if not _add_neighbours(found, sock.recv(_LARGEST)):
+                break
+    return found
+
+
+def _add_neighbours(found: dict[str, str], answer: bytes) -> bool:
+    """Whether more parts of the answer are to come."""
+    at = 0
+    while at + _HEADER.size <= len(answer):
+        size, kind, *_ = _HEADER.unpack_from(answer, at)
+        if kind in (_DONE, _ERROR) or size < _HEADER.size:
+            return False
+        if kind == _NEW_NEIGHBOUR:
+            family, _, state, _, _ = _NEIGHBOUR.unpack_from(answer, at + _HEADER.size)
+            inner = at + _HEADER.size + _NEIGHBOUR.size
+            parts = dict(_parts(answer[inner : at + size], 0))
+            is_ip = family in (socket.AF_INET, socket.AF_INET6)
+            if is_ip and state & _KNOWN and parts.keys() >= {_DST, _LINK_ADDRESS}:
+                address = socket.inet_ntop(family, parts[_DST])
+                found[address] = parts[_LINK_ADDRESS].hex(":")
+        at += size + -size % 4
+    return True
 
 
 def _ask(address: str, source: str, interface: str) -> Way | None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from nccl_doctor.model.check import Context, Untested
 from nccl_doctor.toolkit.net.interfaces import interfaces
 from nccl_doctor.toolkit.net.routes import source_of
+from nccl_doctor.toolkit.net.rtnetlink import neighbours
 from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all
 
 Entry = tuple[int, Mapping[str, Any]]
@@ -20,6 +21,8 @@ _LISTEN_S = 10.0
 _CALLS_S = 18.0
 _BATCH_S = 6.0
 _DONE_S = 20.0
+_TAIL = 47
+"""Characters of a hardware address; of one of InfiniBand, those behind flags and queue pair."""
 
 
 def calls_deadline(hosts: int) -> float:
@@ -70,17 +73,19 @@ def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dic
     """Call every address that other hosts listen on, except addresses that this host has too.
 
     Args:
-        entries: with `interface` and `roles`.
+        entries: with `interface` and `roles`, and `mac`, the hardware address of the interface.
         budget_s: no call begins later than this.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
-    (see `matrix.PeerCall`) and, if the call failed, `source`: the own address that it came from.
+    (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from; and
+    `answers`: the hardware address that answers here for a neighbour, if it is another one.
     """
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
     doors = [door_of(entry) for (_, entry), mine in zip(entries, shared, strict=True) if not mine]
     results = iter(call_all(doors, budget_s))
     peers: dict[str, list[dict[str, Any]]] = {}
+    macs = neighbours()
     for (seat, entry), mine in zip(entries, shared, strict=True):
         # The tokens of the listener stay out of the facts.
         known = {key: entry[key] for key in ("address", "interface", "roles", "port")}
@@ -90,6 +95,9 @@ def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dic
             known["source"], lost = source_of(entry["address"])
             if lost is not None:  # this host itself has no route, whatever its errno was
                 known["attempts"] = [{**each, "outcome": "unreachable"} for each in made]
+        answers = macs.get(entry["address"].partition("%")[0])
+        if answers and entry.get("mac") and answers[-_TAIL:] != entry["mac"][-_TAIL:]:
+            known["answers"] = answers
         peers.setdefault(str(seat), []).append(known)
     return peers
 

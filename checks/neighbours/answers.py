@@ -1,0 +1,144 @@
+"""Addresses for which another interface, or another machine, answers. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nccl_doctor.api import Cluster, Confidence, Finding, Kind, Layer, Severity, Where, host_labels
+
+from .room import networks_of
+
+OTHER_NIC = Kind(
+    "arp-answered-by-other-nic",
+    Layer.ROUTE,
+    "Another interface of the host answers for an address",
+    "Packets for one NIC arrive at the other, which then carries the data of both; RoCE packets "
+    "are lost.",
+    "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2",
+    Severity.INFO,
+)
+ANOTHER = Kind(
+    "address-answered-by-another",
+    Layer.ROUTE,
+    "Another machine answers for the address of a host",
+    "Packets for the host go to the machine that answered last: connections are refused, or get no "
+    "answer, or break at random.",
+    "ip neigh show <address>: find the machine with that hardware address (switch: show mac "
+    "address-table), and take the address from it",
+)
+
+
+@dataclass
+class _Answer:
+    """The answers for one address of a host, by an interface that does not have it.
+
+    `failed`, `worked`: seats of the callers. `sound`: whether some caller has other neighbours in
+    that network which answer for themselves.
+    """
+
+    listener: int
+    address: str
+    interface: str
+    mac: str
+    carries: bool
+    failed: set[int] = field(default_factory=set)
+    worked: set[int] = field(default_factory=set)
+    sound: bool = False
+
+
+def judge_answers(cluster: Cluster, hosts: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:
+    """Findings on each such address; `hosts`: seat → facts of the check."""
+    labels = host_labels(cluster)
+    owners: dict[str, list[tuple[int, str]]] = {}
+    for seat, facts in hosts.items():
+        for name, nic in facts["nics"].items():
+            owners.setdefault(nic["mac"], []).append((seat, name))
+    for answer in _collect(cluster):
+        if answer.listener not in hosts:
+            continue
+        known = owners.get(answer.mac, [])
+        own = [name for seat, name in known if seat == answer.listener]
+        others = sorted({labels[seat] for seat, _ in known} - {labels[answer.listener]})
+        where = Where(hosts=(labels[answer.listener],), interfaces=(answer.interface,))
+        evidence = {
+            "callers": sorted(labels[seat] for seat in answer.failed | answer.worked)[:20],
+            "answered by": answer.mac,
+        }
+        if own:
+            if _one_interface(hosts[answer.listener]["nics"], answer.interface, own):
+                continue
+            yield Finding(
+                OTHER_NIC,
+                f"{own[0]} answers for {answer.address} of {answer.interface}",
+                where,
+                {**evidence, **hosts[answer.listener]["arp"]},
+                fix=f"{OTHER_NIC.fix}; on the other hosts: ip neigh flush to {answer.address}",
+                severity=Severity.WARN if answer.carries else None,
+            )
+        elif answer.failed and (others or answer.sound):
+            said = f"which is {', '.join(others)}" if others else "which no host of the job has"
+            yield Finding(
+                ANOTHER,
+                f"{answer.mac} answers for {answer.address}, {said}",
+                where | Where(hosts=tuple(others)),
+                evidence,
+                fix=f"on {labels[min(answer.failed)]}: "
+                + ANOTHER.fix.replace("<address>", answer.address),
+                confidence=Confidence.LIKELY,
+            )
+
+
+def _collect(cluster: Cluster) -> list[_Answer]:
+    """Addresses for which another interface answers than the one that has them."""
+    reports = {rank.seat: facts for rank, facts in cluster.facts("firewall", "matrix")}
+    nets = {
+        rank.seat: [ipaddress.ip_network(net) for net in networks_of(facts)]
+        for rank, facts in cluster.facts("interfaces")
+    }
+    found: dict[tuple[int, str, str], _Answer] = {}
+    for caller, facts in reports.items():
+        calls = [(int(text), e) for text, entries in facts["peers"].items() for e in entries]
+        wrong = [(seat, entry) for seat, entry in calls if entry.get("answers")]
+        if not wrong:
+            continue
+        right = [entry for _, entry in calls if not entry.get("answers") and _worked(entry)]
+        for listener, entry in wrong:
+            if listener not in reports:
+                continue
+            carries = (
+                "nccl" in cluster.backend
+                and "nccl-sockets" in entry["roles"]
+                and reports[listener].get("nccl_data") == "sockets"
+            )
+            key = (listener, entry["address"], entry["answers"])
+            answer = found.setdefault(
+                key, _Answer(listener, entry["address"], entry["interface"], key[2], carries)
+            )
+            (answer.worked if _worked(entry) else answer.failed).add(caller)
+            alone = sum(each["answers"] == answer.mac for _, each in wrong) == 1
+            near = [net for net in nets.get(caller, ()) if _within(answer.address, net)]
+            answer.sound |= alone and any(
+                _within(each["address"], net) for net in near for each in right
+            )
+    return list(found.values())
+
+
+def _worked(entry: Mapping[str, Any]) -> bool:
+    attempts = entry["attempts"]
+    return bool(attempts) and attempts[-1]["outcome"] == "ok"
+
+
+def _within(address: str, net: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]) in net
+
+
+def _one_interface(nics: Mapping[str, Any], called: str, answering: Iterable[str]) -> bool:
+    """Whether one of the interfaces that have the hardware address is the one that was called, or
+    made of it, or a part of it.
+    """
+    called = called.partition(":")[0]
+    above = {called, *nics.get(called, {}).get("above", ())}
+    return any(name in above or called in nics[name]["above"] for name in answering)
