@@ -9,7 +9,8 @@ second, and the segments lost while there was almost no traffic. Each value is c
 of the other links. Outliers are measured again, and each of their ends with a partner that was
 good; only what is an outlier again is blamed. Meanwhile each host counts the packets that arrived
 damaged (rx_crc_errors, rx_frame_errors), and those that it dropped itself (rx_missed_errors,
-rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat).
+rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat). The size of the
+packets that a path carried is compared with the MTU of the interfaces at both of its ends.
 
 Why it matters
 --------------
@@ -25,6 +26,7 @@ link-slow, latency-high: the path between these two hosts (routes, VPN, switch u
 link-lossy: cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for
 counters that grow in `ethtool -S <nic>`, `nstat -az TcpRetransSegs`, and on the switch.
 nic-errors-rising: cable, transceiver or switch port of the interface that is named.
+path-mtu-low: `tracepath -n <address>` shows the router or tunnel with the smaller MTU.
 packets-dropped: a longer ring (`ethtool -G <nic> rx`), a longer backlog, interrupts on more CPUs.
 
 When it is wrong
@@ -36,8 +38,10 @@ direction, is called slow. If most links are slow, that is taken as normal, and 
 lead from one rack to another are reported as information. A host that may be slow
 because it is busy is not blamed; the report says so. Thresholds: a third of the median bandwidth;
 ten times the median round-trip time and 1 ms more; 5 segments and 0.5 % lost, in both tries.
-Packets that a host drops are named only where a link to it is slow or lossy, from 20 packets and
-0.1 % on: other traffic may fill a queue too. A switch that drops leaves no trace in a host.
+A path is named if it carries less than nine tenths of what both interfaces could: a warning only
+if others carry it. Packets that a host drops are named only where a link to it is slow or lossy,
+from 20 packets and 0.1 % on: other traffic may fill a queue too. A switch that drops leaves no
+trace in a host.
 Not validated on hardware: every rule was tested with real sockets and real faults on virtual links,
 but not with a real NIC, switch or line rate; latency was tested on made-up clusters only.
 
@@ -74,7 +78,7 @@ from nccl_doctor.api import (
     Where,
     host_labels,
 )
-from nccl_doctor.toolkit.host import load_average
+from nccl_doctor.toolkit.host import interface_mtu, load_average
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
 from nccl_doctor.toolkit.peers.echo import scoped
@@ -82,6 +86,7 @@ from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
 from .drops import DAMAGED, DROPPED, grown, judge_drops, read_counts
+from .path_mtu import PATH_MTU_LOW, judge_paths
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
 from .timetable import in_slots, tournament
@@ -150,7 +155,7 @@ class Links(Check):
     layer = Layer.SPEED
     scope = Scope.HOST
     cost = "seconds"
-    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH, DAMAGED, DROPPED)
+    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH, DAMAGED, DROPPED, PATH_MTU_LOW)
     level = Level.STANDARD
     together = True
     turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
@@ -212,6 +217,7 @@ class Links(Check):
         return {
             "address": mine["address"],
             "interface": mine["interface"],
+            "mtu": interface_mtu(mine["interface"]),
             "nic_mbps": nic_speed(mine["interface"], ctx.root),
             "carries_data": "nccl" not in ctx.backend or sockets,
             "load": load_average(),
@@ -298,6 +304,7 @@ class _Judge:
         found = self.result
         bad = {pair for cause in (*found.lossy, *found.slow) for pair in cause.pairs}
         yield from judge_drops(self.reports, {receiver for _, receiver in bad})
+        yield from judge_paths(self.reports, self.labels)
         for cause in found.lossy:
             yield self.finding(LINK_LOSSY, cause, self.loss(cause), Severity.WARN)
         for cause in found.late:

@@ -459,7 +459,7 @@ CODES = """
     offload-operator-unavailable
     cpu-throttled memory-throttled netlink-refused process-access-refused
     link-slow link-lossy host-slow latency-high bandwidth-low rank-slow idle-connections-forgotten
-    nic-errors-rising packets-dropped
+    nic-errors-rising packets-dropped path-mtu-low
     bandwidth-below-floor rail-slow
     """
 """Codes that users' configuration and tickets hold: they may be added to, never renamed or reused.
