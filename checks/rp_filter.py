@@ -121,7 +121,7 @@ class RpFilter(Check):
         for finding, addresses in _dropped(cluster, calls):
             told |= {(finding.where.hosts[0], address) for address in addresses}
             yield finding
-        silent = {c.address for c in (*calls.blocked, *calls.one_way) if c.outcome == "dropped"}
+        silent = {c.address for c in (*calls.blocked, *calls.one_way) if c.outcome in SILENT}
         for rank, facts in cluster.facts(self.name):
             for net, entries in facts["shared"].items():
                 strict = [

@@ -63,10 +63,9 @@ from nccl_doctor.api import (
     host_labels,
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
-from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
-from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
+from nccl_doctor.toolkit.net.interfaces import hardware_address
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
 from nccl_doctor.toolkit.peers.echo import Listeners, scoped
@@ -82,14 +81,13 @@ from nccl_doctor.toolkit.peers.matrix import (
 from .clients import clients_of_store, looked_up
 from .culprits import (
     Suspects,
-    follow_pairs,
     how_to_open,
     sample_for_rules,
     suspects,
     what_rules_say,
 )
+from .local import RulesFacts, observe_rules
 from .shown import links_of
-from .ways import ways_of_pairs
 
 _BOTH_WAYS = (
     "NCCL and gloo need connections on ephemeral ports between all hosts, in both directions"
@@ -165,17 +163,6 @@ class MatrixFacts(TypedDict):
     clients: list[dict[str, Any]]
 
 
-class RulesFacts(TypedDict):
-    """Facts that `observe` returns in round `rules`."""
-
-    readable: bool
-    reason: str
-    managers: list[str]
-    drops: list[str]
-    hits: list[dict[str, Any]]
-    ways: list[dict[str, Any]]
-
-
 class Firewall(Check):
     """Every ordered pair of hosts, on the addresses that the job would use."""
 
@@ -212,7 +199,7 @@ class Firewall(Check):
 
     def observe(self, ctx: Context) -> MatrixFacts | RulesFacts:
         """Call every other host, or (round `rules`) read the rules of this one."""
-        return _observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
+        return observe_rules(ctx) if ctx.round == "rules" else _observe_matrix(ctx)
 
     def judge(self, cluster: Cluster) -> Iterable[Finding]:
         """Findings on failed calls, with the firewall rules that explain them."""
@@ -250,20 +237,6 @@ def _observe_matrix(ctx: Context) -> MatrixFacts:
         "peers": peers,
         "not_bound": listeners.failed,
         "clients": clients,
-    }
-
-
-def _observe_rules(ctx: Context) -> RulesFacts:
-    ctx.breadcrumb("reading the firewall rules of this host")
-    rules = read_rules(root=ctx.root)
-    pairs, nics = ctx.params.get("pairs", ()), interfaces()
-    return {
-        "readable": rules.readable,
-        "reason": rules.reason,
-        "managers": list(rules.managers),
-        "drops": rules.dropping(),
-        "hits": follow_pairs(rules, pairs, ctx.seat, nics, port_range(ctx.root)),
-        "ways": ways_of_pairs(pairs, ctx.seat, nics, ctx.root),
     }
 
 
@@ -368,6 +341,10 @@ def _fix(matrix: _Matrix, kind: Kind, found: Suspects) -> str:
     call = found.calls[0]
     if kind is PEER_NO_ROUTE:
         return f"on {matrix.labels[call.caller]}: " + kind.fix.replace("<address>", call.address)
+    if all(each.outcome == "no-neighbour" for each in found.calls):
+        return f"on {matrix.labels[call.caller]}: ip neigh show {call.address}; compare VLAN, " + (
+            f"cable and subnet mask of both ends, or choose another interface: {_EXACT}"
+        )
     remove = kind in (MTU_BLACKHOLE, PEER_INTERCEPTED)
     if remove and not found.rules:
         return kind.fix.replace("<host>", call.address)

@@ -334,6 +334,15 @@ def test_reading_rules_leaves_a_reason_or_rules() -> None:
     assert facts["hits"] == []
 
 
+def test_a_host_for_which_nobody_answers_is_no_firewall() -> None:
+    nobody = {"outcome": "no-neighbour", "detail": "no answer", "duration_s": 1.3}
+    world = World(3).fail([("nd0", "nd1"), ("nd2", "nd1")], nobody)
+    found = only(world.judge(), "peer-one-way")
+    assert found.where.hosts == ("nd1",)
+    assert "no host answers for the address on the local network" in found.message
+    assert found.fix.startswith("on nd0: ip neigh show 192.168.77.2; compare VLAN, cable and")
+
+
 def test_the_rules_come_with_the_way_of_each_packet() -> None:
     call = {"source": "127.0.0.1", "target": "127.0.0.2", "port": 9, "kind": "connect"}
     pair = {**call, "caller": 0, "listener": 2}

@@ -108,9 +108,10 @@ def test_gateway_source_and_mtu_of_a_way(said: Any) -> None:
     assert not refused[0]
 
 
-def test_neighbours_are_those_that_answered(said: Any) -> None:
+def test_neighbours_are_those_that_answered_and_those_that_did_not(said: Any) -> None:
     assert said["neighbours"] == {
         "10.0.0.7": "02:00:00:00:00:07",
+        "10.0.0.8": "",
         "fd00::7": "02:00:00:00:00:17",
     }
 

@@ -35,6 +35,8 @@ _LINK_ADDRESS = 2
 """NDA_LLADDR; NDA_DST is 1, as RTA_DST."""
 _KNOWN = 0x02 | 0x04 | 0x08 | 0x10
 """NUD_REACHABLE, _STALE, _DELAY, _PROBE: some machine answered."""
+_SOUGHT = 0x01 | 0x20
+"""NUD_INCOMPLETE, NUD_FAILED: none did."""
 _NO_ANSWER = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -78,9 +80,8 @@ def way_in(address: str, source: str, interface: str) -> Way | None:
 
 
 def neighbours() -> dict[str, str]:
-    """Address → hardware address that answered for it, of all neighbours that the kernel knows.
-
-    Empty where it may not be asked.
+    """Address → hardware address that answered for it, of all neighbours that the kernel knows; an
+    empty text where it asked for one, and nothing answered. Empty where it may not be asked.
     """
     body = _NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
     head = _HEADER.pack(_HEADER.size + len(body), _GET_NEIGHBOUR, _REQUEST | _DUMP, 1, 0)
@@ -109,9 +110,10 @@ def _add_neighbours(found: dict[str, str], answer: bytes) -> bool:
             inner = at + _HEADER.size + _NEIGHBOUR.size
             parts = dict(_parts(answer[inner : at + size], 0))
             is_ip = family in (socket.AF_INET, socket.AF_INET6)
-            if is_ip and state & _KNOWN and parts.keys() >= {_DST, _LINK_ADDRESS}:
+            if is_ip and state & (_KNOWN | _SOUGHT) and _DST in parts:
+                mac = parts.get(_LINK_ADDRESS, b"") if state & _KNOWN else b""
                 address = socket.inet_ntop(family, parts[_DST])
-                found[address] = parts[_LINK_ADDRESS].hex(":")
+                found[address] = mac.hex(":") or found.get(address, "")
         at += size + -size % 4
     return True
 

@@ -87,6 +87,7 @@ def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dic
     peers: dict[str, list[dict[str, Any]]] = {}
     macs = neighbours()
     for (seat, entry), mine in zip(entries, shared, strict=True):
+        answers = macs.get(entry["address"].partition("%")[0])
         # The tokens of the listener stay out of the facts.
         known = {key: entry[key] for key in ("address", "interface", "roles", "port")}
         made = [] if mine else [call.to_json() for call in next(results)]
@@ -95,11 +96,18 @@ def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dic
             known["source"], lost = source_of(entry["address"])
             if lost is not None:  # this host itself has no route, whatever its errno was
                 known["attempts"] = [{**each, "outcome": "unreachable"} for each in made]
-        answers = macs.get(entry["address"].partition("%")[0])
+            elif answers == "":  # the calls ended before the kernel had given up
+                known["attempts"] = [_nobody(each) for each in made]
         if answers and entry.get("mac") and answers[-_TAIL:] != entry["mac"][-_TAIL:]:
             known["answers"] = answers
         peers.setdefault(str(seat), []).append(known)
     return peers
+
+
+def _nobody(attempt: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An attempt to call an address for which no machine of the local network answers."""
+    lost = attempt["outcome"] == "dropped"
+    return {**attempt, "outcome": "no-neighbour"} if lost else attempt
 
 
 def door_of(entry: Mapping[str, Any]) -> Door:

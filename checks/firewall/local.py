@@ -1,14 +1,45 @@
-"""Routes and filters that the packets of failed calls meet on a host, by its own kernel."""
+"""Rules and routes of a host that may explain failed calls, by its own tools and kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from nccl_doctor.toolkit.net.interfaces import Interface
+from nccl_doctor.api import Context
+from nccl_doctor.toolkit.firewall.rulesets import read_rules
+from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
+from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.net.routes import reverse_path_filter
 from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+
+from .culprits import follow_pairs
+
+
+class RulesFacts(TypedDict):
+    """Facts that `observe` returns in round `rules`."""
+
+    readable: bool
+    reason: str
+    managers: list[str]
+    drops: list[str]
+    hits: list[dict[str, Any]]
+    ways: list[dict[str, Any]]
+
+
+def observe_rules(ctx: Context) -> RulesFacts:
+    """Follow the failed calls in `params` through the rules and routes of this host."""
+    ctx.breadcrumb("reading the firewall rules of this host")
+    rules = read_rules(root=ctx.root)
+    pairs, nics = ctx.params.get("pairs", ()), interfaces()
+    return {
+        "readable": rules.readable,
+        "reason": rules.reason,
+        "managers": list(rules.managers),
+        "drops": rules.dropping(),
+        "hits": follow_pairs(rules, pairs, ctx.seat, nics, port_range(ctx.root)),
+        "ways": ways_of_pairs(pairs, ctx.seat, nics, ctx.root),
+    }
 
 
 def ways_of_pairs(
