@@ -51,7 +51,8 @@ def explain(findings: Iterable[Finding], cluster: Cluster) -> list[Finding]:
     unexplained, but for this: what delays a job (`Kind.delays`) explains that a host came too late,
     or that a group looks hung there, where no failure does, if nobody can be certain what it was;
     no group makes a host or a link slow. A failure on rank 0's host that shuts everybody out
-    explains that hosts never came, unless one did come. What only comes later (`Kind.later`)
+    explains that hosts never came, unless one did come; if that host is cut off, unless one that
+    came answered later. What only comes later (`Kind.later`)
     explains nothing, and nothing explains it. A cut cable (`Kind.cuts_off`) shuts every port, and
     explains each loss (`Kind.loss`) that it meets; if it is rank 0's, then every loss, and all that
     happened to groups. What is only information explains nothing.
@@ -176,7 +177,7 @@ def _explains(
         if symptom:
             return cause.kind.between or ground.meets(cause_place, place)
         return ground.covers(cause_place, place) or (
-            cause.shuts_out and ground.shut_out(cause_place, place)
+            cause.shuts_out and ground.shut_out(cause_place, place, cut_off=cause.kind.cuts_off)
         )
     return (
         cause.level is finding.level is Severity.WARN

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from nccl_doctor.model.cluster import Cluster, Host, Rank
+from nccl_doctor.model.cluster import AFTER_LOSS, ALONE, Cluster, Host, OutcomeStatus, Rank
 from nccl_doctor.model.findings import Layer, Where
 
 Key = Hashable
@@ -41,6 +42,7 @@ class Map:
     """Hosts and ranks of one cluster, by the names that findings use."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self._by_name: dict[str, set[Key]] = defaultdict(set)
         self._by_node: dict[int, set[Key]] = defaultdict(set)
         self._hosts_of: dict[int, set[Key]] = defaultdict(set)
@@ -102,17 +104,30 @@ class Map:
         hosts = other.whole | self._under(other)
         return bool(hosts) and hosts <= one.starts
 
-    def shut_out(self, one: Place, other: Place) -> bool:
+    def shut_out(self, one: Place, other: Place, *, cut_off: bool = False) -> bool:
         """True if the one place is the host of rank 0, no other host signed in, and no host of the
         other place ever signed in.
+
+        If rank 0's host is `cut_off`, others may have signed in before, but none answered since.
         """
         masters, hosts = self._hosts_of.get(0, set()), other.whole | self._under(other)
         return (
             bool(masters & one.whole)
-            and self._came <= masters
             and bool(hosts)
             and hosts <= self._never_came
+            and (self._answered if cut_off else self._came) <= masters
         )
+
+    @cached_property
+    def _answered(self) -> set[Key]:
+        """Hosts that took part in a round after the sign-in."""
+        return {
+            rank.host.id
+            for rank, facts in self._cluster.observed()
+            for rounds in facts.values()
+            for name, outcome in rounds.items()
+            if name not in (ALONE, AFTER_LOSS) and outcome.status is OutcomeStatus.OK
+        }
 
     def alone(self, place: Place) -> bool:
         """True if no host of the place signed in, and each has left a report of its own."""

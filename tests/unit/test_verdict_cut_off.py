@@ -87,10 +87,22 @@ def test_the_cable_of_another_explains_what_it_meets_and_nothing_else(where: Whe
 
 def test_it_explains_no_other_fault_of_another_host() -> None:
     other = Finding(kind("gpu-trouble", Layer.DEVICE), "x", Where(hosts=("nd2",)))
-    never = Finding(HOST_ABSENT, "1 of 4 hosts", Where(nodes=(3,), ranks=(6, 7)))
     cause = cut(Where(**CUT), shuts_out=True)
-    found = root_causes(explain([other, never, cause], CLUSTER))
-    assert {each.code for each in found} == {"host-cut-off", "gpu-trouble", "host-absent"}
+    found = root_causes(explain([other, cause], CLUSTER))
+    assert {each.code for each in found} == {"host-cut-off", "gpu-trouble"}
+
+
+def test_the_cable_of_rank_0_explains_who_never_came_unless_others_answered_after_that() -> None:
+    early = make_cluster(THREE, 2, absent_nodes=(1,))
+    never = Finding(HOST_ABSENT, "1 of 3 hosts", Where(nodes=(1,), ranks=(2, 3)))
+    cause = cut(Where(**CUT), shuts_out=True)
+    assert root_causes(explain([never, cause], silent(early, 4))) == [cause]
+    answer = Outcome(OutcomeStatus.OK, facts={})
+    late = change_rank(early, 4, facts={"clock": {"all": answer}})
+    found = root_causes(explain([never, cause], silent(late, 5)))
+    assert {each.code for each in found} == {"host-cut-off", "host-absent"}, (
+        "it was not there before"
+    )
 
 
 # -- whole reports ---------------------------------------------------------------------------------
