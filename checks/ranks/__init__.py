@@ -356,7 +356,7 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
         return  # rank 0 did not wait for anybody
     found = {rank.host.id for rank, facts in cluster.facts("port") if _is_open(facts)}
     examined = {rank.host.id for rank, facts in cluster.observed() if any(facts.values())}
-    closed = any(door.came_later and door.hit.get("anyone") for door in shut_doors(cluster))
+    closed = [door for door in shut_doors(cluster) if door.hit.get("anyone")]
     lost_it = {
         rank.host.id
         for rank, facts in cluster.observed()
@@ -374,7 +374,8 @@ def _kept_out(cluster: Cluster, spare: Mapping[int, str]) -> Iterator[Finding]:
             seen = "began, and ended or hung before it tried to sign in"
         else:
             seen, where = "could not reach rank 0", road_to_master(cluster, host)
-        shut_out = PORT_BLOCKED.code if closed and host.id in found else None
+        stopped = any(door.came_later or host.id not in found for door in closed)
+        shut_out = PORT_BLOCKED.code if stopped else None
         numbers = [rank.rank for rank in ranks if rank.rank is not None]
         lacks = f"rank{'s' * (len(numbers) > 1)} {number_range(numbers)} of {cluster.world_size}"
         yield Finding(

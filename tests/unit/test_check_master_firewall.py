@@ -150,6 +150,17 @@ def test_a_rule_that_came_later_explains_who_had_got_an_answer_before() -> None:
         assert roots(cluster) == [("port-blocked", ("nd0",))]
 
 
+def test_a_rule_explains_a_host_that_was_still_trying_when_it_was_counted() -> None:
+    began = world(rules(), out=("nd2",))
+    (host,) = (each for each in began.hosts if each.name == "nd2")
+    empty = replace(host, facts={})
+    hosts = tuple(empty if each is host else each for each in began.hosts)
+    ranks = tuple(replace(r, host=empty) if r.host is host else r for r in began.ranks)
+    began = replace(began, hosts=hosts, ranks=ranks)
+    assert roots(began) == [("host-absent", ("nd2",))]
+    assert roots(look_again(began, rules(hit()))) == [("port-blocked", ("nd0",))]
+
+
 def test_a_host_that_lost_the_store_before_it_was_signed_in_is_not_the_place() -> None:
     reached = world(rules(), out=("nd2",), became="connected")
     (found,) = judge(Ranks(), lost_the_store(reached, "nd2"))
