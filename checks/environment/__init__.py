@@ -37,13 +37,14 @@ does not help:
 When it is wrong
 ----------------
 The table was made from NCCL 2.32.3 and torch 2.15: with newer versions an unknown name is only
-information. A plug-in or your own program may read names with these prefixes. Interfaces, devices
-and files may differ between hosts, and are not compared; of the cards of Google's plug-ins
-(NCCL_FASTRAK_IFNAME) there must be as many, and in one order where hosts use the same names. What
-the job's own code sets after its start is not seen, nor what an NCCL_ENV_PLUGIN returns. Without a
-GPU the NCCL of the job is unknown, so versions are not judged. Variables that only the other
-backend reads are never a failure. CUDA_DEVICE_ORDER changes nothing where all GPUs of a host are of
-one model: then it is information. What CUDA does with an unknown value is not documented.
+information, and none if NCCL itself lists it (since 2.30.3 it lists some). A plug-in or your own
+program may read names with these prefixes. Interfaces, devices and files may differ between hosts,
+and are not compared; of the cards of Google's plug-ins (NCCL_FASTRAK_IFNAME) there must be as many,
+and in one order where hosts use the same names. What the job's own code sets after its start is not
+seen, nor what an NCCL_ENV_PLUGIN returns. Without a GPU the NCCL of the job is unknown, so versions
+are not judged. Variables that only the other backend reads are never a failure. CUDA_DEVICE_ORDER
+changes nothing where all GPUs of a host are of one model: then it is information. What CUDA does
+with an unknown value is not documented.
 
 References
 ----------
@@ -159,7 +160,7 @@ class Environment(Check):
     kinds = (
         UNKNOWN, BAD_VALUE, DEPRECATED, CONFLICT, LEFTOVER, DIFFERS, PROXIED, TIMEOUT_TOO_SHORT,
     )  # fmt: skip
-    reads = ("backend_device", "gpu_state", "nccl_library", "timeouts")
+    reads = ("backend_device", "gpu_state", "interfaces", "nccl_library", "timeouts")
 
     def observe(self, ctx: Context) -> EnvironmentFacts:
         """Read what is set, where it was set, and what reads it.

@@ -149,10 +149,16 @@ Seen = Mapping[int, tuple[Rank, View]]
 def look(cluster: Cluster, check: str) -> Seen:
     """The variables of every rank, from the facts of `check`."""
     loaded, mixed = loaded_nccl(cluster), hosts_of_several_models(cluster)
+    listed = {
+        rank.host.id: (facts.get("asked") or {}).get("names", ())
+        for rank, facts in cluster.facts("interfaces")
+    }
     seen = {}
     for rank, facts in cluster.facts(check):
         known = {
             **facts,
+            # An NCCL that is newer than the table may list them itself.
+            "unknown": [n for n in facts["unknown"] if n not in listed.get(rank.host.id, ())],
             # The version that torch was built with, if the loaded one is not known.
             "nccl": loaded.get(rank.seat) or facts.get("nccl"),
             "several_models": rank.host.id in mixed,

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.toolkit.nccl.answer import ask_nccl
+from nccl_doctor.toolkit.variables.table import table
 from tests.lab.lab import Lab
 from tests.lab.nccl.rows import HOSTS, ROWS
 from tests.lab.nccl.trials import build, compare
@@ -41,6 +43,13 @@ def test_nccl_does_what_the_rules_say(make_lab: Callable[..., Lab], nccl: Path) 
     assert {each.row.text: each.differences for each in results if each.differences} == {}
     assert len({each.said for each in results}) > 4, "each row has the same answer"
     assert lab.hosts[0].listeners() == []
+
+
+def test_every_name_that_nccl_lists_is_in_the_table(nccl: Path) -> None:
+    answer = ask_nccl(str(nccl), {}, patience_s=30)
+    assert answer is not None
+    assert "NCCL_DEBUG_TIMESTAMP_LEVELS" in answer.names
+    assert set(answer.names) <= table().variables.keys()
 
 
 def test_the_program_asks_the_library_that_it_has_loaded(

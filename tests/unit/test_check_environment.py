@@ -335,6 +335,18 @@ def test_of_newer_versions_an_unknown_name_is_only_worth_knowing() -> None:
     assert told(judge([typo, typo], nccl="2.33.0")) == {("env-unknown-variable", "warn")}
 
 
+def test_a_name_that_nccl_itself_lists_is_known() -> None:
+    env = {"NCCL_FUTURE": "1", "NCCL_IB_DISABEL": "1"}
+    made = cluster_of([env, env])
+    names = {"asked": {"names": ["NCCL_DEBUG", "NCCL_FUTURE"]}}
+    for rank, facts in zip(made.ranks, [names, {"asked": None}], strict=True):
+        facts_there = {**rank.facts, "interfaces": {ALONE: outcome(facts)}}
+        made = change_rank(made, rank.seat, facts=facts_there)
+    found = findings.judge(CHECK, made)
+    places = {(each.message.split()[0], each.where.hosts) for each in found}
+    assert places == {("NCCL_FUTURE", ("nd1",)), ("NCCL_IB_DISABEL", ("nd0", "nd1"))}
+
+
 def test_ways_that_are_off_matter_where_they_would_be_used() -> None:
     p2p: Env = {"NCCL_P2P_DISABLE": "1"}
     assert judge([p2p, p2p]) == []

@@ -69,6 +69,22 @@ def test_nccl_is_asked_in_a_child(tmp_path: Path) -> None:
     assert dict(os.environ) == before
 
 
+def test_the_names_that_nccl_lists_are_asked_for(tmp_path: Path) -> None:
+    lists = """
+const char *keys[] = {"NCCL_NEW", "NCCL_DEBUG"};
+int ncclParamGetAllParameterKeys(const char ***table, int *count) {
+    *table = keys; *count = 2; return 0;
+}
+"""
+    source = SOURCE % {"body": SAYS, "version": 23303} + lists
+    path = str(compiled(tmp_path / "libnccl.so.2", source))
+    answer = ask_nccl(path, {})
+    assert answer is not None
+    assert answer.names == ("NCCL_DEBUG", "NCCL_NEW")
+    assert answer.interface == "ours0"
+    assert observed(path, "nccl")["asked"]["names"] == ["NCCL_DEBUG", "NCCL_NEW"]
+
+
 def test_a_refusal_is_an_answer(tmp_path: Path) -> None:
     answer = ask_nccl(library(tmp_path, REFUSES), {})
     assert answer is not None

@@ -34,7 +34,7 @@ def rows_of(library: str) -> list[Variable]:
 
 def test_every_name_that_nccl_reads_is_there() -> None:
     read = [row for row in rows_of("nccl") if not row.gone]
-    assert len(read) == 285
+    assert len(read) == 286
     assert all(row.name.startswith("NCCL_") and row.since for row in read)
     assert ROWS["NCCL_ALGO"].since == "2.5.6"
     assert ROWS["NCCL_IB_TIMEOUT"].default == "20"
@@ -46,7 +46,8 @@ def test_every_name_that_nccl_reads_is_there() -> None:
 def test_names_up_to_nccl_2_32_are_known() -> None:
     assert RAW["nccl"]["library"]["known_to"] == "2.32.3"
     since = {"NCCL_SOCKET_MAGIC": "2.30.7", "NCCL_RUN_DIAGNOSTICS": "2.31.2",
-             "NCCL_RUN_RAS_DIAGNOSTICS": "2.31.2", "NCCL_PROGRESS_COUNTERS": "2.32.3"}  # fmt: skip
+             "NCCL_RUN_RAS_DIAGNOSTICS": "2.31.2", "NCCL_PROGRESS_COUNTERS": "2.32.3",
+             "NCCL_DEBUG_LEVELS": "2.32.3"}  # fmt: skip
     assert {name: ROWS[name].since for name in since} == since
     assert ROWS["NCCL_RUN_DIAGNOSTICS"].is_aid
     assert ROWS["NCCL_NET_GDR_MLOPART"].gone == "2.32.3"

@@ -3,6 +3,7 @@
 `ncclGetUniqueId` needs no GPU and no driver: it reads NCCL's configuration files, loads the plug-in
 for variables, chooses the interface of the bootstrap, listens there until the process ends, and
 says all that at NCCL_DEBUG=INFO. Source: `ncclInit` in NCCL's src/init.cc, src/bootstrap.cc.
+`ncclParamGetAllParameterKeys`, since 2.30.3, gives the names of some of its variables.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ OURS: Mapping[str, str] = {
 }
 """Variables of the child that is asked; they win over configuration files."""
 
+_MOST_NAMES = 1000
+
 _SAYS = re.compile(r"NCCL (INFO|WARN) (.*)")
 _USING = re.compile(r"Bootstrap ?: Using ?(\S+)<\d+>")
 _READ = re.compile(r"(NCCL_\w+) set by environment to ")
@@ -56,6 +59,7 @@ class Answer:
         from_files: variable → value that NCCL took from its configuration files, of all names, so
             not for a report.
         plugin: plug-in that gives NCCL its variables, empty without one.
+        names: variables that NCCL lists as its own, since 2.30.3; it does not list all of them.
     """
 
     library: str
@@ -67,6 +71,7 @@ class Answer:
     used: tuple[str, ...] = ()
     from_files: Mapping[str, str] = field(default_factory=dict)
     plugin: str = ""
+    names: tuple[str, ...] = ()
 
     def read_otherwise(self, settings: Mapping[str, Setting]) -> list[str]:
         """Variables for which NCCL's configuration files gave it another value, or none.
@@ -113,7 +118,8 @@ def ask_nccl(
     fields = said(data["log"])
     if data["result"] == 0:
         fields["error"] = ""
-    return Answer(library, version, data["result"], from_files=data["added"], **fields)
+    names = tuple(data["names"])
+    return Answer(library, version, data["result"], from_files=data["added"], names=names, **fields)
 
 
 def said(log: str) -> dict[str, Any]:
@@ -153,12 +159,25 @@ def _ask(library: str, env: Mapping[str, str]) -> bytes:
     os.dup2(log, 1)
     before = _environment()
     unique_id = ctypes.create_string_buffer(128)
-    result = ctypes.CDLL(library).ncclGetUniqueId(unique_id)
+    nccl = ctypes.CDLL(library)
+    result = nccl.ncclGetUniqueId(unique_id)
     ctypes.CDLL(None).fflush(None)
     added = {name: value for name, value in _environment().items() if name not in before}
     size = os.lseek(log, 0, os.SEEK_END)
     text = os.pread(log, min(size, 1 << 20), 0).decode("utf-8", "replace")
-    return json.dumps({"result": result, "added": added, "log": text}).encode()
+    names = _names(nccl)
+    return json.dumps({"result": result, "added": added, "log": text, "names": names}).encode()
+
+
+def _names(nccl: ctypes.CDLL) -> list[str]:
+    """The parameters that a library lists by name; none before 2.30.3."""
+    keys, count = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_int()
+    try:
+        result = nccl.ncclParamGetAllParameterKeys(ctypes.byref(keys), ctypes.byref(count))
+    except AttributeError:
+        return []
+    found = [keys[i] or b"" for i in range(min(count.value, _MOST_NAMES))] if result == 0 else []
+    return sorted(name.decode("utf-8", "replace") for name in found)
 
 
 def _environment() -> dict[str, str]:

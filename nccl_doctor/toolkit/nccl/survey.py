@@ -40,7 +40,7 @@ class Asked(TypedDict):
 
     `interface`, `address`: as `Answer`; `expected`: what the rules say, empty for no interface.
     `read_otherwise`: see `Answer.read_otherwise`; `from_files`: variables that it took from files,
-    with the file. Only names that may be recorded, and no values.
+    with the file; `names`: see `Answer`. Only names that may be recorded, and no values.
     """
 
     library: str
@@ -55,6 +55,7 @@ class Asked(TypedDict):
     expected: list[str]
     differs: bool
     read_otherwise: list[str]
+    names: list[str]
 
 
 class Survey(TypedDict):
@@ -179,6 +180,7 @@ def _asked(answer: Answer, bootstrap: Choice, settings: Mapping[str, Setting]) -
         "read_otherwise": list(allowed(dict.fromkeys(answer.read_otherwise(settings), "")))
         if read
         else [],
+        "names": list(allowed(dict.fromkeys(answer.names, ""))),
     }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from nccl_doctor.toolkit.errands import send_foreign
 from nccl_doctor.toolkit.nccl.answer import ask_nccl
 from nccl_doctor.toolkit.nccl.survey import survey
+from nccl_doctor.toolkit.variables.table import table
 from nccl_doctor.toolkit.versions import release
 
 LIMIT_S = 60.0
@@ -91,6 +92,8 @@ def _compared(facts: Mapping[str, Any], by_plugin: bool) -> dict[str, Any]:
     elif said != rules or asked["differs"]:
         differences.append(f"by the rules: {rules}")
     differences += [f"{name} is read otherwise" for name in asked["read_otherwise"]]
+    missing = [name for name in asked["names"] if name not in table().variables]
+    differences += [f"{name} is not in the table of variables" for name in missing]
     return {"said": said, "rules": rules, "error": asked["error"], "differences": differences}
 
 
