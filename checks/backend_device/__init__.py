@@ -106,6 +106,7 @@ from .mapping import (
     judge_mapping,
     sharing_is_meant,
 )
+from .missing import MISSING, fix_of_missing, no_gpu
 from .orders import GPU_ORDER, judge_orders
 
 MISMATCH = Kind(
@@ -122,14 +123,6 @@ NO_NCCL = Kind(
     "This torch build has no NCCL",
     "init_process_group('nccl') fails on this rank, and the others wait for it.",
     "Install a torch build with NCCL (the official Linux CUDA wheels have it).",
-)
-MISSING = Kind(
-    "gpu-missing",
-    Layer.DEVICE,
-    "Fewer GPUs than needed",
-    "A rank without its own GPU fails, or takes the GPU of another rank.",
-    "Start as many ranks as the host has GPUs, or get the missing GPU back: look for Xid in "
-    "`dmesg`, compare `nvidia-smi -L` with `lspci`; in a container, request all GPUs.",
 )
 ARCH = Kind(
     "arch-unsupported",
@@ -325,16 +318,9 @@ def _backend(cluster: Cluster, one: SeenByRank) -> Finding | None:
         fix = f"unset {' '.join(facts['visible'])}"
         return Finding(GPU_HIDDEN, f"{one.hiding} hides all {gpus} GPUs", fix=fix)
     if gpus:
-        return Finding(MISSING, f"none of the {gpus} GPUs is usable: the driver reports no device")
-    nouveau = facts["host_gpus"].get("nouveau")
-    if nouveau and not facts["host_gpus"]["driver"]:
-        held = f"{nouveau} NVIDIA {'GPU' if nouveau == 1 else 'GPUs'}"
-        text = f"no GPU: the kernel driver nouveau holds {held}; NVIDIA's driver is not loaded"
-        fix = "install NVIDIA's driver, blacklist nouveau, and reboot"
-        return Finding(MISSING, text, fix=fix)
-    fix = "load the driver (modprobe nvidia, then nvidia-smi); in a container docker run --gpus "
-    fix += "all, or a pod limit nvidia.com/gpu; without GPUs use the backend gloo on all hosts"
-    return Finding(MISSING, "no GPU: no /dev/nvidia<N>, no /dev/kfd", fix=fix)
+        text = f"none of the {gpus} GPUs is usable: the driver reports no device"
+        return Finding(MISSING, text, fix=fix_of_missing(facts))
+    return no_gpu(facts)
 
 
 def _driver(cluster: Cluster, one: SeenByRank) -> Finding:
@@ -408,7 +394,8 @@ def _too_few(cluster: Cluster, mine: Sequence[SeenByRank]) -> Finding | None:
         text = f"{mine[0].hiding} leaves {gpus} of {all_gpus} GPUs; {who}"
         return Finding(GPU_HIDDEN, text, where, evidence, f"unset {' '.join(facts['visible'])}")
     text = f"{gpus} visible {'GPU' if gpus == 1 else 'GPUs'}, {who}"
-    fix = f"--nproc-per-node {gpus}, or: {MISSING.fix}" if per_rank else ""
+    words = fix_of_missing(facts)
+    fix = f"--nproc-per-node {gpus}, or: {words}" if per_rank else words
     return Finding(MISSING, text, where, evidence, fix)
 
 

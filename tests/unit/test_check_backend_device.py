@@ -383,6 +383,26 @@ def test_rocm_is_compared_by_its_own_names() -> None:
     assert places(found) == {("arch-unsupported", Severity.FAIL, ("nd0",), (0,))}
 
 
+def test_what_to_type_is_of_the_maker_of_the_gpus() -> None:
+    on_host = {"nodes": 0, "proc": 0, "kfd": 8, "driver": None}
+    amd = {"cuda": None, "rocm": "7.1", "host_gpus": on_host}
+    devices = [{**gpu(1, index, "AMD Instinct MI300X"), "arch": "gfx942"} for index in range(7)]
+    none = {**on_host, "kfd": 0}
+    for changes, words in (
+        ({"devices": devices}, "amd-smi list"),
+        ({"devices": []}, "amd-smi list"),
+        ({"devices": [], "host_gpus": none}, "--device /dev/kfd"),
+    ):
+        found = judge(cluster_of(one_host(1, 8, **{**amd, "arch_list": [], **changes}), hosts=2))
+        missing = [each for each in found if each.code == "gpu-missing"]
+        assert {each.where.hosts for each in missing} == {("nd1",)}
+        for each in missing:
+            assert words in each.fix
+            assert "nvidia" not in each.fix
+    lost = [gpu(1, index) for index in range(7)]
+    assert "nvidia-smi -L" in judge(cluster_of(one_host(1, 8, devices=lost)))[0].fix
+
+
 def test_another_model_on_one_host() -> None:
     a100 = [gpu(2, n, "NVIDIA A100-SXM4-80GB", (8, 0)) for n in range(8)]
     found = judge(cluster_of(one_host(2, 8, devices=a100), hosts=3))
