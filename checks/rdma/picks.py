@@ -11,6 +11,7 @@ from nccl_doctor.toolkit.fabric.direct import gpu_direct_road, read_gpu_direct
 from nccl_doctor.toolkit.fabric.hca import HCA
 from nccl_doctor.toolkit.fabric.ports import speaks_verbs
 from nccl_doctor.toolkit.fabric.road import Road, port_name
+from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl.conf import Setting
 from nccl_doctor.toolkit.nccl.interface_choice import nccl_choices, resolver, subnet_prefixes
 from nccl_doctor.toolkit.nccl.release import loaded_release
@@ -28,7 +29,7 @@ def table_of_picks(
 ) -> dict[str, Any]:
     """Network, ports, interfaces and GPUDirect RDMA: `{"columns": [...], "rows": [...]}`.
 
-    Args: `ports` from `admitted`, in NCCL's order; `root` holds sys and proc.
+    Args: `ports` from `admitted`, in NCCL's order; `root` holds dev, sys and proc.
     """
     bootstrap, sockets = nccl_choices(
         interfaces(), settings, subnet_prefixes(), loaded_release(), resolver(_RESOLVE_S)
@@ -40,11 +41,18 @@ def table_of_picks(
         rows.append(["ports", _names(mine), _rates(mine)])
         if other:
             rows.append(["ports left out", _names(other), _reasons(road, other)])
-        rows.append(["GPUDirect RDMA", *gpu_direct_road(read_gpu_direct(root), settings)])
+        rows.append(["GPUDirect RDMA", *_gpu_direct(root, settings)])
     else:
         rows.append(["interfaces for data", _nics(sockets.picks), sockets.reason])
     rows.append(["interface for bootstrap", _nics(bootstrap.picks), bootstrap.reason])
     return {"columns": ["for", "NCCL would take", "because"], "rows": rows}
+
+
+def _gpu_direct(root: Path, settings: Mapping[str, Setting]) -> tuple[str, str]:
+    on_host = host_gpus(root)
+    if on_host["kfd"] and not on_host["driver"]:
+        return "not examined", "AMD GPUs"  # RCCL has rules of its own
+    return gpu_direct_road(read_gpu_direct(root), settings)
 
 
 def _names(ports: Sequence[Mapping[str, Any]]) -> str:

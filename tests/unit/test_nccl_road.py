@@ -146,6 +146,17 @@ def test_the_table_of_a_host_with_infiniband(tmp_path: Path) -> None:
     assert all(len(row) == len(table["columns"]) for row in table["rows"])
 
 
+def test_the_road_to_gpus_of_amd_is_not_examined(tmp_path: Path) -> None:
+    fabrics.connectx7(tmp_path, 1)
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    for name in ("kfd", "dri/renderD128"):
+        (tmp_path / "dev" / name).touch()
+    have = ports(tmp_path)
+    table = table_of_picks({}, choose_road({}, have, Access()), have, tmp_path)
+    rows = {row[0]: row[1:] for row in table["rows"]}
+    assert rows["GPUDirect RDMA"] == ["not examined", "AMD GPUs"]
+
+
 def test_the_table_of_a_host_without_devices(tmp_path: Path) -> None:
     road = choose_road({}, [])
     table = table_of_picks({}, road, [], tmp_path)
