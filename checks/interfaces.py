@@ -5,8 +5,10 @@ What it checks
 The interfaces and addresses that NCCL (bootstrap, and data over sockets) and gloo would choose on
 this host, by their own rules, from the environment and NCCL's configuration files, and which
 variable or rule decided: whether the requested interface exists, is running and has an address,
-whether it is loopback, and whether the hosts of one network have the same MTU. If hosts that chose
-different networks could not reach each other (check `firewall`), their choices are reported.
+whether it is loopback, and whether the hosts of one network have the same MTU; where NCCL uses
+Google's TCPX or TCPXO, whether the cards that NCCL_FASTRAK_IFNAME or
+NCCL_GPUDIRECTTCPX_SOCKET_IFNAME name are there. If hosts that chose different networks could not
+reach each other (check `firewall`), their choices are reported.
 Where the job uses NCCL (2.22 or newer) and torch has loaded it, NCCL itself is asked once on each
 host, by ncclGetUniqueId in a child of its own: which interface it takes for its bootstrap, and
 which variables it takes from its configuration files. Its answer counts, and the rules explain it.
@@ -140,7 +142,7 @@ class Interfaces(Check):
         ANSWER_DIFFERS,
     )
     deadline_s = 12.0  # two names, and NCCL: 3 s each
-    reads = ("firewall",)
+    reads = ("firewall", "rdma")
 
     def observe(self, ctx: Context) -> Survey:
         """The choices, and the interfaces to choose from; `asked`: NCCL's answer, or None."""
@@ -177,6 +179,7 @@ class Interfaces(Check):
             for library in ("nccl", "gloo"):
                 yield from _bad_choice(cluster, rank, facts, library, good)
             yield from _answered_otherwise(rank, facts.get("asked"))
+        yield from _cards_missing(cluster, reports)
         mains = {rank.seat: _main(cluster, facts) for rank, facts in reports}
         known = {seat: main for seat, main in mains.items() if main is not None}
         labels = host_labels(cluster)
@@ -251,6 +254,25 @@ def _left_out(rank: Rank, choice: Mapping[str, Any], said: str) -> Iterator[Find
             f"it out of {choice['variable']}",
             severity=Severity.WARN,
         )
+
+
+def _cards_missing(
+    cluster: Cluster, reports: Iterable[tuple[Rank, Mapping[str, Any]]]
+) -> Iterator[Finding]:
+    """Cards that a host lacks, though they are named to the plug-in that NCCL would use there."""
+    roads = {rank.host.id: facts["road"] for rank, facts in cluster.facts("rdma")}
+    for rank, facts in reports:
+        if roads.get(rank.host.id) != "plugin":
+            continue
+        for variable, names in facts.get("lacking", {}).items():
+            yield Finding(
+                INTERFACE_MISSING,
+                f"{variable} names {', '.join(names)}: no such interface",
+                Where(hosts=(rank.host.label,), interfaces=tuple(names)),
+                fix=f"in {variable}, name the cards of {rank.host.label}, rail by rail: ip -br "
+                "link lists them; or bring back the card that is gone",
+                severity=Severity.WARN,  # how the plug-in takes it is not known
+            )
 
 
 def _missing(choice: Mapping[str, Any], asked: Mapping[str, Any] | None) -> str:

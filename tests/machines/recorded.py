@@ -18,6 +18,7 @@ from nccl_doctor.toolkit.gpu.devices import host_gpus, index_of_own
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
 from nccl_doctor.toolkit.nccl.interface_choice import chosen, gloo_choice, nccl_choices
 from nccl_doctor.toolkit.nccl.release import NcclRelease
+from nccl_doctor.toolkit.nccl.survey import lacking_cards
 from tests.machines.host import Gpu, Host
 from tests.support import gpu_facts
 from tests.support.timed_rounds import IDLE
@@ -196,6 +197,7 @@ def _interfaces(host: Host) -> dict[str, Any]:
         "choices": {each.library: each.to_json() for each in choices},
         "listen": chosen(choices, host.nics),
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
+        "lacking": lacking_cards(settings, host.nics),
         "asked": None,
     }
 

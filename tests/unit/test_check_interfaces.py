@@ -6,9 +6,12 @@ import json
 
 import pytest
 
-from nccl_doctor.api import Context, Launch, Severity
+from nccl_doctor.api import ALONE, Context, Launch, Severity
 from nccl_doctor.checks.interfaces import Interfaces
-from tests.support.clusters import shut_out
+from nccl_doctor.toolkit.nccl.conf import Setting
+from nccl_doctor.toolkit.nccl.survey import lacking_cards
+from nccl_doctor.toolkit.net.interfaces import Interface
+from tests.support.clusters import outcome, shut_out
 from tests.support.findings import judge
 from tests.support.peers import DROPPED, NO_ROUTE, World, choice, nic, only, pairs
 
@@ -124,6 +127,42 @@ def test_a_list_that_lets_loopback_in() -> None:
     found = only(world.judge(), "interface-loopback")
     assert (found.where.hosts, found.where.interfaces) == (("nd1",), ("lo",))
     assert found.level is Severity.FAIL
+
+
+@pytest.mark.parametrize("road", ["plugin", "sockets", ""])
+def test_a_card_for_googles_plug_in_that_its_host_lacks(road: str) -> None:
+    world = World(3)
+    for name in world.names:
+        world.facts[name]["lacking"] = {}
+    world.facts["nd1"]["lacking"] = {"NCCL_FASTRAK_IFNAME": ["eth8", "eth9"]}
+    made = world.cluster()
+    for host in made.hosts if road else ():
+        host.facts["rdma"] = {ALONE: outcome({"road": road})}
+    found = judge(Interfaces(), made)
+    if road != "plugin":
+        assert found == []
+        return
+    one = only(found, "interface-missing")
+    assert (one.where.hosts, one.where.interfaces) == (("nd1",), ("eth8", "eth9"))
+    assert one.level is Severity.WARN
+    assert one.message == "NCCL_FASTRAK_IFNAME names eth8, eth9: no such interface"
+
+
+def test_which_named_cards_a_host_lacks() -> None:
+    nics = [Interface(name, (), True, True, False, 1500) for name in ("eth1", "eth20")]
+    for value, lacking in (
+        ("eth1,eth20", []),
+        ("eth1, eth3,eth4", ["eth3", "eth4"]),
+        ("=eth1,eth3", ["eth3"]),
+        ("eth2", []),  # others begin with it
+        ("^eth3", []),
+        ("", []),
+    ):
+        settings = {"NCCL_FASTRAK_IFNAME": Setting(value, "environment")}
+        expected = {"NCCL_FASTRAK_IFNAME": lacking} if lacking else {}
+        assert lacking_cards(settings, nics) == expected, value
+    other = {"NCCL_SOCKET_IFNAME": Setting("eth9", "environment")}
+    assert lacking_cards(other, nics) == {}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ By their own rules; and as NCCL itself says, where it was asked.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,6 +22,7 @@ from nccl_doctor.toolkit.nccl.interface_choice import (
     MAX_INTERFACES,
     SOCKETS,
     Choice,
+    Filter,
     chosen,
     gloo_choice,
     nccl_choices,
@@ -33,6 +34,7 @@ from nccl_doctor.toolkit.nccl.release import loaded_release
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
 from nccl_doctor.toolkit.net.routes import gateways
 from nccl_doctor.toolkit.variables.recorded import allowed
+from nccl_doctor.toolkit.variables.table import table
 
 
 class Asked(TypedDict):
@@ -65,6 +67,7 @@ class Survey(TypedDict):
     choices: dict[str, dict[str, Any]]
     listen: list[dict[str, Any]]
     nccl_data: str
+    lacking: dict[str, list[str]]
     asked: Asked | None
 
 
@@ -79,8 +82,8 @@ def survey(
     `choices`: library → `Choice`; `listen`: see `chosen`; `nccl_data`: name of the network that
     data takes between hosts, see `Road`; `interfaces`: the chosen ones, and at most
     `MAX_INTERFACES` more, each with its `subnets`, one for each address, and the `gateways` of
-    default routes that leave by it; `asked`: the answer of
-    `ask`, which decides where it differs.
+    default routes that leave by it; `lacking`: see `lacking_cards`; `asked`: the answer of `ask`,
+    which decides where it differs.
     """
     found = interfaces()
     prefixes = subnet_prefixes()
@@ -109,8 +112,31 @@ def survey(
         "choices": {each.library: each.to_json() for each in (bootstrap, sockets, gloo)},
         "listen": listen,
         "nccl_data": choose_road(settings, admitted(settings, ports)).name,
+        "lacking": lacking_cards(settings, found),
         "asked": None if answer is None else _asked(answer, by_rules[0], settings),
     }
+
+
+def lacking_cards(
+    settings: Mapping[str, Setting], nics: Sequence[Interface]
+) -> dict[str, list[str]]:
+    """Variable → interfaces that it names to a plug-in and this host lacks, in their order.
+
+    The variables are those that name one card for each rail. A name with which others begin counts
+    as found, since it may mean them.
+    """
+    lacking = {}
+    for name in sorted(row.name for row in table().variables.values() if row.rails):
+        value = settings[name].value if name in settings else ""
+        named = Filter.parse(value.replace(" ", ""))
+        absent = [
+            each
+            for each in named.names
+            if not named.exclude and not any(nic.name.startswith(each) for nic in nics)
+        ]
+        if absent:
+            lacking[name] = absent
+    return lacking
 
 
 _GIVEN = ("library", "version", "result", "interface", "address")
