@@ -6,6 +6,7 @@ deadline, and goes on without those that stopped responding.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -38,6 +39,7 @@ ANSWER_MAX = 4 << 20
 """Largest answer of one participant in one round, in bytes of JSON."""
 GOODBYE_S = 3.0
 """Time that the store stays up for participants that have not yet read the verdict."""
+NO_TIME = "no time was left; give a longer --timeout"
 
 
 class Coordinator:
@@ -140,7 +142,7 @@ class Coordinator:
         deadline_s = min(round_.deadline_s, longest_round(run.left()))
         if deadline_s <= 0:
             for group in groups:
-                self._note_untested(group, group, check, round_, "no time was left")
+                self._note_untested(group, group, check, round_, NO_TIME)
             return
         wait_s, wanted_s = deadline_s + SETTLE_S, round_.deadline_s
         round_ = Round(round_.name, groups, deadline_s, round_.params)
@@ -176,7 +178,9 @@ class Coordinator:
 
     def _in_its_time(self, outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
         """The outcome; with NCCL, whose start takes long, a hang says if its time was cut."""
-        return hung_within(outcome, wanted_s, given_s) if self._run.backend == "nccl" else outcome
+        if self._run.backend != "nccl":
+            return outcome
+        return hung_within(outcome, wanted_s, given_s, self._run.options.timeout_s)
 
     def _answer(self, key: str, seat: int) -> Outcome:
         """Outcome of a participant; untested where its answer cannot be taken."""
@@ -326,11 +330,15 @@ def longest_round(left_s: float) -> float:
     return max(most - LOOK_S, min(most, LOOK_S))
 
 
-def hung_within(outcome: Outcome, wanted_s: float, given_s: float) -> Outcome:
-    """The outcome; one that hung in a round with less time than planned has that as the reason."""
+def hung_within(outcome: Outcome, wanted_s: float, given_s: float, timeout_s: float) -> Outcome:
+    """The outcome; one that hung in a round with less time than planned has that as the reason, and
+    the time limit of the run with which it would have had it.
+    """
     if outcome.status is not OutcomeStatus.HUNG or given_s >= wanted_s:
         return outcome
-    words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s"
+    enough_s = math.ceil((timeout_s + wanted_s - given_s) / 10) * 10
+    words = f"the run had {given_s:.0f} s left for it, and not {wanted_s:.0f} s: give --timeout "
+    words += f"{enough_s} or more"
     return replace(outcome, reason=outcome.reason or words)
 
 
