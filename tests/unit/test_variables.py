@@ -47,10 +47,12 @@ def test_names_up_to_nccl_2_32_are_known() -> None:
     assert RAW["nccl"]["library"]["known_to"] == "2.32.3"
     since = {"NCCL_SOCKET_MAGIC": "2.30.7", "NCCL_RUN_DIAGNOSTICS": "2.31.2",
              "NCCL_RUN_RAS_DIAGNOSTICS": "2.31.2", "NCCL_PROGRESS_COUNTERS": "2.32.3",
-             "NCCL_DEBUG_LEVELS": "2.32.3"}  # fmt: skip
+             "NCCL_DEBUG_LEVELS": "2.32.3", "NCCL_NVLS_UB_SIZE": "2.32.3",
+             "NCCL_PAT_NDIMS": "2.31.2", "NCCL_GIN_CONNECTION_CUSTOM_STRIDE": "2.31.2"}  # fmt: skip
     assert {name: ROWS[name].since for name in since} == since
     assert ROWS["NCCL_RUN_DIAGNOSTICS"].is_aid
-    assert ROWS["NCCL_NET_GDR_MLOPART"].gone == "2.32.3"
+    gone = {name for name, row in ROWS.items() if row.gone == "2.32.3"}
+    assert {"NCCL_NET_GDR_MLOPART", "NCCL_TOPO_SCATTER_START_NET"} <= gone
 
 
 @pytest.mark.parametrize(
