@@ -62,6 +62,7 @@ from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.gpu.driver import driver_branch
 from nccl_doctor.toolkit.host import text_of
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
+from nccl_doctor.toolkit.releases import EMPTY_NODE, known_faults
 from nccl_doctor.toolkit.versions import release
 
 BLOCKED = Kind(
@@ -84,7 +85,6 @@ EMPTY = Kind(
 
 ASKED = "NCCL_CUMEM_HOST_ENABLE"
 _SINCE, _FALLS_BACK = (2, 24, 0), (2, 26, 3)
-_FIXED_DRIVER = 595
 _BY_DEFAULT, _ON_REQUEST = 560, 535
 """The driver of CUDA 12.6, since which NCCL does so by default, and of 12.2, the oldest that can
 (ncclCuMemHostEnable in src/misc/cudawrap.cc)."""
@@ -143,7 +143,7 @@ class NumaCalls(Check):
                     severity=_severity(cluster, rank.host, version, sure=known),
                     confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
                 )
-            if facts["empty"] and (driver or 0) < _FIXED_DRIVER:
+            if facts["empty"] and _crashes(driver):
                 gpus = ", ".join(f"{gpu} on node {node}" for gpu, node in facts["empty"])
                 said = facts["driver"] or "of unknown version"
                 yield Finding(
@@ -153,6 +153,14 @@ class NumaCalls(Check):
                     {"gpus": facts["empty"]},
                     confidence=Confidence.POSSIBLE,
                 )
+
+
+def _crashes(driver: int | None) -> bool:
+    """Whether a branch of the driver ends the process that requests memory of an empty node."""
+    return any(
+        known.condition == EMPTY_NODE and known.has(str(driver or 0))
+        for known in known_faults("driver")
+    )
 
 
 def _severity(cluster: Cluster, host: Host, version: str | None, *, sure: bool) -> Severity:

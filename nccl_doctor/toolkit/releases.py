@@ -1,4 +1,4 @@
-"""Releases of NCCL and torch with a known fault: a table, as data in `releases.toml`. Pure."""
+"""Releases of NCCL, torch and the driver with a known fault: the table in `releases.toml`. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from nccl_doctor.model.findings import Severity
 from nccl_doctor.toolkit.tables import read_table
 from nccl_doctor.toolkit.versions import release
 
-PRODUCTS = ("nccl", "torch")
+PRODUCTS = ("nccl", "torch", "driver")
 RDMA, COMM_ID, NO_P2P, STRANGERS = "rdma", "comm-id", "no-p2p", "strangers"
 DEVICE_ID, DEVICE_ID_GROUPS = "device-id", "device-id-groups"
-CONDITIONS = (RDMA, COMM_ID, NO_P2P, STRANGERS, DEVICE_ID, DEVICE_ID_GROUPS)
+EMPTY_NODE = "empty-node"
+CONDITIONS = (RDMA, COMM_ID, NO_P2P, STRANGERS, DEVICE_ID, DEVICE_ID_GROUPS, EMPTY_NODE)
 """Conditions beside the release: an RDMA port that NCCL would use; NCCL_COMM_ID is set; GPUs of a
 host that do not reach each other's memory; somebody connects to ports of the job; the default group
-is given a device_id; the same, and the job forms further groups."""
+is given a device_id; the same, and the job forms further groups; NCCL requests memory of a NUMA
+node that has none."""
 
 
 @dataclass(frozen=True)
