@@ -18,6 +18,10 @@ from nccl_doctor.toolkit.versions import loaded_nccl
 from .gather import ENVIRONMENT, SET
 from .gpu_models import hosts_of_several_models
 
+# Workers of Ray have the environment of their host's `ray start`, not that of the driver's shell.
+_AT_RAY = " before `ray start`"
+_OR_RAY = "or put it into env_vars of the job's runtime_env"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -103,14 +107,15 @@ class View:
         """The command that sets another value, in the place where it is set now."""
         setting = self._settings.get(name, {"origin": ENVIRONMENT})
         if setting["origin"] == ENVIRONMENT:
-            return f"export {name}={shlex.quote(value)}"
+            line = f"export {name}={shlex.quote(value)}"
+            return f"{line}{_AT_RAY}, {_OR_RAY}" if self.launcher == "ray" else line
         return f"write {name}={value} in line {setting['line']} of {setting['origin']}"
 
     def drop(self, name: str) -> str:
         """The command that removes it."""
         setting = self._settings[name]
         if setting["origin"] == ENVIRONMENT:
-            return f"unset {name}"
+            return f"unset {name}{_AT_RAY if self.launcher == 'ray' else ''}"
         return f"remove line {setting['line']} ({name}) from {setting['origin']}"
 
     def version(self, library: str) -> tuple[int, ...]:

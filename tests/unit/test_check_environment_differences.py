@@ -268,3 +268,16 @@ def test_gpus_that_a_variable_hides_are_of_several_models_too() -> None:
     ranks = tuple(replace(rank, host=hosts[rank.host.id]) for rank in made.ranks)
     (found,) = findings.judge(CHECK, replace(made, hosts=hosts, ranks=ranks))
     assert (found.code, found.level) == ("env-differs", Severity.WARN)
+
+
+def test_workers_of_ray_have_the_environment_of_ray_start() -> None:
+    envs: list[Env] = [{}, {"NCCL_ALGO": "Ring"}, {}]
+    found = only(judge(envs, launcher="ray"), "env-differs")
+    assert (found.where.hosts, found.fix) == (("nd1",), "unset NCCL_ALGO before `ray start`")
+    envs = [{"NCCL_ALGO": "Ring"}, {}, {"NCCL_ALGO": "Ring"}]
+    found = only(judge(envs, launcher="ray"), "env-differs")
+    assert (found.where.hosts, found.fix) == (
+        ("nd1",),
+        "export NCCL_ALGO=Ring before `ray start`, or put it into env_vars of the job's "
+        "runtime_env",
+    )
