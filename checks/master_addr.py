@@ -271,7 +271,8 @@ def _unusable(view: _View, views: Sequence[_View]) -> Iterator[Finding]:
             fix = "MASTER_ADDR takes only a name or an address: the port goes into MASTER_PORT"
         for address in (a for other in views for a in other.answers if not is_loopback(a)):
             fix = f'echo "{address} {name}" >> /etc/hosts'
-        if view.rank.launch and view.rank.launch.agent_store:
+        launch = view.rank.launch
+        if launch and launch.agent_store and launch.launcher != "ray":
             # With the c10d rendezvous it is the name that rank 0's agent found for itself.
             fix += "; or, on the host of rank 0: torchrun --local-addr=ADDRESS"
         late = "; it resolved later, as this host did sign in" if view.got_in else ""

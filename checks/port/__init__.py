@@ -10,7 +10,7 @@ times, the name, the route and the port are tried again until a store answers, u
 `--join-timeout`, or until waiting cannot help: what answers is no store, a rule of this host
 forbids the call, there is no route, a firewall rejects it, or the host answers on other ports and
 only this one is silent. Only the last result counts. With torchrun the agent rightly holds the
-port, and has done so before any rank starts.
+port, and has done so before any rank starts; with Ray Train, the worker of rank 0.
 
 Why it matters
 --------------
@@ -130,6 +130,9 @@ NO_ROUTE = Kind(
 
 SHORT_S = 7.0  # if the store is up before the first host connects
 MARGIN_S = 1.0
+_CHOOSERS = ("torchrun", "accelerate", "ray")
+"""Launchers that look for a free port on rank 0's host themselves, where they serve none: nobody
+could have chosen a better one."""
 SILENCE_S = 130.0
 """Until the kernel gives an attempt up: 127 s with net.ipv4.tcp_syn_retries=6, 131 s since 6.5."""
 
@@ -232,6 +235,8 @@ class Port(Check):
             for finding in _own_port(rank, facts) if facts["server"] == "self" else ():
                 if finding.level is Severity.FAIL:
                     unserved[facts["port"]] = finding.code
+                if finding.kind is PORT_EPHEMERAL and _chosen_by_launcher(rank):
+                    continue
                 if excuses[1] and finding.kind is PORT_EPHEMERAL:  # the job has another port
                     finding = finding.replaced(severity=Severity.INFO)
                 yield finding.replaced(excused_by=excuses[1])
@@ -247,6 +252,11 @@ class Port(Check):
                 for finding in _road(rank, facts, _far_end(cluster, rank, facts)):
                     excuse = excuse_for(facts["knock"]["last"], master, *excuses)
                     yield finding.replaced(explained_by=reason, excused_by=excuse)
+
+
+def _chosen_by_launcher(rank: Rank) -> bool:
+    launch = rank.launch
+    return launch is not None and launch.launcher in _CHOOSERS
 
 
 def _own_port(rank: Rank, facts: Mapping[str, Any]) -> Iterator[Finding]:

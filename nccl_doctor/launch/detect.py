@@ -37,6 +37,7 @@ _NUMBERS = {  # field: lowest and highest sensible value
     "nnodes": (1, MAX_RANKS),
     "master_port": (1, 65535),
 }
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def detect(environ: Mapping[str, str]) -> Launch:
@@ -58,7 +59,7 @@ def detect(environ: Mapping[str, str]) -> Launch:
         launcher=launcher.name,
         **reading.values,
         restart_count=max(0, launcher.own_number(environ, "restart_count") or 0),
-        agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",  # as torch compares it
+        agent_store=launcher.serves or environ.get(_AGENT_STORE) == "True",  # as torch compares it
         sources=reading.sources,
         problems=tuple(reading.problems),
     )
@@ -297,6 +298,8 @@ class _Reading:
         """The shell line that sets what is missing."""
         if not all("MASTER_" in name for name in missing):
             return "start the processes with torchrun, or export " + ", ".join(missing)
+        if self.launcher.name == "ray":  # its store is there, at a port that no variable tells
+            return 'TorchConfig(init_method="env"), which is its default'
         known = {"MASTER_PORT": "MASTER_PORT=29500"}
         known["MASTER_ADDR"] = MASTER_ADDR_LINES.get(
             self.launcher.name, "MASTER_ADDR=<host name of rank 0>"

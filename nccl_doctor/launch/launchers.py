@@ -54,6 +54,7 @@ class Launcher:
     Recognised when all variables of one of `marks` are set and none of `without`.
     `own` are its own variables, behind torch's. `tasks`: it starts and numbers tasks, which may be
     ranks or may be something that starts ranks. `packed`: ranks are numbered host by host.
+    `serves`: its process of rank 0 has a store at MASTER_PORT before the script of any rank runs.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Launcher:
     tasks: bool = False
     packed: bool = True
     per_host: bool = False
+    serves: bool = False
 
     def is_marked(self, environ: Mapping[str, str]) -> bool:
         """True if the variables by which it is recognised are there."""
@@ -135,10 +137,11 @@ LAUNCHERS = (  # in the order in which they are looked for: the innermost first
             "nnodes": ("CROSS_SIZE",),
         },
     ),
-    Launcher(
+    Launcher(  # workers of Ray Train: their process group is up before the train function runs
         "ray",
-        marks=(("RANK", "NODE_RANK", "ACCELERATE_TORCH_DEVICE"),),
+        marks=(("RANK", "NODE_RANK", "ACCELERATE_TORCH_DEVICE", "RAY_JOB_ID"),),
         own={"node_rank": ("NODE_RANK",)},
+        serves=True,
     ),
     OPEN_MPI,
     HYDRA,

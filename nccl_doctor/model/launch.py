@@ -60,8 +60,8 @@ class Launch:
     """Rank, world size and address of this process in the job, and the variable of each value.
 
     A field is None if nothing gives it, or gives it wrongly. `sources` maps field name → variable
-    name, `--option`, `default`, or `derived from …`. `agent_store` is True where torchrun's agent
-    serves the store.
+    name, `--option`, `default`, or `derived from …`. `agent_store` is True where the launcher
+    serves the store: torchrun's agent, or the worker of rank 0 of Ray Train.
     """
 
     launcher: str = "none"

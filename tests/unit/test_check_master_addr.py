@@ -331,6 +331,9 @@ def test_under_torchrun_the_agent_can_be_told_its_address():
     for seat in (2, 3):
         made = change_rank(made, seat, launch={"agent_store": True})
     assert "torchrun --local-addr=ADDRESS" in only(made).fix
+    for seat in (2, 3):
+        made = change_rank(made, seat, launch={"launcher": "ray", "agent_store": True})
+    assert "--local-addr" not in only(made).fix
 
 
 # -- a name that came late: check port went on asking ----------------------------------------------

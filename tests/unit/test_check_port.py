@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.api import Cluster, Confidence, Finding, Severity, Where
 from nccl_doctor.checks.port import Port
-from tests.support.clusters import make_cluster, shut_out
+from tests.support.clusters import change_rank, make_cluster, shut_out
 from tests.support.findings import judge
 from tests.support.knocks import facts, tried
 from tests.support.rows import each_row
@@ -300,12 +300,26 @@ def test_a_privileged_port():
     assert "80" in found.message
 
 
-def test_an_ephemeral_port_is_a_risk_where_it_is_served():
+def judged_at_an_ephemeral_port(launcher: str) -> list[Finding]:
     risky = {"port": 40000, "ephemeral": [32768, 60999]}
     hosts = {"nd0": facts(server="self", **risky), "nd1": facts(**risky)}
-    (found,) = judged(make_cluster(tuple(hosts), check="port", by_host=hosts))
+    made = make_cluster(tuple(hosts), check="port", by_host=hosts)
+    for seat in range(len(made.ranks)):
+        made = change_rank(made, seat, launch={"launcher": launcher})
+    return judged(made)
+
+
+@each_row("launcher", ["env", "nccl-doctor", "deepspeed", "srun"])
+def test_an_ephemeral_port_is_a_risk_where_it_is_served(launcher: str):
+    (found,) = judged_at_an_ephemeral_port(launcher)
     assert (found.code, found.where) == ("port-ephemeral", Where(hosts=("nd0",)))
     assert found.level is Severity.WARN
+
+
+@each_row("launcher", ["torchrun", "accelerate", "ray"])
+def test_an_ephemeral_port_that_the_launcher_chose_is_none(launcher: str):
+    """Under torchrun, for example, with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 or etcd."""
+    assert judged_at_an_ephemeral_port(launcher) == []
 
 
 def test_rank_0_that_does_not_find_itself_at_master_addr_says_so():

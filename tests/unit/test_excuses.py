@@ -141,7 +141,7 @@ def test_a_derived_port_among_the_ephemeral_ones_is_information() -> None:
     cluster = make_cluster(("nd0",), 2)
     for seat in range(2):
         sources = {"master_port": "derived from SLURM_JOB_ID"}
-        cluster = change_rank(cluster, seat, launch={"sources": sources})
+        cluster = change_rank(cluster, seat, launch={"launcher": "srun", "sources": sources})
     by_host = {"nd0": knocks(server="self", ephemeral=(1024, 65535))}
     (found,) = CHECKS["port"].judge(with_facts(cluster, "port", by_host))
     assert (found.code, found.level) == ("port-ephemeral", Severity.INFO)

@@ -77,6 +77,13 @@ class TestHealthyLaunchers:
     def test_agent_store_is_compared_as_torch_does(self, value: str) -> None:
         assert not detect({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": value}).agent_store
 
+    def test_ray_train_serves_the_store_itself(self) -> None:
+        assert detect(RAY).agent_store
+        assert not detect(without(RAY, "RAY_JOB_ID")).agent_store
+        (said,) = detect(without(RAY, "MASTER_ADDR", "MASTER_PORT")).problems
+        assert said.code == "launch-missing-variable"
+        assert said.fix == 'TorchConfig(init_method="env"), which is its default'
+
     def test_nothing_at_all(self) -> None:
         assert detect({}) == Launch()
         assert detect({"PATH": "/bin", **MASTER}) == Launch()
