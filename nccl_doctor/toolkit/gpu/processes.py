@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from nccl_doctor.toolkit.host import is_first_namespace
 NVIDIA, AMD = "/dev/nvidia", "/dev/kfd"
 """How the names of the device files begin that a process on a GPU of this vendor has open."""
 _DEEPEST = 64
+_NEAR, _WORDS = 3, 8
+_DOCTOR = re.compile(rb"(^|/)nccl[_-]doctor(\.pyz|/__main__\.py)?$")
 
 
 def process_on_gpu(root: Path, pid: int, held: int | None, device: str) -> dict[str, Any]:
@@ -41,7 +44,9 @@ def process_on_gpu(root: Path, pid: int, held: int | None, device: str) -> dict[
 
 
 def is_own(pid: int, root: Path) -> bool:
-    """Whether a process belongs to the examination, or is a parent of this one."""
+    """Whether a process belongs to the examination, or is above this one or one of another rank:
+    the rank's own process of the job, which started the examination and waits for it (Ray Train).
+    """
     try:
         comm = root / f"proc/{pid}/comm"
         if comm.read_text(encoding="utf-8", errors="replace").startswith(OURS):
@@ -55,8 +60,26 @@ def is_own(pid: int, root: Path) -> bool:
         try:
             stat = (root / f"proc/{above}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
-            return False
+            break
         above = int(stat.rpartition(")")[2].split()[1])
+    return _examines(root / f"proc/{pid}", _NEAR)
+
+
+def _examines(process: Path, depth: int) -> bool:
+    """Whether a process has started nccl-doctor, by itself or through a few others."""
+    below: list[str] = []
+    with contextlib.suppress(OSError):  # it is over
+        for file in process.glob("task/*/children"):
+            with contextlib.suppress(OSError):  # the thread is over
+                below += file.read_text(encoding="ascii").split()
+    for pid in below:
+        child = process.parent / pid
+        with contextlib.suppress(OSError):  # ended by now
+            words = (child / "cmdline").read_bytes().split(b"\0")
+            if any(_DOCTOR.search(word) for word in words[:_WORDS]):
+                return True
+        if depth > 1 and _examines(child, depth - 1):
+            return True
     return False
 
 
