@@ -22,6 +22,9 @@ ABSENT = "FUNCTION_NOT_FOUND"
 _GONE = (ABSENT, "DEPRECATED")
 """Errors of a call that this driver does not have: another call may exist."""
 _BAD = "BAD_ANSWER"
+_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, MemoryError)
+"""What the bindings raise at an answer of another form: text that is no UTF-8 (a ValueError), more
+elements than they made room for, a number of them that no memory holds."""
 
 _ERRORS, RECOVERY = "NVML_ERROR_", "NVML_GPU_RECOVERY_ACTION_"
 _P2P_STATUS, _TOPOLOGY = "NVML_P2P_STATUS_", "NVML_TOPOLOGY_"
@@ -74,7 +77,7 @@ class Library:
             raise Refused(function, self._names.get(error.value, f"error {error.value}")) from error
         except self._mismatch as error:
             raise Refused(function, ABSENT) from error
-        except (UnicodeDecodeError, TypeError, ValueError, AttributeError) as error:
+        except _UNEXPECTED as error:
             # A driver newer or older than the bindings may return an unexpected structure.
             raise Refused(function, _BAD) from error
 
@@ -116,7 +119,7 @@ class Asked:
                 error = refused.name
                 if error in _GONE:
                     continue
-            except (TypeError, ValueError, AttributeError):
+            except _UNEXPECTED:
                 error = _BAD
             else:
                 return self.facts[field]
