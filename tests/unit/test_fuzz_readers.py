@@ -14,9 +14,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.checks import kernel_access, kernel_limits, link_flaps
 from nccl_doctor.checks.cpus.governors import read_governors
+from nccl_doctor.checks.gpu_affinity.gpu_places import place_on_host
+from nccl_doctor.checks.gpu_state.kernel_log import read_kernel_log
+from nccl_doctor.checks.links.timed import nic_speed
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.checks.stuck_processes.stuck import remote_mounts
+from nccl_doctor.checks.uplink import look
 from nccl_doctor.cli import config, job
 from nccl_doctor.cli.saving import read_report
 from nccl_doctor.launch.command_line import accelerate_config
@@ -32,6 +37,7 @@ from nccl_doctor.toolkit.firewall.netfilter import Packet, Rules
 from nccl_doctor.toolkit.firewall.rulesets import parse_iptables, parse_nft
 from nccl_doctor.toolkit.gpu.devices import host_gpus
 from nccl_doctor.toolkit.nccl import conf
+from nccl_doctor.toolkit.net import dial, routes
 from nccl_doctor.toolkit.net import ports as tcp_ports
 from tests.support import fabrics, hardware
 from tests.support.unsent import unsent
@@ -279,7 +285,9 @@ PROC = {
     "proc/net/tcp": "  sl local rem st\n   0: 0100007F:733C 00000000:0000 0A 0:0 0:0 0 1000 0 1\n",
     "proc/net/tcp6": "  sl\n",
     "proc/net/arp": "IP HW Flags HW Mask Device\n10.0.0.2 0x1 0x2 aa:bb:cc:dd:ee:ff * eth0\n",
-    "proc/net/route": "Iface\tDestination\tGateway\neth0\t0001A8C0\t0\t1\t0\t0\t0\t00FFFFFF\n",
+    "proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
+    "eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\n",
+    "proc/net/ipv6_route": f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 27}1 00000400 1 0 3 eth0\n",
     "proc/self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
     "proc/self/uid_map": "         0          0 4294967295\n",
     "proc/self/cgroup": "0::/a/b\n4:memory:/c\n",
@@ -290,6 +298,13 @@ PROC = {
     "proc/modules": "nvidia_peermem 16384 0 - Live 0\n",
     "proc/cpuinfo": "flags : fpu hypervisor\n",
     "proc/cmdline": "iommu=pt\n",
+    "proc/uptime": "1234.5 22.1\n",
+    "proc/self/attr/current": "docker-default (enforce)\n",
+    "proc/sys/kernel/yama/ptrace_scope": "1\n",
+    "dev/kmsg": "4,9,1,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus\n",
+    "sys/class/net/eth0/speed": "10000\n",
+    "sys/class/net/eth0/carrier": "1\n",
+    "sys/class/net/eth0/device/vendor": "0x15b3\n",
     "proc/sys/net/ipv4/ip_local_port_range": "32768\t60999\n",
     "proc/sys/net/ipv4/ip_unprivileged_port_start": "1024\n",
     "sys/fs/cgroup/cgroup.controllers": "memory pids cpu cpuset\n",
@@ -332,6 +347,16 @@ READERS: dict[str, Callable[[Path], object]] = {
     "neighbour": lambda root: neighbour("10.0.0.2", "eth0", root),
     "governors": lambda root: read_governors([0], root),
     "mounts": remote_mounts,
+    "arp": lambda root: dial.arp_flags("10.0.0.2", root),
+    "gateways": routes.gateways,
+    "gateway": look.gateway,
+    "NICs": look.nics_here,
+    "speed": lambda root: nic_speed("eth0", root),
+    "guards": kernel_access._guards,
+    "listening": kernel_limits._sockets,
+    "up since": link_flaps._up_s,
+    "kernel log": read_kernel_log,
+    "place": lambda root: place_on_host("0000:4a:00.0", root),
 }
 
 
@@ -356,6 +381,18 @@ def files(root: Path) -> Iterator[Path]:
 def test_the_machine_is_read_before_anything_is_changed(machine: Path) -> None:
     for name, read in READERS.items():
         assert read(machine) is not None, name
+
+
+def test_a_table_of_neighbours_that_is_cut_off(machine: Path) -> None:
+    path = machine / "proc/net/arp"
+    before = path.read_bytes()
+    assert dial.arp_flags("10.0.0.2", machine) == 2
+    try:
+        for row in (b"\n", b"10.0.0.2 0x1\n", b"10.0.0.2 0x1 zz aa:bb:cc:dd:ee:ff * eth0\n"):
+            path.write_bytes(before.splitlines(keepends=True)[0] + row)
+            assert dial.arp_flags("10.0.0.2", machine) is None
+    finally:
+        path.write_bytes(before)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # psutil's, of a table that lacks a field

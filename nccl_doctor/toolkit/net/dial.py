@@ -148,10 +148,10 @@ def arp_flags(address: str, root: Path = Path("/")) -> int | None:
     """Flags of a neighbour in the ARP table: 0 while it does not answer, None if it is unknown."""
     try:
         table = (root / "proc/net/arp").read_text(encoding="ascii")
-    except OSError:
+        rows = (line.split() for line in table.splitlines()[1:])
+        return next((int(row[2], 16) for row in rows if row[:1] == [address]), None)
+    except (OSError, ValueError, IndexError):  # none, or not a table of neighbours
         return None
-    rows = [line.split() for line in table.splitlines()[1:]]
-    return next((int(row[2], 16) for row in rows if row[0] == address), None)
 
 
 def hold_to(sock: socket.socket, origin: Origin) -> None:
