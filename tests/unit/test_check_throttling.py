@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor import registry
 from nccl_doctor.api import ALONE, BEFORE, Cluster, Confidence, Finding, Severity, Skip, Where
 from nccl_doctor.checks.cpus import Cpus
 from nccl_doctor.checks.memory import Memory
 from nccl_doctor.checks.throttling import Throttling
 from nccl_doctor.judge.causes import explain, root_causes
+from nccl_doctor.judge.conclusion import conclude, judge_again
+from nccl_doctor.report.redaction import redact
 from nccl_doctor.toolkit.groups.kinds import HANG
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW
 from tests.support import fabrics
 from tests.support.clusters import make_cluster, outcome
 from tests.support.findings import judge, only
 from tests.support.observing import observe
+from tests.support.reports import RUN
 from tests.support.rows import each_row
 
 CHECK = Throttling()
@@ -152,6 +156,28 @@ def test_the_fix_is_for_whoever_set_the_limit(file: str, container: str, fix: st
     made = cluster(CALM, late(limit, container=container), before=[{**START, "file": file}])
     found = only(CHECK, made, "cpu-throttled", hosts=["nd1"])
     assert fix in found.fix
+
+
+@each_row(
+    "file",
+    [
+        "cpu.max",
+        "mithril.slice/palantir.service/cpu.max",
+        "user.slice/user-7.slice/user@7.service/app.slice/palantir-1.scope/cpu.max",
+        "cpu/palantir/cpu.cfs_quota_us",
+        "kubepods.slice/pod8f453264-8570-45ac-ae5e-228675ddc858/palantir/cpu.max",
+    ],
+)
+def test_redacted_it_hides_the_groups_and_is_judged_the_same(file: str) -> None:
+    made = cluster(CALM, late(cpu(150, 90, 30, file=file)), before=[{**START, "file": file}])
+    only_this = registry.Registry((CHECK,), (), {})
+    plain = judge_again(conclude(made, [CHECK], run=RUN), only_this)
+    redacted, _ = redact(plain, b"key")
+    again = judge_again(redacted, only_this).to_json()["findings"]
+    assert again == redacted.to_json()["findings"]
+    assert again[0]["code"] == "cpu-throttled"
+    hidden = ("mithril", "palantir", "8f453264")
+    assert [each for each in hidden if each in str(redacted.to_json())] == []
 
 
 def test_docker_names_a_host_by_the_id_of_its_container() -> None:

@@ -120,6 +120,8 @@ SAME = [
     "GID[0] ranks[0-7] cpus[0-31,64-95] mlx5_[0-3] comm[3] args[1,2] Channel[00] x[0-3]",
     f"sha256:{C} digest 3d1219c7c4c5404a",
     "torch 2.6.0a0+df5bbc09d1ab 1234567890123456 123456789012 00007f1234567890 deadbeefdeadbeef",
+    "systemctl set-property --runtime user@1000.service CPUQuota=; --runtime slurmstepd.scope",
+    "> /sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/cpu.max; slurm/uid_7/job_1/step_0",
     "driver 1234.5678.9012 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
 ]
 
@@ -195,6 +197,8 @@ MADE = {
     r"(_[0-9a-f]{4}){3}_[0-9a-f]{12}\.slice",
     "/sys/fs/cgroup/kubepods/pod8f453264-8570-45ac-ae5e-228675ddc858/x": r"/sys/fs/cgroup/kubepods/"
     r"pod(?!8f45)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/x",
+    "set-property --runtime mithril.scope X=": rf"set-property --runtime {P}\.scope X=",
+    "/sys/fs/cgroup/mithril.slice/x1/cpu.max": rf"/sys/fs/cgroup/{P}\.slice/{P}/cpu\.max",
     "HF_TOKEN=hf_abcdefghijklmnop": r"HF_TOKEN=\*\*\*",
 }
 

@@ -12,6 +12,8 @@ from nccl_doctor.report.redaction.ids import Ids
 from nccl_doctor.report.redaction.names import Names
 from nccl_doctor.report.redaction.vocabulary import (
     ENDINGS,
+    GROUP_FILE,
+    GROUP_PART,
     LOCAL_ROOTS,
     PACKAGES,
     PATH_PATTERN,
@@ -21,6 +23,8 @@ from nccl_doctor.report.redaction.vocabulary import (
 
 HOMES = frozenset(("home", "Users", "users", "u"))
 """Folders whose folders are named after users."""
+GROUPS = "/sys/fs/cgroup/"
+UNITS = ("service", "scope", "slice")
 
 
 class Paths:
@@ -35,7 +39,21 @@ class Paths:
         """The pseudonym of a path, absolute or relative, or of several with colons between them."""
         return ":".join(map(self._one, text.split(":")))
 
+    def group(self, part: str) -> str:
+        """The pseudonym of a control group or unit of systemd; its type stays."""
+        made = self._ids.replaced(part, known=self._names.knows_host)
+        if made != part or len(part) < 2 or GROUP_PART.fullmatch(part):
+            return made
+        stem, dot, ending = part.rpartition(".")
+        if dot and stem and ending in UNITS:
+            return f"{self._book.pseudonym('dir', stem)}.{ending}"
+        return self._book.pseudonym("dir", part)
+
     def _one(self, text: str) -> str:
+        if text.startswith(GROUPS):
+            return GROUPS + "/".join(map(self.group, text.removeprefix(GROUPS).split("/")))
+        if text[:1] not in "/~" and GROUP_FILE.fullmatch(text.rpartition("/")[2]):
+            return "/".join(map(self.group, text.split("/")))
         if is_systems_own(text):
             known = self._names.knows_host
             named = (self._ids.replaced(part, known=known) for part in text.split("/"))

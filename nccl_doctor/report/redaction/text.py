@@ -20,6 +20,7 @@ _WORD = re.compile(r"[a-z0-9]+(?:[-_.]+[a-z0-9]+)*", re.IGNORECASE)
 _THINGS = re.compile(
     r"""
     (?P<url>\b[a-z][a-z0-9+.-]*://[^\s'"`<>,;]+)
+    |(?P<unit_of>--runtime\ )(?P<unit>[\w:.@\\-]+)
     |(?P<serial>(?:\bserial(?:\ number|[_-]number)?|\[SN\]\ Serial\ number|\basset\ tag)
         \s*[:=]\s*)(?P<serial_is>[\w.-]+)
     |(?P<uuid_of>(?<![0-9a-z])(?:[a-z][a-z0-9_]*[-_])?)
@@ -122,6 +123,8 @@ class Text:
             return match["quote"] + self._quoted(match["quoted"]) + match["quote"]
         if kind == "at":
             return self._at(text, match["user"], match["at"])
+        if kind == "unit":
+            return match["unit_of"] + self.paths.group(match["unit"])
         if kind == "uuid":
             return match["uuid_of"] + self.addresses.uuid(match["uuid"])
         if kind == "enx_is":

@@ -145,3 +145,12 @@ ENDINGS = _words("""
 py sh json yaml yml toml txt log out err xml cfg conf so ini ipynb md html prom csv gz tar
 sock pid lock deb rpm whl pem crt
 """)
+GROUP_FILE = re.compile(r"(?:cpu|memory)\.[\w.]+")
+"""A setting of a control group, by which a path is known to lead through such groups."""
+GROUP_PART = re.compile(
+    rf"{GROUP_FILE.pattern}|(?:cpu|cpuacct|memory|unified|systemd)(?:,\w+)*"
+    r"|(?:system|user|machine|init|app|session|background|docker|podman|containerd|crio|libpod\w*"
+    r"|slurm\w*|kubepods[\w-]*|burstable|besteffort)(?:\.(?:service|scope|slice))?"
+    r"|(?:user[-@]|session-c?|uid_)\d+(?:\.\w+)?|(?:job|step|task)_\w+"
+)
+"""Control groups that systemd, Slurm and runtimes of containers make under the same names."""
