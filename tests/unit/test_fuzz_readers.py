@@ -14,11 +14,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.checks import kernel_access, kernel_limits, link_flaps
+from nccl_doctor.checks import bonds, kernel_access, kernel_limits, link_flaps
 from nccl_doctor.checks.cpus.governors import read_governors
 from nccl_doctor.checks.gpu_affinity.gpu_places import place_on_host
 from nccl_doctor.checks.gpu_state.kernel_log import read_kernel_log
+from nccl_doctor.checks.links.drops import read_counts
 from nccl_doctor.checks.links.timed import nic_speed
+from nccl_doctor.checks.neighbours.room import read_table
 from nccl_doctor.checks.rail_reach.neighbours import neighbour
 from nccl_doctor.checks.stuck_processes.stuck import remote_mounts
 from nccl_doctor.checks.uplink import look
@@ -287,6 +289,12 @@ PROC = {
     "proc/net/arp": "IP HW Flags HW Mask Device\n10.0.0.2 0x1 0x2 aa:bb:cc:dd:ee:ff * eth0\n",
     "proc/net/route": "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n"
     "eth0\t00000000\t0100A8C0\t0003\t0\t0\t0\t00000000\n",
+    "proc/net/bonding/bond0": "Bonding Mode: IEEE 802.3ad Dynamic link aggregation\n\n"
+    "Slave Interface: eth0\nMII Status: up\nSpeed: 25000 Mbps\nAggregator ID: 1\n",
+    "proc/net/stat/arp_cache": "entries allocs table_fulls\n00000003 00000007 00000000\n",
+    "proc/net/softnet_stat": "00000003 00000001 00000000 00000000\n",
+    "proc/sys/net/ipv4/neigh/default/gc_thresh3": "1024\n",
+    "sys/class/net/eth0/statistics/rx_dropped": "5\n",
     "proc/net/ipv6_route": f"{'0' * 32} 00 {'0' * 32} 00 fe80{'0' * 27}1 00000400 1 0 3 eth0\n",
     "proc/self/status": "Name:\tpython\nCapEff:\t000001ffffffffff\n",
     "proc/self/uid_map": "         0          0 4294967295\n",
@@ -348,6 +356,9 @@ READERS: dict[str, Callable[[Path], object]] = {
     "governors": lambda root: read_governors([0], root),
     "mounts": remote_mounts,
     "arp": lambda root: dial.arp_flags("10.0.0.2", root),
+    "bonds": lambda root: bonds.read_bond(host.text_of(root / "proc/net/bonding/bond0")),
+    "drops": lambda root: read_counts("eth0", root),
+    "room": lambda root: read_table("ipv4", "arp_cache", root),
     "gateways": routes.gateways,
     "gateway": look.gateway,
     "NICs": look.nics_here,

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+from nccl_doctor.toolkit.net import rtnetlink
+from nccl_doctor.toolkit.net.rtnetlink import neighbours, way_in, way_to
 
 ROOT = Path(__file__).resolve().parents[2]
 NETWORK = """
@@ -125,3 +128,47 @@ def test_who_answers_is_told_where_it_is_not_whom_was_called(said: Any) -> None:
 def test_a_question_that_makes_no_sense_has_no_answer() -> None:
     assert way_to("a name") is None
     assert way_in("127.0.0.1", "127.0.0.2", "no-such-nic") is None
+
+
+class Kernel:
+    """In place of the socket of netlink: one answer, as often as it is asked for."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.recv = lambda _size: answer
+        self.settimeout = self.sendto = lambda *_: None
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+PARTS = st.lists(st.tuples(st.integers(1, 9), st.binary(max_size=20))).map(
+    lambda parts: b"".join(rtnetlink._part(kind, data) for kind, data in parts)
+)
+ANSWERS = st.binary(max_size=60) | st.builds(
+    lambda size, kind, family, parts: (
+        rtnetlink._HEADER.pack(size % 200, kind, 0, 1, 0)
+        + (rtnetlink._ROUTE if kind == 24 else rtnetlink._NEIGHBOUR).pack(
+            family, *((0,) * 8 if kind == 24 else (1, 2, 0, 0))
+        )
+        + parts
+    ),
+    st.integers(0, 199), st.sampled_from([2, 3, 24, 28]), st.sampled_from([2, 10, 77]), PARTS,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ANSWERS)
+@example(rtnetlink._HEADER.pack(16, 24, 0, 1, 0) + bytes(12) + rtnetlink._part(5, b"\n"))
+@example(
+    rtnetlink._HEADER.pack(40, 28, 0, 1, 0)
+    + rtnetlink._NEIGHBOUR.pack(2, 1, 2, 0, 0)
+    + rtnetlink._part(1, b"\n")
+)
+def test_any_answer_of_the_kernel(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    monkeypatch.setattr(rtnetlink.socket, "socket", lambda *_: Kernel(answer))
+    for way in (way_to("10.0.0.7"), way_to("fd00::7")):
+        assert way is None or isinstance(way.errno, int)
+    assert isinstance(neighbours(), dict)

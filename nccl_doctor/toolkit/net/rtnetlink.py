@@ -38,6 +38,8 @@ _KNOWN = 0x02 | 0x04 | 0x08 | 0x10
 _SOUGHT = 0x01 | 0x20
 """NUD_INCOMPLETE, NUD_FAILED: none did."""
 _NO_ANSWER = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_ODD = (struct.error, ValueError)
+"""Errors at an answer that is cut off, or whose addresses have another length."""
 
 
 class Way(NamedTuple):
@@ -87,7 +89,7 @@ def neighbours() -> dict[str, str]:
     head = _HEADER.pack(_HEADER.size + len(body), _GET_NEIGHBOUR, _REQUEST | _DUMP, 1, 0)
     found: dict[str, str] = {}
     with (
-        suppress(OSError, struct.error),
+        suppress(OSError, *_ODD),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock,
     ):
         sock.settimeout(_WAIT_S)
@@ -131,7 +133,7 @@ def _ask(address: str, source: str, interface: str) -> Way | None:
             answer = sock.recv(_LARGEST)
     except OSError:
         return None
-    with suppress(struct.error):
+    with suppress(*_ODD):
         return _read(family, answer)
     return None
 
