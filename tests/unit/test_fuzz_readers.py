@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,6 +48,8 @@ from tests.unit.test_hostile_report import ends, whole
 
 SOON_S = 5.0
 """More than any of them takes on a busy machine, and less than one that has no end."""
+MOST = 1 << 30
+"""Bytes that all of them together may take."""
 here = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 ODD = st.sampled_from(["", "\0", "\ud800", "-1", "9" * 5000, "1e999", "::", "/", "..", "é", "\r"])
@@ -57,6 +60,22 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory() -> Iterator[None]:
+    """A reader that takes more fails with MemoryError, which is none of its own errors."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limits = {pages * resource.getpagesize() + MOST, *before} - {resource.RLIM_INFINITY}
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_memory_is_bounded() -> None:
+    with pytest.raises(MemoryError):
+        bytearray(2 * MOST)
 
 
 def mutated(text: str) -> st.SearchStrategy[str]:
