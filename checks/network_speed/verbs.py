@@ -10,6 +10,7 @@ connect once.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import socket
@@ -54,12 +55,12 @@ def written_both_ways(
     """
     assert ctx.peers is not None
     program = find_program(PROGRAM, ctx.env)
-    address = source_towards(ctx.launch.master_addr, _NAME_S) if program else ""
+    address = _ipv4(source_towards(ctx.launch.master_addr, _NAME_S)) if program else ""
     other = next(seat for seat in ctx.group if seat != ctx.seat)
     ctx.breadcrumb("RDMA writes: meeting", nic=nic)
-    ctx.peers.post("verbs", address if ":" not in address else "")
-    theirs = ctx.peers.collect("verbs", _MEET_S).get(other)
-    if not (program and address and ":" not in address and isinstance(theirs, str) and theirs):
+    ctx.peers.post("verbs", address)
+    theirs = _ipv4(ctx.peers.collect("verbs", _MEET_S).get(other))
+    if not (program and address and theirs):
         return None
     device, _, port = nic.partition(":")
     words = ["-d", device, "-i", port or "1", "-s", str(_BYTES), "-n", str(_TIMES)]
@@ -129,6 +130,15 @@ class _Direction:
         self._post(what, value)
         told = self._ctx.peers.collect(f"{self._tag}-{what}", self._limit_s + _MEET_S)
         return told.get(self._other)
+
+
+def _ipv4(text: object) -> str:
+    """The address, or empty. It becomes a word of a command line, and another one sent it: it could
+    be an option.
+    """
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.IPv4Address(str(text)))
+    return ""
 
 
 def _free_port() -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nccl_doctor.api import Context, Launch
+from nccl_doctor.checks.network_speed.verbs import PROGRAM, written_both_ways
 from nccl_doctor.toolkit.host import addresses
 from nccl_doctor.toolkit.net.interfaces import is_loopback
 from tests.support import fabrics
@@ -152,3 +156,46 @@ def test_where_writes_fail_nccl_is_asked(tmp_path: Path, own_address: str) -> No
         assert "by" not in facts
         assert facts["at_init"]["NCCL_IB_HCA"] == "=mlx5_2:1"
         assert facts["all_reduce"]
+
+
+class Stranger:
+    """The other member of a round, who posts what nobody would."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+
+    def post(self, key: str, value: Any) -> None:
+        pass
+
+    def collect(self, key: str, timeout_s: float) -> Mapping[int, Any]:
+        return {1: self.address if key == "verbs" else 7}
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("127.0.0.9", True),
+        ("--out_json_file=/x", False),
+        ("10.0.0.1 --x", False),
+        ("", False),
+        (None, False),
+        (["10.0.0.1"], False),
+    ],
+)
+def test_only_an_address_of_another_host_becomes_a_word_of_a_command(
+    tmp_path: Path, own_address: str, address: Any, told: bool
+) -> None:
+    program, words = tmp_path / PROGRAM, tmp_path / "words"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {words}\nexit 1\n')
+    program.chmod(0o755)
+    ctx = Context(
+        Launch(master_addr=own_address),
+        {"PATH": str(tmp_path)},
+        deadline=time.monotonic() + 8,
+        root=tmp_path,
+        group=(0, 1),
+        peers=Stranger(address),
+    )
+    assert written_both_ways(ctx, "mlx5_0:1", {}) is None
+    assert words.exists() is told
+    assert not told or words.read_text().endswith("-p 7 127.0.0.9\n")
