@@ -30,6 +30,7 @@ OTHERS = [
     *("NCCL_SOCKET_IFNAME", "NCCL_DEBUG_FILE", "NCCL_NET_PLUGIN", "OFI_NCCL_TUNER_TYPE"),
     *("WANDB__SERVICE_WAIT", "https_proxy", "SLURM_JWT", "SLURM_EXPORT_ENV", "SLURM_SPANK_X"),
     *("OMPI_ARGV", "OMPI_MCA_mca_base_env_list", "HF_TOKEN", "SPANK_X"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "KUBERNETES_SERVICE_HOST"),
 ]
 BEFORE_US = {"LD_LIBRARY_PATH", *(name for name in NAMES if name.startswith("TORCH_"))}
 """The loader, and torch at its import, read these first: they stop at a bad value, or print it."""
@@ -75,7 +76,7 @@ def test_a_run_and_all_that_is_made_of_it(folder: Path, redact: tuple[str, ...],
     (folder / "out").mkdir()
     done = program(
         *("run", "--nproc-per-node", "1", "--backend", "gloo"),
-        *("--select", "own_address,environment,deepspeed_config,launch_record"),
+        *("--select", "own_address,environment,deepspeed_config,launch_record,kernel_access"),
         *("--deepspeed-config", "in.ds.json", "--output-dir", "out", "--github", *FORMS, *redact),
         *("--", "env", "HF_TOKEN=opensesame", "true", "--password", "opensesame"),
         cwd=folder,
@@ -113,7 +114,7 @@ def test_a_run_and_all_that_is_made_of_it(folder: Path, redact: tuple[str, ...],
 @pytest.mark.parametrize("redact", [(), ("--redact",)])
 def test_what_a_launcher_says_and_what_this_host_knows(folder: Path, redact: tuple[str, ...]):
     done = program(
-        *("env", "-v", "--select", "environment,launch_record", *FORMS, *redact),
+        *("env", "-v", "--select", "environment,launch_record,kernel_access", *FORMS, *redact),
         cwd=folder,
         env={**planted([*OTHERS, *LAUNCHER]), "MASTER_ADDR": "http://bob:opensesame@head/x"},
         timeout_s=130.0,
