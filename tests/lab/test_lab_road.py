@@ -195,6 +195,7 @@ END
 """What Docker's default bridge and `docker run -p PORT:PORT` make of a machine."""
 
 
+@pytest.mark.wide  # the rules have tests on made-up clusters
 def test_containers_behind_a_bridge_of_each_machine(lab: Lab) -> None:
     """They meet at the published port, and then publish an address that is each one's own."""
     for host in lab.hosts:
