@@ -4,8 +4,8 @@ What it checks
 --------------
 Whether NVIDIA's Multi-Process Service runs here (nvidia-cuda-mps-control, nvidia-cuda-mps-server in
 /proc), whether the processes of this job would find it (the file `control` in
-CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps), and of which user its server is. Nothing is
-sent to it.
+CUDA_MPS_PIPE_DIRECTORY, by default /tmp/nvidia-mps), and to which user its server belongs. Nothing
+is sent to it.
 
 Why it matters
 --------------

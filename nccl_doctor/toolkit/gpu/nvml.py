@@ -22,7 +22,7 @@ ABSENT = "FUNCTION_NOT_FOUND"
 _GONE = (ABSENT, "DEPRECATED")
 """Errors of a call that this driver does not have: another call may exist."""
 _BAD = "BAD_ANSWER"
-_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, MemoryError)
+_UNEXPECTED = (TypeError, ValueError, AttributeError, IndexError, MemoryError)
 """What the bindings raise at an answer of another form: text that is no UTF-8 (a ValueError), more
 elements than they made room for, a number of them that no memory holds."""
 
