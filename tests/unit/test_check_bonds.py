@@ -91,7 +91,7 @@ def lacp(*members: str, root: bool = False) -> dict[str, Any]:
 
 
 def backup(active: str, *speeds: str) -> dict[str, Any]:
-    """Of ens1, ens2, …, each with a speed, or `down`."""
+    """Members ens1, ens2, …, each with a speed, or `down`."""
     more = f"Primary Slave: None\nCurrently Active Slave: {active}\n"
     text = HEAD.format(mode="fault-tolerance (active-backup)", more=more)
     for number, speed in enumerate(speeds, 1):

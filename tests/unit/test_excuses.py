@@ -33,7 +33,7 @@ REFUSED = tried("refused", address=LAUNCHER)
 
 
 def mpi_job(**launch: Any) -> Cluster:
-    """All that an MPIJob of two workers would tell, if its reports were together."""
+    """Facts of an MPIJob of two workers, as if its reports were together."""
     cluster = make_cluster(WORKERS, 2)
     launch = {
         "launcher": "mpirun",
