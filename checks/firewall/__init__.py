@@ -5,10 +5,13 @@ What it checks
 On each address that NCCL (bootstrap, and data over sockets) and gloo would choose (see check
 `interfaces`; where NCCL itself names another one, on that), every host listens on a new ephemeral
 port, and every other host connects to it. The answer must prove that it is the right listener; 64
-bytes and then 1 MiB must come back unchanged. What fails is tried twice. Where something failed,
-the firewall rules of both ends are read (nft, iptables; needs root) and the packet is followed
-through them; and the kernels are asked by netlink how they route it. Meanwhile rank 0's host looks
-up the names of the addresses that call its store, for check `master_addr`.
+bytes and then 1 MiB must come back unchanged; in between, small segments count what the road loses,
+for check `loss`. Then it opens as many connections at once as the job would, 8 at least. What fails
+is tried twice. Where something failed, the firewall rules of both ends are read (nft, iptables;
+needs root) and the packet is followed through them; and the kernels are asked by netlink how they
+route it. That tells what a rule on the way back does too (`fib saddr . iif oif missing`), with
+which firewalld drops IPv6 packets (IPv6_rpfilter). Meanwhile rank 0's host looks up the names of
+the addresses that call its store, for check `master_addr`.
 
 Why it matters
 --------------
@@ -26,13 +29,13 @@ needed" pass.
 
 When it is wrong
 ----------------
-Only one participant per host connects, once, at the start: a firewall that drops idle connections,
-or that counts connections, is not seen. InfiniBand traffic is not tested. A rule with a condition
-that is not understood (a named set, a rate) is never blamed. A path that delivers less than 16 KiB
-in 3 seconds counts as one that loses large packets. Where no rule is found, a host, or its incoming
-or outgoing direction, is blamed by comparison alone: only if every explanation of the failures that
-needs the fewest faults contains it. Otherwise the finding names the links; with two hosts alone, a
-fault of a host cannot be told from a fault of the link.
+Only one participant per host connects, at the start: a firewall that drops idle connections, or
+that limits what comes in more than 2 seconds, is not seen. InfiniBand traffic is not tested. A rule
+with a condition that is not understood (a named set, a rate) is never blamed. A path that delivers
+less than 16 KiB in 3 seconds counts as one that loses large packets. Where no rule is found, a
+host, or its incoming or outgoing direction, is blamed by comparison alone: only if every
+explanation of the failures that needs the fewest faults contains it. Otherwise the finding names
+the links; with two hosts alone, a fault of a host cannot be told from a fault of the link.
 
 References
 ----------
@@ -45,7 +48,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from nccl_doctor.api import (
     Check,
@@ -64,11 +67,10 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.firewall.netfilter import quote_hit
 from nccl_doctor.toolkit.hosts import link_names
-from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
-from nccl_doctor.toolkit.net.interfaces import hardware_address
+from nccl_doctor.toolkit.nccl.survey import other_answers
 from nccl_doctor.toolkit.net.ports import port_range
-from nccl_doctor.toolkit.peers.calls import call_others, calls_deadline, hold_calls
-from nccl_doctor.toolkit.peers.echo import Listeners, scoped
+from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
+from nccl_doctor.toolkit.peers.echo import Talk
 from nccl_doctor.toolkit.peers.matrix import (
     SILENT,
     PeerCall,
@@ -86,6 +88,7 @@ from .culprits import (
     suspects,
     what_rules_say,
 )
+from .few_at_once import few_at_once
 from .local import RulesFacts, observe_rules
 from .shown import links_of
 
@@ -145,6 +148,8 @@ PEER_INTERCEPTED = Kind(
 )
 
 _RULES_S = 25.0
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 8, 64
+"""Connections that are made to each host at once, in addition to one that is tried in full."""
 
 _WAYS = {
     "in": "into the host",
@@ -153,13 +158,10 @@ _WAYS = {
 }
 
 
-class MatrixFacts(TypedDict):
+class MatrixFacts(Matrix):
     """Facts that `observe` returns in round `matrix`; other checks read them."""
 
-    nccl_data: str
     port_range: list[int]
-    peers: dict[str, Any]
-    not_bound: dict[str, str]
     clients: list[dict[str, Any]]
 
 
@@ -206,6 +208,7 @@ class Firewall(Check):
         matrix = _Matrix(cluster)
         yield from _failed(matrix)
         yield from _unroutable(matrix)
+        yield from few_at_once(PEER_BLOCKED, matrix.calls, matrix.labels)
 
     def sections(self, cluster: Cluster) -> Iterator[HostLink]:
         """Every pair of hosts, and whether one reaches the other."""
@@ -216,28 +219,15 @@ class Firewall(Check):
 
 
 def _observe_matrix(ctx: Context) -> MatrixFacts:
-    ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
-    answer = given_answer(ctx)
-    choice = survey(ctx.env, root=ctx.root, ask=lambda: answer)
-    doors = {
-        scoped(each["address"], each["interface"]): {
-            **each,
-            "mac": hardware_address(each["interface"], ctx.root),
-        }
-        for each in choice["listen"]
-    }
-    ctx.breadcrumb("listening", addresses=list(doors))
     serves = ctx.params.get("store") == ctx.seat
-    names = looked_up(ctx.params["clients"] if serves else ())
-    with names as clients, Listeners(list(doors)) as listeners:
-        peers = hold_calls(ctx, listeners, doors, call_others)
-    return {
-        "nccl_data": choice["nccl_data"],
-        "port_range": list(port_range(ctx.root)),
-        "peers": peers,
-        "not_bound": listeners.failed,
-        "clients": clients,
-    }
+    with looked_up(ctx.params["clients"] if serves else ()) as clients:
+        made = call_on_chosen_addresses(ctx, Talk(burst=_burst(ctx.launch.local_world_size or 1)))
+    return {**made, "port_range": list(port_range(ctx.root)), "clients": clients}
+
+
+def _burst(local_ranks: int) -> int:
+    """Connections between two hosts at once: one for each pair of ranks, within reason."""
+    return min(_MOST_AT_ONCE, max(_LEAST_AT_ONCE, local_ranks**2))
 
 
 # Judging ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,8 @@ def follow_pairs(
     seat: int,
     nics: Sequence[Interface],
     ports: tuple[int, int],
+    *,
+    leads_back: Callable[[str, str, str], bool | None],
 ) -> list[dict[str, Any]]:
     """Follow the packets of failed calls through the rules of this host.
 
@@ -63,6 +65,7 @@ def follow_pairs(
         seat: of this host.
         nics: of this host.
         ports: the caller's own port is one of this range.
+        leads_back: whether answers from an own address to a peer leave by an interface, if known.
 
     Returns: every `Hit` as plain data, with its pair, the name of the packet and `incoming` added.
     """
@@ -75,6 +78,8 @@ def follow_pairs(
             continue
         ends = (pair["source"], pair["target"])
         spans = (ports, (pair["port"], pair["port"]))
+        own, peer = ends if calling else ends[::-1]
+        back = leads_back(own, peer, nic.name.partition(":")[0])
         for name, forth, state, length in _PACKETS[pair["kind"]]:
             packet = Packet(
                 incoming=calling != forth,
@@ -85,6 +90,7 @@ def follow_pairs(
                 target_ports=spans[forth],
                 state=state,
                 length=length or nic.mtu,
+                way_back=back,
             )
             hits += [
                 {**hit.to_json(), **pair, "packet": name, "incoming": packet.incoming}

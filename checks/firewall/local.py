@@ -11,7 +11,7 @@ from nccl_doctor.toolkit.firewall.rulesets import read_rules
 from nccl_doctor.toolkit.net.interfaces import Interface, interfaces
 from nccl_doctor.toolkit.net.ports import port_range
 from nccl_doctor.toolkit.net.routes import reverse_path_filter
-from nccl_doctor.toolkit.net.rtnetlink import way_in, way_to
+from nccl_doctor.toolkit.net.rtnetlink import leads_back, vrf_of, way_in, way_to
 
 from .culprits import follow_pairs
 
@@ -37,7 +37,9 @@ def observe_rules(ctx: Context) -> RulesFacts:
         "reason": rules.reason,
         "managers": list(rules.managers),
         "drops": rules.dropping(),
-        "hits": follow_pairs(rules, pairs, ctx.seat, nics, port_range(ctx.root)),
+        "hits": follow_pairs(
+            rules, pairs, ctx.seat, nics, port_range(ctx.root), leads_back=leads_back
+        ),
         "ways": ways_of_pairs(pairs, ctx.seat, nics, ctx.root),
     }
 
@@ -70,7 +72,7 @@ def ways_of_pairs(
         if nic is None or not (calling or seat == pair["listener"]):
             continue
         name = nic.name.partition(":")[0]
-        arrives, answer = way_in(own, peer, name), way_to(peer, own)
+        arrives, answer = way_in(own, peer, name), way_to(peer, own, vrf_of(name))
         if arrives is not None and answer is not None:
             found.append(
                 {

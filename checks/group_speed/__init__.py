@@ -9,9 +9,12 @@ the time that each rank takes to compute a fixed product of matrices. Outliers b
 absolute deviation are measured again, beside ranks, hosts and partners that were good; only those
 that are outliers again are blamed. With NCCL and `--level full`, an all-reduce of 128 MiB inside
 each host is compared with what its GPUs give at the least where NVLink joins them, by a table of
-models, so that hosts that are all equally slow are found, too. The network without NVLink is
-measured by check `network_speed`. The check runs after the collectives of all ranks gave right
-results.
+models, so that hosts that are all equally slow are found, too. Where the GPUs of a host are Hopper
+or later in an NVLink fabric that is set up, the driver has multicast and NCCL is 2.24 or newer, it
+is then timed once more inside each host by NVLink SHARP alone (NVLS, NCCL_ALGO=allreduce:nvls), and
+hosts are compared: one where it fails while it works inside the others is found, too. The network
+without NVLink is measured by check `network_speed`. The check runs after the collectives of all
+ranks gave right results.
 
 Why it matters
 --------------
@@ -23,9 +26,9 @@ How to fix
 rank-slow: look at the clock, temperature and power limit of that GPU or core, and at other work on
 it. bandwidth-low: inside a host look at PCIe and NVLink (`nvidia-smi topo -m`) and at NUMA binding;
 for a host with its neighbours look at its NIC, link speed and switch port; between two hosts look
-at the path. bandwidth-below-floor: NCCL_DEBUG=INFO shows whether its channels use P2P or go through
-host memory (SHM) or the network (NET); look at `nvidia-smi nvlink -s`, at the fabric manager, and
-at what NCCL_TOPO_FILE names.
+at the path; where only NVLink SHARP is slow or fails, at the fabric manager. bandwidth-below-floor:
+NCCL_DEBUG=INFO shows whether its channels use P2P or go through host memory (SHM) or the network
+(NET); look at `nvidia-smi nvlink -s`, at the fabric manager, and at what NCCL_TOPO_FILE names.
 
 When it is wrong
 ----------------
@@ -37,8 +40,12 @@ or NVLink that is not used. There is none for GPUs on PCIe or joined by bridges,
 not in the table, for parts of a GPU (MIG, vGPU), for a GPU that ranks share, for hosts with several
 models, or where nvidia-ml-py does not answer. Where a setting slows NCCL down on purpose, such as
 NCCL_MAX_CTAS, the finding is only information and names it. Another job on the same GPUs makes them
-slow, too.
-Not validated on hardware: gloo only so far; the floors are from published measurements.
+slow, too. NVLink SHARP is not tried where a setting slows NCCL down or turns it off, with fewer
+than three ranks in a host, or where an all-reduce inside the host failed; where it works in no
+host, as in some virtual machines, nothing is said. A tuner plug-in may take another way all the
+same.
+Not validated on hardware: gloo only so far; the floors are from published measurements, the rules
+about NVLink SHARP from the sources of NCCL 2.19 to 2.30 and made-up clusters.
 
 References
 ----------
@@ -48,8 +55,9 @@ checks/group_speed/floors.toml.
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nccl_doctor.api import (
@@ -70,18 +78,29 @@ from nccl_doctor.api import (
 )
 from nccl_doctor.toolkit.gpu.devices import own_device
 from nccl_doctor.toolkit.groups.attempts import attempt_deadline
+from nccl_doctor.toolkit.groups.doing import last_line
 from nccl_doctor.toolkit.groups.forming import form_world
 from nccl_doctor.toolkit.groups.stopwatch import Stopwatch
 from nccl_doctor.toolkit.groups.timed import TIMED, rate_text, slow_pairs, with_rates
 from nccl_doctor.toolkit.hosts import between
 from nccl_doctor.toolkit.nccl.conf import nccl_settings
-from nccl_doctor.toolkit.nccl.slowing import INSIDE, slowing
+from nccl_doctor.toolkit.nccl.slowing import INSIDE, NVLS_OFF, slowing
 from nccl_doctor.toolkit.outliers import bus_bandwidth, ring, slow_ones
 from nccl_doctor.toolkit.shared_kinds import BANDWIDTH_LOW, BELOW_FLOOR
 
 from .figures import speed_figures
 from .floors import below_floor, judge_floors
-from .measured import AGAIN_LOW, Measured, stand_out_again
+from .measured import AGAIN_LOW, AGAIN_NVLS, HOSTS, NVLS, Measured, stand_out_again
+from .nvls import (
+    BY_NVLS,
+    NVLS_ALONE,
+    NVLS_FIX,
+    NVLS_SIZES,
+    alike,
+    judge_failures,
+    nvls_again,
+    nvls_hosts,
+)
 
 RANK_SLOW = Kind(
     "rank-slow",
@@ -112,9 +131,10 @@ class GroupSpeed(Check):
     scope = Scope.RANK
     cost = "seconds"
     kinds = (RANK_SLOW, BANDWIDTH_LOW, BELOW_FLOOR)
-    reads = ("backend_device", "collectives", "gpu_state", "gpu_work")
+    reads = ("backend_device", "collectives", "firewall", "gpu_state", "gpu_work", "loss")
     level = Level.STANDARD
     together = True
+    forms_groups = True
     needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
@@ -131,9 +151,14 @@ class GroupSpeed(Check):
             planned[f"pairs-{number}"] = list(pairs)
         planned |= seen.mesh_groups()
         planned |= seen.doubtful()
+        if able := nvls_hosts(seen):
+            planned[NVLS] = [seen.hosts[host] for host in able]
+            if odd := nvls_again(seen):
+                planned[AGAIN_NVLS] = odd
         low = [seen.hosts[host] for host in below_floor(seen, tries=1)]
         if low := [seats for seats in low if seats not in planned.get("again-hosts", ())]:
             planned[AGAIN_LOW] = low
+        planned = seen.without_losses(planned)
         return [
             Round(name, tuple(tuple(sorted(g, key=seen.order)) for g in groups), deadline_s)
             for name, groups in planned.items()
@@ -143,8 +168,9 @@ class GroupSpeed(Check):
         """Compute, then form the group and time it.
 
         Returns: `compute` as `Stopwatch.computing`, and `all_reduce` as `Stopwatch.all_reduce`,
-        with `algbw` and `busbw` of each size in bytes per second; with NCCL also `slowing`: the
-        settings of `slowing`.
+        with `algbw` and `busbw` of each size in bytes per second; with NCCL also `slowing` and
+        `nvls_off`: the settings of `INSIDE` and of `NVLS_OFF`; `failed`: the error of NCCL where it
+        was to use NVLink SHARP alone, and did not.
         """
         import torch
 
@@ -153,14 +179,25 @@ class GroupSpeed(Check):
         if ctx.backend == "nccl":
             ctx.breadcrumb("set device")
             device = own_device(ctx.launch.local_rank)
-            facts["slowing"] = slowing(nccl_settings(ctx.env, root=ctx.root), INSIDE)
+            settings = nccl_settings(ctx.env, root=ctx.root)
+            facts["slowing"] = slowing(settings, INSIDE)
+            facts["nvls_off"] = slowing(settings, NVLS_OFF)
+        sizes, by_nvls = _SIZES[ctx.level], ctx.round in (NVLS, AGAIN_NVLS)
+        if by_nvls:
+            os.environ.update(NVLS_ALONE)
+            sizes = NVLS_SIZES
         watch = Stopwatch(ctx.breadcrumb, device, _BUDGET_S[ctx.level])
         if ctx.round in ("world", "again-ranks"):
             facts["compute"] = watch.computing()
         if len(ctx.group) > 1:
             form_world(ctx)
             limit_s = min(_LIMIT_S[ctx.level], ctx.left() / 2)
-            timed = watch.all_reduce(ctx.round, _SIZES[ctx.level], limit_s)
+            try:
+                timed = watch.all_reduce(ctx.round, sizes, limit_s)
+            except RuntimeError as error:
+                if not by_nvls:
+                    raise
+                return {**facts, "failed": last_line(str(error))}
             facts[TIMED] = with_rates(timed, len(ctx.group))
         return facts
 
@@ -173,10 +210,15 @@ class GroupSpeed(Check):
         if cluster.complete:
             seen = Measured(cluster, self.name)
             yield from _slow_ranks(seen)
-            slow = list(_slow_hosts(seen))
+            slow = list(_slow_hosts(seen, (HOSTS, "again-hosts"), seen.equals))
             yield from slow
             named = {name for found in slow for name in found.where.hosts}
             yield from judge_floors(seen, [h for h, name in seen.labels.items() if name in named])
+            yield from judge_failures(seen)
+            nvls = _slow_hosts(seen, (NVLS, AGAIN_NVLS), lambda each: alike(seen, each), BY_NVLS)
+            for found in nvls:
+                if named.isdisjoint(found.where.hosts):
+                    yield found.replaced(fix=NVLS_FIX)
             yield from _slow_pairs(seen)
 
 
@@ -194,17 +236,24 @@ def _slow_ranks(seen: Measured) -> Iterator[Finding]:
         yield _weighed(seen, found, [seat], again[seat] / usual)
 
 
-def _slow_hosts(seen: Measured) -> Iterator[Finding]:
-    first, again = seen.inside("each-host"), seen.inside("again-hosts")
-    size = seen.size("each-host")
-    for equal in seen.equals(first):
+def _slow_hosts(
+    seen: Measured,
+    rounds: tuple[str, str],
+    equals: Callable[[Mapping[int, float]], Sequence[Mapping[int, float]]],
+    how: str = "",
+) -> Iterator[Finding]:
+    """Findings on hosts that were slow in both rounds; `equals` gives those that are compared."""
+    first, again = (seen.inside(name, rounds[0]) for name in rounds)
+    size = seen.size(rounds[0])
+    for equal in equals(first):
         for host in stand_out_again(slow_ones(equal), equal, again):
             seats = seen.hosts[host]
             rate = bus_bandwidth(size, again[host], len(seats))
             median = statistics.median(equal.values())
             usual = bus_bandwidth(size, median, len(seats))
             words = (
-                f"inside the host {rate_text(rate)} bus bandwidth, inside others {rate_text(usual)}"
+                f"{how}inside the host {rate_text(rate)} bus bandwidth, inside others "
+                f"{rate_text(usual)}"
             )
             where = Where(hosts=(seen.labels[host],))
             evidence = {"seconds": [first[host], again[host]]}

@@ -11,7 +11,7 @@ from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.timed import size_text
 from nccl_doctor.toolkit.outliers import bus_bandwidth
 
-from .measured import HOSTS, MESH, PAIRS, WORLD
+from .measured import HOSTS, MESH, NVLS, PAIRS, WORLD
 
 _BULK = 4096
 """Bytes; below, the time of an all-reduce is that of its round trips, not a bandwidth."""
@@ -77,6 +77,8 @@ def _group(name: str, attempt: Attempt) -> tuple[str, Where]:
         return f"of all {ranks}", Where()
     if name == HOSTS:
         return f"inside a host, {ranks}", Where(hosts=(hosts[0],))
+    if name == NVLS:
+        return f"inside a host by NVLink SHARP alone, {ranks}", Where(hosts=(hosts[0],))
     if name.startswith(f"{PAIRS}-") and len(hosts) == 2:
         a, b = sorted(hosts)
         return "between two hosts", Where(links=((a, b), (b, a)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from nccl_doctor.api import Cluster
@@ -13,6 +13,7 @@ from nccl_doctor.toolkit.groups.attempts import Attempt, attempts_of
 from nccl_doctor.toolkit.groups.timed import largest, seconds_of, was_busy
 from nccl_doctor.toolkit.mesh import mesh_groups
 from nccl_doctor.toolkit.outliers import TIMES, bus_bandwidth, ring, second_try, slow_ones
+from nccl_doctor.toolkit.peers.loss import lossy_data_roads
 
 WORLD, HOSTS, PAIRS, MESH, AGAIN = "world", "each-host", "pairs", "mesh", "again"
 """Rounds, or how their names begin: all ranks, the ranks of each host, first ranks of neighbouring
@@ -20,6 +21,8 @@ hosts, the groups of each dimension of the mesh; and the second try of the outli
 """
 AGAIN_LOW = f"{AGAIN}-low"
 """The second try of hosts that are below their floor, and no outliers."""
+NVLS, AGAIN_NVLS = "nvls", f"{AGAIN}-nvls"
+"""The ranks of each host, by NVLink SHARP alone; and the second try."""
 CONTROLS = 3
 """Number of good ones that are measured again together with the outliers."""
 
@@ -56,7 +59,11 @@ class Measured:
         """Attempts that every member finished, of rounds whose name begins with `begin`."""
         for name, found in self._attempts.items():
             if name.startswith(begin):
-                yield from (attempt for attempt in found if attempt.is_good)
+                yield from (each for each in found if each.is_good and not refusal(each))
+
+    def attempts(self, name: str) -> list[Attempt]:
+        """All attempts of a round."""
+        return self._attempts.get(name, [])
 
     # What is compared
 
@@ -69,9 +76,9 @@ class Measured:
             if "compute" in member.outcome.facts
         }
 
-    def inside(self, begin: str) -> dict[int, float]:
-        """Host → seconds of an all-reduce of `size` among its ranks."""
-        size = self.size(HOSTS)
+    def inside(self, begin: str, first: str = HOSTS) -> dict[int, float]:
+        """Host → seconds of an all-reduce among its ranks, of `size` of the `first` such round."""
+        size = self.size(first)
         return {a.members[0].host.id: seconds_of(a, size) for a in self.good(begin)}
 
     def tries_inside(self) -> dict[int, list[Try]]:
@@ -143,11 +150,11 @@ class Measured:
         again: dict[str, list[tuple[int, ...]]] = {}
         times = self.computing(WORLD)
         if slow := slow_ones(times):
-            again[f"{AGAIN}-ranks"] = [(seat,) for seat in _with_controls(slow, times)]
+            again[f"{AGAIN}-ranks"] = [(seat,) for seat in with_controls(slow, times)]
         hosts = []
         for equal in self.equals(self.inside(HOSTS)):
             if slow := slow_ones(equal):
-                hosts += [self.hosts[host] for host in _with_controls(slow, equal)]
+                hosts += [self.hosts[host] for host in with_controls(slow, equal)]
         if hosts:
             again[f"{AGAIN}-hosts"] = hosts
         first = self.pairs(PAIRS)
@@ -155,6 +162,25 @@ class Measured:
             for number, pairs in enumerate(second_try(first)):
                 again[f"{AGAIN}-pairs-{number}"] = list(pairs)
         return again
+
+    def without_losses(
+        self, planned: Mapping[str, list[tuple[int, ...]]]
+    ) -> dict[str, list[tuple[int, ...]]]:
+        """The rounds without the groups whose data takes a road that loses packets: their speed
+        would be that of the losses. Of all ranks together, each one still computes.
+        """
+        roads = lossy_data_roads(self.cluster)
+
+        def is_clean(group: tuple[int, ...]) -> bool:
+            hosts = {self.ranks[seat].host.id for seat in group}
+            return not any(road <= hosts for road in roads)
+
+        kept = {
+            name: [group for group in groups if is_clean(group)] for name, groups in planned.items()
+        }
+        if not kept.get(WORLD):
+            kept[WORLD] = [(seat,) for group in planned[WORLD] for seat in group]
+        return {name: groups for name, groups in kept.items() if groups}
 
     # What is known of a second try
 
@@ -175,6 +201,12 @@ class Measured:
         return ran < 1.0 and times * ran**2 < TIMES
 
 
+def refusal(attempt: Attempt) -> str:
+    """The error of NCCL that a member got and survived; empty if there is none."""
+    said = (member.outcome.facts.get("failed") for member in attempt.members)
+    return next((str(each) for each in said if each), "")
+
+
 def stand_out_again(
     slow: Mapping[int, float], first: Mapping[int, float], again: Mapping[int, float]
 ) -> list[int]:
@@ -183,7 +215,7 @@ def stand_out_again(
     return [key for key in slow_ones(best) if key in slow and key in again]
 
 
-def _with_controls(slow: Mapping[int, float], all_: Mapping[int, float]) -> list[int]:
+def with_controls(slow: Collection[int], all_: Mapping[int, float]) -> list[int]:
     """The outliers, and a few others near the median."""
     good = sorted((each for each in all_ if each not in slow), key=lambda each: all_[each])
     middle = len(good) // 2

@@ -1,13 +1,13 @@
-"""Are all links between the hosts about equally fast, and do they lose no packets?
+"""Are all links between the hosts about equally fast?
 
 What it checks
 --------------
 On the address that the job would use, every host exchanges a little data with every other one (with
 a few of them if there are more than 16 and the level is not `full`), never with two at once: the
-round-trip time of 64 bytes, the bandwidth of one TCP connection in each direction for a tenth of a
-second, and the segments lost while there was almost no traffic. Each value is compared with those
-of the other links. Outliers are measured again, and each of their ends with a partner that was
-good; only what is an outlier again is blamed. Meanwhile each host counts the packets that arrived
+round-trip time of 64 bytes, and the bandwidth of one TCP connection in each direction for a tenth
+of a second. Each value is compared with those of the other links. Outliers are measured again, and
+each of their ends with a partner that was good; only what is an outlier again is blamed. Links that
+lose packets (check `loss`) are left out. Meanwhile each host counts the packets that arrived
 damaged (rx_crc_errors, rx_frame_errors), and those that it dropped itself (rx_missed_errors,
 rx_fifo_errors, rx_dropped of the interface and of those beneath it; softnet_stat). The size of the
 packets that a path carried is compared with the MTU of the interfaces at both of its ends.
@@ -16,15 +16,12 @@ Why it matters
 --------------
 A collective is as fast as its slowest link: one cable that fell back to 1 Gbit/s, or one host
 behind a wrong switch port or a VPN, slows every step of the whole job, and no library reports it.
-If segments are lost, TCP waits 0.2 s and more for many of them, until NCCL or gloo give up.
 
 How to fix
 ----------
 host-slow: `ethtool <nic>` shows the negotiated speed, `ip -s link` the errors; look for a NIC in a
 narrow PCIe slot, another driver, a rate limit, and work that keeps the CPU busy.
 link-slow, latency-high: the path between these two hosts (routes, VPN, switch uplink, rate limit).
-link-lossy: cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for
-counters that grow in `ethtool -S <nic>`, `nstat -az TcpRetransSegs`, and on the switch.
 nic-errors-rising: cable, transceiver or switch port of the interface that is named.
 path-mtu-low: `tracepath -n <address>` shows the router or tunnel with the smaller MTU.
 packets-dropped: a longer ring (`ethtool -G <nic> rx`), a longer backlog, interrupts on more CPUs.
@@ -37,9 +34,9 @@ other link to compare with: only less than a tenth of the line rate, or a third 
 direction, is called slow. If most links are slow, that is taken as normal, and slow links that only
 lead from one rack to another are reported as information. A host that may be slow
 because it is busy is not blamed; the report says so. Thresholds: a third of the median bandwidth;
-ten times the median round-trip time and 1 ms more; 5 segments and 0.5 % lost, in both tries.
+ten times the median round-trip time and 1 ms more.
 A path is named if it carries less than nine tenths of what both interfaces could: a warning only
-if others carry it. Packets that a host drops are named only where a link to it is slow or lossy,
+if others carry it. Packets that a host drops are named only where a link to it is slow (or lossy),
 from 20 packets and 0.1 % on: other traffic may fill a queue too. A switch that drops leaves no
 trace in a host.
 Not validated on hardware: every rule was tested with real sockets and real faults on virtual links,
@@ -47,8 +44,8 @@ but not with a real NIC, switch or line rate; latency was tested on made-up clus
 
 References
 ----------
-tcp(7), TCP_INFO; Linux include/uapi/linux/tcp.h; RFC 2883 (D-SACK) and RFC 8985 (RACK-TLP);
-ethtool(8); NCCL user guide, troubleshooting (networking).
+tcp(7), TCP_INFO; Linux include/uapi/linux/tcp.h; ethtool(8); NCCL user
+guide, troubleshooting (networking).
 """
 
 from __future__ import annotations
@@ -81,15 +78,22 @@ from nccl_doctor.api import (
 from nccl_doctor.toolkit.host import interface_mtu, load_average
 from nccl_doctor.toolkit.hosts import link_names
 from nccl_doctor.toolkit.nccl.survey import given_answer, other_answers, survey
+from nccl_doctor.toolkit.peers.drops import (
+    DAMAGED,
+    DROPPED,
+    grown,
+    judge_drops,
+    read_counts,
+)
 from nccl_doctor.toolkit.peers.echo import scoped
+from nccl_doctor.toolkit.peers.loss import read_losses
 from nccl_doctor.toolkit.peers.matrix import job_roles
 from nccl_doctor.toolkit.peers.pairs import by_partner, mapping, number
 
-from .drops import DAMAGED, DROPPED, grown, judge_drops, read_counts
 from .path_mtu import PATH_MTU_LOW, judge_paths
 from .slowness import Confirmed, Measure, confirm, read_measures, try_again
 from .timed import Pace, hold_meetings, nic_speed
-from .timetable import in_slots, tournament
+from .timetable import in_slots, leave_out, tournament
 from .wire import Gate
 from .words import WAYS, milliseconds, span, speed
 
@@ -125,19 +129,9 @@ LATENCY_HIGH = Kind(
     Severity.WARN,
     delays=True,
 )
-LINK_LOSSY = Kind(
-    "link-lossy",
-    Layer.SPEED,
-    "TCP segments are lost on a link",
-    "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
-    "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
-    "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
-    Severity.WARN,
-    delays=True,
-)
 
 _FIRST, _AGAIN = "exchange", "confirm"
-_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, calm_s=1.0, limit_s=7.0)}
+_PACES = {_FIRST: Pace(), _AGAIN: Pace(burst_s=0.2, limit_s=7.0)}
 _LISTEN_S = 10.0
 _ALL_PAIRS = 16
 _PARTNERS = 8
@@ -149,18 +143,18 @@ takes 290 µs to leave (`spr_cstates` in drivers/idle/intel_idle.c).
 
 
 class Links(Check):
-    """Compares latency, bandwidth and loss of the links between hosts; measures outliers again."""
+    """Compares latency and bandwidth of the links between hosts; measures outliers again."""
 
     name = "links"
     layer = Layer.SPEED
     scope = Scope.HOST
     cost = "seconds"
-    kinds = (LINK_LOSSY, HOST_SLOW, LINK_SLOW, LATENCY_HIGH, DAMAGED, DROPPED, PATH_MTU_LOW)
+    kinds = (HOST_SLOW, LINK_SLOW, LATENCY_HIGH, DAMAGED, DROPPED, PATH_MTU_LOW)
     level = Level.STANDARD
     together = True
     turn = Turn.FIRST  # collectives on a lossy link take all the time that is left
     needs = (Layer.NAME, Layer.ROUTE, Layer.PORT, Layer.RANKS)
-    reads = ("interfaces",)
+    reads = ("firewall", "interfaces", "loss")
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:
         """All pairs of hosts; then the doubtful ones again, with known good partners."""
@@ -170,9 +164,17 @@ class Links(Check):
         seats = tuple(rank.seat for rank in first if rank is not None)
         if not seats:
             return ()
-        slots = len(_timetable(seats, cluster.level))
-        given = {"nccl": other_answers(cluster)}
-        rounds = [Round(_FIRST, (seats,), _LISTEN_S + 20 + slots, given, may_shrink=True)]
+        lossy = {frozenset(pair) for pair in read_losses(cluster).pairs}
+        held = leave_out(lossy, _timetable(seats, cluster.level))
+        given: dict[str, Any] = {"nccl": other_answers(cluster)}
+        params = dict(given)
+        if lossy:
+            seats = tuple(seat for seat in seats if any(seat in m for slot in held for m in slot))
+            params["slots"] = held
+        if lossy and not seats:
+            raise Skip("every link loses packets: its speed would be that of the losses")
+        deadline = _LISTEN_S + 20 + len(held)
+        rounds = [Round(_FIRST, (seats,), deadline, params, may_shrink=True)]
         reports = list(cluster.facts(self.name, _FIRST))
         meetings = try_again(read_measures(reports), _nics(reports))
         if meetings:
@@ -257,8 +259,6 @@ class Links(Check):
                         partner.id,
                         rtt_us=number(sent.get("rtt_us")),
                         rate=0.0 if stood else number(sent.get("rate")),
-                        segments=int(number(sent.get("segments")) or 0),
-                        lost=int(number(sent.get("lost")) or 0),
                     )
 
 
@@ -302,11 +302,11 @@ class _Judge:
 
     def findings(self) -> Iterator[Finding]:
         found = self.result
-        bad = {pair for cause in (*found.lossy, *found.slow) for pair in cause.pairs}
-        yield from judge_drops(self.reports, {receiver for _, receiver in bad})
+        bad = {pair for cause in found.slow for pair in cause.pairs}
+        lossy = {receiver for _, receiver in read_losses(self.cluster).pairs}
+        reports = [(rank, facts) for rank, facts in self.reports if rank.seat not in lossy]
+        yield from judge_drops(reports, {receiver for _, receiver in bad})
         yield from judge_paths(self.reports, self.labels)
-        for cause in found.lossy:
-            yield self.finding(LINK_LOSSY, cause, self.loss(cause), Severity.WARN)
         for cause in found.late:
             words = f"{span(self.values(cause, 'rtt_us'), milliseconds)}; {self.usual('rtt_us')}"
             yield self.finding(LATENCY_HIGH, cause, words, self.speed)
@@ -353,25 +353,13 @@ class _Judge:
             confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
         )
 
-    def loss(self, cause: Cause[int]) -> str:
-        """The text on the losses in both tries together."""
-        tries = [each[pair] for pair in cause.pairs for each in (self.first, self.second)]
-        segments, lost = sum(m.segments for m in tries), sum(m.lost for m in tries)
-        if segments and lost:
-            share = 100 * lost / segments
-            return (
-                f"{lost} of {segments} segments lost ({share:.1f} %) on an idle link, in two tries"
-            )
-        again = sum(m.all_lost for m in tries)
-        return f"an echo of 64 bytes stopped for seconds, twice; {again} segments lost"
-
     def values(self, cause: Cause[int], name: str) -> list[float]:
         return sorted(getattr(self.result.best[pair], name) or 0.0 for pair in cause.pairs)
 
     def usual(self, name: str) -> str:
         """The least and the greatest value of the links that no finding names."""
         found = self.result
-        bad = {p for cause in (*found.slow, *found.late, *found.lossy) for p in cause.pairs}
+        bad = {p for cause in (*found.slow, *found.late) for p in cause.pairs}
         values = [getattr(m, name) for pair, m in found.best.items() if pair not in bad]
         good = sorted(value for value in values if value is not None)
         show = speed if name == "rate" else milliseconds

@@ -1,4 +1,4 @@
-"""Hosts and links that are slow, lossy or late, from exchanges that were tried twice. Pure.
+"""Hosts and links that are slow or late, from exchanges that were tried twice. Pure.
 
 A cluster is compared with itself: a link with the links that do not touch its end. So a bad host,
 which is at the end of most links of a small cluster, does not count as normal, and if most links
@@ -27,16 +27,11 @@ SLOW = 1 / 3
 LATE = 10.0
 LATE_US = 1000.0
 """A round trip is late if it is so many times, and so much, longer than the usual one."""
-LOSSY = 0.005
-MANY_LOST = 5
-"""Less may be chance; TCP between hosts of one cluster loses nothing on an idle link."""
 LINE_SHARE = 0.1
 TRUSTED_MBPS = 10_000
 """Two hosts have no other link to compare with: they are slow below a tenth of their line rate. One
 connection, fed by one core, does not fill a faster line than this."""
 
-_SUSPECT_LOST = 2
-_SUSPECT_LOSS = 0.01
 _SPREADS = 2.0
 _MANY_HOSTS = 32
 _TRIES = 3
@@ -48,17 +43,12 @@ class Measure:
     """One direction between two hosts, measured once.
 
     `rate` is bytes per second, 0 if it stopped; `rate` and `rtt_us` are None if nothing was
-    measured. `segments` and `lost` are of the calm part, `all_segments` and `all_lost` of the
-    whole connection. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU;
+    measured. `starved` are the parts (`echo`, `burst`) in which an end waited for its CPU;
     `ran` is the share of the burst, 0 to 1, in which neither end did.
     """
 
     rate: float | None
     rtt_us: float | None
-    segments: int
-    lost: int
-    all_segments: int
-    all_lost: int
     stalled: str
     starved: frozenset[str]
     ran: float
@@ -72,10 +62,6 @@ class Measure:
         return cls(
             rate=rate,
             rtt_us=record["rtt_us"],
-            segments=record["segments"],
-            lost=record["lost"],
-            all_segments=record["tcp"]["segments"],
-            all_lost=record["tcp"]["lost"],
             stalled=stalled,
             starved=frozenset(part for part, ends in cpu.items() if any(map(was_starved, ends))),
             ran=math.prod(map(ran_share, cpu.get("burst", ()))),
@@ -91,20 +77,6 @@ class Measure:
         if self.rate is None or "burst" not in self.starved:
             return self.rate
         return self.rate / self.ran**2 if self.rate and self.ran else math.inf
-
-    @property
-    def may_be_lossy(self) -> bool:
-        """Whether to measure again; a burst on a good link loses segments too."""
-        return (
-            self.lost >= _SUSPECT_LOST
-            or self.all_lost > max(MANY_LOST, _SUSPECT_LOSS * self.all_segments)
-            or self.stalled in ("echo", "calm")
-        )
-
-    @property
-    def stood_still(self) -> bool:
-        """Whether the exchange stopped with almost no traffic, and segments were sent again."""
-        return self.stalled in ("echo", "calm") and self.all_lost > _SUSPECT_LOST
 
 
 Measures = Mapping[Pair, Measure]
@@ -127,16 +99,15 @@ def read_measures(reports: Iterable[tuple[Rank, Mapping[str, Any]]]) -> dict[Pai
 
 @dataclass(frozen=True)
 class Outliers:
-    """Ordered pairs that are slow (bandwidth), lossy, or late (latency)."""
+    """Ordered pairs that are slow (bandwidth), or late (latency)."""
 
     slow: frozenset[Pair] = frozenset()
-    lossy: frozenset[Pair] = frozenset()
     late: frozenset[Pair] = frozenset()
 
     @property
     def all(self) -> frozenset[Pair]:
         """Outliers of any kind."""
-        return self.slow | self.lossy | self.late
+        return self.slow | self.late
 
 
 def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
@@ -146,21 +117,16 @@ def suspects(measures: Measures, nics: Mapping[int, int | None]) -> Outliers:
         measures: of that try.
         nics: seat → line rate in Mbit/s, None where not known.
     """
-    return Outliers(
-        slow=_slow(measures, nics),
-        lossy=frozenset(pair for pair, each in measures.items() if each.may_be_lossy),
-        late=_late(measures),
-    )
+    return Outliers(slow=_slow(measures, nics), late=_late(measures))
 
 
 def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meeting]:
-    """Pairs to measure again: suspects, and ends of slow or late links with a good partner.
+    """Pairs to measure again: suspects, and both ends of each with a good partner.
 
-    A few links of each host are enough. Loss needs no comparison.
+    A few links of each host are enough.
     """
     doubtful = suspects(measures, nics)
     edges = {_edge(pair) for pair in doubtful.all}
-    lossy = {_edge(pair) for pair in doubtful.lossy}
     tries: Counter[int] = Counter()
     chosen = []
     for edge in sorted(edges):
@@ -168,7 +134,7 @@ def try_again(measures: Measures, nics: Mapping[int, int | None]) -> list[Meetin
             tries.update(edge)
             chosen.append(edge)
     controls = set()
-    for end in sorted({end for edge in chosen if edge not in lossy for end in edge}):
+    for end in sorted({end for edge in chosen for end in edge}):
         good = {_edge(pair) for pair in measures if end in pair} - edges
         if good:  # preferably with a partner that is no suspect itself
             controls.add(min(good, key=lambda edge: (tries[sum(edge) - end], edge)))
@@ -180,7 +146,7 @@ class Confirmed:
     """The causes of what was doubtful twice.
 
     Attributes:
-        slow, lossy, late: the causes, hosts first.
+        slow, late: the causes, hosts first.
         weak: those of `slow` that are the rule rather than the exception at one of their ends, for
             example links between two racks.
         starved: pairs that were slow or late while an end waited for its CPU, and no more than that
@@ -189,7 +155,6 @@ class Confirmed:
     """
 
     slow: tuple[Cause[int], ...]
-    lossy: tuple[Cause[int], ...]
     late: tuple[Cause[int], ...]
     weak: frozenset[Cause[int]]
     starved: Outliers
@@ -201,12 +166,11 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     doubtful = suspects(first, nics)
     best = {pair: _better(each, second.get(pair)) for pair, each in first.items()}
     still_slow, still_late = _slow(best, nics), _late(best)
-    lossy = _lossy(doubtful.lossy, first, second)
     again = doubtful.late & still_late & second.keys()
     late_starved = _starved(again, "echo", first, second)
     late = again - late_starved
-    # Lost or late segments make a link slow, both ways: that is not a second fault.
-    known = {_edge(pair) for pair in lossy | late}
+    # Late segments make a link slow, both ways: that is not a second fault.
+    known = {_edge(pair) for pair in late}
     again = frozenset(
         pair for pair in doubtful.slow & still_slow & second.keys() if _edge(pair) not in known
     )
@@ -219,13 +183,12 @@ def confirm(first: Measures, second: Measures, nics: Mapping[int, int | None]) -
     )
 
     def causes(asked: frozenset[Pair], sure: frozenset[Pair]) -> tuple[Cause[int], ...]:
-        cleared = asked & second.keys() - still_slow - still_late - lossy
+        cleared = asked & second.keys() - still_slow - still_late
         return blame_links((first.keys() - asked) | cleared, sure).causes
 
     by_slow = causes(doubtful.slow, slow)
     return Confirmed(
         slow=by_slow,
-        lossy=causes(doubtful.lossy, lossy),
         late=causes(doubtful.late, late),
         weak=frozenset(
             cause
@@ -244,23 +207,6 @@ def _stands_out(pair: Pair, rate: float, controls: Mapping[Pair, float]) -> bool
     """
     beside = [other for ends, other in controls.items() if not set(pair).isdisjoint(ends)]
     return rate < SLOW * min(beside, default=float("inf"))
-
-
-def _lossy(pairs: Iterable[Pair], first: Measures, second: Measures) -> frozenset[Pair]:
-    """The pairs that lost segments when tried again, and many in total.
-
-    Of a link that was doubtful one way, the way back was tried again as well.
-    """
-    found = set()
-    edges = {_edge(pair) for pair in pairs}
-    for pair in (each for each in second.keys() & first.keys() if _edge(each) in edges):
-        tries = (first[pair], second[pair])
-        lost = sum(each.lost for each in tries)
-        share = LOSSY * sum(each.segments for each in tries)
-        again = second[pair].lost >= _SUSPECT_LOST and lost >= max(MANY_LOST, share)
-        if again or second[pair].stood_still:
-            found.add(pair)
-    return frozenset(found)
 
 
 def _starved(

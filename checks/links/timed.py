@@ -1,17 +1,11 @@
-"""A short timed exchange between hosts over TCP: latency, bandwidth and loss, in both directions.
+"""A short timed exchange between hosts over TCP: latency and bandwidth, in both directions.
 
 Two hosts measure over one connection. The one that called leads first, then the other one:
 
     PING  64 bytes, answered with as much: the round-trip time
     BURST as much as passes in a set time; then END, answered with bytes and seconds on arrival:
           the bandwidth, timed where it counts; and with how that side's CPU was
-    CALM  a few single segments, the last one answered, with pauses in between: so little traffic
-          that no queue overflows and no limit is reached; what is lost here, the link lost
     OVER  now the other one leads
-
-Retransmissions of the burst prove nothing about a link: on its way to full speed TCP loses segments
-on the best one. Retransmissions that the other side did not need (it reports them: DSACK) come from
-a busy machine, and do not count.
 """
 
 from __future__ import annotations
@@ -25,14 +19,14 @@ from socket import socket
 from typing import Any
 
 from nccl_doctor.toolkit.cpu_wait import CpuWatch
+from nccl_doctor.toolkit.net.tcp_info import TcpInfo
 from nccl_doctor.toolkit.peers.echo import Door
 
-from .tcp_info import TcpInfo
 from .timetable import Slots
-from .wire import HEADER, LARGEST, Gate, Stalled, Wire, call
+from .wire import LARGEST, Gate, Stalled, Wire, call
 
 _PING, _BURST, _END = b"P", b"B", b"E"
-_CALM, _ASK, _OVER = b"C", b"A", b"O"
+_OVER = b"O"
 
 _PING_BYTES = 64
 _MOST_PINGS, _LEAST_PINGS, _PING_S = 40, 5, 0.05
@@ -41,19 +35,13 @@ _QUICK_S = 0.001
 """After a block that the kernel took faster than this, the next one is twice as large."""
 _WARM_SHARE = 0.25
 """Share of the burst in which the connection finds its speed, and a token bucket runs empty."""
-_TOGETHER = 4
-"""Segments under way at once in the calm part: enough that a lost one is noticed by the next."""
-_MOST_CALM = 2000
-_SLOWEST_CALM = 1e6
-_LARGEST_SEGMENT = 8900
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds that parts of a meeting take, and that it may take at most; a good one takes 0.35."""
+    """Seconds that parts of a meeting take, and that it may take at most; a good one takes 0.3."""
 
     burst_s: float = 0.1
-    calm_s: float = 0.06
     limit_s: float = 4.0
 
 
@@ -64,7 +52,6 @@ class Sent:
     Attributes:
         pings_us: round-trip times.
         bytes, seconds: what arrived of the burst after it had warmed up, by the receiver's clock.
-        segments, lost: of the calm part.
         tcp: counters of the whole connection.
         cpu: part (`echo`, `burst`) → reports of a `CpuWatch`, of this side and of the other one.
         stalled: the part in which the exchange stopped; what came before it is valid.
@@ -73,8 +60,6 @@ class Sent:
     pings_us: list[float] = field(default_factory=list)
     bytes: int = 0
     seconds: float = 0.0
-    segments: int = 0
-    lost: int = 0
     tcp: TcpInfo = field(default_factory=TcpInfo)
     cpu: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     stalled: str = ""
@@ -89,8 +74,6 @@ class Sent:
         return {
             "rtt_us": round(statistics.median(self.pings_us), 1) if self.pings_us else None,
             "rate": round(self.rate) if self.seconds else None,
-            "segments": self.segments,
-            "lost": self.lost,
             "tcp": self.tcp.to_json(),
             "cpu": self.cpu,
             "stalled": self.stalled,
@@ -177,7 +160,7 @@ class _Leader:
         self.wire, self.pace, self.sent = wire, pace, sent
 
     def run(self) -> None:
-        parts = {"echo": self._ping, "burst": self._burst, "calm": self._calm}
+        parts = {"echo": self._ping, "burst": self._burst}
         try:
             for self.sent.stalled, part in parts.items():
                 part()
@@ -221,27 +204,6 @@ class _Leader:
         for name, report in counts["cpu"].items():
             self.sent.cpu[name].append(report)
 
-    def _calm(self) -> None:
-        before = self.wire.info()
-        payload = bytes(min(before.mss or 1400, _LARGEST_SEGMENT) - HEADER.size)
-        # Half the rate of the burst, so that a rate limit does not look like a lossy link.
-        pause = _TOGETHER * len(payload) / max(self.sent.rate / 2, _SLOWEST_CALM)
-        now = time.monotonic()
-        end = now + self.pace.calm_s
-        try:
-            for _ in range(0, _MOST_CALM, _TOGETHER):
-                for _ in range(_TOGETHER - 1):
-                    self.wire.send(_CALM, payload)
-                self.wire.ask(_ASK, payload)
-                time.sleep(max(0.0, now + pause - time.monotonic()))
-                now = time.monotonic()
-                if now > end:
-                    break
-        finally:
-            after = self.wire.info()
-            self.sent.segments = after.segments - before.segments
-            self.sent.lost = max(0, after.lost - before.lost)
-
 
 def _follow(wire: Wire) -> None:
     """The receiving side of one direction."""
@@ -264,8 +226,6 @@ def _follow(wire: Wire) -> None:
             cpu["burst"] = watch.report()
             count, seconds = warm_part(arrived)
             wire.reply({"bytes": count, "seconds": seconds, "cpu": cpu})
-        elif what == _ASK:
-            wire.reply(None)
         elif what == _OVER:
             return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 Meeting = tuple[int, int]
 """Two seats; the first one calls."""
@@ -47,3 +47,9 @@ def in_slots(meetings: Iterable[Meeting]) -> Slots:
         busy[free].update(meeting)
         slots[free].append(meeting)
     return slots
+
+
+def leave_out(meetings: Set[frozenset[int]], slots: Slots) -> Slots:
+    """The slots without these meetings, and without those slots that are then empty."""
+    kept = [[each for each in slot if frozenset(each) not in meetings] for slot in slots]
+    return [slot for slot in kept if slot]

@@ -11,9 +11,8 @@ import time
 from typing import Any
 
 from nccl_doctor.toolkit.net.dial import dial
+from nccl_doctor.toolkit.net.tcp_info import TcpInfo, tcp_info
 from nccl_doctor.toolkit.peers.echo import MAGIC, TOKEN_BYTES, Door
-
-from .tcp_info import TcpInfo, tcp_info
 
 STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""

@@ -130,6 +130,7 @@ class NetworkSpeed(Check):
     )
     level = Level.FULL
     together = True
+    forms_groups = True
     needs = tuple(layer for layer in Layer if layer is not Layer.SPEED)
 
     def plan(self, cluster: Cluster) -> Sequence[Round]:

@@ -141,6 +141,7 @@ def _united(group: Sequence[Finding]) -> Finding:
         fix=group[0].fix or group[0].kind.fix,
         severity=group[0].level,
         shuts_out=any(finding.shuts_out for finding in group),
+        timed_out=all(finding.timed_out for finding in group),
     )
 
 
@@ -156,7 +157,7 @@ def _explains(
     symptom = is_of_a_group(finding.kind.layer)
     if cause.level is Severity.INFO:
         return False
-    if cause.kind.delays and finding.kind.by_deadline:
+    if cause.kind.delays and (finding.kind.by_deadline or finding.timed_out):
         reach = ground.meets if symptom else ground.covers
         return _is_open(finding) and reach(cause_place, place)
     if cause.kind.layer.order >= finding.kind.layer.order:

@@ -40,6 +40,7 @@ _FINDING: Mapping[str, tuple[type, ...]] = {
     "shuts_out": (bool,),
     "drains": (bool,),
     "excused_by": _TEXT,
+    "timed_out": (bool,),
 }
 _WHERE: Mapping[str, type] = {
     "hosts": str,

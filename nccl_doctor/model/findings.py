@@ -186,6 +186,8 @@ class Finding:
     every absent host. Without `drains`, the host stays in service whatever its kind says: the fact
     is certain, and a setting or a program on the host can have made it. `excused_by` is the code of
     a note on what the program had to choose itself: what is wrong with that choice is no failure.
+    `timed_out` marks an error that only says that something took too long, or was lost: what delays
+    a job explains it, as it does a kind that is `by_deadline`.
     """
 
     kind: Kind
@@ -200,6 +202,7 @@ class Finding:
     shuts_out: bool = False
     drains: bool = True
     excused_by: str = ""
+    timed_out: bool = False
 
     @property
     def code(self) -> str:

@@ -82,6 +82,38 @@ def break_pair(lab: Lab, one: Host, other: Host) -> None:
     )
 
 
+def forget_silent_connections(lab: Lab, host: Host, after_s: int) -> None:
+    """A firewall on the road to one host that drops what belongs to no connection it remembers.
+
+    As a security group does it: the first packet of a connection is let through, later ones only
+    while it has seen another one in the last `after_s` seconds.
+    """
+    forth = "ip saddr . tcp sport . ip daddr . tcp dport"
+    back = "ip daddr . tcp dport . ip saddr . tcp sport"
+    lab.in_switch(
+        *("nft", "-f", "-"),
+        stdin=f"""
+        table bridge forgets {{
+            set known {{
+                type ipv4_addr . inet_service . ipv4_addr . inet_service
+                flags dynamic, timeout
+                size 65535
+                timeout {after_s}s
+            }}
+            chain forward {{
+                type filter hook forward priority 0; policy accept;
+                ip saddr != {host.address} ip daddr != {host.address} accept
+                ip protocol != tcp accept
+                {_SYN} update @known {{ {forth} timeout {after_s}s }} accept
+                {forth} @known update @known {{ {forth} timeout {after_s}s }} accept
+                {back} @known update @known {{ {back} timeout {after_s}s }} accept
+                ip protocol tcp drop
+            }}
+        }}
+        """,
+    )
+
+
 def black_hole_large_packets(lab: Lab, size: int = 1200) -> None:
     """A path that loses packets over `size` bytes and says nothing.
 
@@ -122,6 +154,12 @@ def lossy_pair(lab: Lab, one: Host, other: Host, percent: int) -> None:
             for a, b in ((one, other), (other, one))
         ),
     )
+
+
+def lossy_host(lab: Lab, host: Host, way: str, percent: int) -> None:
+    """A road that loses packets by chance on its way into a host, or `out` of it."""
+    end = {"in": "daddr", "out": "saddr"}[way]
+    on_the_path(lab, f"ip {end} {host.address} numgen random mod 100 < {percent} drop")
 
 
 _SERVER = """

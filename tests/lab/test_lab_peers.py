@@ -98,3 +98,18 @@ def test_a_filter_that_drops_what_it_would_answer_elsewhere(lab: Lab) -> None:
     assert "packets from 192.168.77.1 are dropped on arrival" in root["message"], str(run)
     assert "leave by eth0" in root["message"], str(run)
     assert run.codes == [1, 1], str(run)
+
+
+def test_a_firewall_that_limits_new_connections(make_lab: Callable[..., Lab]) -> None:
+    """One connection at a time is accepted, and a job makes many."""
+    lab = make_lab("nd0", "nd1", "nd2")
+    faults.incoming(
+        lab["nd1"],
+        "tcp dport 32768-60999 tcp flags & (syn | ack) == syn "
+        "limit rate over 1/second burst 3 packets drop",
+    )
+    run = lab.plain_doctor("--select", "firewall")
+    check_clean(run, PEERS_S)
+    root = check_cause(run, run.report, "peer-blocked", hosts=["nd1"])
+    assert "connections in 2 s, begun at once, twice" in root["message"], str(run)
+    assert run.codes == [1, 1, 1], str(run)

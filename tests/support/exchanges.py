@@ -52,11 +52,6 @@ class World:
     def slow(self, links: Iterable[Link], tries: Sequence[int] = BOTH, share: float = 0.1) -> World:
         return self.change(links, tries, rate=share * USUAL)
 
-    def lossy(self, links: Iterable[Link], tries: Sequence[int] = BOTH, lost: int = 20) -> World:
-        for pair in (links := list(links)):
-            self.change([pair], tries, lost=lost, segments=400, rate=0.05 * USUAL)
-        return self
-
     def starve(self, name: str, tries: Sequence[int] = BOTH) -> World:
         """The CPU of a host is taken: both sides of its links know."""
         for pair in self.of(name):
@@ -137,8 +132,6 @@ def record(**fields: Any) -> dict[str, Any]:
     return {
         "rtt_us": 50.0,
         "rate": USUAL,
-        "segments": 1000,
-        "lost": 0,
         "tcp": {"segments": 100_000, "lost": 0, "rtt_us": 60, "rttvar_us": 9, "retransmits": 0},
         "cpu": {"echo": [cpu(0.0)] * 2, "burst": [cpu(0.01)] * 2},
         "stalled": "",

@@ -20,8 +20,12 @@ from nccl_doctor.api import (
     Skip,
     Untested,
 )
-from nccl_doctor.checks.firewall import Firewall
-from nccl_doctor.toolkit.peers.echo import Listeners
+from nccl_doctor.checks.firewall import Firewall, _burst
+from nccl_doctor.checks.firewall.culprits import follow_pairs
+from nccl_doctor.toolkit.firewall.netfilter import Rules
+from nccl_doctor.toolkit.firewall.rulesets import parse_nft
+from nccl_doctor.toolkit.net.interfaces import Interface
+from nccl_doctor.toolkit.peers.listeners import Listeners
 from tests.support.clusters import make_cluster, outcome
 from tests.support.peers import (
     DROPPED,
@@ -62,6 +66,19 @@ def test_a_local_rule_names_its_host_for_certain() -> None:
     assert found.confidence is Confidence.CERTAIN
     assert found.evidence["rules"] == ["nd1: nft inet fw input: tcp dport 32768-60999 drop"]
     assert found.fix == "on nd1: nft insert rule inet fw input ip saddr 192.168.77.1 accept"
+
+
+def test_firewalld_drops_what_would_be_answered_by_another_interface() -> None:
+    world = World(3).fail([("nd0", "nd1"), ("nd2", "nd1")], DROPPED)
+    rule = "meta nfproto ipv6 fib saddr . mark . iif oif missing drop"
+    where = {"table": "inet firewalld", "chain": "filter_PREROUTING", "way_back": True}
+    world.hit("nd1", ("nd0", "nd1"), rule=rule, **where)
+    world.hit("nd1", ("nd2", "nd1"), rule=rule, **where)
+    world.rules["nd1"]["managers"] = ["firewalld"]
+    found = only(world.judge(), "peer-one-way")
+    assert (found.where.hosts, found.confidence) == (("nd1",), Confidence.CERTAIN)
+    assert found.message.endswith(f"{rule} (answers would leave by another interface)")
+    assert found.fix.startswith("on nd1: IPv6_rpfilter=no in /etc/firewalld/firewalld.conf && ")
 
 
 def test_a_rule_that_only_may_match_blames_nobody() -> None:
@@ -317,6 +334,33 @@ def test_nobody_else_listens() -> None:
         CHECK.observe(context((0, 4), OtherHost({})))
 
 
+FEW = {**OK, "wanted": 8, "stood": 1}
+
+
+def test_a_host_that_takes_few_connections_at_once_is_named() -> None:
+    world = World(4).fail([("nd0", "nd2"), ("nd1", "nd2"), ("nd3", "nd2")], FEW)
+    found = only(world.judge(), "peer-blocked")
+    assert (found.where.hosts, found.where.links) == (("nd2",), ())
+    assert (found.level, found.confidence) == (Severity.FAIL, Confidence.LIKELY)
+    assert "1 of 8 connections in 2 s, begun at once, twice" in found.message
+    assert "nft list ruleset" in found.fix
+
+
+def test_of_two_hosts_the_link_is_named_that_takes_few_connections_at_once() -> None:
+    found = only(World(2).fail([("nd0", "nd1")], FEW).judge(), "peer-blocked")
+    assert (found.where.hosts, found.where.links) == ((), (("nd0", "nd1"),))
+
+
+def test_a_road_that_the_job_does_not_take_may_be_limited() -> None:
+    world = World(2).extra("nd0", "nd1", "docker0", FEW, "nccl-bootstrap")
+    world.backend = "gloo"
+    assert world.judge() == []
+
+
+def test_connections_for_each_pair_of_ranks() -> None:
+    assert [_burst(ranks) for ranks in (1, 2, 4, 8, 16)] == [8, 8, 16, 64, 64]
+
+
 def test_one_host_has_no_peers() -> None:
     with pytest.raises(Skip, match="one host"):
         CHECK.plan(make_cluster(["nd0"]))
@@ -351,6 +395,27 @@ def test_the_rules_come_with_the_way_of_each_packet() -> None:
     ends = {"caller": 0, "listener": 2, "own": "127.0.0.1", "peer": "127.0.0.2", "interface": "lo"}
     assert {key: way[key] for key in ends} == ends
     assert (set(way) - set(ends), way["leaves"]) == ({"taken", "filter", "leaves"}, "lo")
+
+
+@pytest.mark.parametrize(("seat", "known"), [(0, True), (2, False)])
+def test_a_packet_that_is_followed_knows_its_way_back(seat: int, known: bool) -> None:
+    """The listener (seat 2) would answer elsewhere; the caller would not."""
+    text = "table inet f {\nchain c {\ntype filter hook prerouting priority 0; policy accept;\n"
+    chains = parse_nft(f"{text}fib saddr . iif oif missing drop\n}}\n}}\n")
+    call = {"source": "fd00::1", "target": "fd01::2", "port": 9, "kind": "connect"}
+    nics = [Interface(f"eth{i}", (f"fd0{i}::{i + 1}",), True, True, False, 1500) for i in (0, 1)]
+    asked = []
+
+    def leads_back(own: str, peer: str, nic: str) -> bool:
+        asked.append((own, peer, nic))
+        return known
+
+    pair = {**call, "caller": 0, "listener": 2}
+    rules = Rules(True, chains=chains)
+    hits = follow_pairs(rules, [pair], seat, nics, (1, 2), leads_back=leads_back)
+    ends = {0: ("fd00::1", "fd01::2", "eth0"), 2: ("fd01::2", "fd00::1", "eth1")}
+    assert asked == [ends[seat]]
+    assert [(hit["packet"], hit["sure"]) for hit in hits] == [("first", True)] * (not known)
 
 
 def test_an_address_that_alone_gives_no_answer_is_asked_about() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations, product
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -136,15 +135,6 @@ def test_two_slow_hosts_of_six() -> None:
     assert sorted(each.where.hosts for each in found) == [("nd1",), ("nd4",)]
 
 
-def test_a_slow_host_and_a_lossy_link_elsewhere() -> None:
-    world = World(6)
-    world.slow(world.of("nd4")).lossy(both("nd0", "nd1"))
-    by_code = {each.code: each for each in world.judge()}
-    assert set(by_code) == {"host-slow", "link-lossy"}
-    assert by_code["host-slow"].where.hosts == ("nd4",)
-    assert by_code["link-lossy"].where.links == tuple(both("nd0", "nd1"))
-
-
 # What looks odd and is fine
 
 
@@ -175,7 +165,6 @@ def test_where_all_are_slow_nobody_is() -> None:
 def test_what_is_slow_once_is_noise(count: int) -> None:
     world = World(count)
     assert world.slow(both("nd0", "nd1"), tries=[FIRST]).judge() == []
-    assert world.lossy(both("nd0", "nd1"), tries=[FIRST]).judge() == []
     world = World(count)
     assert world.slow(world.of("nd0"), tries=[FIRST]).judge() == []
 
@@ -229,61 +218,6 @@ def test_a_busy_host_elsewhere_does_not_hide_a_slow_link() -> None:
     world = World(5).slow(both("nd0", "nd1")).starve("nd4")
     found = only(loud(world.judge()), "link-slow")
     assert found.where.links == tuple(both("nd0", "nd1"))
-
-
-# Loss
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
-@pytest.mark.parametrize("one_way", [True, False])
-def test_a_lossy_link_is_named_and_is_not_also_slow(count: int, one_way: bool) -> None:
-    links = both("nd0", "nd1")[: 1 if one_way else 2]
-    world = World(count).slow(both("nd0", "nd1")).lossy(links)
-    found = only(world.judge(), "link-lossy")
-    assert (found.where.hosts, found.where.links) == ((), tuple(links))
-    assert found.level is Severity.WARN
-    assert found.confidence is (Confidence.POSSIBLE if count == 2 else Confidence.LIKELY)
-    assert "segments lost (5.0 %)" in found.message
-
-
-def test_a_link_that_was_doubtful_one_way_can_be_lossy_both_ways() -> None:
-    there, back = both("nd0", "nd1")
-    world = World(3).lossy([there]).lossy([back], tries=[AGAIN])
-    assert only(world.judge(), "link-lossy").where.links == (there, back)
-
-
-@pytest.mark.parametrize("way", ["in", "out", "both"])
-def test_a_lossy_host_is_named(way: str) -> None:
-    world = World(4)
-    found = only(world.lossy(world.of("nd2", way)).judge(), "link-lossy")
-    assert (found.where.hosts, found.where.links) == (("nd2",), ())
-
-
-@pytest.mark.parametrize(("lost", "segments"), [(2, 100), (9, 2000)])
-def test_a_few_lost_segments_are_no_fault(lost: int, segments: int) -> None:
-    world = World(3).change(both("nd0", "nd1"), lost=lost, segments=segments)
-    assert world.judge() == []
-
-
-def test_what_a_burst_loses_is_no_fault() -> None:
-    tcp = {"segments": 1000, "lost": 200}
-    world = World(3).change(both("nd0", "nd1"), tcp=tcp)
-    assert frozenset(("nd0", "nd1")) in world.meetings()
-    assert world.judge() == []
-
-
-def test_an_echo_that_stands_still_while_segments_are_sent_again() -> None:
-    gone: dict[str, Any] = {
-        "stalled": "echo",
-        "rate": None,
-        "rtt_us": None,
-        "segments": 0,
-        "cpu": {},
-    }
-    world = World(3).change([("nd0", "nd1")], tcp={"segments": 6, "lost": 4}, **gone)
-    found = only(world.judge(), "link-lossy")
-    assert found.where.links == (("nd0", "nd1"),)
-    assert "stopped for seconds" in found.message
 
 
 # Latency

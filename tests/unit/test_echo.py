@@ -13,17 +13,19 @@ from dataclasses import replace
 
 import pytest
 
-from nccl_doctor.toolkit.peers import echo
+from nccl_doctor.toolkit.peers.burst import connect_many
+from nccl_doctor.toolkit.peers.calm import GROUP_BYTES, MARK, REPLY, Calm
 from nccl_doctor.toolkit.peers.echo import (
     LARGE_BYTES,
     MAGIC,
     Door,
-    Listeners,
+    Talk,
     _random_content,
     call,
     call_all,
     scoped,
 )
+from nccl_doctor.toolkit.peers.listeners import Listeners
 
 HOME = "127.0.0.1"
 
@@ -102,7 +104,7 @@ def test_a_listener_keeps_silent_before_a_stranger() -> None:
 
 def test_a_stranger_that_trickles_is_not_served_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps no slot: what counts is the whole, not the pause."""
-    monkeypatch.setattr(echo, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr("nccl_doctor.toolkit.peers.listeners._PATIENCE_S", 0.5)
     began = time.monotonic()
     ended = False
     with Listeners([HOME]) as listeners:
@@ -186,11 +188,18 @@ def read(client: socket.socket, size: int) -> bytes:
     return data
 
 
+def identified(client: socket.socket) -> None:
+    read(client, len(MAGIC) + 32)
+    client.sendall(b"b" * 32)
+    client.sendall(read(client, 64))
+
+
 def echo_small_then(rest: Callable[[socket.socket], None]) -> Callable[[socket.socket], None]:
     def behave(client: socket.socket) -> None:
-        read(client, len(MAGIC) + 32)
-        client.sendall(b"b" * 32)
-        client.sendall(read(client, 64))
+        identified(client)
+        while read(client, 1) == MARK:
+            read(client, GROUP_BYTES - 1)
+            client.sendall(REPLY)
         rest(client)
 
     return behave
@@ -198,6 +207,52 @@ def echo_small_then(rest: Callable[[socket.socket], None]) -> Callable[[socket.s
 
 def swallow(client: socket.socket) -> None:
     time.sleep(3.5)
+
+
+def answer_no_segments(client: socket.socket) -> None:
+    identified(client)
+    swallow(client)
+
+
+def answer_segments_wrongly(client: socket.socket) -> None:
+    identified(client)
+    read(client, GROUP_BYTES)
+    client.sendall(b"?")
+    swallow(client)
+
+
+@pytest.mark.parametrize(
+    ("behave", "words"),
+    [
+        (answer_no_segments, "connected, then silent for 3 s"),
+        (answer_segments_wrongly, "a wrong answer to small segments: b'?'"),
+        (identified, "connected, then: "),
+    ],
+)
+def test_who_stops_at_small_segments_is_not_the_right_listener(
+    behave: Callable[[socket.socket], None], words: str
+) -> None:
+    with server(behave) as door:
+        result = call(door)
+    assert result.outcome == "intercepted"
+    assert words in result.detail
+
+
+def test_segments_are_counted_and_none_is_lost_on_loopback() -> None:
+    with Listeners([HOME]) as listeners:
+        result = call(listeners.doors[0], talk=Talk(Calm(groups=50), large=False))
+        assert (result.outcome, result.lost, result.uploaded) == ("ok", 0, 0)
+        assert result.segments >= 200
+        (few,), *_ = call_all(listeners.doors * 400, 30.0, talk=Talk(large=False))
+    assert 48 <= few.segments < 100
+
+
+def test_small_segments_stop_after_their_time() -> None:
+    with Listeners([HOME]) as listeners:
+        started = time.monotonic()
+        result = call(listeners.doors[0], talk=Talk(Calm(groups=10**6, limit_s=0.2), large=False))
+    assert result.outcome == "ok"
+    assert 0.2 <= time.monotonic() - started < 3
 
 
 def acknowledge_only(client: socket.socket) -> None:
@@ -231,6 +286,27 @@ def test_changed_content_is_noticed() -> None:
         result = call(door)
     assert result.outcome == "intercepted"
     assert "corrupted" in result.detail
+
+
+def test_as_many_connections_as_wanted_stand_at_once() -> None:
+    with Listeners([HOME]) as listeners:
+        result = call(listeners.doors[0], talk=Talk(burst=64))
+    assert (result.outcome, result.wanted, result.stood) == ("ok", 64, 64)
+    assert "wanted" not in result.to_json()
+
+
+def test_a_listener_that_takes_few_connections_is_found_out() -> None:
+    """With a backlog of 1 the kernel takes two, and drops the others without an answer."""
+    with socket.create_server((HOME, 0), backlog=1) as full:
+        started = time.monotonic()
+        assert connect_many(*full.getsockname(), count=8, limit_s=0.5) == 2
+        assert time.monotonic() - started < 2
+
+
+def test_where_nobody_listens_no_connection_stands() -> None:
+    with socket.create_server((HOME, 0)) as gone:
+        at = gone.getsockname()
+    assert connect_many(*at, count=8) == 0
 
 
 def test_a_zone_is_added_to_link_local_addresses_alone() -> None:

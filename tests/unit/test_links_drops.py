@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nccl_doctor.api import Finding, Severity
-from nccl_doctor.checks.links.drops import grown, read_counts
 from nccl_doctor.judge.causes import explain
+from nccl_doctor.toolkit.peers.drops import grown, read_counts
 from tests.support import fabrics
 from tests.support.exchanges import World, loud
 from tests.support.rows import each_row
@@ -20,8 +20,8 @@ def roots(found: list[Finding], world: World) -> dict[str, tuple[str, ...]]:
     return {each.code: each.where.hosts for each in said if each.explained_by is None}
 
 
-def test_damaged_packets_name_the_end_of_a_lossy_link() -> None:
-    world = World(3).lossy([("nd0", "nd1")])
+def test_damaged_packets_name_the_end_of_a_slow_link() -> None:
+    world = World(3).slow([("nd0", "nd1")])
     grew = {"eth0": {"rx_crc_errors": 40, "rx_packets": 90000}}
     world.host_facts["nd1"]["drops"] = grew
     found = world.judge()

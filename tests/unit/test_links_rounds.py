@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,68 +15,14 @@ from nccl_doctor.api import (
     Context,
     Launch,
     Level,
-    Outcome,
-    OutcomeStatus,
     Round,
     Skip,
     Untested,
 )
-from nccl_doctor.checks.collectives import Collectives
 from nccl_doctor.checks.links.timed import Pace, hold_meetings
 from nccl_doctor.checks.links.wire import Gate
-from nccl_doctor.judge.causes import explain, root_causes
 from tests.support.clusters import make_cluster
 from tests.support.exchanges import CHECK, World, both
-from tests.support.findings import judge
-
-# The collectives that a lossy link breaks
-
-
-def broken(world: World, *rounds: tuple[str, Outcome], **fields: Any) -> Cluster:
-    """The same cluster, with collectives that ended so on every rank."""
-    cluster = world.cluster(**fields)
-    facts = {"collectives": dict(rounds)}
-    return replace(cluster, ranks=tuple(replace(rank, facts=facts) for rank in cluster.ranks))
-
-
-STEPS = ({"step": "init_process_group", "at_s": 0.0}, {"step": "all_reduce", "at_s": 1.0})
-HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=STEPS, state="S")
-GOOD = Outcome(OutcomeStatus.OK, breadcrumbs=STEPS, facts={"steps": [], "wrong": []})
-CUT = Outcome(
-    OutcomeStatus.RAISED, breadcrumbs=STEPS, reason="RuntimeError: Connection closed by x"
-)
-OWN = Outcome(OutcomeStatus.RAISED, breadcrumbs=STEPS, reason="RuntimeError: CUDA out of memory")
-
-
-def roots(cluster: Cluster) -> list[str]:
-    found = explain([*judge(CHECK, cluster), *judge(Collectives(), cluster)], cluster)
-    return [each.code for each in root_causes(found)]
-
-
-@pytest.mark.parametrize(
-    ("rounds", "codes"),
-    [
-        ([("world", HUNG)], ["link-lossy"]),
-        ([("world", HUNG), ("world-again", HUNG)], ["link-lossy"]),
-        ([("world", OWN)], ["collective-failed"]),
-        ([("world", GOOD)], ["link-lossy"]),
-        ([], ["link-lossy"]),
-    ],
-)
-def test_a_lossy_link_explains_what_hangs_on_it(
-    rounds: list[tuple[str, Outcome]], codes: list[str]
-) -> None:
-    assert roots(broken(World(3).lossy(both("nd0", "nd1")), *rounds)) == codes
-
-
-def test_a_collective_of_other_hosts_does_not_hang_on_the_link() -> None:
-    cluster = broken(World(3).lossy(both("nd0", "nd1")))
-    hung = {"collectives": {"each-host": HUNG}}
-    ranks = tuple(
-        replace(rank, facts=hung) if rank.host.name == "nd2" else rank for rank in cluster.ranks
-    )
-    assert roots(replace(cluster, ranks=ranks)) == ["collective-hang"]
-
 
 # Planning
 
@@ -103,7 +48,7 @@ def test_many_hosts_take_no_longer_than_sixteen() -> None:
 
 def test_nobody_has_two_partners_at_once_when_trying_again() -> None:
     world = World(8)
-    world.slow(world.of("nd3")).lossy(both("nd0", "nd1"))
+    world.slow([*world.of("nd3"), *both("nd0", "nd1")])
     *_, last = rounds_of(world.cluster())
     for slot in last.params["slots"]:
         busy = [seat for meeting in slot for seat in meeting]

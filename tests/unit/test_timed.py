@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.checks.links import wire
-from nccl_doctor.checks.links.tcp_info import TcpInfo, tcp_info
 from nccl_doctor.checks.links.timed import Pace, exchange, hold_meetings, nic_speed, warm_part
 from nccl_doctor.checks.links.timetable import in_slots, tournament
 from nccl_doctor.checks.links.wire import Gate, Stalled, Wire, call
 from nccl_doctor.toolkit.cpu_wait import CpuWatch, ran_share, was_starved
 from nccl_doctor.toolkit.host import load_average
+from nccl_doctor.toolkit.net.tcp_info import TcpInfo, tcp_info
 
 HOME = "127.0.0.1"
-SHORT = Pace(burst_s=0.02, calm_s=0.02, limit_s=2.0)
+SHORT = Pace(burst_s=0.02, limit_s=2.0)
 
 
 def together(*works: Callable[[], Any]) -> list[Any]:
@@ -66,9 +66,7 @@ def test_both_directions_are_measured() -> None:
         assert facts["stalled"] == ""
         assert 0 < facts["rtt_us"] < 1e6
         assert facts["rate"] > 1e6
-        assert facts["segments"] >= 4
-        assert facts["tcp"]["segments"] >= facts["segments"]
-        assert facts["lost"] == 0
+        assert facts["tcp"]["segments"] > 0
         assert {part: len(ends) for part, ends in facts["cpu"].items()} == {"echo": 2, "burst": 2}
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypedDict, TypeVar
 
 from nccl_doctor.model.check import Context, Untested
-from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.nccl.survey import given_answer, survey
+from nccl_doctor.toolkit.net.interfaces import hardware_address, interfaces
 from nccl_doctor.toolkit.net.routes import source_of
 from nccl_doctor.toolkit.net.rtnetlink import neighbours
-from nccl_doctor.toolkit.peers.echo import MAX_CALLS, Door, Listeners, call_all
+from nccl_doctor.toolkit.peers.echo import (
+    MAX_CALLS,
+    Door,
+    Talk,
+    call_all,
+    scoped,
+)
+from nccl_doctor.toolkit.peers.listeners import Listeners
 
 Entry = tuple[int, Mapping[str, Any]]
 """A listener of a host: its seat, and an `echo.Door` as plain data with additional keys."""
@@ -69,12 +78,53 @@ def hold_calls(
     return made
 
 
-def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dict[str, Any]]]:
+class Matrix(TypedDict):
+    """Facts of a host that `matrix.read_calls` reads.
+
+    `peers` as `call_others` returns it; `nccl_data` as `survey`; `not_bound`: address → why.
+    """
+
+    nccl_data: str
+    peers: dict[str, list[dict[str, Any]]]
+    not_bound: dict[str, str]
+
+
+def call_on_chosen_addresses(ctx: Context, talk: Talk | None = None) -> Matrix:
+    """Call the others of the group on every address that NCCL and gloo choose there, while they
+    call this host on those that are chosen here.
+
+    Args:
+        ctx: of a round that observes together; its parameters have `nccl`, see `other_answers`.
+        talk: what to say on each connection, see `call_all`.
+
+    Raises:
+        Untested: no other host was listening.
+    """
+    ctx.breadcrumb("choosing interfaces as NCCL and gloo do")
+    answer = given_answer(ctx)
+    choice = survey(ctx.env, root=ctx.root, ask=lambda: answer)
+    doors = {
+        scoped(each["address"], each["interface"]): {
+            **each,
+            "mac": hardware_address(each["interface"], ctx.root),
+        }
+        for each in choice["listen"]
+    }
+    ctx.breadcrumb("listening", addresses=list(doors))
+    with Listeners(list(doors)) as listeners:
+        peers = hold_calls(ctx, listeners, doors, partial(call_others, talk=talk))
+    return {"nccl_data": choice["nccl_data"], "peers": peers, "not_bound": listeners.failed}
+
+
+def call_others(
+    entries: Sequence[Entry], budget_s: float, talk: Talk | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Call every address that other hosts listen on, except addresses that this host has too.
 
     Args:
         entries: with `interface` and `roles`, and `mac`, the hardware address of the interface.
         budget_s: no call begins later than this.
+        talk: what to say on each connection, see `call_all`.
 
     Returns: seat, as text, → for each entry `address`, `interface`, `roles`, `port`, `attempts`
     (see `matrix.PeerCall`); if the call failed, `source`: the own address that it came from; and
@@ -83,7 +133,7 @@ def call_others(entries: Sequence[Entry], budget_s: float) -> dict[str, list[dic
     own = {address for each in interfaces() for address in each.addresses}
     shared = [entry["address"].partition("%")[0] in own for _, entry in entries]
     doors = [door_of(entry) for (_, entry), mine in zip(entries, shared, strict=True) if not mine]
-    results = iter(call_all(doors, budget_s))
+    results = iter(call_all(doors, budget_s, talk=talk))
     peers: dict[str, list[dict[str, Any]]] = {}
     macs = neighbours()
     for (seat, entry), mine in zip(entries, shared, strict=True):

@@ -1,12 +1,13 @@
 """One TCP echo between hosts: listeners on the addresses under test, and the caller.
 
-A listener binds one address, port 0, and does not answer a caller without the token it posted. Then
-it proves its identity with a second token, so that a proxy that accepts everything, or another host
-with the same address, is not mistaken for it. A connection is
+A listener (see `listeners`) binds one address, port 0, and does not answer a caller without the
+token it posted. Then it proves its identity with a second token, so that a proxy that accepts
+everything, or another host with the same address, is not mistaken for it. A connection is
 
     caller: MAGIC, token         listener: its own token
     caller: 64 bytes             listener: the same 64 bytes
-    caller: 1 MiB                listener: one byte for each 16 KiB that arrived
+    caller: a group of segments  listener: one byte; again and again, see `calm`
+    caller: "L", 1 MiB           listener: one byte for each 16 KiB that arrived
                                  listener: the same 1 MiB
 """
 
@@ -14,20 +15,21 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from nccl_doctor.toolkit.net.dial import Origin, dial, hold_to
+from nccl_doctor.toolkit.net.dial import Origin, dial
 from nccl_doctor.toolkit.net.interfaces import is_link_local
+from nccl_doctor.toolkit.peers.burst import connect_many
+from nccl_doctor.toolkit.peers.calm import Calm, exchange
 
-MAGIC = b"ncdr-ec1"
+MAGIC = b"ncdr-ec2"
 TOKEN_BYTES = 32
 SMALL_BYTES = 64
 LARGE_BYTES = 1 << 20
@@ -39,14 +41,18 @@ STALL_S = 3.0
 """No progress for this long is a stall: time for four retransmissions (0.2, 0.4, 0.8, 1.6 s)."""
 LARGE_S = 8.0
 """A large echo that still moves after this long counts as slow, not as failed."""
-_PATIENCE_S = 3 * STALL_S
-"""The listener waits longer than the caller, so that the caller reports what stalled."""
-_SERVED_S = _PATIENCE_S + LARGE_S + STALL_S
-"""The longest that a caller is served, however it keeps the connection alive."""
-_MAX_SERVED = 256
 MAX_CALLS = 128
-"""Calls at the same time; with what is served at once, well under a limit of 1024 open files."""
+"""Calls at the same time; with what `listeners` serves at once, well under a limit of 1024 open
+files."""
+LARGE_MARK = b"L"
+_MOST_GROUPS, _LEAST_GROUPS = 800, 6
+"""Groups of small segments in all calls of one host together, which cost it a fifth of a
+millisecond each; and in one call, however many there are."""
 _PAUSE_S = 0.3
+_LOST = 2
+"""So many lost small segments show that the road loses packets of every size."""
+_VERY_LOSSY = 0.05
+"""With this part of the segments lost, 1 MiB takes seconds."""
 _ACKS = LARGE_BYTES // ACK_BYTES
 
 
@@ -79,7 +85,10 @@ class Call:
     `ok`; `intercepted` (connected, but a wrong answer or none: not our listener);
     `mtu` (the small echo came back, but the large one stopped).
     `stalled` is `upload` (caller to listener) or `download` for `mtu`. `uploaded` and
-    `downloaded` are bytes of the large echo that certainly arrived.
+    `downloaded` are bytes of the large echo that certainly arrived. `segments` and `lost` are those
+    of `calm.Tally`, from the caller to the listener; a road that loses small segments is measured,
+    so the call is `ok`, if it has connected, whatever became of the large echo. Of `wanted` more
+    connections `stood` came about.
     """
 
     outcome: str
@@ -88,152 +97,36 @@ class Call:
     stalled: str = ""
     uploaded: int = 0
     downloaded: int = 0
+    segments: int = 0
+    lost: int = 0
+    wanted: int = 0
+    stood: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; less for a call that worked."""
         full = {**asdict(self), "duration_s": round(self.duration_s, 4)}
         if self.outcome == "ok" and not self.detail:
-            return {key: full[key] for key in ("outcome", "duration_s")}
+            keys = ("outcome", "duration_s", *(("segments", "lost") if self.lost else ()))
+            keys += ("wanted", "stood") if self.stood < self.wanted else ()
+            return {key: full[key] for key in keys}
         return full
 
 
-class Listeners:
-    """Echo listeners on some addresses of this host, served by threads until closed."""
-
-    def __init__(self, addresses: Sequence[str | Origin]) -> None:
-        """Listen on a new ephemeral port of each address; `failed` holds what cannot be bound.
-
-        For an `Origin`, listen on its own interface only.
-        """
-        self.doors: list[Door] = []
-        self.failed: dict[str, str] = {}
-        self._closing = threading.Event()
-        self._slots = threading.BoundedSemaphore(_MAX_SERVED)
-        self._selector = selectors.DefaultSelector()
-        for each in addresses:
-            origin = each if isinstance(each, Origin) else Origin(each)
-            try:
-                sock = _listen(origin)
-            except OSError as error:
-                self.failed[origin.address] = error.strerror or str(error)
-                continue
-            sock.setblocking(False)
-            port = sock.getsockname()[1]
-            door = Door(origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
-            self.doors.append(door)
-            self._selector.register(sock, selectors.EVENT_READ, door)
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Listeners:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop listening and free the ports."""
-        self._closing.set()
-        self._thread.join(timeout=5)
-
-    def _accept(self) -> None:
-        listening = [key.fileobj for key in self._selector.get_map().values()]
-        try:
-            while not self._closing.is_set():
-                for key, _ in self._selector.select(0.1):
-                    assert isinstance(key.fileobj, socket.socket)
-                    # A caller without a slot waits in the backlog.
-                    if not self._slots.acquire(timeout=0.1):
-                        break
-                    try:
-                        client, _ = key.fileobj.accept()
-                    except OSError:  # gone again, or no descriptor left
-                        self._slots.release()
-                        time.sleep(0.01)
-                        continue
-                    self._start(client, key.data)
-        finally:
-            self._selector.close()
-            for sock in listening:
-                assert isinstance(sock, socket.socket)
-                sock.close()
-
-    def _start(self, client: socket.socket, door: Door) -> None:
-        thread = threading.Thread(target=self._serve, args=(client, door), daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads: this caller will call again
-            self._slots.release()
-            client.close()
-
-    def _serve(self, client: socket.socket, door: Door) -> None:
-        try:
-            with client:
-                _answer(client, door)
-        except OSError:
-            pass  # the caller reports the result of its call
-        finally:
-            self._slots.release()
-
-
-def _listen(at: Origin) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if ":" in at.address else socket.AF_INET)
-    try:
-        hold_to(sock, at)
-        sock.listen(1024)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _answer(client: socket.socket, door: Door) -> None:
-    started = time.monotonic()
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    shown = _receive(client, len(MAGIC) + TOKEN_BYTES, started + _PATIENCE_S)
-    if not secrets.compare_digest(shown, MAGIC + door.token.encode()):
-        return
-    end = started + _SERVED_S
-    client.sendall(door.answer.encode())
-    client.sendall(_receive(client, SMALL_BYTES, end))
-    content = bytearray()
-    while len(content) < LARGE_BYTES:
-        before = len(content) // ACK_BYTES
-        _wait_until(client, end)
-        part = client.recv(min(1 << 16, LARGE_BYTES - len(content)))
-        if not part:
-            return
-        content += part
-        client.sendall(b"." * (len(content) // ACK_BYTES - before))
-    client.sendall(content)
-
-
-def _wait_until(sock: socket.socket, end: float) -> None:
-    """Let the next operation wait as long as a peer may be silent, and never beyond `end`.
-
-    Raises:
-        TimeoutError: it is over.
+@dataclass(frozen=True)
+class Talk:
+    """Things to do in a call: so many small segments, the large echo or not, and `burst` more
+    connections at once, twice if not all of them come about.
     """
-    left = end - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("out of time")
-    sock.settimeout(min(_PATIENCE_S, left))
+
+    calm: Calm = field(default_factory=Calm)
+    large: bool = True
+    burst: int = 0
 
 
-def _receive(sock: socket.socket, size: int, end: float) -> bytes:
-    """Exactly `size` bytes, or fewer if the other side closed; `end` as for `_wait_until`."""
-    data = bytearray()
-    while len(data) < size:
-        _wait_until(sock, end)
-        part = sock.recv(size - len(data))
-        if not part:
-            break
-        data += part
-    return bytes(data)
-
-
-def call(door: Door, dial_s: float = DIAL_S, origin: Origin | None = None) -> Call:
-    """Call one listener (`origin` as of `dial`): small echo, then large; never raises OSError."""
+def call(
+    door: Door, dial_s: float = DIAL_S, origin: Origin | None = None, talk: Talk = Talk()
+) -> Call:
+    """Call one listener (`origin` as of `dial`); never raises OSError."""
     started = time.monotonic()
     try:
         dialled, sock = dial(door.address, door.port, dial_s, origin)
@@ -242,11 +135,25 @@ def call(door: Door, dial_s: float = DIAL_S, origin: Origin | None = None) -> Ca
     if sock is None:
         return Call(dialled.outcome, dialled.detail, dialled.duration_s)
     with sock:
-        outcome, detail, stalled, up, down = _talk(sock, door)
-    return Call(outcome, detail, time.monotonic() - started, stalled, up, down)
+        result = _hold(sock, door, talk)
+    if talk.burst and result.outcome == "ok" and origin is None and result.lost < _LOST:
+        stood = _burst(door, talk.burst)
+        if stood < talk.burst:
+            time.sleep(_PAUSE_S)
+            stood = max(stood, _burst(door, talk.burst))
+        result = replace(result, wanted=talk.burst, stood=stood)
+    return replace(result, duration_s=time.monotonic() - started)
 
 
-def _talk(sock: socket.socket, door: Door) -> tuple[str, str, str, int, int]:
+def _burst(door: Door, count: int) -> int:
+    try:
+        return connect_many(door.address, door.port, count)
+    except OSError:  # no descriptor left here: that says nothing of the road
+        return count
+
+
+def _hold(sock: socket.socket, door: Door, talk: Talk) -> Call:
+    """The result of what was said on a new connection."""
     try:
         sock.settimeout(STALL_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -256,17 +163,55 @@ def _talk(sock: socket.socket, door: Door) -> tuple[str, str, str, int, int]:
             small = os.urandom(SMALL_BYTES)
             sock.sendall(small)
             problem = _expect(sock, small, f"echo of {SMALL_BYTES} bytes")
+        if problem:
+            return Call("intercepted", problem, 0.0)
+        lost = exchange(sock, talk.calm)
+        if lost.stopped and lost.lost < _LOST:
+            return Call("intercepted", f"connected, then silent for {STALL_S:g} s", 0.0)
     except OSError as error:
-        problem = f"connected, then: {error}"
-    if problem:
-        return "intercepted", problem, "", 0, 0
-    return _LargeEcho(sock).run()
+        return Call("intercepted", f"connected, then: {error}", 0.0)
+    lossy = lost.lost >= _LOST
+    if lost.stopped:
+        result = Call("ok", f"stopped for {STALL_S:g} s", 0.0)
+    elif not talk.large:
+        result = Call("ok", "", 0.0)
+    elif lossy and lost.lost >= _VERY_LOSSY * lost.segments:
+        result = Call("ok", "no large echo: it would take too long", 0.0)
+    else:
+        result = _LargeEcho(sock).run()
+    if result.outcome == "mtu" and lossy:
+        result = replace(result, outcome="ok")
+    return replace(result, segments=lost.segments, lost=lost.lost)
+
+
+def wait_until(sock: socket.socket, end: float, silent_s: float = STALL_S) -> None:
+    """Let the next operation wait for `silent_s` seconds, and never beyond `end`.
+
+    Raises:
+        TimeoutError: it is over.
+    """
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("out of time")
+    sock.settimeout(min(silent_s, left))
+
+
+def receive(sock: socket.socket, size: int, end: float, silent_s: float = STALL_S) -> bytes:
+    """Exactly `size` bytes, or fewer if the other side closed; the rest as for `wait_until`."""
+    data = bytearray()
+    while len(data) < size:
+        wait_until(sock, end, silent_s)
+        part = sock.recv(size - len(data))
+        if not part:
+            break
+        data += part
+    return bytes(data)
 
 
 def _expect(sock: socket.socket, wanted: bytes, what: str) -> str:
     """The error of an answer, or the empty string."""
     try:
-        got = _receive(sock, len(wanted), time.monotonic() + STALL_S)
+        got = receive(sock, len(wanted), time.monotonic() + STALL_S)
     except TimeoutError:
         return f"connected, but no {what} within {STALL_S:g} s"
     if not got:
@@ -299,7 +244,11 @@ class _LargeEcho:
         self.acks = 0
         self.downloaded = 0
 
-    def run(self) -> tuple[str, str, str, int, int]:
+    def run(self) -> Call:
+        try:
+            self.sock.sendall(LARGE_MARK)
+        except OSError as error:
+            return self.result("intercepted", f"{self.cut()} ({error})")
         self.sock.setblocking(False)
         end = time.monotonic() + LARGE_S
         with selectors.PollSelector() as selector:  # unlike epoll it takes no descriptor
@@ -342,14 +291,15 @@ class _LargeEcho:
     def cut(self) -> str:
         return f"cut off after {self.acks * ACK_BYTES} bytes up, {self.downloaded} bytes down"
 
-    def result(
-        self, outcome: str, detail: str, stalled: str = ""
-    ) -> tuple[str, str, str, int, int]:
-        return outcome, detail, stalled, self.acks * ACK_BYTES, self.downloaded
+    def result(self, outcome: str, detail: str, stalled: str = "") -> Call:
+        return Call(outcome, detail, 0.0, stalled, self.acks * ACK_BYTES, self.downloaded)
 
 
 def call_all(
-    doors: Sequence[Door], budget_s: float, origins: Sequence[Origin | None] = ()
+    doors: Sequence[Door],
+    budget_s: float,
+    origins: Sequence[Origin | None] = (),
+    talk: Talk | None = None,
 ) -> list[list[Call]]:
     """Call listeners at the same time, each a second time if the first call failed.
 
@@ -357,18 +307,23 @@ def call_all(
         doors: the listeners, in this order if they are too many to be called at once.
         budget_s: no call begins later than this.
         origins: of each call, as for `dial`; empty for none.
+        talk: what to do; without it the usual. With the usual number of segments, fewer of them to
+            each of many listeners.
 
     Returns: the attempts for each door, the last one being the result; if only a failed first
     attempt, or none, was made in time, the door counts as not tested.
     """
     end = time.monotonic() + budget_s
+    groups = max(_LEAST_GROUPS, min(Calm.groups, _MOST_GROUPS // max(1, len(doors))))
+    wanted = talk or Talk()
+    usual = replace(wanted, calm=Calm(groups)) if wanted.calm == Calm() else wanted
 
     def attempts(door: Door, origin: Origin | None) -> list[Call]:
         made: list[Call] = []
         while len(made) < 2 and time.monotonic() < end and not (made and made[-1].outcome == "ok"):
             if made:
                 time.sleep(_PAUSE_S)
-            made.append(call(door, origin=origin))
+            made.append(call(door, origin=origin, talk=usual))
         return made
 
     if not doors:

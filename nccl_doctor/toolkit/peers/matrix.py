@@ -82,6 +82,13 @@ class PeerCall:
         return int(last.get("downloaded" if last.get("stalled") == "download" else "uploaded", 0))
 
     @property
+    def shortfall(self) -> tuple[int, int] | None:
+        """(came about, wanted) of many connections at once, if fewer came about than wanted."""
+        last = self.attempts[-1]
+        wanted, stood = int(last.get("wanted", 0)), int(last.get("stood", 0))
+        return (stood, wanted) if stood < wanted else None
+
+    @property
     def stuck(self) -> Pair:
         """The ordered pair of hosts in whose direction packets are lost.
 

@@ -181,12 +181,12 @@ def rename(scene: Scene, host: Host, to: str) -> None:
 
 
 @step
-def silent_name_server(scene: Scene, host: Host) -> None:
-    """The host asks a name server that never answers before it reads /etc/hosts."""
+def silent_name_server(scene: Scene, host: Host, order: str = "dns files") -> None:
+    """The host asks a name server that never answers, before it reads /etc/hosts, or after."""
     server = scene.lab.hosts[0] if host is not scene.lab.hosts[0] else scene.lab.hosts[1]
     faults.incoming(server, "udp dport 53 drop")
     (host.etc / "resolv.conf").write_text(f"nameserver {server.address}\n")
-    (host.etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: dns files\n")
+    (host.etc / "nsswitch.conf").write_text(f"passwd: files\ngroup: files\nhosts: {order}\n")
 
 
 # Ports and packets --------------------------------------------------------------------------------
@@ -287,6 +287,12 @@ def slow_pair(scene: Scene, one: str, other: str) -> None:
 def lossy_pair(scene: Scene, one: str, other: str, percent: int) -> None:
     """The road between two hosts loses packets by chance."""
     faults.lossy_pair(scene.lab, scene.lab[one], scene.lab[other], percent)
+
+
+@step
+def lossy_host(scene: Scene, host: Host, way: str, percent: int) -> None:
+    """Packets into a host, or `out` of it, are lost by chance."""
+    faults.lossy_host(scene.lab, host, way, percent)
 
 
 # Interfaces and routes ----------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.api import Confidence, Finding, Kind, Layer, Rank, Severity, Where
+from nccl_doctor.model.cluster import Rank
+from nccl_doctor.model.findings import Confidence, Finding, Kind, Layer, Severity, Where
 
 DAMAGED = Kind(
     "nic-errors-rising",

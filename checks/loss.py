@@ -1,0 +1,206 @@
+"""Do the roads between the hosts lose packets, in which direction, and at which host?
+
+What it checks
+--------------
+In the calls of check `firewall`, every host sends each other one a few hundred small segments over
+TCP, eight at a time, and the kernel counts those that it had to send again: so little traffic that
+no queue overflows. Where two or more were lost, the hosts at both ends, and others to compare with,
+do it once more, five times as long. What was lost in both tries is blamed on the host that explains
+all of it (into it, out of it), or else on the link. Where the receiving host counts packets that
+arrived damaged, or that it dropped itself, its interface is the cause.
+
+Why it matters
+--------------
+TCP waits 0.2 s and more for many a lost segment, and twice as long for each time that the same one
+is lost again: collectives crawl, or hang until a time-out, on ranks that did nothing wrong. NCCL
+and gloo say nothing of it.
+
+How to fix
+----------
+Cable, transceiver and switch port, duplex, a firewall or NAT with full tables: look for counters
+that grow in `ethtool -S <nic>`, in `nstat -az TcpRetransSegs`, and on the switch.
+
+When it is wrong
+----------------
+Segments of 512 bytes, at the start: a road that loses only large packets, or only under the load of
+the whole job, is not seen here (checks `firewall`, `links`). What InfiniBand or RoCE lose is seen
+by check `rdma_errors`. The segments that the other side had already (D-SACK) are not counted.
+Thresholds: 5 segments and 0.5 % lost in both tries, 2 of them in the second one; from 10 % on the
+job is taken to hang. With two hosts, a fault of a host cannot be told from one of the link.
+
+References
+----------
+tcp(7), TCP_INFO; Linux include/uapi/linux/tcp.h; RFC 2883 (D-SACK); RFC 6298 (time-out of
+retransmissions); RFC 8985 (RACK-TLP); ethtool(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from nccl_doctor.api import (
+    Cause,
+    Check,
+    Cluster,
+    Confidence,
+    Context,
+    Finding,
+    HostLink,
+    Kind,
+    Layer,
+    Round,
+    Severity,
+    Skip,
+    Turn,
+    Where,
+    host_labels,
+)
+from nccl_doctor.toolkit.hosts import link_names
+from nccl_doctor.toolkit.nccl.survey import other_answers
+from nccl_doctor.toolkit.net.interfaces import interfaces
+from nccl_doctor.toolkit.peers.calls import Matrix, call_on_chosen_addresses, calls_deadline
+from nccl_doctor.toolkit.peers.calm import Calm
+from nccl_doctor.toolkit.peers.drops import (
+    DAMAGED,
+    DROPPED,
+    Counts,
+    grown,
+    judge_drops,
+    read_counts,
+)
+from nccl_doctor.toolkit.peers.echo import Talk
+from nccl_doctor.toolkit.peers.loss import (
+    AGAIN,
+    FIRST,
+    HEAVY,
+    Losses,
+    hosts_to_try_again,
+    read_losses,
+)
+
+LINK_LOSSY = Kind(
+    "link-lossy",
+    Layer.PORT,
+    "TCP segments are lost on a link",
+    "TCP waits 0.2 s and more for each of them, so collectives crawl, or hang until a time-out",
+    "ethtool -S <nic> and ip -s link show <nic> on both hosts, and the counters of the switch "
+    "ports: replace the cable or transceiver where errors grow; nstat -az TcpRetransSegs",
+    Severity.WARN,
+    delays=True,
+)
+_TALKS = {FIRST: Talk(large=False), AGAIN: Talk(Calm(groups=250, limit_s=1.5), large=False)}
+_WAYS = {
+    "in": "on all roads into the host",
+    "out": "on all roads out of the host",
+    "both": "on all roads into the host and out of it",
+}
+
+
+class LossFacts(Matrix):
+    """Facts that `observe` returns; `drops` from `grown`."""
+
+    drops: Counts
+
+
+class Loss(Check):
+    """Counts lost segments between hosts, and once more where some were lost."""
+
+    name = "loss"
+    layer = Layer.PORT
+    cost = "seconds"
+    together = True
+    kinds = (LINK_LOSSY, DAMAGED, DROPPED)
+    turn = Turn.LAST
+    reads = ("firewall", "interfaces")
+
+    def plan(self, cluster: Cluster) -> Sequence[Round]:
+        """One more try among the hosts at the ends of doubtful roads, and some others."""
+        if max(cluster.nnodes, len(cluster.hosts)) < 2:
+            raise Skip("one host: no roads between hosts")
+        first = [cluster.first_on(host) for host in cluster.present_hosts]
+        seats = tuple(rank.seat for rank in first if rank is not None)
+        given = {"nccl": other_answers(cluster)}
+        deadline_s = calls_deadline(len(seats))
+        rounds = []
+        # Held without success: what kept those calls from being made would keep these, too.
+        called = any("matrix" in host.facts.get("firewall", {}) for host in cluster.hosts)
+        if seats and not called:
+            rounds.append(Round(FIRST, (seats,), deadline_s, given, may_shrink=True))
+        again = hosts_to_try_again(cluster, seats)
+        if again:
+            rounds.append(Round(AGAIN, (again,), deadline_s, given, may_shrink=True))
+        if called and not again:
+            good = any(True for _ in cluster.facts("firewall", "matrix"))
+            raise Skip(f"the calls of check firewall {'lost nothing' if good else 'were not made'}")
+        return rounds
+
+    def observe(self, ctx: Context) -> LossFacts:
+        """Call every other host of the round, and let it call this one."""
+        before = _counts(ctx.root)
+        made = call_on_chosen_addresses(ctx, _TALKS[ctx.round])
+        return {**made, "drops": grown(before, _counts(ctx.root))}
+
+    def judge(self, cluster: Cluster) -> Iterable[Finding]:
+        """Findings on the hosts and links that lost segments in both tries, and on the interfaces
+        that dropped them.
+        """
+        losses = read_losses(cluster)
+        labels = host_labels(cluster)
+        for cause in losses.causes:
+            receivers = {receiver for _, receiver in cause.pairs}
+            level = Severity.FAIL if losses.of(cause).share >= HEAVY else Severity.WARN
+            reports = cluster.facts(self.name, AGAIN)
+            seen = [(rank, facts) for rank, facts in reports if rank.seat in receivers]
+            dropped = [each.replaced(severity=level) for each in judge_drops(seen, receivers)]
+            yield from dropped
+            named = {name for each in dropped for name in each.where.hosts}
+            told = named == {labels[seat] for seat in receivers}
+            found = _finding(cluster, losses, cause, level)
+            yield found.replaced(explained_by=dropped[0].code) if told else found
+
+    def sections(self, cluster: Cluster) -> Iterator[HostLink]:
+        """Segments sent and lost, on each road that was tried again."""
+        losses = read_losses(cluster)
+        hosts = {rank.seat: rank.host.id for rank in cluster.present}
+        for (start, end), each in losses.again.items():
+            yield HostLink(hosts[start], hosts[end], segments=each.segments, lost=each.lost)
+
+
+def _counts(root: Path) -> Counts:
+    """Counts of every interface of this host that is up."""
+    found: Counts = {}
+    for nic in interfaces():
+        if nic.up and not nic.loopback:
+            found |= read_counts(nic.name, root)
+    return found
+
+
+def _finding(cluster: Cluster, losses: Losses, cause: Cause[int], level: Severity) -> Finding:
+    """The finding for one cause; a comparison alone is never certain."""
+    labels = host_labels(cluster)
+    lost = losses.of(cause)
+    words = f"{lost.lost} of {lost.segments} segments lost ({100 * lost.share:.1f} %)"
+    if cause.is_host:
+        words += f" {_WAYS[cause.way]}"
+    calls = [
+        {"from": labels[a], "to": labels[b], "first": vars(one), "again": vars(other)}
+        for a, b in sorted(cause.pairs)[:5]
+        if (one := losses.first.get((a, b))) and (other := losses.again.get((a, b)))
+    ]
+    most = 2 * len(cause.pairs) > len(losses.again)
+    unsure = most or cause.confidence is Confidence.POSSIBLE
+    nics = tuple(sorted({nic for end in cause.ends for nic in losses.interfaces.get(end, ())}))
+    return Finding(
+        LINK_LOSSY,
+        f"{words} with almost no traffic, in two tries",
+        Where(
+            hosts=tuple(labels[end] for end in cause.ends) if cause.is_host else (),
+            links=() if cause.is_host else link_names(labels, cause.pairs),
+            interfaces=nics if cause.is_host else (),
+        ),
+        {"roads": calls},
+        fix=LINK_LOSSY.fix.replace("<nic>", "/".join(nics) or "<nic>"),
+        severity=level,
+        confidence=Confidence.POSSIBLE if unsure else Confidence.LIKELY,
+    )

@@ -1,0 +1,153 @@
+"""Echo listeners on the addresses of a host: the other side of the calls of `echo`."""
+
+from __future__ import annotations
+
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from nccl_doctor.toolkit.net.dial import Origin, hold_to
+from nccl_doctor.toolkit.peers.calm import GROUP_BYTES, MARK, REPLY
+from nccl_doctor.toolkit.peers.echo import (
+    ACK_BYTES,
+    LARGE_BYTES,
+    LARGE_MARK,
+    LARGE_S,
+    MAGIC,
+    SMALL_BYTES,
+    STALL_S,
+    TOKEN_BYTES,
+    Door,
+    receive,
+    wait_until,
+)
+
+_PATIENCE_S = 3 * STALL_S
+"""The listener waits longer than the caller, so that the caller reports what stalled."""
+_SERVED_S = _PATIENCE_S + LARGE_S + STALL_S
+"""The longest that a caller is served, however it keeps the connection alive."""
+_MAX_SERVED = 256
+
+
+class Listeners:
+    """Echo listeners on some addresses of this host, served by threads until closed."""
+
+    def __init__(self, addresses: Sequence[str | Origin]) -> None:
+        """Listen on a new ephemeral port of each address; `failed` holds what cannot be bound.
+
+        For an `Origin`, listen on its own interface only.
+        """
+        self.doors: list[Door] = []
+        self.failed: dict[str, str] = {}
+        self._closing = threading.Event()
+        self._slots = threading.BoundedSemaphore(_MAX_SERVED)
+        self._selector = selectors.DefaultSelector()
+        for each in addresses:
+            origin = each if isinstance(each, Origin) else Origin(each)
+            try:
+                sock = _listen(origin)
+            except OSError as error:
+                self.failed[origin.address] = error.strerror or str(error)
+                continue
+            sock.setblocking(False)
+            port = sock.getsockname()[1]
+            door = Door(origin.address, port, *(secrets.token_hex(TOKEN_BYTES // 2) for _ in "12"))
+            self.doors.append(door)
+            self._selector.register(sock, selectors.EVENT_READ, door)
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Listeners:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and free the ports."""
+        self._closing.set()
+        self._thread.join(timeout=5)
+
+    def _accept(self) -> None:
+        listening = [key.fileobj for key in self._selector.get_map().values()]
+        try:
+            while not self._closing.is_set():
+                for key, _ in self._selector.select(0.1):
+                    assert isinstance(key.fileobj, socket.socket)
+                    # A caller without a slot waits in the backlog.
+                    if not self._slots.acquire(timeout=0.1):
+                        break
+                    try:
+                        client, _ = key.fileobj.accept()
+                    except OSError:  # gone again, or no descriptor left
+                        self._slots.release()
+                        time.sleep(0.01)
+                        continue
+                    self._start(client, key.data)
+        finally:
+            self._selector.close()
+            for sock in listening:
+                assert isinstance(sock, socket.socket)
+                sock.close()
+
+    def _start(self, client: socket.socket, door: Door) -> None:
+        thread = threading.Thread(target=self._serve, args=(client, door), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: this caller will call again
+            self._slots.release()
+            client.close()
+
+    def _serve(self, client: socket.socket, door: Door) -> None:
+        try:
+            with client:
+                _answer(client, door)
+        except OSError:
+            pass  # the caller reports the result of its call
+        finally:
+            self._slots.release()
+
+
+def _listen(at: Origin) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in at.address else socket.AF_INET)
+    try:
+        hold_to(sock, at)
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _answer(client: socket.socket, door: Door) -> None:
+    started = time.monotonic()
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def take(size: int, end: float) -> bytes:
+        return receive(client, size, end, _PATIENCE_S)
+
+    shown = take(len(MAGIC) + TOKEN_BYTES, started + _PATIENCE_S)
+    if not secrets.compare_digest(shown, MAGIC + door.token.encode()):
+        return
+    end = started + _SERVED_S
+    client.sendall(door.answer.encode())
+    client.sendall(take(SMALL_BYTES, end))
+    while (mark := take(1, end)) == MARK:
+        if len(take(GROUP_BYTES - 1, end)) < GROUP_BYTES - 1:
+            return
+        client.sendall(REPLY)
+    if mark != LARGE_MARK:
+        return
+    content = bytearray()
+    while len(content) < LARGE_BYTES:
+        before = len(content) // ACK_BYTES
+        wait_until(client, end, _PATIENCE_S)
+        part = client.recv(min(1 << 16, LARGE_BYTES - len(content)))
+        if not part:
+            return
+        content += part
+        client.sendall(b"." * (len(content) // ACK_BYTES - before))
+    client.sendall(content)

@@ -1,0 +1,192 @@
+"""Roads between hosts that lose packets, from the calls that the hosts made. Pure functions.
+
+`calm` counts on each connection what was sent and what was lost. What the calls of check `firewall`
+make doubtful, check `loss` measures again; only what lost segments twice is blamed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from nccl_doctor.model.cluster import Cluster, Rank
+from nccl_doctor.toolkit.blame import Cause, blame_links
+from nccl_doctor.toolkit.peers.matrix import PeerCall, read_calls
+
+FIRST, AGAIN = "calls", "again"
+"""Rounds of check `loss`; the first one is held only where check `firewall` did not call."""
+LOSSY = 0.005
+MANY_LOST = 5
+"""Less may be chance; TCP between hosts of one cluster loses nothing on an idle link."""
+HEAVY = 0.1
+"""From here on most exchanges of a job wait for a segment that was lost twice or more in a row."""
+_SUSPECT_LOST = 2
+_MOST_HOSTS, _DOUBTFUL = 16, 12
+"""Hosts that are measured again, and those of them that are ends of doubtful roads at most."""
+
+Pair = tuple[int, int]
+"""Seats of (sender, receiver)."""
+Report = tuple[Rank, Mapping[str, Any]]
+"""(observer, facts), with those of `calls.Matrix`."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Small segments sent from one host to another, and those that were lost."""
+
+    segments: int = 0
+    lost: int = 0
+
+    def __add__(self, other: Lost) -> Lost:
+        return Lost(self.segments + other.segments, self.lost + other.lost)
+
+    @property
+    def share(self) -> float:
+        """Lost part, 0 to 1."""
+        return self.lost / self.segments if self.segments else 0.0
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Losses of every road on which hosts called each other.
+
+    Attributes:
+        first, again: pair → what was lost in each of the tries.
+        causes: of what was lost in both tries, hosts first.
+        interfaces: seat → the interfaces at which the others called its host.
+    """
+
+    first: Mapping[Pair, Lost]
+    again: Mapping[Pair, Lost]
+    causes: tuple[Cause[int], ...]
+    interfaces: Mapping[int, Set[str]]
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        """Roads that lose packets, in this direction."""
+        return frozenset(pair for cause in self.causes for pair in cause.pairs)
+
+    def of(self, cause: Cause[int]) -> Lost:
+        """Losses of all its roads together."""
+        return sum((_both(pair, self.first, self.again) for pair in cause.pairs), Lost())
+
+
+def read_losses(cluster: Cluster) -> Losses:
+    """Losses between the hosts of a cluster that were tried twice, by checks `firewall` and `loss`.
+
+    Quick where nothing was tried again; else it looks only at the hosts that were.
+    """
+    reports = list(cluster.facts("loss", AGAIN))
+    if not reports:
+        return Losses({}, {}, (), {})
+    seats = {rank.seat for rank, _ in reports}
+    calls = [
+        call
+        for each in _first_reports(cluster)
+        for call in _good_calls((r for r in each if r[0].seat in seats), cluster.backend)
+    ]
+    tried_again = _good_calls(reports, cluster.backend)
+    first, again = _lost(calls), _lost(tried_again)
+    good = {pair for pair, each in first.items() if each.lost < _SUSPECT_LOST}
+    blame = blame_links(good | again.keys(), set(_lossy(first, again)))
+    nics: dict[int, set[str]] = {}
+    for call in (*calls, *tried_again):
+        nics.setdefault(call.listener, set()).add(call.interface)
+    return Losses(first, again, blame.causes, nics)
+
+
+def hosts_to_try_again(cluster: Cluster, seats: Iterable[int]) -> tuple[int, ...]:
+    """Hosts that call each other once more; none where nothing is doubtful.
+
+    Args:
+        cluster: after the first calls.
+        seats: of one participant of each host.
+
+    Returns: some of the seats: the ends of doubtful roads, those of most of them first, and others
+    to compare them with.
+    """
+    doubtful = _doubtful(cluster)
+    if not doubtful:
+        return ()
+    worst_first = sorted(seats, key=lambda seat: (-doubtful[seat], seat))
+    chosen = [seat for seat in worst_first if doubtful[seat]][:_DOUBTFUL]
+    others = [seat for seat in reversed(worst_first) if seat not in chosen]
+    return tuple(sorted([*chosen, *others[: _MOST_HOSTS - len(chosen)]]))
+
+
+def _doubtful(cluster: Cluster) -> Counter[int]:
+    """Seat → number of roads from and to its host on which the first calls lost segments.
+
+    Of a thousand hosts with a million roads, only those that lost something are read in full.
+    """
+    found: Counter[int] = Counter()
+    for reports in map(list, _first_reports(cluster)):
+        of_seat = {rank.seat: (rank, facts) for rank, facts in reports}
+        for rank, facts in reports:
+            for text, entries in facts.get("peers", {}).items():
+                if int(text) in of_seat and any(map(_has_lost, entries)):
+                    other, theirs = of_seat[int(text)]
+                    ends = [(rank, {**facts, "peers": {text: entries}})]
+                    ends.append((other, {**theirs, "peers": {}}))
+                    for pair, lost in _lost(_good_calls(ends, cluster.backend)).items():
+                        found.update(pair if lost.lost >= _SUSPECT_LOST else ())
+    return found
+
+
+def _has_lost(entry: Mapping[str, Any]) -> bool:
+    attempts = entry["attempts"]
+    return bool(attempts) and attempts[-1].get("lost", 0) >= _SUSPECT_LOST
+
+
+def lossy_data_roads(cluster: Cluster) -> frozenset[frozenset[int]]:
+    """Ids of both hosts of each road that loses packets, if the data of the job takes it.
+
+    What InfiniBand carries does not.
+    """
+    losses = read_losses(cluster)
+    reports = [report for each in _first_reports(cluster) for report in each]
+    if cluster.backend == "nccl" and all(f.get("nccl_data") != "sockets" for _, f in reports):
+        return frozenset()
+    hosts = {rank.seat: rank.host.id for rank in cluster.present}
+    return frozenset(frozenset(hosts[end] for end in pair) for pair in losses.pairs)
+
+
+def _first_reports(cluster: Cluster) -> tuple[Iterable[Report], Iterable[Report]]:
+    """Reports of the first calls, by whichever check made them."""
+    return cluster.facts("loss", FIRST), cluster.facts("firewall", "matrix")
+
+
+def _good_calls(reports: Iterable[Report], backend: str) -> list[PeerCall]:
+    """Calls to addresses that the job would use, on which something passed."""
+    return [call for call in read_calls(reports, backend) if call.job and call.outcome == "ok"]
+
+
+def _lost(calls: Iterable[PeerCall]) -> dict[Pair, Lost]:
+    """Losses of each pair, on the worst of its roads."""
+    found: dict[Pair, Lost] = {}
+    for call in calls:
+        last = call.attempts[-1]
+        each = Lost(int(last.get("segments", 0)), int(last.get("lost", 0)))
+        found[call.pair] = max(found.get(call.pair, Lost()), each, key=lambda lost: lost.lost)
+    return found
+
+
+def _lossy(first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Iterator[Pair]:
+    """The pairs that lost segments when tried again, and many in total.
+
+    Where answers are lost, segments are sent again that had arrived. The other side reports them,
+    and some of these reports are lost as well: of what looks lost on the way there, a share of up
+    to the square of the loss on the way back is none.
+    """
+    for pair, second in again.items():
+        total = _both(pair, first, again)
+        back = _both(pair[::-1], first, again).share
+        many = second.lost >= _SUSPECT_LOST and total.lost >= MANY_LOST
+        if many and total.share >= LOSSY and total.share > back**2:
+            yield pair
+
+
+def _both(pair: Pair, first: Mapping[Pair, Lost], again: Mapping[Pair, Lost]) -> Lost:
+    return first.get(pair, Lost()) + again.get(pair, Lost())

@@ -1,0 +1,307 @@
+"""The loss check on made-up clusters: the lossy host or link, and what it explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nccl_doctor.api import Cluster, Confidence, Finding, Outcome, OutcomeStatus, Severity, Skip
+from nccl_doctor.checks.collectives import Collectives
+from nccl_doctor.checks.firewall import Firewall
+from nccl_doctor.checks.group_speed import GroupSpeed
+from nccl_doctor.checks.links import Links
+from nccl_doctor.judge.causes import explain, root_causes
+from nccl_doctor.toolkit.peers.loss import hosts_to_try_again, read_losses
+from tests.support.clusters import make_cluster
+from tests.support.findings import calls, judge
+from tests.support.losses import BOTH, CHECK, ONE, TWO, LossyWorld, both
+from tests.support.peers import DROPPED, stuck
+
+
+def only(found: Sequence[Finding]) -> Finding:
+    (each,) = found
+    assert each.code == "link-lossy"
+    return each
+
+
+# What is tried
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_where_nothing_is_lost_no_time_is_spent(count: int) -> None:
+    world = LossyWorld(count)
+    assert world.judge() == []
+    with pytest.raises(Skip, match="the calls of check firewall lost nothing"):
+        CHECK.plan(world.cluster())
+
+
+def test_without_the_calls_of_the_firewall_check_it_calls_itself() -> None:
+    names = ["nd0", "nd1"]
+    (first,) = CHECK.plan(make_cluster(names))
+    assert (first.name, first.groups) == ("calls", ((0, 2),))
+    world = LossyWorld(3, alone=True).lose(both("nd0", "nd1"))
+    assert world.rounds() == ["calls", "again"]
+    assert only(world.judge()).where.links == tuple(both("nd0", "nd1"))
+    assert LossyWorld(3, alone=True).judge() == []
+
+
+def test_where_the_calls_of_the_firewall_check_failed_none_are_made_again() -> None:
+    world = LossyWorld(2)
+    for name in world.names:
+        world.tries[ONE].outcomes[name] = Outcome(OutcomeStatus.UNTESTED, reason="nobody listens")
+    with pytest.raises(Skip, match="the calls of check firewall were not made"):
+        CHECK.plan(world.tries[ONE].cluster())
+
+
+def test_one_host_has_no_roads() -> None:
+    with pytest.raises(Skip, match="one host"):
+        CHECK.plan(make_cluster(["nd0"]))
+
+
+def test_of_many_hosts_the_most_doubtful_and_some_others_are_tried_again() -> None:
+    world = LossyWorld(40)
+    world.lose(world.of("nd7", "in"))
+    *_, again = CHECK.plan(world.cluster())
+    (seats,) = again.groups
+    assert len(seats) == 16
+    assert 14 in seats
+    assert only(world.judge()).where.hosts == ("nd7",)
+
+
+def test_a_pair_of_many_hosts_is_tried_again_with_fourteen_others() -> None:
+    world = LossyWorld(40).lose(both("nd30", "nd39"))
+    *_, again = CHECK.plan(world.cluster())
+    assert {60, 78} < set(again.groups[0])
+    assert only(world.judge()).where.links == tuple(both("nd30", "nd39"))
+
+
+def test_of_many_roads_only_the_lossy_ones_are_read_in_full() -> None:
+    """A thousand hosts have a million roads, and several checks ask about their losses."""
+    world = LossyWorld(64)
+    clean = world.tries[ONE].cluster()
+    assert calls(lambda: read_losses(clean)) < len(world.pairs)
+    assert calls(lambda: hosts_to_try_again(clean, range(0, 128, 2))) < 10 * len(world.pairs)
+    world.lose(both("nd3", "nd9"))
+    lossy = world.tries[ONE].cluster()
+    assert calls(lambda: hosts_to_try_again(lossy, range(0, 128, 2))) < 10 * len(world.pairs)
+    after = world.cluster()
+    assert calls(lambda: read_losses(after)) < 10 * len(world.pairs)
+
+
+# Who is named
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("one_way", [True, False])
+def test_a_lossy_link_is_named_and_neither_of_its_ends(count: int, one_way: bool) -> None:
+    links = both("nd0", "nd1")[: 1 if one_way else 2]
+    found = only(LossyWorld(count).lose(links).judge())
+    assert (found.where.hosts, found.where.links) == ((), tuple(links))
+    assert found.level is Severity.WARN
+    assert found.confidence is (Confidence.POSSIBLE if count == 2 else Confidence.LIKELY)
+    assert "segments lost (5.0 %) with almost no traffic, in two tries" in found.message
+    assert "ethtool -S eth0" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("in", "on all roads into the host"),
+        ("out", "on all roads out of the host"),
+        ("both", "on all roads into the host and out of it"),
+    ],
+)
+@pytest.mark.parametrize("count", [3, 4, 9])
+def test_a_lossy_host_is_named_with_its_direction(count: int, way: str, words: str) -> None:
+    world = LossyWorld(count)
+    found = only(world.lose(world.of("nd2", way)).judge())
+    assert (found.where.hosts, found.where.links) == (("nd2",), ())
+    assert found.where.interfaces == ("eth0",)
+    assert words in found.message
+
+
+@pytest.mark.parametrize(
+    ("lost", "severity"), [(39, Severity.WARN), (40, Severity.FAIL), (200, Severity.FAIL)]
+)
+def test_a_job_does_not_run_where_a_tenth_is_lost(lost: int, severity: Severity) -> None:
+    found = only(LossyWorld(3).lose(both("nd0", "nd1"), lost).judge())
+    assert found.level is severity
+
+
+@pytest.mark.parametrize(("lost", "segments"), [(1, 100), (2, 100), (4, 2000)])
+def test_a_few_lost_segments_are_no_fault(lost: int, segments: int) -> None:
+    assert LossyWorld(3).lose(both("nd0", "nd1"), lost, segments).judge() == []
+
+
+@pytest.mark.parametrize("tries", [(ONE,), (TWO,)])
+def test_what_is_lost_once_is_no_fault(tries: Sequence[str]) -> None:
+    assert LossyWorld(3).lose(both("nd0", "nd1"), tries=tries).judge() == []
+
+
+def test_a_road_that_was_clean_one_way_at_first_can_be_lossy_both_ways() -> None:
+    there, back = both("nd0", "nd1")
+    world = LossyWorld(3).lose([there]).lose([back], tries=[TWO])
+    assert only(world.judge()).where.links == (there, back)
+
+
+def test_lost_answers_make_no_road_lossy() -> None:
+    """Of 25 % lost on the way back, up to 6 % look as if they were lost on the way there."""
+    there, back = both("nd0", "nd1")
+    world = LossyWorld(3).lose([back], lost=100).lose([there], lost=24)
+    assert only(world.judge()).where.links == (back,)
+
+
+def test_a_doubtful_road_that_was_not_tried_again_clears_and_blames_nobody() -> None:
+    world = LossyWorld(4).lose(both("nd0", "nd1")).lose(both("nd0", "nd2"))
+    world.answer(both("nd0", "nd2"), dict(DROPPED), tries=[TWO])
+    assert only(world.judge()).where.links == tuple(both("nd0", "nd1"))
+
+
+def test_a_road_that_the_job_does_not_take_is_not_judged() -> None:
+    world = LossyWorld(3)
+    for number in BOTH:
+        each = world.tries[number]
+        lossy = {"outcome": "ok", "duration_s": 1.0, "segments": 100, "lost": 30}
+        each.extra("nd0", "nd1", "docker0", lossy, "nccl-sockets")
+    assert world.judge() == []
+
+
+@given(st.data())
+def test_one_random_fault_is_found_exactly(data: st.DataObject) -> None:
+    world = LossyWorld(data.draw(st.integers(4, 8)))
+    guilty = data.draw(st.sampled_from([*world.names, *combinations(world.names, 2)]))
+    way = data.draw(st.sampled_from(["in", "out", "both"]))
+    links = world.of(guilty, way) if isinstance(guilty, str) else both(*guilty)
+    found = only(world.lose(links, lost=data.draw(st.integers(4, 399))).judge())
+    if isinstance(guilty, str):
+        assert found.where.hosts == (guilty,)
+    else:
+        assert found.where.links == tuple(both(*guilty))
+
+
+# What else is said
+
+
+def test_heavy_loss_that_stops_a_large_echo_is_no_matter_of_packet_size() -> None:
+    slow = {**stuck("upload"), "outcome": "ok", "segments": 40, "lost": 10}
+    cluster = LossyWorld(3).answer(both("nd0", "nd1"), slow).cluster()
+    assert judge(Firewall(), cluster) == []
+    assert only(judge(CHECK, cluster)).where.links == tuple(both("nd0", "nd1"))
+
+
+CRC = {"eth0": {"rx_crc_errors": 40, "rx_packets": 9000}}
+
+
+@pytest.mark.parametrize(("lost", "severity"), [(20, Severity.WARN), (80, Severity.FAIL)])
+@pytest.mark.parametrize("way", ["in", "both"])
+def test_an_interface_that_counts_damaged_packets_is_the_cause(
+    way: str, lost: int, severity: Severity
+) -> None:
+    world = LossyWorld(3)
+    world.lose([("nd0", "nd1")] if way == "in" else both("nd0", "nd1"), lost)
+    world.drops = {"nd1": CRC, "nd0": CRC}
+    damaged, *others = world.judge()
+    assert (damaged.code, damaged.level) == ("nic-errors-rising", severity)
+    assert damaged.where.interfaces == ("eth0",)
+    assert others[-1].explained_by == "nic-errors-rising"
+    cluster = world.cluster()
+    roots = {each.code for each in root_causes(explain(judge(CHECK, cluster), cluster))}
+    assert roots == {"nic-errors-rising"}
+
+
+def test_damaged_packets_at_the_other_end_explain_nothing() -> None:
+    world = LossyWorld(3).lose([("nd0", "nd1")])
+    world.drops = {"nd0": CRC}
+    assert only(world.judge()).explained_by is None
+
+
+STEPS = ({"step": "init_process_group", "at_s": 0.0}, {"step": "all_reduce", "at_s": 1.0})
+HUNG = Outcome(OutcomeStatus.HUNG, breadcrumbs=STEPS, state="S")
+GOOD = Outcome(OutcomeStatus.OK, breadcrumbs=STEPS, facts={"steps": [], "wrong": []})
+
+
+def raised(words: str, steps: int = 2) -> Outcome:
+    return Outcome(OutcomeStatus.RAISED, breadcrumbs=STEPS[:steps], reason=f"RuntimeError: {words}")
+
+
+def broken(cluster: Cluster, *rounds: tuple[str, Outcome]) -> Cluster:
+    """The same cluster, with collectives that ended so on every rank."""
+    facts = {"collectives": dict(rounds)}
+    return replace(cluster, ranks=tuple(replace(rank, facts=facts) for rank in cluster.ranks))
+
+
+def roots(cluster: Cluster) -> list[str]:
+    found = explain([*judge(CHECK, cluster), *judge(Collectives(), cluster)], cluster)
+    return [each.code for each in root_causes(found)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "codes"),
+    [
+        ([("world", HUNG)], ["link-lossy"]),
+        ([("world", HUNG), ("world-again", HUNG)], ["link-lossy"]),
+        ([("world", raised("Timed out waiting 3000ms for recv operation"))], ["link-lossy"]),
+        ([("world", raised("Connection closed by peer"))], ["link-lossy"]),
+        ([("world", raised("Socket Timeout", steps=1))], ["link-lossy"]),
+        ([("world", raised("CUDA out of memory"))], ["collective-failed"]),
+        ([("world", raised("no device for the interface", steps=1))], ["group-init-failed"]),
+        ([("world", GOOD)], ["link-lossy"]),
+        ([], ["link-lossy"]),
+    ],
+)
+def test_it_explains_what_hangs_and_what_ran_out_of_time(
+    rounds: list[tuple[str, Outcome]], codes: list[str]
+) -> None:
+    cluster = LossyWorld(3).lose(both("nd0", "nd1")).cluster()
+    assert roots(broken(cluster, *rounds)) == codes
+
+
+def test_a_collective_of_other_hosts_does_not_hang_on_the_link() -> None:
+    cluster = broken(LossyWorld(3).lose(both("nd0", "nd1")).cluster())
+    hung = {"collectives": {"each-host": HUNG}}
+    ranks = tuple(
+        replace(rank, facts=hung) if rank.host.name == "nd2" else rank for rank in cluster.ranks
+    )
+    assert roots(replace(cluster, ranks=ranks)) == ["collective-hang"]
+
+
+# What is not measured on a lossy road
+
+
+def test_the_speed_of_a_lossy_road_is_not_measured() -> None:
+    cluster = LossyWorld(4).lose([("nd1", "nd2")]).cluster()
+    (first,) = Links().plan(cluster)
+    met = {frozenset(meeting) for slot in first.params["slots"] for meeting in slot}
+    every = set(map(frozenset, combinations((0, 2, 4, 6), 2)))
+    assert met == every - {frozenset((2, 4))}
+    assert first.groups == ((0, 2, 4, 6),)
+
+
+def test_where_every_road_is_lossy_no_speed_is_measured() -> None:
+    with pytest.raises(Skip, match="every link loses packets"):
+        Links().plan(LossyWorld(2).lose(both("nd0", "nd1")).cluster())
+
+
+def groups_of(cluster: Cluster) -> dict[str, tuple[tuple[int, ...], ...]]:
+    return {each.name: each.groups for each in GroupSpeed().plan(cluster)}
+
+
+def test_groups_across_a_lossy_road_are_not_timed_and_their_ranks_still_compute() -> None:
+    planned = groups_of(LossyWorld(3).lose(both("nd0", "nd1")).cluster())
+    assert planned["world"] == ((0,), (1,), (2,), (3,), (4,), (5,))
+    assert planned["each-host"] == ((0, 1), (2, 3), (4, 5))
+    pairs = {frozenset(g) for name, groups in planned.items() if "pairs" in name for g in groups}
+    assert pairs == {frozenset((2, 4)), frozenset((0, 4))}
+
+
+def test_what_infiniband_carries_is_timed_all_the_same() -> None:
+    world = LossyWorld(3, "nccl").lose(both("nd0", "nd1"))
+    for number in BOTH:
+        for facts in world.tries[number].facts.values():
+            facts["nccl_data"] = "infiniband"
+    assert groups_of(world.cluster())["world"] == ((0, 1, 2, 3, 4, 5),)
