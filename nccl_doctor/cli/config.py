@@ -39,6 +39,7 @@ OPTIONS: Mapping[str, _Types] = {
     "backend": (str,),
     "level": (str,),
     "with-dcgm": (int,),
+    "hold-idle": _NUMBER,
     "select": (str, list),
     "ignore": (str, list),
     "timeout": _NUMBER,

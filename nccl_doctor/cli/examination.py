@@ -112,6 +112,10 @@ def _run_options(function: F) -> F:
             "nccl-doctor run --with-dcgm 2 --timeout 600",
         ),
         (
+            "With connections that stay silent for ten minutes, as in a pause of the job",
+            "nccl-doctor run --hold-idle 600 --timeout 720",
+        ),
+        (
             "Quickly: without collectives and without the check of the clocks",
             "nccl-doctor run --level quick --ignore clock",
         ),
@@ -180,11 +184,19 @@ def _run_options(function: F) -> F:
     "level 2 on it takes minutes: give --timeout.",
 )
 @click.option(
+    "--hold-idle",
+    type=Seconds(),
+    help="Hold connections between the hosts on which nobody sends anything, and see whether they "
+    "still work: the longest pause of the job. --timeout has to be 90 s longer.",
+)
+@click.option(
     "--timeout",
     type=Seconds(),
     default=120.0,
     show_default=True,
-    help="Time limit for the whole run.",
+    help="Time limit for the whole run. Without this option, the time that GPUs and communicators "
+    "take to start is added with NCCL where a round would lack it, at most 480 s; stderr and the "
+    "report say how much.",
 )
 @click.option(
     "--join-timeout",
@@ -272,9 +284,11 @@ def _run_here(
     """Exit code after examining the cluster, as one of its ranks or hosts."""
     from nccl_doctor.gather.run import run as examine
     from nccl_doctor.launch.local_ranks import NoGpu, TooManyRanks
+    from nccl_doctor.launch.ssh.relay import tell_more
     from nccl_doctor.registry import installed
     from nccl_doctor.report.output import leave, leave_unable, relay
     from nccl_doctor.report.redaction.cover import FolderRedaction
+    from nccl_doctor.toolkit.more_time import MoreTime
 
     def write(result: ParticipantResult, launch: Launch) -> int:
         if ctx.params["relay"]:
@@ -291,6 +305,7 @@ def _run_here(
             past=past,
             redaction=FolderRedaction(options.redact_key) if options.redact else None,
             key=key,
+            more=MoreTime(tell_more) if ctx.params["relay"] else None,
         )
     except (NoGpu, TooManyRanks) as error:
         raise click.UsageError(str(error), ctx) from error

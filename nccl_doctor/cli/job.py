@@ -15,6 +15,9 @@ from nccl_doctor.model.job import Job
 from nccl_doctor.toolkit import files
 from nccl_doctor.toolkit.masking import masked_data
 
+_BESIDE_S = 90.0
+"""Least time that --timeout is to leave beside a silence of --hold-idle."""
+
 
 class DsConfigError(ValueError):
     """The file cannot be used; the text is one line that says why."""
@@ -79,7 +82,8 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
     """Record of a job; `deepspeed`: its command or launcher shows that it uses DeepSpeed.
 
     Raises:
-        click.UsageError: the DeepSpeed configuration cannot be used.
+        click.UsageError: the DeepSpeed configuration cannot be used, or the run has too little
+            time for --hold-idle.
     """
     path = given["deepspeed_config"]
     config = None
@@ -96,4 +100,17 @@ def job_of(ctx: click.Context, given: Mapping[str, Any], *, deepspeed: bool) -> 
         deepspeed_path=path or "",
         expect_load_s=given["expect_load_seconds"],
         dcgm_level=given["with_dcgm"],
+        hold_idle_s=_hold_idle(ctx, given),
     )
+
+
+def _hold_idle(ctx: click.Context, given: Mapping[str, Any]) -> float | None:
+    """Seconds of silence; the rest of the examination needs time too."""
+    seconds: float | None = given["hold_idle"]
+    if seconds is not None and seconds + _BESIDE_S > given["timeout"]:
+        raise click.UsageError(
+            f"--hold-idle {seconds:g} does not fit into --timeout {given['timeout']:g}: give "
+            f"--timeout {seconds + _BESIDE_S:g} or more",
+            ctx,
+        )
+    return seconds

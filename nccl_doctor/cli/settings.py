@@ -77,6 +77,7 @@ def options_of(ctx: click.Context, given: Mapping[str, Any], *, first: bool) -> 
         select=select,
         ignore=ignore,
         timeout_s=timeout,
+        timeout_grows="timeout" in given and _is_default(ctx, "timeout"),
         join_timeout_s=_within(ctx, given, "join_timeout", Options.join_timeout_s, timeout),
         collective_timeout_s=_within(
             ctx, given, "collective_timeout", Options.collective_timeout_s, timeout
@@ -102,13 +103,17 @@ def _within(
     seconds = float(given.get(name, default))
     if seconds <= timeout:
         return seconds
-    if ctx.get_parameter_source(name) in (None, ParameterSource.DEFAULT):
+    if _is_default(ctx, name):
         return timeout
     raise click.UsageError(
         f"--{name.replace('_', '-')} {seconds:g} is longer than --timeout {timeout:g}; "
         f"raise --timeout or lower --{name.replace('_', '-')}",
         ctx,
     )
+
+
+def _is_default(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) in (None, ParameterSource.DEFAULT)
 
 
 def _check_names(ctx: click.Context, select: Sequence[str], ignore: Sequence[str]) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from nccl_doctor.launch.command_line import JobLine, JobLineError, read, which
+from nccl_doctor.launch.command_line import JobLine, JobLineError, read, read_variables, which
 from nccl_doctor.launch.detect import detect
+from nccl_doctor.launch.host_launch import host_flags
 from nccl_doctor.launch.ssh import connection, exports, hostfile, relay
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.model.launch import Launch
@@ -67,6 +69,10 @@ def topology_of(ctx: click.Context, given: Mapping[str, Any], command: Sequence[
             path, chosen = job.hostfile or "the command", job.hosts
             ssh_port = job.ssh_port
         launch = detect(os.environ)  # with the variables that the line sets
+    if job.launcher == "none" and path is None:
+        pods = _elastic_pod(launch)
+        if pods.launcher != "none":
+            job, flags = pods, _flags_of(ctx, pods, flags)
     if path is None or given["relay"]:
         _check(ctx, flags, launch)
         return Topology(flags, launch, None, deepspeed, job)
@@ -86,6 +92,18 @@ def _job_of(ctx: click.Context, command: Sequence[str]) -> JobLine:
         return read(command, os.environ, cwd)
     except JobLineError as error:
         raise click.UsageError(f"-- {error}", ctx) from error
+
+
+def _elastic_pod(launch: Launch) -> JobLine:
+    """Topology of a job whose pods meet by c10d, as in an elastic one of Kubeflow: no variable
+    gives a pod its node rank, and torchrun needs none. Empty for every other job.
+    """
+    pods = launch.per_host and os.environ.get("PET_RDZV_BACKEND") == "c10d"
+    if pods and host_flags(launch) is None:
+        with suppress(JobLineError):  # the launch record says what is wrong with the variables
+            line = read_variables(os.environ)
+            return line if line.master_addr else JobLine()
+    return JobLine()
 
 
 def _set_variables(line: JobLine) -> None:

@@ -23,6 +23,7 @@ from nccl_doctor.gather.orders import Finish, Order
 from nccl_doctor.gather.partial_reports import PartialReports
 from nccl_doctor.gather.run_state import Run
 from nccl_doctor.gather.second_look import LOOK_S, checks_that_look_again, look_alone, look_together
+from nccl_doctor.gather.start_time import StartTime
 from nccl_doctor.judge.checks import judge_all
 from nccl_doctor.model.check import Check, Skip
 from nccl_doctor.model.cluster import AFTER_LOSS, BEFORE, Cluster, Outcome, OutcomeStatus
@@ -66,6 +67,7 @@ class Coordinator:
         self._told_dead: set[int] = set()
         self._over: set[tuple[int, int]] = set()
         self._late: set[int] = set()
+        self._starts = StartTime(run)
 
     def conduct(self) -> ParticipantResult:
         """Hold the whole run, from the sign-in to the verdict.
@@ -78,6 +80,7 @@ class Coordinator:
         roll.call()
         views_until = time.monotonic() + VIEWS_S
         run.joined = True
+        self._starts.signed_in(self._cluster())
         level = run.options.level.order
         checks = [c for c in run.registry.checks if c.together and c.level.order <= level]
         for check in checks:
@@ -139,6 +142,7 @@ class Coordinator:
         groups = tuple(self._unblocked(check, round_))
         if not groups:
             return
+        self._starts.make_room(check, round_, round_.deadline_s + SETTLE_S + LOOK_S)
         deadline_s = min(round_.deadline_s, longest_round(run.left()))
         if deadline_s <= 0:
             for group in groups:
@@ -146,7 +150,7 @@ class Coordinator:
             return
         wait_s, wanted_s = deadline_s + SETTLE_S, round_.deadline_s
         round_ = Round(round_.name, groups, deadline_s, round_.params)
-        order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S)
+        order = Order(check.name, round_, next_s=wait_s + 2 * SETTLE_S, more_s=run.more_s)
         started = time.monotonic()
         box.put(f"order/{self._number}", order.to_json())
         members = [seat for group in groups for seat in group]
@@ -163,6 +167,7 @@ class Coordinator:
         )
         patience = max(0.0, started + wait_s - time.monotonic())
         there = self._awaited(others, patience, groups)
+        self._starts.note(check, replace(round_, deadline_s=wanted_s), time.monotonic() - started)
         if own is not None:
             own = self._in_its_time(own, wanted_s, deadline_s)
             self._record(run.seat, check, round_, own, met[run.seat])
@@ -180,7 +185,8 @@ class Coordinator:
         """The outcome; with NCCL, whose start takes long, a hang says if its time was cut."""
         if self._run.backend != "nccl":
             return outcome
-        return hung_within(outcome, wanted_s, given_s, self._run.options.timeout_s)
+        limit_s = self._run.options.timeout_s + self._run.more_s
+        return hung_within(outcome, wanted_s, given_s, limit_s)
 
     def _answer(self, key: str, seat: int) -> Outcome:
         """Outcome of a participant; untested where its answer cannot be taken."""

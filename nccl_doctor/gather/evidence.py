@@ -188,7 +188,7 @@ class EvidenceLog:
             ranks += absent
         return Cluster(
             world_size=self._launch.world_size or len(ranks),
-            nnodes=self._launch.nnodes or len(hosts),
+            nnodes=self._nnodes(len(hosts)),
             backend=backend,
             level=options.level,
             hosts=(*hosts.values(), *absent_hosts),
@@ -199,6 +199,16 @@ class EvidenceLog:
             expected=options.expected,
             job=options.job,
         )
+
+    def _nnodes(self, here: int) -> int:
+        """Number of hosts of the job; `here`: that have reported.
+
+        Once all ranks are here it is counted, unless a variable gives it: what follows from the
+        ranks of one host is wrong where hosts have different numbers of them.
+        """
+        if self._launch.given("nnodes") is None and not self.missing():
+            return here
+        return self._launch.nnodes or here
 
     def _rank(self, seat: int, who: SignIn, host: Host) -> Rank:
         facts = self._facts[seat]

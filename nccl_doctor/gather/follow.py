@@ -69,6 +69,7 @@ class Follower:
             if isinstance(order, Finish):
                 leave(self._run, self._box)
                 return order.code
+            self._run.put_off(order.more_s)
             if any(self._run.seat in group for group in order.round.groups):
                 outcome = self._take_part_in(order.check, order.round, number)
                 self._box.put(f"evidence/{number}/{self._run.seat}", outcome.to_json())

@@ -14,6 +14,7 @@ from typing import TypeVar
 from nccl_doctor import __version__
 from nccl_doctor.gather.evidence import EvidenceLog
 from nccl_doctor.gather.run_state import Run
+from nccl_doctor.gather.start_time import time_limit
 from nccl_doctor.judge.checks import broken_sections, in_words, place_of
 from nccl_doctor.judge.conclusion import EXIT_CODES, conclude
 from nccl_doctor.judge.history import compare
@@ -111,6 +112,7 @@ class _Maker:
             command=run.config.command,
             options=masked_data(run.options.to_json()),
             alone=self._alone,
+            extra=time_limit(run.options.timeout_s, run.more_s),
         )
 
     def _cluster(self) -> Cluster:

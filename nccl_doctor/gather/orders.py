@@ -12,7 +12,7 @@ from typing import Any
 from nccl_doctor.model.findings import Round
 from nccl_doctor.model.json_node import Node
 from nccl_doctor.model.layout import HostPlace
-from nccl_doctor.model.limits import MAX_RANKS
+from nccl_doctor.model.limits import MAX_RANKS, MOST_MORE_S
 
 _TEXT_MAX = 1024
 _BACKENDS = ("nccl", "gloo")
@@ -99,11 +99,14 @@ class HostPlaces:
 
 @dataclass(frozen=True)
 class Order:
-    """One round to hold. `next_s` is the longest time until the next order."""
+    """One round to hold. `next_s` is the longest time until the next order; `more_s` are the
+    seconds by which the end of the run is put off so far, where no --timeout was given.
+    """
 
     check: str
     round: Round
     next_s: float
+    more_s: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -114,6 +117,7 @@ class Order:
             "params": dict(self.round.params),
             "deadline_s": self.round.deadline_s,
             "next_s": self.next_s,
+            **({"more_s": self.more_s} if self.more_s else {}),
         }
 
 
@@ -140,7 +144,8 @@ def order_from_json(data: Any) -> Order | Finish:
         node.seconds("deadline_s"),
         node.get("params", dict),
     )
-    return Order(node.text("check", _TEXT_MAX), round_, _next_s(node))
+    more_s = node.number("more_s", 0, MOST_MORE_S) or 0
+    return Order(node.text("check", _TEXT_MAX), round_, _next_s(node), more_s)
 
 
 def _place(places: Node, key: str) -> HostPlace:

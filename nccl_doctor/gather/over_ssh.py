@@ -20,6 +20,7 @@ from pathlib import Path
 
 from nccl_doctor import registry
 from nccl_doctor.gather.progress import Progress
+from nccl_doctor.gather.start_time import in_words, time_limit
 from nccl_doctor.judge.conclusion import conclude, judge_again
 from nccl_doctor.judge.history import Past, judge_beside
 from nccl_doctor.judge.merge_reports import merge_reports
@@ -28,7 +29,7 @@ from nccl_doctor.launch.ssh import faults
 from nccl_doctor.launch.ssh.connection import Ended, Heard, converse, ssh_command
 from nccl_doctor.launch.ssh.hostfile import Entry
 from nccl_doctor.launch.ssh.program import own_words, start_words
-from nccl_doctor.launch.ssh.relay import MARKER, instructions
+from nccl_doctor.launch.ssh.relay import MARKER, MORE, instructions
 from nccl_doctor.model.cluster import Cluster, Host, Rank
 from nccl_doctor.model.findings import Finding
 from nccl_doctor.model.kinds import RUN_INTERRUPTED
@@ -37,7 +38,9 @@ from nccl_doctor.model.options import Flags, Options
 from nccl_doctor.model.report import Report
 from nccl_doctor.model.run_record import RunRecord
 from nccl_doctor.registry import Registry
+from nccl_doctor.toolkit import guardian
 from nccl_doctor.toolkit.masking import command_line, masked_data
+from nccl_doctor.toolkit.more_time import MoreTime
 
 CONNECT_S = 10.0
 """Time for ssh to connect, at most a quarter of the run's time."""
@@ -49,6 +52,7 @@ ANSWER_S = 1.5
 NO_MASTER_S = 5.0
 """Join time-out if node 0 cannot be started: its port never opens, so waiting is useless."""
 _CONFIG_S = 5.0
+_MORE = re.compile(re.escape(MORE).encode() + rb"(\d{1,3})\r?\n")
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,8 @@ def run_on_hosts(
     """Examine the cluster of a hostfile, and hold it against `past`, if there is any.
 
     Returns: the report. Never later than `options.timeout_s` after it was `started`, a
-        `time.monotonic()` second: now, if not given.
+        `time.monotonic()` second: now, if not given. With `options.timeout_grows` the hosts may put
+        that off.
 
     Raises:
         OSError: ssh could not be started.
@@ -116,12 +121,27 @@ def run_on_hosts(
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     deadline = started + options.timeout_s - min(JUDGE_S, options.timeout_s / 10)
     connect_s = min(CONNECT_S, options.timeout_s / 4)
-    progress = Progress(shown=not options.quiet, deadline=deadline)
+
+    def longer(seconds: int) -> None:
+        guardian.put_off(started + options.timeout_s + seconds)
+        progress.tell(in_words(options.timeout_s, seconds))
+
+    more = MoreTime(longer)
+    progress = Progress(
+        shown=not options.quiet,
+        deadline=deadline,
+        speaks=not (options.quiet or options.redact),
+        more=more,
+    )
     secret = secrets.token_bytes(32)
 
     def word(lost: frozenset[int]) -> str:
         left = max(1.0, deadline - ANSWER_S - time.monotonic())
         return instructions(_options_for_hosts(options, left, lost), fleet.variables, secret)
+
+    def hear(stderr: bytes) -> None:
+        if options.timeout_grows:
+            more.give(max(map(int, _MORE.findall(stderr)), default=0))
 
     def tick(doing: str) -> None:
         progress.doing = doing
@@ -134,6 +154,8 @@ def run_on_hosts(
         ready_by=started + connect_s + min(LOGIN_S, options.timeout_s / 8),
         deadline=deadline,
         tick=tick,
+        hear=hear,
+        more=more,
     )
     progress.clear()
     checks = registry.load(options.select, options.ignore)
@@ -148,7 +170,7 @@ def run_on_hosts(
             launcher=OWN,
             command=command_line(["nccl-doctor", *sys.argv[1:]]),
             options=masked_data(options.to_json()),
-            extra={"hostfile": fleet.path},
+            extra={"hostfile": fleet.path, **time_limit(options.timeout_s, more())},
         ),
     )
     if past is None or not report.cluster.complete:

@@ -76,6 +76,7 @@ class Participant:
             run.config.deadline - LAST_REPORT_S,
             self._last_words,
             first=self._close_evidence,
+            more=run.config.more,
         )
         errands.reserve()
 

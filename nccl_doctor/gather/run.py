@@ -37,6 +37,7 @@ from nccl_doctor.toolkit import forks
 from nccl_doctor.toolkit.c10d import recognise
 from nccl_doctor.toolkit.host import import_psutil
 from nccl_doctor.toolkit.masking import command_line
+from nccl_doctor.toolkit.more_time import MoreTime
 
 
 def run(
@@ -49,6 +50,7 @@ def run(
     past: Past | None = None,
     redaction: Redaction | None = None,
     key: Key | None = None,
+    more: MoreTime | None = None,
 ) -> int:
     """Examine the cluster that this process is a rank of, or else a host of.
 
@@ -61,14 +63,17 @@ def run(
         past: earlier reports that the coordinator holds this run against.
         redaction: gives pseudonyms to what stays in `options.output_dir`; None for names.
         key: the secret that the ranks of all hosts share, if there is one.
+        more: see `RunConfig`; made here, if not given.
 
-    Returns: the exit code. Never later than `options.timeout_s` after it was started.
+    Returns: the exit code. Never later than `options.timeout_s` after it was started, or
+        `MOST_MORE_S` more if `options.timeout_grows`.
 
     Raises:
         NoGpu: `--nproc-per-node gpu` on a host without one.
         TooManyRanks: more than `MAX_RANKS` on all hosts.
     """
     started = time.monotonic() if started is None else started
+    more = MoreTime() if more is None else more
     environ = dict(os.environ)
     # The store client logs every retry and look-up with a C++ stack; what matters of it is a fact.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -78,7 +83,16 @@ def run(
         flags = of_host
     elif found.launcher != "none" and not flags.starts_ranks:
         return _supervise(
-            prepare(options, found, environ, started, past=past, redaction=redaction, key=key),
+            prepare(
+                options,
+                found,
+                environ,
+                started,
+                past=past,
+                redaction=redaction,
+                key=key,
+                more=more,
+            ),
             write,
         )
     nproc = local_ranks.num_local_ranks(flags.nproc_per_node or "auto", environ)
@@ -113,6 +127,7 @@ def run(
             past=past,
             redaction=redaction,
             key=key,
+            more=more,
         )
         config = replace(run_.config, start_siblings=start_siblings)
         return _supervise(replace(run_, config=config), write)
@@ -120,7 +135,9 @@ def run(
     def sibling(place: HostPlace, meeting: Address, local_rank: int) -> int:
         launch = placed(host, place, local_rank)
         ranked = set_rank_env(launch, environ)
-        run_ = prepare(options, launch, ranked, started, checks, redaction=redaction, key=key)
+        run_ = prepare(
+            options, launch, ranked, started, checks, redaction=redaction, key=key, more=more
+        )
         config = replace(run_.config, meeting=meeting)
         return _supervise(replace(run_, config=config), write)
 
@@ -135,6 +152,7 @@ def run(
         deadline=started + options.timeout_s,
         wake=watchdog.hand_over(),
         died=died,
+        more=more,
     )
 
 
@@ -156,12 +174,14 @@ def prepare(
     past: Past | None = None,
     redaction: Redaction | None = None,
     key: Key | None = None,
+    more: MoreTime | None = None,
 ) -> Run:
     """Everything that one participant needs to know before it looks at anything.
 
-    `checks`: those of `load_checks`, if they are loaded already.
+    `checks`: those of `load_checks`, if they are loaded already; `more`: see `RunConfig`.
     """
     deadline = started + options.timeout_s
+    more = MoreTime() if more is None else more
     watched = launch.rank in (0, None) and not options.quiet
     config = RunConfig(
         registry=load_checks(options) if checks is None else checks,
@@ -175,10 +195,12 @@ def prepare(
             deadline=deadline,
             # These lines name hosts, before all names are known and could be replaced.
             speaks=launch.local_rank in (0, None) and not options.quiet and not options.redact,
+            more=more,
         ),
         past=past,
         redaction=redaction,
         key=key,
+        more=more,
     )
     backend = identity.resolve_backend(options.backend, environ)
     return Run(config, launch, environ, backend)

@@ -15,6 +15,8 @@ from nccl_doctor.model.launch import Launch
 from nccl_doctor.model.layout import Address, HostPlace
 from nccl_doctor.model.options import Options
 from nccl_doctor.registry import Registry
+from nccl_doctor.toolkit import guardian
+from nccl_doctor.toolkit.more_time import MoreTime
 
 RESERVE_S = 2.0
 """Kept of the run's time for judging and writing the report."""
@@ -39,7 +41,8 @@ class RunConfig:
     `start_siblings` starts the other ranks of a host of the own launcher, once it has its place;
     `meeting` is the store's address for one of them. `past` is what the coordinator holds the
     cluster against, if anything. `redaction` gives pseudonyms to what stays in `--output-dir`.
-    With `key`, only messages of those who have it are believed.
+    With `key`, only messages of those who have it are believed. `more` are seconds that are added
+    to `deadline` meanwhile, for all processes of this host that were forked after it was made.
     """
 
     registry: Registry
@@ -56,6 +59,7 @@ class RunConfig:
     past: Past | None = None
     redaction: Redaction | None = None
     key: Key | None = None
+    more: MoreTime = field(default_factory=MoreTime)
 
 
 @dataclass
@@ -63,7 +67,7 @@ class Run:
     """State of one participant: its host gets a place, and all get a seat and the nonce.
 
     `hosts`: name → addresses of some hosts of the job, to be called after a loss. `joined`: on the
-    coordinator, the sign-in is over.
+    coordinator, the sign-in is over. `more_s`: seconds by which it knows the end to be put off.
     """
 
     config: RunConfig
@@ -75,6 +79,7 @@ class Run:
     seat: int = 0
     hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     joined: bool = False
+    more_s: int = 0
 
     @property
     def registry(self) -> Registry:
@@ -91,14 +96,29 @@ class Run:
         """Progress line of this participant."""
         return self.config.progress
 
+    @property
+    def deadline(self) -> float:
+        """The `time.monotonic()` second by which this participant is gone."""
+        return self.config.deadline + self.config.more()
+
+    def put_off(self, seconds: int) -> None:
+        """Put the end of the run off by so many seconds in all, unless the user set it.
+
+        It never comes earlier again. Who watches this process is told.
+        """
+        if self.options.timeout_grows and seconds > self.more_s:
+            self.more_s = seconds
+            self.config.more.give(seconds)
+            guardian.put_off(self.deadline)
+
     def left(self) -> float:
         """Seconds until the report has to be written."""
         reserve_s = RESERVE_S + RESERVE_OF_A_RANK_S * (self.launch.world_size or 0)
-        return max(0.0, self.config.deadline - reserve_s - time.monotonic())
+        return max(0.0, self.deadline - reserve_s - time.monotonic())
 
     def left_to_follow(self) -> float:
         """Seconds for which one that follows may wait for rank 0, which writes its report first."""
-        return max(0.0, self.config.deadline - OWN_RESERVE_S - time.monotonic())
+        return max(0.0, self.deadline - OWN_RESERVE_S - time.monotonic())
 
     def context(self) -> Context:
         """Context of an `observe` of this participant, outside of rounds."""

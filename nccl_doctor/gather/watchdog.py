@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from nccl_doctor.toolkit import errands, forks, guardian
+from nccl_doctor.toolkit.more_time import no_more
 
 LAST_WORDS_S = 5
 """Seconds to write the last report; then SIGALRM ends the process without it."""
@@ -30,6 +31,8 @@ class Watchdog:
         deadline: float,
         last_words: Callable[[str], int],
         first: Callable[[], None] = lambda: None,
+        *,
+        more: Callable[[], float] = no_more,
     ) -> None:
         """Start watching; only from the main thread, which may have blocked the signals so far.
 
@@ -39,9 +42,10 @@ class Watchdog:
                 watchdog's thread while the main thread may be stuck anywhere.
             first: called before the children are killed, so that nobody takes their end for a
                 fact.
+            more: seconds by which the deadline is put off meanwhile.
         """
         self.interrupted = False
-        self._deadline = deadline
+        self._first_deadline, self._more = deadline, more
         self._last_words = last_words
         self._first = first
         self._leaving = threading.Lock()
@@ -56,7 +60,7 @@ class Watchdog:
             signal.set_wakeup_fd(-1)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             signal.signal(signal.SIGALRM, lambda *_: self._alarmed())
-            signal.setitimer(signal.ITIMER_REAL, max(0.1, deadline - time.monotonic()))
+            self._set_alarm()
             return
         for number in forks.to_catch():
             signal.signal(number, lambda *_: None)  # the wake-up pipe tells the thread
@@ -86,14 +90,25 @@ class Watchdog:
             time.sleep(LAST_WORDS_S + 1)
         return self._wake
 
+    @property
+    def _deadline(self) -> float:
+        return self._first_deadline + self._more()
+
     def _watch(self) -> None:
-        left = max(0.0, self._deadline - time.monotonic())
-        readable, _, _ = select.select([self._wake], [], [], left)
+        readable: list[int] = []
+        while not readable and (left := self._deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([self._wake], [], [], left)
         # Who took over reads from there: it would wait for ever for what is read here.
         if self._leaving.acquire(blocking=False):
             self._leave(os.read(self._wake, 1)[0] if readable else None)
 
+    def _set_alarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, max(0.1, self._deadline - time.monotonic()))
+
     def _alarmed(self) -> None:
+        if time.monotonic() < self._deadline:  # it was put off
+            self._set_alarm()
+            return
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         if self._leaving.acquire(blocking=False):
             self._leave(None)

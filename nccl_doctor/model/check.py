@@ -155,6 +155,9 @@ class Check:
         level: the lowest run level that includes it.
         together: True if it observes in rounds with other ranks (then `plan` returns the rounds).
         needs: layers in which a failure blocks every group that it affects.
+        forms_groups: True if its rounds form process groups with the backend of the job: what they
+            may take beyond `collective_timeout_s` is for the start of GPUs and communicators, and a
+            run without --timeout gets that time in addition.
         turn: `FIRST` or `LAST` among the checks of its layer; the others go by name. A round of a
             check that is `LAST`, called `BEFORE`, is held before those of all other checks: what it
             reads there is what the others started from.
@@ -181,6 +184,7 @@ class Check:
     level: ClassVar[Level] = Level.QUICK
     together: ClassVar[bool] = False
     needs: ClassVar[tuple[Layer, ...]] = ()
+    forms_groups: ClassVar[bool] = False
     turn: ClassVar[Turn] = Turn.ANY
     looks_again: ClassVar[bool] = False
     unaided: ClassVar[bool] = False

@@ -33,9 +33,10 @@ class Job:
     `deepspeed_config` is the parsed file, `deepspeed_path` where it came from. `deepspeed` says
     that the job's own command, or an option, shows that it uses DeepSpeed. `expect_load_s` is how
     long rank 0 works alone before the first barrier, in seconds. `dcgm_level` is the level of the
-    diagnosis by DCGM that the GPUs are to pass before it. `launcher` and `rendezvous` are those of
-    its command, where that is known; `elastic` are the fewest and the most hosts that it starts
-    with, where they differ.
+    diagnosis by DCGM that the GPUs are to pass before it. `hold_idle_s` is how long connections
+    between the hosts are to survive a silence, in seconds. `launcher` and `rendezvous` are those of
+    its command, where that is known, or else what torchrun's variables say to the pods of an
+    elastic job; `elastic` are the fewest and the most hosts that it starts with, where they differ.
     """
 
     mesh: tuple[tuple[str, int], ...] = ()
@@ -45,6 +46,7 @@ class Job:
     deepspeed_path: str = ""
     expect_load_s: float | None = None
     dcgm_level: int | None = None
+    hold_idle_s: float | None = None
     launcher: str = ""
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
     elastic: tuple[int, int] | None = None

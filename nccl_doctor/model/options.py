@@ -22,9 +22,11 @@ class Options:
     configuration file. With `hands_over` the job follows in the same processes: MASTER_PORT
     must be free when they leave. `outputs` maps formats to the paths that the report is written to,
     `-` for stdout; with `github`, GitHub Actions gets the findings too. `exit_profile` is one of
-    `profiles.PROFILES`. `absent_nodes` are node ranks that are known not to come: the sign-in
-    does not wait for them. `baseline` is where earlier reports are. With `redact`, the report gets
-    pseudonyms as it is written, made with the key in the file `redact_key`, if there is one.
+    `profiles.PROFILES`. With `timeout_grows` nobody gave `timeout_s`, so rank 0 may put the end of
+    the run off, by `MOST_MORE_S` at most. `absent_nodes` are node ranks that are known not to come:
+    the sign-in does not wait for them. `baseline` is where earlier reports are. With `redact`, the
+    report gets pseudonyms as it is written, made with the key in the file `redact_key`, if there is
+    one.
     """
 
     backend: str = "auto"
@@ -32,6 +34,7 @@ class Options:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     timeout_s: float = 120.0
+    timeout_grows: bool = False
     join_timeout_s: float = 60.0
     collective_timeout_s: float = 20.0
     strict: bool = False

@@ -106,6 +106,30 @@ def test_an_elastic_job_follows_with_the_hosts_that_came(examine, tmp_path):
     assert (found["severity"], found["message"][:25]) == ("info", "1 hosts are here, of 1 to")
 
 
+def test_the_pods_of_an_elastic_job_meet_by_its_variables_alone(tmp_path):
+    """As Kubeflow's operator sets them for an ElasticPolicy, in an init container or a script."""
+    path = tmp_path / "report.json"
+    pod = {
+        "PET_NNODES": "1:3",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{free_port()}",
+        "PET_RDZV_ID": "llm",
+        "PET_MAX_RESTARTS": "3",
+        "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    }
+    options = ("--quiet", "--json", str(path), *QUICK, "--join-timeout=3", "--timeout=60")
+    done = program("run", *options, cwd=tmp_path, env=pod)
+    report = json.loads(path.read_text())
+    assert (done.returncode, report["verdict"]) == (0, "pass"), done
+    assert "PET_NNODES 1:3: waits for 3 hosts, and is content with 1" in done.stderr
+    told = report["run"]["options"]["job"]
+    assert (told["launcher"], told["elastic"]) == ("torchrun", [1, 3])
+    assert [rank["rank"] for rank in report["ranks"] if rank["reported"]] == [0, 1]
+    (found,) = (each for each in report["findings"] if each["code"] == "hosts-fewer-than-most")
+    assert (found["severity"], found["message"][:25]) == ("info", "1 hosts are here, of 1 to")
+
+
 def test_what_the_line_sets_for_its_ranks_is_examined(examine, tmp_path):
     (tmp_path / "job.py").write_text(PRINTS)
     line = ("env", "GLOO_SOCKET_IFNAME=no-such-nic", *torchrun(), "job.py")

@@ -227,6 +227,7 @@ RUN_FLAGS = {
     "--backend",
     "--level",
     "--with-dcgm",
+    "--hold-idle",
     "--select",
     "--ignore",
     "--timeout",

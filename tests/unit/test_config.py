@@ -33,6 +33,7 @@ def test_every_option_and_section(tmp_path):
         backend = "gloo"
         level = "quick"
         with-dcgm = 2
+        hold-idle = 300
         mesh = "dp=2,tp=4"
         groups = "many"
         deepspeed-config = "ds.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -68,6 +69,9 @@ def test_the_format_is_that_of_other_versions() -> None:
         "deadline_s": 7.5,
         "next_s": 22.5,
     }
+    longer = {**ORDER.to_json(), "more_s": 43}
+    assert replace(ORDER, more_s=43).to_json() == longer
+    assert order_from_json(json.loads(json.dumps(longer))) == replace(ORDER, more_s=43)
     assert Finish(3).to_json() == {"finish": 3}
 
 
@@ -103,6 +107,7 @@ def test_only_the_participant_of_seat_and_token_is_admitted() -> None:
         ("order", "groups", [["1"]], "rank 0: order.groups[][] is a text, not a whole number"),
         ("order", "params", [], "rank 0: order.params is a list, not an object"),
         ("order", "deadline_s", None, "rank 0: order.deadline_s is null, not a number"),
+        ("order", "more_s", 1.5, "rank 0: order.more_s is a number, not a whole number"),
         ("finish", "finish", "0", "rank 0: order.finish is a text, not a whole number"),
         ("sign-in", "token", KeyError, 'seat 3: sign-in has no "token"'),
         ("sign-in", "pid", "1", "seat 3: sign-in.pid is a text, not a whole number"),
@@ -133,6 +138,8 @@ def test_a_malformed_message_names_its_sender_and_the_place(
         ("order", "deadline_s", 1e300, "rank 0: order.deadline_s is no time from 0 to 1000000 s"),
         ("order", "deadline_s", float("nan"), "rank 0: order.deadline_s is no time"),
         ("order", "next_s", -1, "rank 0: order.next_s is no time"),
+        ("order", "more_s", 481, "rank 0: order.more_s is 481, outside 0–480"),
+        ("order", "more_s", -1, "rank 0: order.more_s is -1, outside 0–480"),
         ("order", "round", "r" * 2000, "rank 0: order.round has 2000 characters"),
         ("roster", "backend", "mpi", 'rank 0: roster.backend is "mpi", not one of nccl, gloo'),
         ("roster", "tokens", {"1" * 40: "a"}, "is not the number of a seat"),
